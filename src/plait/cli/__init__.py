@@ -1,0 +1,1 @@
+"""The command line: run, graph, verify, report, export."""

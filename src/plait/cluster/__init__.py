@@ -1,0 +1,1 @@
+"""WITH WHAT: devices, memory, links and their speeds."""

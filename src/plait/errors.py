@@ -1,0 +1,87 @@
+"""Every error that a user can see.
+
+    PlaitError
+    ├── UsageError        the command line or an argument cannot be understood
+    ├── JobError          the job contradicts itself, or its model, loss or optimizer cannot be used
+    │   └── DataError     the data cannot be opened, read or collated
+    ├── CaptureError      the model cannot be captured as a graph
+    ├── PlanError         the plan does not exist, or does not fit the job or the ranks
+    ├── ProgramError      a compiled program is not sound (a bug of ours, never of the user's model)
+    ├── RunError          training started and failed
+    │   ├── WorkerError   one rank raised or died; names the rank and carries its traceback
+    │   └── HangError     ranks wait for each other; names the operation, who waits and who is missing
+    ├── CheckpointError   a checkpoint cannot be written or read
+    └── VerifyError       a plan does not compute what one process computes
+
+A message says what is wrong, with the numbers; `fix` says what to do about it.
+"""
+
+
+class PlaitError(Exception):
+    """What went wrong, and how to mend it."""
+
+    def __init__(self, what: str, *, fix: str | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return self.what if self.fix is None else f"{self.what}\nFix: {self.fix}"
+
+
+class UsageError(PlaitError):
+    """The command line or an argument cannot be understood."""
+
+
+class JobError(PlaitError):
+    """The job contradicts itself, or one of its parts cannot be used."""
+
+
+class DataError(JobError):
+    """The data cannot be opened, read or collated."""
+
+
+class CaptureError(PlaitError):
+    """The model cannot be captured; `where` is the user's own file and line."""
+
+    def __init__(self, what: str, *, fix: str | None = None, where: str | None = None) -> None:
+        super().__init__(what, fix=fix)
+        self.where = where
+
+
+class PlanError(PlaitError):
+    """The plan does not exist, or does not fit the job or the ranks."""
+
+
+class ProgramError(PlaitError):
+    """A compiled program is not sound."""
+
+
+class RunError(PlaitError):
+    """Training started and failed."""
+
+
+class WorkerError(RunError):
+    """One rank raised or died."""
+
+    def __init__(self, what: str, *, rank: int, traceback: str | None = None, fix: str | None = None) -> None:
+        super().__init__(what, fix=fix)
+        self.rank = rank
+        self.traceback = traceback
+
+
+class HangError(RunError):
+    """Ranks wait for each other and nothing moves."""
+
+    def __init__(self, what: str, *, waiting: tuple[int, ...], missing: tuple[int, ...], fix: str | None = None) -> None:
+        super().__init__(what, fix=fix)
+        self.waiting = waiting
+        self.missing = missing
+
+
+class CheckpointError(PlaitError):
+    """A checkpoint cannot be written or read."""
+
+
+class VerifyError(PlaitError):
+    """A plan does not compute what one process computes."""

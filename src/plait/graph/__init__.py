@@ -1,0 +1,1 @@
+"""THE STEP: capture, cost, rewrite and draw what one training step computes."""

@@ -1,0 +1,40 @@
+"""What each op of a graph costs: FLOPs by torch's own formulas, bytes from the shapes.
+
+In: nodes with fake values. Out: numbers. Never runs anything.
+"""
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+
+def node_flops(node: fx.Node) -> int:
+    """FLOPs of one node; 0 where torch's counter counts none."""
+    packet = getattr(node.target, "overloadpacket", None)
+    if packet is torch.ops.plait.attention:
+        q, k, v = (_shape(node.args[i]) for i in range(3))
+        return int(sdpa_flop_count(q, k, v))
+    if packet is torch.ops.plait.attention_backward:
+        grad, q, k, v = (_shape(node.args[i]) for i in range(4))
+        return int(sdpa_backward_flop_count(grad, q, k, v))
+    formula = flop_registry.get(packet)
+    if formula is None:
+        return 0
+    args, kwargs = pytree.tree_map(
+        lambda leaf: leaf.meta["val"] if isinstance(leaf, fx.Node) else leaf, (tuple(node.args), dict(node.kwargs))
+    )
+    return int(formula(*args, **kwargs, out_val=node.meta["val"]))
+
+
+def value_bytes(value: Any) -> int:
+    """Bytes of the tensors in a node's value."""
+    leaves = pytree.tree_leaves(value)
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+def _shape(node: Any) -> torch.Size:
+    shape: torch.Size = node.meta["val"].shape
+    return shape

@@ -1,0 +1,48 @@
+"""From a job to its graphs: read the batch's layout once, then capture each micro-batch shape on demand.
+
+In: a job and its opened data. Out: graphs, one per shape, kept for reuse.
+"""
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from plait.graph.batch import read_layout, resize_shapes
+from plait.graph.capture import LeafShapes, capture
+from plait.graph.graph import Graph
+from plait.job.data import Source, open_data
+from plait.job.job import Job
+
+
+class Captures:
+    """The graphs of one job, by the shapes of the micro-batch."""
+
+    def __init__(self, job: Job, source: Source | None = None, dtype: torch.dtype = torch.float32) -> None:
+        self.job = job
+        self.source = source if source is not None else open_data(job.data, job.collate)
+        self.dtype = dtype
+        two, three = self.source.fetch([0, 0]), self.source.fetch([0, 0, 0])
+        self.layout = read_layout(two, 2, three, 3)
+        self._example = two
+        self._graphs: dict[tuple[int, LeafShapes], Graph] = {}
+
+    def of_size(self, num_samples: int) -> Graph:
+        """The graph of a micro-batch of `num_samples` samples shaped like the first one of the data."""
+        return self.of_shapes(num_samples, self.shapes(self._example, num_samples))
+
+    def of_batch(self, batch: Any, num_samples: int) -> Graph:
+        """The graph of a micro-batch of `num_samples` samples of which `batch` is a share."""
+        return self.of_shapes(num_samples, self.shapes(batch, num_samples))
+
+    def shapes(self, batch: Any, num_samples: int) -> LeafShapes:
+        """What identifies the graph of a micro-batch."""
+        return resize_shapes(self.layout, self.layout.tensors(batch), num_samples)
+
+    def of_shapes(self, num_samples: int, shapes: LeafShapes) -> Graph:
+        """The graph of a micro-batch with leaves of these shapes."""
+        key = (num_samples, shapes)
+        if key not in self._graphs:
+            constants = pytree.tree_leaves(self._example)
+            self._graphs[key] = capture(self.job, self.layout, constants, shapes, num_samples, self.dtype)
+        return self._graphs[key]

@@ -1,0 +1,62 @@
+"""Torch functions that capture takes as ops of our own: batch norm here, attention in `attention_op`.
+
+In: calls that the user's model makes while it is traced. Out: calls of `plait::` ops, or of plain torch functions.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from plait.graph.attention_op import AttentionCapture
+from plait.graph.batch_norm_op import batch_norm
+from plait.graph.marks import Marks
+
+
+class FunctionCapture(AttentionCapture):
+    """Replace functions that depend on the device or on the whole batch by ops that plans can partition."""
+
+    def __init__(self, marks: Marks) -> None:
+        super().__init__()
+        self._marks = marks
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self._marks.grad_mode()
+        if func is F.batch_norm:
+            return _batch_norm(*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, dict(kwargs or {}))
+
+
+def _batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if training:
+        channels = x.shape[1]
+        dtype = weight.dtype if weight is not None else x.dtype
+        mean = running_mean if running_mean is not None else x.new_zeros(channels, dtype=dtype)
+        var = running_var if running_var is not None else x.new_ones(channels, dtype=dtype)
+        output, _, _, new_mean, new_var = batch_norm(x, weight, bias, mean, var, momentum, eps)
+        if running_mean is not None and running_var is not None:
+            running_mean.copy_(new_mean)
+            running_var.copy_(new_var)
+        return output  # type: ignore[no-any-return]
+    assert running_mean is not None and running_var is not None
+    shape = [1, -1] + [1] * (x.ndim - 2)
+    scale = torch.rsqrt(running_var + eps)
+    if weight is not None:
+        scale = scale * weight
+    shift = -running_mean * scale
+    if bias is not None:
+        shift = shift + bias
+    return x * scale.view(shape) + shift.view(shape)

@@ -1,0 +1,254 @@
+"""Read the objective as (total, weight), so that a mean over the whole batch survives any split of it.
+
+In: a forward graph that returns a scalar loss, or (total, weight). Out: nodes of total and weight with
+loss = sum(total) / sum(weight) over all micro-batches and ranks. Known means: cross-entropy (with `ignore_index`, class
+weights, label smoothing), mean(), mse and its like, and sum / count where the count depends on the batch alone. Any other
+scalar counts as a mean over its samples, and a notice says so.
+"""
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+_REDUCTION_ARGUMENT = {
+    aten.mse_loss.default: 2,
+    aten.smooth_l1_loss.default: 2,
+    aten.huber_loss.default: 2,
+    aten.binary_cross_entropy.default: 3,
+    aten.binary_cross_entropy_with_logits.default: 4,
+    aten.soft_margin_loss.default: 2,
+}
+_MEAN, _SUM = 1, 2
+_RESHAPES = (aten.view.default, aten.clone.default, aten._to_copy.default, aten.squeeze.default, aten.alias.default)
+_SCALES = (aten.mul.Tensor, aten.div.Tensor, aten.mul.Scalar, aten.div.Scalar, aten.neg.default)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mean:
+    """A scalar known to be total / weight."""
+
+    total: fx.Node
+    weight: fx.Node | float
+    key: tuple[Any, ...]
+    """Equal for means with the same weight."""
+
+
+def as_total_and_weight(
+    graph: fx.Graph, scalar_form: bool, num_samples: int, num_parameters: int
+) -> tuple[fx.Node, fx.Node, float | None, list[str]]:
+    """Nodes of (total, weight), the weight as a number where it is constant, and notices for the user."""
+    output = next(node for node in graph.nodes if node.op == "output")
+    values = output.args[0]
+    with graph.inserting_before(output):
+        if not scalar_form:
+            total, weight = values  # type: ignore[misc]
+            if not isinstance(weight, fx.Node):
+                return total, _constant(graph, total, float(weight)), float(weight), []  # type: ignore[arg-type]
+            return total, _as_scalar(graph, weight, total), None, []  # type: ignore[arg-type]
+        loss = values[0]  # type: ignore[index]
+        parameters = set([node for node in graph.nodes if node.op == "placeholder"][:num_parameters])
+        mean = _Reader(graph, num_samples, parameters).read(loss)  # type: ignore[arg-type]
+        if mean is None:
+            total = _call(graph, aten.mul.Tensor, (loss, float(num_samples)), loss)  # type: ignore[arg-type]
+            notice = (
+                "the loss is not a mean that plait knows, so it counts as a mean over its samples; "
+                "return (total, weight) from `objective` to say otherwise."
+            )
+            return total, _constant(graph, total, float(num_samples)), float(num_samples), [notice]
+        if isinstance(mean.weight, float):
+            return mean.total, _constant(graph, mean.total, mean.weight), mean.weight, []
+        return mean.total, _as_scalar(graph, mean.weight, mean.total), None, []
+
+
+class _Reader:
+    """Walks back from the loss through scalar arithmetic to the means it is made of."""
+
+    def __init__(self, graph: fx.Graph, num_samples: int, parameters: set[fx.Node]) -> None:
+        self.graph = graph
+        self.num_samples = num_samples
+        self.parameters = parameters
+
+    def read(self, node: fx.Node) -> _Mean | None:
+        if node.op != "call_function":
+            return None
+        target = node.target
+        if target in _RESHAPES and node.meta["val"].numel() == 1:
+            return self._rewrap(node, self.read(node.args[0]))  # type: ignore[arg-type]
+        if target is aten.mean.default or (target is aten.mean.dim and node.meta["val"].numel() == 1):
+            return self._mean(node)
+        if target in _REDUCTION_ARGUMENT:
+            return self._reduction(node)
+        if target is operator.getitem and node.args[1] == 0:
+            return self._cross_entropy(node.args[0])  # type: ignore[arg-type]
+        if target in (aten.div.Tensor, aten.div.Scalar):
+            return self._ratio(node)
+        if target in _SCALES:
+            return self._scale(node)
+        if target in (aten.add.Tensor, aten.sub.Tensor) and not node.kwargs:
+            return self._sum_of_means(node)
+        return None
+
+    def _mean(self, node: fx.Node) -> _Mean:
+        source: fx.Node = node.args[0]  # type: ignore[assignment]
+        total = _call(self.graph, aten.sum.default, (source,), node)
+        return _constant_mean(total, source.meta["val"].numel())
+
+    def _reduction(self, node: fx.Node) -> _Mean | None:
+        position = _REDUCTION_ARGUMENT[node.target]  # type: ignore[index]
+        reduction = node.args[position] if len(node.args) > position else _MEAN
+        if reduction != _MEAN:
+            return None
+        filled = [*node.args, *([None] * (position - len(node.args)))][:position]
+        total = _call(self.graph, node.target, (*filled, _SUM, *node.args[position + 1 :]), node)
+        shapes = [arg.meta["val"].shape for arg in node.args[:2] if isinstance(arg, fx.Node)]
+        return _constant_mean(total, torch.broadcast_shapes(*shapes).numel())
+
+    def _cross_entropy(self, loss: fx.Node) -> _Mean | None:
+        if loss.target not in (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default):
+            return None
+        scores, labels, class_weight, reduction, ignored = loss.args
+        if reduction != _MEAN:
+            return None
+        both = _call(self.graph, loss.target, (scores, labels, class_weight, _SUM, ignored), loss)
+        total = self.graph.call_function(operator.getitem, (both, 0))
+        _adopt(total, loss, both.meta["val"][0])
+        keep = _call(self.graph, aten.ne.Scalar, (labels, ignored), loss)
+        weight = _call(self.graph, aten._to_copy.default, (keep,), loss, dtype=scores.meta["val"].dtype)  # type: ignore[union-attr]
+        if class_weight is not None:
+            safe = _call(self.graph, aten.mul.Tensor, (labels, keep), loss)
+            picked = _call(self.graph, aten.index.Tensor, (class_weight, [safe]), loss)
+            weight = _call(self.graph, aten.mul.Tensor, (picked, weight), loss)
+        weight = _call(self.graph, aten.sum.default, (weight,), loss)
+        return _Mean(total, weight, ("nll", labels, class_weight, ignored))
+
+    def _ratio(self, node: fx.Node) -> _Mean | None:
+        numerator, denominator = node.args[0], node.args[1]
+        if not isinstance(denominator, fx.Node):
+            scaled = self._scale(node)
+            if scaled is not None:
+                return scaled
+            count = float(denominator)  # type: ignore[arg-type]
+            is_sum = isinstance(numerator, fx.Node) and numerator.target in (aten.sum.default, aten.sum.dim_IntList)
+            if is_sum and count > 0 and count % self.num_samples == 0:
+                return _Mean(numerator, count, ("constant", count))  # type: ignore[arg-type]
+            return None
+        if denominator.meta["val"].numel() != 1 or not _is_count(denominator) or self._depends_on_model(denominator):
+            return None
+        return _Mean(numerator, denominator, ("node", _count_root(denominator)))  # type: ignore[arg-type]
+
+    def _scale(self, node: fx.Node) -> _Mean | None:
+        source = node.args[0]
+        factor = node.args[1] if len(node.args) > 1 else None
+        if not isinstance(source, fx.Node) or isinstance(factor, fx.Node):
+            return None
+        return self._rewrap(node, self.read(source))
+
+    def _sum_of_means(self, node: fx.Node) -> _Mean | None:
+        left, right = node.args[0], node.args[1]
+        if not isinstance(left, fx.Node) or not isinstance(right, fx.Node):
+            return None
+        first, second = self.read(left), self.read(right)
+        if first is None or second is None or not _same_weight(first, second):
+            return None
+        total = _call(self.graph, node.target, (first.total, second.total), node)
+        return _Mean(total, first.weight, first.key)
+
+    def _rewrap(self, node: fx.Node, inner: _Mean | None) -> _Mean | None:
+        if inner is None:
+            return None
+        total = self.graph.call_function(node.target, (inner.total, *node.args[1:]), dict(node.kwargs))  # type: ignore[arg-type]
+        _adopt(total, node, node.meta["val"])
+        return _Mean(total, inner.weight, inner.key)
+
+    def _depends_on_model(self, node: fx.Node) -> bool:
+        stack, seen = [node], set()
+        while stack:
+            current = stack.pop()
+            if current in self.parameters:
+                return True
+            if current not in seen:
+                seen.add(current)
+                stack.extend(current.all_input_nodes)
+        return False
+
+
+def _same_weight(first: _Mean, second: _Mean) -> bool:
+    if first.key == second.key:
+        return True
+    roots = {mean.key[1] for mean in (first, second) if mean.key[0] in ("nll", "node")}
+    kinds = {first.key[0], second.key[0]}
+    return kinds == {"nll", "node"} and len(roots) == 1 and _no_class_weight(first) and _no_class_weight(second)
+
+
+def _no_class_weight(mean: _Mean) -> bool:
+    return mean.key[0] != "nll" or mean.key[2] is None
+
+
+def _is_count(node: fx.Node) -> bool:
+    """A sum, possibly cast or reshaped: adds up over shards. A clamped count does not."""
+    while node.op == "call_function" and node.target in _RESHAPES:
+        node = node.args[0]  # type: ignore[assignment]
+    return node.op == "call_function" and node.target in (aten.sum.default, aten.sum.dim_IntList)
+
+
+def _count_root(node: fx.Node) -> Any:
+    """What is counted: the labels, for the count of labels that are not ignored."""
+    while node.op == "call_function" and node.target in (*_RESHAPES, aten.sum.default, aten.sum.dim_IntList):
+        node = node.args[0]  # type: ignore[assignment]
+    if node.op == "call_function" and node.target is aten.ne.Scalar:
+        return node.args[0]
+    if node.op == "call_function" and node.target in (aten.bitwise_not.default, aten.logical_not.default):
+        inner = node.args[0]
+        if isinstance(inner, fx.Node) and inner.target is aten.eq.Scalar:
+            return inner.args[0]
+    return node
+
+
+def _constant_mean(total: fx.Node, count: int) -> _Mean:
+    return _Mean(total, float(count), ("constant", count))
+
+
+def _constant(graph: fx.Graph, like: fx.Node, value: float) -> fx.Node:
+    node = graph.call_function(aten.full.default, ([], value), {"dtype": like.meta["val"].dtype, "device": torch.device("cpu")})
+    val = like.meta["val"]
+    _adopt(node, like, val.new_empty((), dtype=val.dtype))
+    return node
+
+
+def _as_scalar(graph: fx.Graph, weight: fx.Node, total: fx.Node) -> fx.Node:
+    """The weight as a 0-dim tensor of the total's dtype."""
+    val, dtype = weight.meta["val"], total.meta["val"].dtype
+    if val.dtype != dtype:
+        weight = _call(graph, aten._to_copy.default, (weight,), weight, dtype=dtype)
+    if val.ndim != 0:
+        weight = _call(graph, aten.view.default, (weight, []), weight)
+    return weight
+
+
+def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...], like: fx.Node, **kwargs: Any) -> fx.Node:
+    """A new node with its fake value computed and the rest of the meta taken from `like`."""
+    node = graph.call_function(target, args, kwargs)
+    fake_args = torch.fx.map_arg(args, lambda n: n.meta["val"])
+    with torch.no_grad(), like_mode(like):
+        value = target(*fake_args, **kwargs)
+    _adopt(node, like, value)
+    return node
+
+
+def like_mode(node: fx.Node) -> Any:
+    """The fake mode of a node's value."""
+    value = node.meta["val"]
+    while isinstance(value, (tuple, list)):
+        value = value[0]
+    return value.fake_mode
+
+
+def _adopt(node: fx.Node, like: fx.Node, value: Any) -> None:
+    node.meta = {key: like.meta[key] for key in ("phase", "module", "grad", "source") if key in like.meta}
+    node.meta["val"] = value
+

@@ -1,0 +1,87 @@
+"""The tensors inside a batch (tuples, lists, mappings, dataclasses, nested), and words for what was found
+instead.
+
+Goes in: any value that a collate function or a model returns. Comes out: its tensors, the same structure
+with every tensor replaced, or a short description for an error message. Never changes the value that it was
+given.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+from torch import Tensor
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """Every tensor in the tree, in the order in which it is written down."""
+    if isinstance(tree, Tensor):
+        yield tree
+    else:
+        for child in _children(tree):
+            yield from tensors_in(child)
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """The same structure with every tensor replaced; what is not a tensor is passed on as it is."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, tuple):
+        items = [map_tensors(function, item) for item in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
+    if isinstance(tree, list):
+        return [map_tensors(function, item) for item in tree]
+    if type(tree) is dict:
+        return {key: map_tensors(function, value) for key, value in tree.items()}
+    if isinstance(tree, MutableMapping):
+        copied = copy.copy(tree)
+        for key, value in tree.items():
+            copied[key] = map_tensors(function, value)
+        return copied
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        fields = [field.name for field in dataclasses.fields(tree) if field.init]
+        return dataclasses.replace(
+            tree, **{name: map_tensors(function, getattr(tree, name)) for name in fields}
+        )
+    return tree
+
+
+def no_rows(batch: Any) -> Any:
+    """The batch with every tensor cut to 0 rows on dim 0, and lists of text emptied; scalars stay."""
+    if isinstance(batch, list) and batch and all(isinstance(item, str | bytes) for item in batch):
+        return []
+    if isinstance(batch, dict):
+        return {key: no_rows(value) for key, value in batch.items()}
+    if type(batch) in (tuple, list):
+        return type(batch)(no_rows(item) for item in batch)
+    return map_tensors(lambda tensor: tensor[:0] if tensor.dim() else tensor, batch)
+
+
+def describe(value: Any) -> str:
+    """What a value is, for an error message: `a Tensor of shape (32, 10)`, `a tuple of (Tensor, str)`, `None`."""
+    if value is None:
+        return "None"
+    if isinstance(value, Tensor):
+        return f"a {type(value).__name__} of shape {tuple(value.shape)}"
+    if isinstance(value, tuple | list):
+        inside = [type(item).__name__ for item in value[:5]] + (["..."] if len(value) > 5 else [])
+        return f"{_article(type(value).__name__)} of ({', '.join(inside)})"
+    if isinstance(value, Mapping):
+        return f"{_article(type(value).__name__)} with the keys {list(value)[:8]}"
+    if isinstance(value, bool | int | float | str | bytes):
+        return f"the {type(value).__name__} {value!r:.80}"
+    return _article(type(value).__name__)
+
+
+def _article(noun: str) -> str:
+    return f"an {noun}" if noun[:1].lower() in "aeio" else f"a {noun}"
+
+
+def _children(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, tuple | list):
+        yield from tree
+    elif isinstance(tree, Mapping):
+        yield from tree.values()
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        yield from (getattr(tree, field.name) for field in dataclasses.fields(tree))

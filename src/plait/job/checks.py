@@ -1,0 +1,30 @@
+"""Contradictions between a job, its data and the number of ranks.
+
+Goes in: values that are each right by themselves. Comes out: every problem, one line each. Never raises,
+never starts anything: the caller prints the list before any process starts.
+"""
+
+from plait.job.job import Job
+
+
+def problems(job: Job, num_samples: int | None, ranks: int) -> list[str]:
+    """All problems; an empty list when the job can run on this data with this many ranks.
+
+    Shares may be unequal, and empty where a micro-batch has fewer samples than ranks; only a batch that leaves a rank
+    without work in every step is refused.
+    """
+    found = []
+    if ranks < 1:
+        return [f"ranks={ranks} is not a number of processes; use 1 or more"]
+    if job.batch < ranks:
+        found.append(
+            f"batch={job.batch} is smaller than ranks={ranks}: {ranks - job.batch} of them would never get a sample; "
+            f"use batch >= {ranks}, or at most {job.batch} ranks"
+        )
+    if num_samples is not None and num_samples < 1:
+        found.append("the data has 0 samples; check the path or the filter that selects them")
+    elif num_samples is not None and num_samples < ranks:
+        found.append(
+            f"the data has {num_samples} samples, fewer than ranks={ranks}; use at most {num_samples} ranks"
+        )
+    return found

@@ -1,0 +1,177 @@
+"""What each field of a Job or an Until may be.
+
+Goes in: a value just built. Comes out: every problem with its fields, each with its fix. Types are not
+trusted: this is where they are checked. Never calls the user's functions.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+from torch import nn
+
+from plait.job.batch import describe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """One thing wrong."""
+
+    what: str
+    """What is wrong, with the values."""
+    fix: str
+    """What to do about it."""
+
+
+def is_whole(value: Any) -> bool:
+    """An integer, numpy's included; True and False are not."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def until_problems(until: Any) -> list[Problem]:
+    """Everything wrong with an Until by itself."""
+    found = []
+    if until.target is None and until.patience is None:
+        found.append(
+            Problem(what="neither target nor patience is given.", fix="give target=, patience=, or both.")
+        )
+    if until.target is not None and not _is_finite(until.target):
+        found.append(Problem(what=f"target is {until.target!r}.", fix="give a finite number."))
+    if until.patience is not None and not (is_whole(until.patience) and until.patience >= 1):
+        found.append(Problem(what=f"patience is {until.patience!r}.", fix="give a whole number >= 1."))
+    if until.mode not in ("min", "max"):
+        found.append(Problem(what=f"mode is {until.mode!r}.", fix="use mode='min' or mode='max'."))
+    return found
+
+
+def job_problems(job: Any) -> list[Problem]:
+    """Everything wrong with a Job by itself."""
+    return [*_parts(job), *_numbers(job), *_choices(job), *_measuring(job)]
+
+
+def _parts(job: Any) -> list[Problem]:
+    found = []
+    if not isinstance(job.model, nn.Module) and not callable(job.model):
+        found.append(
+            Problem(what=f"model is {describe(job.model)}.", fix="give a function that builds an nn.Module.")
+        )
+    if job.data is None:
+        found.append(
+            Problem(what="data is None.", fix="give a dataset, tensors, or a function that returns them.")
+        )
+    if (job.loss is None) == (job.objective is None):
+        given = (
+            "neither loss nor objective is given."
+            if job.loss is None
+            else "both loss and objective are given."
+        )
+        found.append(
+            Problem(
+                what=given,
+                fix="give exactly one: loss=(output, target) -> scalar, or objective=(model, batch).",
+            )
+        )
+    for name in ("loss", "objective", "schedule", "collate"):
+        value = getattr(job, name)
+        if value is not None and not callable(value):
+            found.append(Problem(what=f"{name} is {describe(value)}.", fix=f"give {name} a function."))
+    if not callable(job.optimizer):
+        found.append(
+            Problem(
+                what=f"optimizer is {describe(job.optimizer)}.",
+                fix="give a function of the parameters: lambda params: torch.optim.SGD(params, lr=0.1).",
+            )
+        )
+    return found
+
+
+def _numbers(job: Any) -> list[Problem]:
+    found = []
+    for name in ("batch", "epochs", "steps", "evaluate_every"):
+        value = getattr(job, name)
+        if (value is not None or name == "batch") and not (is_whole(value) and value >= 1):
+            found.append(Problem(what=f"{name} is {value!r}.", fix=f"give {name} a whole number >= 1."))
+    if job.epochs is not None and job.steps is not None:
+        found.append(
+            Problem(
+                what=f"both epochs={job.epochs} and steps={job.steps} are given.", fix="give one of the two."
+            )
+        )
+    if not is_whole(job.seed) or not 0 <= job.seed < 2**63:
+        found.append(
+            Problem(what=f"seed is {job.seed!r}.", fix="give seed a whole number from 0 to 2**63 - 1.")
+        )
+    if not is_whole(job.accumulate) or job.accumulate < 1:
+        found.append(
+            Problem(what=f"accumulate is {job.accumulate!r}.", fix="give accumulate a whole number >= 1.")
+        )
+    elif is_whole(job.batch) and job.batch >= 1 and job.accumulate > job.batch:
+        found.append(
+            Problem(
+                what=f"accumulate={job.accumulate} is larger than batch={job.batch}: a micro-batch would be empty.",
+                fix=f"set accumulate to at most {job.batch}, or a larger batch.",
+            )
+        )
+    if job.clip_norm is not None and not (_is_finite(job.clip_norm) and job.clip_norm > 0):
+        found.append(
+            Problem(
+                what=f"clip_norm is {job.clip_norm!r}.", fix="give clip_norm a number > 0, or leave it out."
+            )
+        )
+    return found
+
+
+def _choices(job: Any) -> list[Problem]:
+    found = []
+    for name, allowed in (("precision", ("fp32", "bf16")), ("batch_norm", ("global", "local"))):
+        if getattr(job, name) not in allowed:
+            options = " or ".join(repr(option) for option in allowed)
+            found.append(Problem(what=f"{name} is {getattr(job, name)!r}.", fix=f"set {name} to {options}."))
+    if not isinstance(job.shuffle, bool):
+        found.append(Problem(what=f"shuffle is {job.shuffle!r}.", fix="set shuffle to True or False."))
+    return found
+
+
+def _measuring(job: Any) -> list[Problem]:
+    found = []
+    names: list[Any] = []
+    if job.metrics is not None and not isinstance(job.metrics, Mapping):
+        found.append(
+            Problem(what=f"metrics is {describe(job.metrics)}.", fix="give metrics={'name': function}.")
+        )
+    elif job.metrics is not None:
+        names = list(job.metrics)
+        wrong = [name for name in names if not isinstance(name, str) or not callable(job.metrics[name])]
+        if wrong:
+            found.append(
+                Problem(what=f"metrics {wrong} are no functions.", fix="give metrics={'name': function}.")
+            )
+        if "loss" in names:
+            found.append(
+                Problem(
+                    what="a metric is called loss, which is always measured.", fix="give it another name."
+                )
+            )
+    if job.evaluate_every is not None and job.evaluate is None:
+        found.append(
+            Problem(
+                what=f"evaluate_every={job.evaluate_every} without evaluate data.",
+                fix="give evaluate=, or leave evaluate_every out.",
+            )
+        )
+    if job.until is not None and not hasattr(job.until, "patience"):
+        found.append(Problem(what=f"until is {describe(job.until)}.", fix="give until=Until(target=...)."))
+    elif job.until is not None and job.until.metric not in ["loss", *names]:
+        found.append(
+            Problem(
+                what=f"until follows the metric {job.until.metric!r}; there are {['loss', *names]}.",
+                fix="name one of these, or add the metric.",
+            )
+        )
+    return found
+
+
+def _is_finite(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)

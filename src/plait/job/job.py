@@ -1,0 +1,171 @@
+"""The Job: what is trained, in the user's own PyTorch.
+
+Goes in: a network, data, a loss or an objective, an optimizer, and the few numbers that decide what is
+computed. Comes out: a frozen value that cannot be built wrong, and the functions that make its model and
+optimizer and compute what is minimized. Never here: how many ranks, which device, which plan.
+"""
+
+import contextlib
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from plait.errors import JobError
+from plait.job import objective as _objective
+from plait.job.batch import describe
+from plait.job.fields import Problem, is_whole, job_problems, until_problems
+from plait.job.optimizer import checked_optimizer
+from plait.job.schedule import first_parameter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Until:
+    """Stop when a measured value is good enough, or does not improve any more."""
+
+    metric: str = "loss"
+    """`loss`, or a name in the job's `metrics`."""
+    target: float | None = None
+    """Stop when the value reaches this."""
+    patience: int | None = None
+    """Stop after this many evaluations without improvement."""
+    mode: Literal["min", "max"] = "min"
+    """Whether smaller or larger is better."""
+
+    def __post_init__(self) -> None:
+        _refuse("until", until_problems(self))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One training job; everything that changes its numbers, and nothing about how it is run."""
+
+    model: Callable[[], nn.Module] | nn.Module
+    """A function that builds the network, or the network."""
+    data: Any
+    """The samples: a Dataset, a sequence, tensors, an iterable, a Parquet path; or a function returning one."""
+    loss: Callable[..., Any] | None = None
+    """(output, target) -> scalar; a batch is (*inputs, target). Exactly one of `loss` and `objective` is given."""
+    objective: Callable[..., Any] | None = None
+    """(model, batch) -> scalar mean, or (total, weight) where total / weight over the whole batch is minimized."""
+    optimizer: Callable[..., torch.optim.Optimizer]
+    """(list of parameters) -> optimizer; gets (name, parameter) pairs if its parameter is called `named_parameters`."""
+    batch: int
+    """Samples per optimizer step, over all ranks."""
+    epochs: int | None = None
+    """Passes over the data; 1 when neither `epochs` nor `steps` is given."""
+    steps: int | None = None
+    """Optimizer steps, instead of `epochs`."""
+    seed: int = 0
+    """Decides the initial weights, the order of the samples and every random mask."""
+    schedule: Callable[..., Any] | None = None
+    """step -> learning rate; or optimizer -> torch LRScheduler, when its first parameter is called `optimizer`."""
+    clip_norm: float | None = None
+    """Largest allowed global norm of the gradient."""
+    accumulate: int = 1
+    """Micro-batches per step: the batch is split into this many consecutive slices."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """What the network computes in; weights are kept in fp32 either way."""
+    metrics: Mapping[str, Callable[..., Any]] | None = None
+    """Measured at evaluation: same arguments as `loss` or `objective`, -> scalar or (total, weight)."""
+    evaluate: Any | None = None
+    """Like `data`; read in its own order."""
+    evaluate_every: int | None = None
+    """Steps between evaluations; None: at the end of every epoch."""
+    until: Until | None = None
+    """When to stop early."""
+    collate: Callable[[list[Any]], Any] | None = None
+    """List of samples -> batch whose tensors have the samples on dim 0; None: torch's default_collate."""
+    shuffle: bool = True
+    """Whether each epoch gets its own order of samples; a stream is always read in its own."""
+    batch_norm: Literal["global", "local"] = "global"
+    """Statistics over the whole micro-batch, or over each rank's share."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "epochs", "steps", "seed", "accumulate", "evaluate_every"):
+            value = getattr(self, name)
+            if is_whole(value):
+                object.__setattr__(self, name, int(value))
+        if self.epochs is None and self.steps is None:
+            object.__setattr__(self, "epochs", 1)
+        _refuse("job", job_problems(self))
+
+    def total_steps(self, num_samples: int | None) -> int | None:
+        """Optimizer steps in the whole run; None when that depends on where a stream ends."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return None if num_samples is None else self.epochs * -(-num_samples // self.batch)
+
+    def seed_everything(self) -> None:
+        """Seed torch, random, and numpy where it is in use, from the job's seed."""
+        torch.manual_seed(self.seed)
+        random.seed(self.seed)
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed(self.seed % 2**32)
+
+    def build_model(self) -> nn.Module:
+        """The network: built under the job's seed, or the given instance as it is."""
+        self.seed_everything()
+        model = self.model if isinstance(self.model, nn.Module) else self.model()
+        if not isinstance(model, nn.Module):
+            raise JobError(
+                f"model() returned {describe(model)}, not a torch.nn.Module.", fix="return the network."
+            )
+        for name, parameter in model.named_parameters():
+            if nn.parameter.is_lazy(parameter):
+                raise JobError(
+                    f"the parameter {name} of {type(model).__name__} has no shape yet (a lazy module).",
+                    fix="state the input size, or run one batch through the network inside the model function.",
+                )
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            num_frozen = sum(1 for _ in model.parameters())
+            raise JobError(
+                f"{type(model).__name__} has no trainable parameter ({num_frozen} frozen ones).",
+                fix="give the network a layer with weights, or set requires_grad=True on those to be trained.",
+            )
+        return model
+
+    def build_optimizer(self, named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        """The user's optimizer on these parameters, which must be the only ones that it uses."""
+        wants_names = first_parameter(self.optimizer) in ("named_parameters", "named_params")
+        given: list[Any] = list(named) if wants_names else [parameter for _, parameter in named]
+        return checked_optimizer(self.optimizer(given), [parameter for _, parameter in named])
+
+    def autocast(self, device_type: str) -> contextlib.AbstractContextManager[None]:
+        """Where the forward pass runs: torch.autocast for bf16, nothing for fp32. `objective_of` does not enter it."""
+        if self.precision == "bf16":
+            return torch.autocast(device_type=device_type, dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def objective_of(self, model: Callable[..., Any], batch: Any) -> Tensor | tuple[Tensor, Tensor]:
+        """What is minimized on this batch: a scalar mean, or (total, weight)."""
+        if self.objective is not None:
+            return _objective.checked("objective", self.objective(model, batch))
+        output, target = _objective.forward(model, batch)
+        assert self.loss is not None
+        return _objective.checked("loss", self.loss(output, target))
+
+    def measures_of(self, model: Callable[..., Any], batch: Any) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
+        """`loss` and every metric on this batch; in the loss form from one forward pass."""
+        metrics = dict(self.metrics or {})
+        if self.objective is not None:
+            given: tuple[Any, Any] = (model, batch)
+            measured = {"loss": self.objective_of(model, batch)}
+        else:
+            assert self.loss is not None
+            given = _objective.forward(model, batch)
+            measured = {"loss": _objective.checked("loss", self.loss(*given))}
+        for name, metric in metrics.items():
+            measured[name] = _objective.checked(f"metric {name}", metric(*given), numbers=True)
+        return measured
+
+
+def _refuse(noun: str, problems: list[Problem]) -> None:
+    if problems:
+        what = " ".join(f"{noun}: {problem.what}" for problem in problems)
+        raise JobError(what, fix=" ".join(dict.fromkeys(problem.fix for problem in problems)))

@@ -1,0 +1,107 @@
+"""Which samples are in step k, and how a step is split.
+
+Goes in: the number of samples, the batch, `accumulate`, the seed. Comes out: the sample ids of any step,
+computed from its number alone, so that a resumed run, or one with other ranks, sees the same ids. Never
+reads a sample, never depends on the number of ranks, never drops or repeats a sample within an epoch.
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from plait.errors import DataError, JobError
+
+
+def split(size: int, parts: int) -> tuple[int, ...]:
+    """Nearly equal consecutive sizes that sum to `size`, the larger ones first: split(5, 2) = (3, 2)."""
+    small, num_larger = divmod(size, parts)
+    return (small + 1,) * num_larger + (small,) * (parts - num_larger)
+
+
+def micro_batch_sizes(num_ids: int, accumulate: int) -> tuple[int, ...]:
+    """The sizes of a step's micro-batches; fewer than `accumulate` when there are not enough samples for one each."""
+    return split(num_ids, min(accumulate, num_ids)) if num_ids else ()
+
+
+def shares(size: int, ranks: int) -> tuple[int, ...]:
+    """How many of a micro-batch's samples each rank gets: 0 for the last ones when there are too few."""
+    return split(size, ranks)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StepSamples:
+    """The samples of one optimizer step."""
+
+    step: int
+    """Optimizer step, counted from 0 over the whole run."""
+    epoch: int
+    """Pass over the data, counted from 0."""
+    ids: Tensor
+    """Global sample ids in order: 1-D, int64."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleOrder:
+    """The one global order of samples, from (seed, epoch)."""
+
+    num_samples: int
+    """Samples in the data."""
+    batch: int
+    """Samples per optimizer step, over all ranks."""
+    accumulate: int = 1
+    """Micro-batches per step."""
+    seed: int = 0
+    """Decides the permutation of every epoch."""
+    shuffle: bool = True
+    """False: the order in which the data is stored."""
+    _epochs: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 1:
+            raise DataError(
+                "the data has 0 samples.", fix="check the path or the filter that selects the samples."
+            )
+        if self.batch < 1 or not 1 <= self.accumulate <= self.batch:
+            raise JobError(
+                f"batch={self.batch}, accumulate={self.accumulate} cannot be split.",
+                fix="choose batch >= 1 and accumulate from 1 to batch.",
+            )
+
+    @property
+    def num_steps_per_epoch(self) -> int:
+        """Optimizer steps in one pass; the last one may be smaller."""
+        return -(-self.num_samples // self.batch)
+
+    def at(self, step: int) -> StepSamples:
+        """The samples of optimizer step `step`."""
+        if step < 0:
+            raise IndexError(f"step {step} is negative; steps count from 0")
+        epoch, index = divmod(step, self.num_steps_per_epoch)
+        begin = index * self.batch
+        return StepSamples(step=step, epoch=epoch, ids=self.epoch_ids(epoch)[begin : begin + self.batch])
+
+    def epoch_ids(self, epoch: int) -> Tensor:
+        """All sample ids of an epoch, in order."""
+        ids = self._epochs.get(epoch)
+        if ids is None:
+            ids = self._permutation(epoch) if self.shuffle else torch.arange(self.num_samples)
+            self._epochs.clear()
+            self._epochs[epoch] = ids
+        return ids
+
+    def signatures(self) -> tuple[int, ...]:
+        """The distinct micro-batch sizes that occur in an epoch, largest first."""
+        sizes = set[int]()
+        full, rest = divmod(self.num_samples, self.batch)
+        if full:
+            sizes.update(micro_batch_sizes(self.batch, self.accumulate))
+        sizes.update(micro_batch_sizes(rest, self.accumulate))
+        return tuple(sorted(sizes, reverse=True))
+
+    def _permutation(self, epoch: int) -> Tensor:
+        # A hash, not seed + epoch: otherwise epoch 1 of seed 0 would be epoch 0 of seed 1.
+        digest = hashlib.blake2b(f"{self.seed}:{epoch}".encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+        return torch.randperm(self.num_samples, generator=generator)

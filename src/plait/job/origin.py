@@ -1,0 +1,28 @@
+"""Where in the user's own files an exception came from.
+
+Goes in: an exception. Comes out: `file.py:12`. Never names a line inside plait, Python or an installed package, if
+the user's own code is on the way.
+"""
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parent.parent
+_STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"])
+
+
+def where(error: BaseException) -> str | None:
+    """The innermost line of the user's own code, as file:line."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not _is_installed(frame.filename)]
+    return f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else None
+
+
+def _is_installed(filename: str) -> bool:
+    if filename.startswith("<frozen"):
+        return True
+    path = Path(filename)
+    return _PACKAGE in path.parents or _STANDARD_LIBRARY in path.parents or "site-packages" in path.parts

@@ -1,0 +1,137 @@
+"""A job named on the command line.
+
+Goes in: `path.py`, `path.py:function`, `module:function`. Comes out: the Job that the function returns. As
+with `python path.py`, the file's folder stays at the front of sys.path, so that what the job imports later
+is found too, and the module is registered, so that its classes can be found by name. Never runs anything
+but the import and that one function.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from plait.errors import JobError, PlaitError, UsageError
+from plait.job.batch import describe
+from plait.job.job import Job
+from plait.job.origin import where
+
+_DEFAULT = "job"
+
+
+def load_job(reference: str) -> Job:
+    """The Job behind `path.py[:function]` or `module[:function]`; the function is `job` when none is named."""
+    place, name = _parts(reference)
+    is_file = place.endswith(".py") or "/" in place
+    module = _module_of_file(Path(place)) if is_file else _module_by_name(place)
+    found = getattr(module, name, None)
+    if found is None:
+        others = _functions(module)
+        raise UsageError(
+            f"{place} has no function {name!r}; it has {', '.join(others) if others else 'no functions'}.",
+            fix=f"write {place}:{others[0]}." if others else "define `def job() -> plait.Job` in it.",
+        )
+    job = _guarded(found, f"{place}:{name}") if callable(found) else found
+    if not isinstance(job, Job):
+        raise JobError(
+            f"{place}:{name} returned {describe(job)}, not a plait.Job.", fix="return plait.Job(...) from it."
+        )
+    return job
+
+
+def _parts(reference: str) -> tuple[str, str]:
+    place, colon, name = reference.rpartition(":")
+    if not colon:
+        place, name = reference, _DEFAULT
+    if not place or not name.isidentifier():
+        raise UsageError(
+            f"{reference!r} names no job.", fix="write path.py, path.py:function or module:function."
+        )
+    return place, name
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        beside = sorted(file.name for file in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        nearby = f"; {path.parent} has {', '.join(beside[:8])}" if beside else ""
+        raise UsageError(
+            f"there is no file {path}{nearby}.", fix="check the path; it is taken from the current folder."
+        )
+    path = path.resolve()
+    name = _module_name(path)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} is not a Python file.", fix="write path.py:function.")
+    module = importlib.util.module_from_spec(spec)
+    loader = spec.loader
+    _search_first(path.parent)
+    previous = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        _guarded(lambda: loader.exec_module(module), str(path))
+    except BaseException:
+        del sys.modules[name]
+        if previous is not None:
+            sys.modules[name] = previous
+        raise
+    return module
+
+
+def _module_name(path: Path) -> str:
+    """The file's own name, unless that would hide another module."""
+    name = path.stem
+    loaded = sys.modules.get(name)
+    if loaded is None and name.isidentifier() and name not in sys.stdlib_module_names:
+        return name
+    is_same = loaded is not None and Path(getattr(loaded, "__file__", None) or "").resolve() == path
+    return name if is_same else f"plait_job_{name}"
+
+
+def _module_by_name(name: str) -> ModuleType:
+    _search_first(Path.cwd())
+    try:
+        exists = importlib.util.find_spec(name) is not None
+    except (ModuleNotFoundError, ValueError):
+        exists = False
+    if not exists:
+        hint = f"{name.replace('.', '/')}.py"
+        fix = (
+            f"write {hint} for that file."
+            if Path(hint).is_file()
+            else "write path.py:function, or install the package."
+        )
+        raise UsageError(f"there is no module {name}.", fix=fix)
+    module: ModuleType = _guarded(lambda: importlib.import_module(name), name)
+    return module
+
+
+def _search_first(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+
+
+def _guarded(function: Callable[[], Any], noun: str) -> Any:
+    """function(), with the user's own line in the message when it fails."""
+    try:
+        return function()
+    except PlaitError:
+        raise
+    except (Exception, SystemExit) as error:
+        place = where(error)
+        raise JobError(
+            f"{noun} failed{f' at {place}' if place else ''}: {type(error).__name__}: {error}",
+            fix="mend that line; the job's function is called without arguments.",
+        ) from error
+
+
+def _functions(module: ModuleType) -> list[str]:
+    return [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, Job) or (inspect.isfunction(value) and value.__module__ == module.__name__)
+    ]

@@ -1,0 +1,164 @@
+"""The learning rate of optimizer step k.
+
+Goes in: the job's `schedule` and a freshly built optimizer. Comes out: the rates of any step, set on any
+optimizer with the same groups. They depend on the step alone: not on the number of ranks or micro-batches,
+nor on who calls how often. Never changes the optimizer that it was made from: torch schedulers run on a
+copy of its groups.
+"""
+
+import copy
+import inspect
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from plait.errors import JobError
+from plait.job.batch import describe
+
+_FIX = (
+    "let schedule be `step -> learning rate`, or `optimizer -> torch LRScheduler`; the second is told apart by the "
+    "name of its first parameter, which must be `optimizer`."
+)
+
+
+def first_parameter(function: Callable[..., Any]) -> str | None:
+    """The name of a callable's first parameter, where Python can tell."""
+    try:
+        return next(iter(inspect.signature(function).parameters), None)
+    except (TypeError, ValueError):
+        return None
+
+
+class Schedule:
+    """Sets the learning rates of step k; see the module for the contract."""
+
+    def __init__(self, schedule: Callable[..., Any] | None, optimizer: Optimizer) -> None:
+        self._schedule = schedule
+        self._initial_groups = [_frozen(group) for group in optimizer.param_groups]
+        self._builds_scheduler = schedule is not None and first_parameter(schedule) == "optimizer"
+        self._template = optimizer if self._builds_scheduler else None
+        self._scheduler: LRScheduler | None = None
+        self._position = 0
+
+    @property
+    def initial_rates(self) -> tuple[float, ...]:
+        """Each group's learning rate as the optimizer was built."""
+        return tuple(group["lr"] for group in self._initial_groups)
+
+    def rates(self, step: int) -> tuple[float, ...]:
+        """Each group's learning rate for optimizer step `step`, counted from 0."""
+        if self._schedule is None:
+            return self.initial_rates
+        if self._builds_scheduler:
+            return tuple(float(group["lr"]) for group in self._advance(step).param_groups)
+        return self._scaled(self._rate(step))
+
+    def apply(self, optimizer: Optimizer, step: int) -> None:
+        """Set step `step`'s rates (and momenta, where a torch scheduler moves them) on every group."""
+        rates = self.rates(step)
+        if len(rates) != len(optimizer.param_groups):
+            raise JobError(
+                f"the schedule was made for {len(rates)} parameter groups; this optimizer has "
+                f"{len(optimizer.param_groups)}.",
+                fix="build both from the same optimizer function.",
+            )
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        if self._scheduler is not None:
+            for group, scheduled in zip(
+                optimizer.param_groups, self._scheduler.optimizer.param_groups, strict=True
+            ):
+                for key in ("momentum", "betas"):
+                    if key in group and not isinstance(group[key], Tensor):
+                        group[key] = scheduled[key]
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able; rates are a function of the step, so this serves to check and to place, not to restore."""
+        return {"step": self._position, "initial_rates": list(self.initial_rates)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to the saved step; refuse a state that was saved with other initial rates."""
+        saved = tuple(float(rate) for rate in state["initial_rates"])
+        if saved != self.initial_rates:
+            raise JobError(
+                f"the optimizer starts with the learning rates {list(self.initial_rates)}; the saved schedule started "
+                f"with {list(saved)}.",
+                fix="resume with the job that was saved, or start a new run.",
+            )
+        if self._builds_scheduler:
+            self._advance(int(state["step"]))
+        self._position = int(state["step"])
+
+    def _rate(self, step: int) -> float:
+        assert self._schedule is not None
+        self._position = step
+        try:
+            rate = self._schedule(step)
+            number = float(rate)
+        except Exception as error:
+            raise JobError(
+                f"schedule({step}) gave no learning rate: {type(error).__name__}: {error}.", fix=_FIX
+            ) from error
+        if not math.isfinite(number) or number < 0:
+            raise JobError(
+                f"schedule({step}) is {number}.", fix="return a finite learning rate >= 0 for every step."
+            )
+        return number
+
+    def _scaled(self, rate: float) -> tuple[float, ...]:
+        first = self.initial_rates[0]
+        if all(initial == first for initial in self.initial_rates):
+            return (rate,) * len(self._initial_groups)
+        if first == 0:
+            raise JobError(
+                f"the groups start with the learning rates {list(self.initial_rates)}; the schedule is scaled by each "
+                "group's ratio to group 0, which is 0.",
+                fix="give group 0 a learning rate above 0, or use an `optimizer -> LRScheduler` schedule.",
+            )
+        return tuple(rate * (initial / first) for initial in self.initial_rates)
+
+    def _advance(self, step: int) -> Optimizer:
+        """The shadow optimizer, its scheduler stepped exactly `step` times."""
+        if self._scheduler is None or step < self._position:
+            self._scheduler, self._position = self._build(), 0
+        while self._position < step:
+            self._scheduler.step()
+            self._position += 1
+        return self._scheduler.optimizer
+
+    def _build(self) -> LRScheduler:
+        assert self._template is not None
+        assert self._schedule is not None
+        shadow = copy.copy(self._template)
+        shadow.state = defaultdict(dict)
+        shadow.param_groups = [
+            {**initial, "params": group["params"]}
+            for initial, group in zip(self._initial_groups, self._template.param_groups, strict=True)
+        ]
+        # torch (2.11 to 2.13) warns when it has not seen optimizer.step before scheduler.step; the shadow never steps.
+        shadow.__dict__["_opt_called"] = True
+        scheduler = self._schedule(shadow)
+        if not isinstance(scheduler, LRScheduler):
+            raise JobError(
+                f"schedule(optimizer) returned {describe(scheduler)}, not a torch LRScheduler.", fix=_FIX
+            )
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise JobError(
+                "ReduceLROnPlateau follows a measured value; a schedule here is a function of the step.",
+                fix="use another scheduler, and `until=Until(patience=...)` to stop when nothing improves.",
+            )
+        return scheduler
+
+
+def _frozen(group: dict[str, Any]) -> dict[str, Any]:
+    """A group's options without its parameters, tensors as plain numbers: nothing shared with the original."""
+    options = {key: value for key, value in group.items() if key not in ("params", "initial_lr")}
+    return {key: float(value) if isinstance(value, Tensor) else value for key, value in options.items()}

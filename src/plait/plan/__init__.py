@@ -1,0 +1,1 @@
+"""HOW: every decision about a parallel run in one frozen value, and the named plans."""

@@ -1,0 +1,48 @@
+"""Ranks arranged along named axes.
+
+In: axis names and sizes. Out: the coordinates of a rank and the ranks of a group. The last axis varies fastest.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+from plait.errors import PlanError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mesh:
+    """A grid of ranks."""
+
+    axes: tuple[tuple[str, int], ...]
+    """(name, number of ranks) per axis, outermost first."""
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.axes]
+        if len(set(names)) != len(names):
+            raise PlanError(f"the mesh names an axis twice: {', '.join(names)}.", fix="give each axis once.")
+        for name, size in self.axes:
+            if not isinstance(size, int) or size < 1:
+                raise PlanError(f"axis {name}={size} of the mesh is not a positive number.", fix=f"set {name}=1 or more.")
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return prod(size for _, size in self.axes)
+
+    def coordinates(self, rank: int) -> tuple[int, ...]:
+        """Where a rank is on each axis."""
+        found = []
+        for _, size in reversed(self.axes):
+            found.append(rank % size)
+            rank //= size
+        return tuple(reversed(found))
+
+    def group(self, rank: int, axis: str) -> tuple[int, ...]:
+        """The ranks that differ from `rank` in `axis` alone, itself included."""
+        index = [name for name, _ in self.axes].index(axis)
+        own = self.coordinates(rank)
+        return tuple(
+            other
+            for other in range(self.size)
+            if all(a == b for i, (a, b) in enumerate(zip(own, self.coordinates(other), strict=True)) if i != index)
+        )

@@ -1,0 +1,1 @@
+"""WHO, WHEN: (Graph, Plan) to each rank's instructions, and their simulation."""

@@ -1,0 +1,288 @@
+"""Write down one step of one rank as instructions.
+
+In: the pieces of each micro-batch. Out: a `RankProgram`. The order is that of a synchronous step: weights, then every
+micro-batch forward and backward, buckets sent as soon as the last micro-batch has filled them, then the update.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from plait.graph.graph import Graph
+from plait.plan.plan import Plan
+from plait.program.communicate import all_gather
+from plait.program.cut import Await, Piece, Reached, Start
+from plait.program.instructions import (
+    Accumulate,
+    Collective,
+    Commit,
+    Compute,
+    Finish,
+    Instruction,
+    Load,
+    Tally,
+    Tangent,
+    Update,
+    Wait,
+)
+from plait.program.localize import LocalGraph
+from plait.program.placement import Partial
+from plait.program.program import Bucket, RankProgram, Segment, Value
+
+PERSISTENT = ("parameter:", "buffer:", "constant:", "bucket:", "offset:")
+"""Values that outlive the step."""
+
+
+class StepBuilder:
+    """Collects micro-batches, then writes the instructions of the step."""
+
+    def __init__(self, plan: Plan, buckets: tuple[Bucket, ...], clip_norm: float | None, device: torch.device) -> None:
+        self.plan = plan
+        self.buckets = buckets
+        self.clip_norm = clip_norm
+        self.device = device
+        self.micro: list[tuple[Graph, LocalGraph, list[Piece], list[Piece], int]] = []
+        self.instructions: list[Instruction] = []
+        self.segments: dict[str, Segment] = {}
+        self.values: dict[str, Value] = {}
+        self.constants: dict[str, torch.Tensor] = {}
+        self.started: dict[str, int] = {}
+
+    def add_micro_batch(
+        self, graph: Graph, local: LocalGraph, early: list[Piece], rest: list[Piece], number: int
+    ) -> None:
+        """The next micro-batch of the step."""
+        self.micro.append((graph, local, early, rest, number))
+        for piece in (*early, *rest):
+            if isinstance(piece, Segment):
+                self.segments[piece.name] = piece
+        self._describe(graph, local, number)
+
+    def finish(self) -> RankProgram:
+        """The instructions of the whole step, with the values freed after their last use."""
+        waiting = self._weights()
+        for position, (graph, local, _, rest, number) in enumerate(self.micro):
+            if waiting is None:
+                self._load(graph, number)
+            self._micro_batch(graph, local, rest, number, position, waiting)
+            waiting = waiting if waiting is None else -1
+        late = self.micro[0][0].static_weight is None and not self.micro[0][0].weight_is_early
+        for index, bucket in enumerate(self.buckets):
+            if bucket.axis is not None:
+                self._wait(f"bucket:{index}", None)
+        names = tuple(f"bucket:{index}" for index in range(len(self.buckets)))
+        self._add(
+            Finish, "finish gradients", "update", reads=names, writes=("total", "weight"), late_weight=late, clip_norm=self.clip_norm
+        )
+        self._add(Update, "update", "update", reads=names)
+        return RankProgram(
+            instructions=tuple(_with_frees(self.instructions)),
+            segments=self.segments,
+            values=self.values,
+            constants=self.constants,
+        )
+
+    def _add(self, cls: Any, name: str, kind: str, **fields: Any) -> int:
+        instruction = cls(id=len(self.instructions), name=name, kind=kind, **fields)
+        self.instructions.append(instruction)
+        return instruction.id  # type: ignore[no-any-return]
+
+    def _load(self, graph: Graph, number: int) -> None:
+        names = [f"{number}/{entry.name}" for entry in (*graph.inputs_of("batch"), *graph.inputs_of("key"))]
+        self._add(Load, f"load {number}", "data", writes=tuple(names), micro_batch=number)
+
+    def _weights(self) -> int | None:
+        """Compute the step's weight before the forward where it comes from the batch; None: loads are not done yet."""
+        graphs = [graph for graph, *_ in self.micro]
+        if all(graph.static_weight is not None for graph in graphs):
+            weight = float(sum(graph.static_weight or 0.0 for graph in graphs))
+            self._add(Tangent, "tangent", "forward", writes=("tangent",), weight=weight)
+            return None
+        if not graphs[0].weight_is_early:
+            self._add(Tangent, "tangent", "forward", writes=("tangent",), weight=1.0)
+            return None
+        names = []
+        for graph, local, early, _, number in self.micro:
+            self._load(graph, number)
+            self._pieces(graph, early, number, {})
+            names.append(self._name(graph, local.weight, number))
+        self._add(Tally, "weight of the step", "forward", reads=tuple(names), writes=("weight",))
+        local = self.micro[0][1]
+        if self.plan.mesh.size > 1 and isinstance(local.weight_placement[0], Partial):
+            self._start("weight", "all_reduce", self.plan.mesh.axes[0][0], None, 8)
+        return -1 if "weight" not in self.started else self.started["weight"]
+
+    def _micro_batch(
+        self, graph: Graph, local: LocalGraph, rest: list[Piece], number: int, position: int, waiting: int | None
+    ) -> None:
+        last = position == len(self.micro) - 1
+        reached = self._bucket_ends(local)
+        if position == 0 and waiting is not None:
+            index = next((i for i, p in enumerate(rest) if isinstance(p, Segment) and p.phase == "backward"), len(rest))
+            self._pieces(graph, rest[:index], number, {})
+            if waiting >= 0:
+                self._wait("weight", None)
+            self._add(Tangent, "tangent", "forward", reads=("weight",), writes=("tangent",), weight=None)
+            rest = rest[index:]
+        self._pieces(graph, rest, number, reached, local=local, fresh=position == 0, send=last)
+        if local.new_buffers:
+            names = tuple(local.new_buffers)
+            reads = tuple(self._name(graph, node, number) for node in local.new_buffers.values())
+            writes = tuple(f"buffer:{name}" for name in names)
+            self._add(Commit, "commit buffers", "update", reads=reads, writes=writes, buffers=names, micro_batch=number)
+
+    def _bucket_ends(self, local: LocalGraph) -> dict[str, list[int]]:
+        order = {node.name: index for index, node in enumerate(local.graph.nodes)}
+        ends: dict[str, list[int]] = {}
+        for index, bucket in enumerate(self.buckets):
+            names = [local.gradients[name] for name in bucket.parameters]
+            if names:
+                ends.setdefault(max(names, key=order.__getitem__), []).append(index)
+        return ends
+
+    def _pieces(
+        self,
+        graph: Graph,
+        pieces: Sequence[Piece],
+        number: int,
+        reached: dict[str, list[int]],
+        *,
+        local: LocalGraph | None = None,
+        fresh: bool = True,
+        send: bool = False,
+    ) -> None:
+        done: set[int] = set()
+        for piece in pieces:
+            if isinstance(piece, Segment):
+                self._add(
+                    Compute,
+                    piece.name,
+                    piece.phase,
+                    segment=piece.name,
+                    reads=tuple(self._name(graph, name, number) for name in piece.inputs),
+                    writes=tuple(self._name(graph, name, number) for name in piece.outputs),
+                    micro_batch=number,
+                )
+            elif isinstance(piece, Start):
+                self._start_node(graph, piece.node, number)
+            elif isinstance(piece, Await):
+                self._wait(self._name(graph, piece.node.name, number), number)
+            elif isinstance(piece, Reached) and local is not None:
+                for index in reached.get(piece.node, []):
+                    self._fill(graph, local, index, number, fresh, send)
+                    done.add(index)
+        if local is not None:
+            for index in range(len(self.buckets)):
+                if index not in done:
+                    self._fill(graph, local, index, number, fresh, send)
+
+    def _fill(self, graph: Graph, local: LocalGraph, index: int, number: int, fresh: bool, send: bool) -> None:
+        bucket = self.buckets[index]
+        reads = [self._name(graph, local.gradients[name], number) for name in bucket.parameters]
+        carried = bucket.scalars
+        scalars = {"total": local.total, "weight": local.weight}
+        reads += [self._name(graph, scalars[name], number) for name in carried]
+        if index == len(self.buckets) - 1:  # scalars that no bucket carries are kept beside the last one
+            known = {name for other in self.buckets for name in other.scalars}
+            late = graph.static_weight is None and not graph.weight_is_early
+            loose = [name for name in ("total", *(("weight",) if late else ())) if name not in known]
+            reads += [self._name(graph, scalars[name], number) for name in loose]
+        self._add(
+            Accumulate,
+            f"bucket {index}",
+            "backward",
+            reads=tuple(reads),
+            writes=(f"bucket:{index}",),
+            bucket=index,
+            fresh=fresh,
+            micro_batch=number,
+        )
+        if send and bucket.axis is not None:
+            self._start(f"bucket:{index}", "all_reduce", bucket.axis, number, bucket.num_bytes)
+            if not self.plan.sync.overlap:
+                self._wait(f"bucket:{index}", number)
+
+    def _start_node(self, graph: Graph, node: torch.fx.Node, number: int) -> None:
+        source, axis = node.args[0], str(node.args[1])
+        reads = (self._name(graph, source.name, number),)  # type: ignore[union-attr]
+        name = self._name(graph, node.name, number)
+        gathers = node.target is all_gather
+        self.started[name] = self._add(
+            Collective,
+            f"{'all_gather' if gathers else 'all_reduce'} {node.name}",
+            "communication",
+            lane="communication",
+            op="all_gather" if gathers else "all_reduce",
+            axis=axis,
+            dim=int(node.args[2]) if gathers else 0,  # type: ignore[arg-type]
+            extents=tuple(node.args[3]) if gathers else (),  # type: ignore[arg-type]
+            reads=reads,
+            writes=(name,),
+            micro_batch=number,
+            num_bytes=_bytes_of(node),
+        )
+
+    def _start(self, name: str, op: str, axis: str, number: int | None, num_bytes: int) -> None:
+        self.started[name] = self._add(
+            Collective,
+            f"{op} {name}",
+            "communication",
+            lane="communication",
+            op=op,
+            axis=axis,
+            reads=(name,),
+            writes=(name,),
+            micro_batch=number,
+            num_bytes=num_bytes,
+        )
+
+    def _wait(self, name: str, number: int | None) -> None:
+        if name in self.started:
+            of = self.started.pop(name)
+            self._add(Wait, f"wait for {name}", "wait", of=of, reads=(name,), writes=(name,), micro_batch=number)
+
+    def _name(self, graph: Graph, local: str, number: int) -> str:
+        for entry in graph.inputs:
+            if entry.node == local:
+                if entry.kind in ("parameter", "buffer"):
+                    return f"{entry.kind}:{entry.name}"
+                return "tangent" if entry.kind == "tangent" else f"{number}/{entry.name}"
+        if local.startswith("offset_"):
+            return f"{number}/offset:{local.removeprefix('offset_')}"
+        return f"{number}/{local}"
+
+    def _describe(self, graph: Graph, local: LocalGraph, number: int) -> None:
+        gradients = set(local.gradients.values())
+        for node in local.graph.nodes:
+            value = node.meta.get("val")
+            if node.op == "get_attr":
+                self.constants[f"{number}/{node.name}"] = node.meta["constant"]
+            if isinstance(value, torch.Tensor):
+                kind: Any = "gradient" if node.name in gradients else "activation"
+                if node.op == "placeholder":
+                    kind = next((e.kind for e in graph.inputs if e.node == node.name), "input")
+                    kind = kind if kind in ("parameter", "buffer") else "input"
+                self.values[self._name(graph, node.name, number)] = Value(
+                    kind=kind, shape=tuple(value.shape), dtype=value.dtype
+                )
+
+
+def _bytes_of(node: torch.fx.Node) -> int:
+    value = node.meta["val"]
+    return int(value.numel() * value.element_size())
+
+
+def _with_frees(instructions: list[Instruction]) -> list[Instruction]:
+    """Name in each instruction the values that nobody reads afterwards."""
+    last: dict[str, int] = {}
+    for instruction in instructions:
+        for name in (*instruction.reads, *instruction.writes):
+            last[name] = instruction.id
+    kept = {"total", "weight"}
+    frees: dict[int, list[str]] = {}
+    for name, index in last.items():
+        if not name.startswith(PERSISTENT) and name not in kept and "/offset:" not in name:
+            frees.setdefault(index, []).append(name)
+    return [replace(instruction, frees=tuple(frees.get(instruction.id, ()))) for instruction in instructions]

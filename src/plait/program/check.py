@@ -1,0 +1,103 @@
+"""Prove that a program is sound before anything runs.
+
+In: a `Program`. Out: nothing, or a `ProgramError` that names the instructions at fault. Checked: every value is written before it
+is read and freed once; every collective is awaited exactly once, before its result is read; all ranks of an axis start the same
+collectives in the same order; every gradient of a summed bucket is summed exactly once.
+"""
+
+from plait.errors import ProgramError
+from plait.program.instructions import Accumulate, Collective, Instruction, Update, Wait
+from plait.program.program import Program, RankProgram
+
+_GIVEN = ("parameter:", "buffer:", "constant:")
+
+
+def check_program(program: Program) -> None:
+    """Raise where the program could deadlock, read what is not there, or miss a sum."""
+    for entry in program.classes:
+        _check_values(entry)
+        _check_waits(entry)
+        _check_sums(program, entry)
+    reference: list[tuple[object, ...]] | None = None
+    for index, entry in enumerate(program.classes):
+        order = [(c.op, c.axis, c.extents, c.num_bytes if c.op == "all_reduce" else 0, c.name) for c in _collectives(entry)]
+        if reference is None:
+            reference = order
+        elif order != reference:
+            place = next((i for i, (a, b) in enumerate(zip(reference, order, strict=False)) if a != b), min(len(reference), len(order)))
+            raise ProgramError(
+                f"ranks of class 0 and class {index} do not start the same collectives: number {place} is "
+                f"{_at(reference, place)} on one and {_at(order, place)} on the other."
+            )
+
+
+def _at(order: list[tuple[object, ...]], place: int) -> str:
+    return str(order[place]) if place < len(order) else "nothing"
+
+
+def _collectives(entry: RankProgram) -> list[Collective]:
+    return [instruction for instruction in entry.instructions if isinstance(instruction, Collective)]
+
+
+def _check_values(entry: RankProgram) -> None:
+    alive: dict[str, Instruction] = {}
+    freed: dict[str, Instruction] = {}
+    for instruction in entry.instructions:
+        for name in instruction.reads:
+            if name in freed:
+                raise ProgramError(
+                    f"instruction {instruction.id} ({instruction.name}) reads {name}, which instruction "
+                    f"{freed[name].id} ({freed[name].name}) has freed."
+                )
+            given = name.startswith(_GIVEN) or name in entry.constants or "/offset:" in name
+            if name not in alive and not given:
+                raise ProgramError(f"instruction {instruction.id} ({instruction.name}) reads {name} before it is written.")
+        for name in instruction.writes:
+            alive[name] = instruction
+            freed.pop(name, None)
+        for name in instruction.frees:
+            if name in freed:
+                raise ProgramError(f"{name} is freed by instruction {freed[name].id} and again by {instruction.id}.")
+            freed[name] = instruction
+            alive.pop(name, None)
+
+
+def _check_waits(entry: RankProgram) -> None:
+    open_: dict[int, Collective] = {}
+    pending: dict[str, Collective] = {}
+    for instruction in entry.instructions:
+        if isinstance(instruction, Wait):
+            if instruction.of not in open_:
+                raise ProgramError(f"instruction {instruction.id} ({instruction.name}) waits for {instruction.of}, which is not under way.")
+            started = open_.pop(instruction.of)
+            for name in started.writes:
+                pending.pop(name, None)
+            continue
+        for name in (*instruction.reads, *instruction.writes):
+            if name in pending:
+                raise ProgramError(
+                    f"instruction {instruction.id} ({instruction.name}) uses {name} while instruction "
+                    f"{pending[name].id} ({pending[name].name}) is still communicating it."
+                )
+        if isinstance(instruction, Collective):
+            open_[instruction.id] = instruction
+            for name in instruction.writes:
+                pending[name] = instruction
+    if open_:
+        first = next(iter(open_.values()))
+        raise ProgramError(f"instruction {first.id} ({first.name}) is never awaited.")
+
+
+def _check_sums(program: Program, entry: RankProgram) -> None:
+    updates = [i.id for i in entry.instructions if isinstance(i, Update)]
+    for index, bucket in enumerate(program.buckets):
+        name = f"bucket:{index}"
+        filled = [i for i in entry.instructions if isinstance(i, Accumulate) and i.bucket == index]
+        if not filled or [i.fresh for i in filled] != [True] + [False] * (len(filled) - 1):
+            raise ProgramError(f"{name} is not filled afresh once and then added to.")
+        sums = [i for i in entry.instructions if isinstance(i, Collective) and i.reads == (name,)]
+        wanted = 1 if bucket.axis is not None else 0
+        if len(sums) != wanted:
+            raise ProgramError(f"{name} is summed {len(sums)} times over {bucket.axis}; it must be {wanted}.")
+        if sums and not filled[-1].id < sums[0].id < updates[0]:
+            raise ProgramError(f"{name} is summed by instruction {sums[0].id}, not between its last gradient and the update.")

@@ -1,0 +1,120 @@
+"""Turn nodes of a local graph into one Python function.
+
+In: nodes in order, the names that come in and go out, the device. Out: a `Segment`. The function takes its inputs in a list
+and empties it, and drops every tensor after its last use, so that memory falls as it does in eager mode. The source is kept
+and shown in tracebacks.
+"""
+
+import linecache
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from plait.graph import attention_op, batch_norm_op, random_ops
+from plait.graph.cost import node_flops
+from plait.program.program import Segment
+
+_OURS: dict[Any, Callable[..., Any]] = {
+    **random_ops.IMPLEMENTATIONS,
+    **attention_op.IMPLEMENTATIONS,
+    **batch_norm_op.IMPLEMENTATIONS,
+}
+
+
+def make_segment(
+    name: str,
+    phase: Literal["forward", "backward"],
+    nodes: Sequence[fx.Node],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    device: torch.device,
+) -> Segment:
+    """Compile `nodes`, which read `inputs` (names of earlier nodes) and make `outputs`."""
+    scope: dict[str, Any] = {}
+    lines = [f"def segment(args):  # {name}"]
+    lines += [f"    [{', '.join(inputs)}] = args", "    args.clear()"] if inputs else []
+    last_use = _last_uses(nodes, outputs)
+    for node in nodes:
+        lines.append(f"    {node.name} = {_call(node, scope, device)}")
+        dead = [n for n in last_use.get(node, ()) if n not in outputs]
+        if dead:
+            lines.append(f"    del {', '.join(dead)}")
+    lines.append(f"    return ({', '.join(outputs)}{',' if outputs else ''})")
+    source = "\n".join(lines) + "\n"
+    filename = f"<plait segment {name}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    exec(compile(source, filename, "exec"), scope)
+    return Segment(
+        name=name,
+        phase=phase,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        source=source,
+        run=scope["segment"],
+        num_ops=len(nodes),
+        flops=sum(node_flops(node) for node in nodes),
+    )
+
+
+def _last_uses(nodes: Sequence[fx.Node], outputs: Iterable[str]) -> dict[fx.Node, list[str]]:
+    last: dict[str, fx.Node] = {}
+    for node in nodes:
+        last[node.name] = node
+        for used in node.all_input_nodes:
+            last[used.name] = node
+    kept = set(outputs)
+    found: dict[fx.Node, list[str]] = {}
+    for name, node in last.items():
+        if name not in kept:
+            found.setdefault(node, []).append(name)
+    return found
+
+
+def _call(node: fx.Node, scope: dict[str, Any], device: torch.device) -> str:
+    if node.target is operator.getitem:
+        return f"{node.args[0]}[{node.args[1]!r}]"
+    function = _function(node.target)
+    name = f"f_{_identifier(node.target)}"
+    while scope.setdefault(name, function) is not function:
+        name += "_"
+    parts = [_literal(arg, scope, device) for arg in node.args]
+    parts += [f"{key}={_literal(value, scope, device)}" for key, value in node.kwargs.items()]
+    return f"{name}({', '.join(parts)})"
+
+
+def _function(target: Any) -> Callable[..., Any]:
+    if target in _OURS:
+        return _OURS[target]
+    return getattr(target, "_op", target)  # type: ignore[no-any-return]
+
+
+def _identifier(target: Any) -> str:
+    text = str(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", "call")
+    return "".join(c if c.isalnum() else "_" for c in text)
+
+
+def _literal(value: Any, scope: dict[str, Any], device: torch.device) -> str:
+    if isinstance(value, fx.Node):
+        return value.name
+    if isinstance(value, (list, fx.immutable_collections.immutable_list)):
+        return "[" + ", ".join(_literal(entry, scope, device) for entry in value) + "]"
+    if isinstance(value, tuple):
+        return "(" + "".join(_literal(entry, scope, device) + ", " for entry in value) + ")"
+    if isinstance(value, float):
+        return repr(value) if value == value and abs(value) != float("inf") else f"float('{value}')"
+    if value is None or isinstance(value, (bool, int, str)):
+        return repr(value)
+    if isinstance(value, torch.device):
+        value = device
+    name = f"c_{_identifier_of(value)}"
+    while scope.setdefault(name, value) != value:
+        name += "_"
+    return name
+
+
+def _identifier_of(value: Any) -> str:
+    return "".join(c if c.isalnum() else "_" for c in str(value))[:40]
+

@@ -1,0 +1,40 @@
+"""The communication that a local graph may ask for, as functions that stand in it as nodes.
+
+In a local graph they only describe: on fake tensors they give the shape of the result. `compile` cuts the graph at each of
+them and turns it into a `Collective`; none is ever called on real tensors.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def all_reduce(x: Tensor, axis: str) -> Tensor:
+    """The sum of all ranks' tensors along an axis."""
+    return torch.empty_like(x)
+
+
+def all_gather(x: Tensor, axis: str, dim: int, extents: Sequence[int]) -> Tensor:
+    """All ranks' pieces joined on `dim`; `extents` are the extents of the pieces."""
+    shape = list(x.shape)
+    shape[dim] = sum(extents)
+    return x.new_empty(shape)
+
+
+COLLECTIVES = (all_reduce, all_gather)
+
+
+def local_piece(x: Tensor, dim: int, extent: int, per_unit: int, offset: int) -> Tensor:
+    """This rank's piece of a replicated tensor: not communication, but it needs the rank's offset in units."""
+    return x.narrow(dim, offset * per_unit, extent).contiguous()
+
+
+def split_dim(x: Tensor, dim: int, outer: int) -> Tensor:
+    """`dim` as two dims, the first of extent `outer`."""
+    return x.reshape([*x.shape[:dim], outer, x.shape[dim] // outer, *x.shape[dim + 1 :]])
+
+
+def merge_dims(x: Tensor, dim: int) -> Tensor:
+    """`dim` and the one after it as one."""
+    return x.reshape([*x.shape[:dim], x.shape[dim] * x.shape[dim + 1], *x.shape[dim + 2 :]])

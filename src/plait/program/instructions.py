@@ -1,0 +1,125 @@
+"""What a rank does, one instruction at a time.
+
+Every interpreter (worker, serial, simulator) executes these same values. An instruction names the values that it reads,
+writes and frees; it never holds a tensor. Values are named by strings:
+
+    parameter:fc.weight   buffer:bn.running_mean   constant:_tensor_constant0
+    0/batch.1   0/key   0/addmm_3      of micro-batch 0
+    bucket:2    tangent    weight      of the step
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Lane = Literal["compute", "communication", "data", "host"]
+Kind = Literal["data", "forward", "backward", "communication", "wait", "update", "host"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Instruction:
+    """What all instructions share. Abstract: use one of the classes below."""
+
+    id: int
+    """Position in the rank's list."""
+    name: str
+    """What a person reads in a timeline."""
+    kind: Kind
+    """What its time counts as."""
+    lane: Lane = "compute"
+    """The queue that it runs on."""
+    reads: tuple[str, ...] = ()
+    """Values that must exist."""
+    writes: tuple[str, ...] = ()
+    """Values that exist afterwards."""
+    frees: tuple[str, ...] = ()
+    """Values whose last use this is."""
+    micro_batch: int | None = None
+    """The micro-batch that it belongs to."""
+    stage: int | None = None
+    """The pipeline stage that it belongs to."""
+    num_bytes: int = 0
+    """Bytes that it moves between ranks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Load(Instruction):
+    """Take this rank's share of a micro-batch from the loader."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compute(Instruction):
+    """Run a segment of the local graph."""
+
+    segment: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opaque(Instruction):
+    """Run the user's model and its backward eagerly: the fallback for models that cannot be captured."""
+
+    parameters: tuple[str, ...]
+    """Parameters whose gradients it writes, in the order of `writes` after total and weight."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collective(Instruction):
+    """Start communication along an axis; its result may be used after the `Wait` that names it."""
+
+    op: Literal["all_reduce", "all_gather"]
+    axis: str
+    dim: int = 0
+    """Dim on which pieces are joined."""
+    extents: tuple[int, ...] = ()
+    """Extents of the pieces."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wait(Instruction):
+    """Block the compute lane until a collective is done."""
+
+    of: int
+    """Id of the collective."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tally(Instruction):
+    """Add scalars up: the weight of the step from those of its micro-batches."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tangent(Instruction):
+    """Make the factor of every gradient: 1 / weight, from a value or a constant."""
+
+    weight: float | None
+    """The weight where it is known from the shapes; None: read it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accumulate(Instruction):
+    """Put gradients (and scalars) into a bucket: copied where fresh, else added."""
+
+    bucket: int
+    fresh: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finish(Instruction):
+    """Turn reduced buckets into gradients ready for the update: divide by a late weight, clip by the global norm."""
+
+    late_weight: bool
+    """Whether the gradients still have to be divided by the weight."""
+    clip_norm: float | None
+    """Largest global norm, over every axis."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update(Instruction):
+    """One optimizer step on the parameters that this rank holds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Commit(Instruction):
+    """Make the new values of buffers the current ones."""
+
+    buffers: tuple[str, ...] = field(default=())
+    """Buffer names, in the order of `reads`."""

@@ -1,0 +1,120 @@
+"""The value that says who does what, when: the instructions of every rank for one training step."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from plait.plan.plan import Plan
+from plait.program.instructions import Collective, Instruction
+from plait.program.propagate import Gathered
+
+ValueKind = Literal["parameter", "gradient", "optimizer", "activation", "buffer", "input", "scalar"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Value:
+    """A tensor that instructions name."""
+
+    kind: ValueKind
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of a dense tensor of this shape."""
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count * self.dtype.itemsize
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segment:
+    """A piece of a local graph between two points of communication."""
+
+    name: str
+    phase: Literal["forward", "backward"]
+    inputs: tuple[str, ...]
+    """Local names, without the micro-batch."""
+    outputs: tuple[str, ...]
+    source: str
+    """The Python source that runs it, for people and for digests."""
+    run: Callable[[list[Any]], tuple[Any, ...]]
+    """Takes a list of tensors, which it empties, and returns the outputs."""
+    num_ops: int
+    flops: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """Gradients that travel together."""
+
+    parameters: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype
+    axis: str | None
+    """The axis over which it is summed; None: nothing to sum."""
+    scalars: tuple[str, ...] = ()
+    """Further scalars at its end: `total`, `weight`."""
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the flat tensor, scalars included."""
+        return sum(torch.Size(shape).numel() for shape in self.shapes) + len(self.scalars)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the flat tensor."""
+        return self.num_elements * self.dtype.itemsize
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankProgram:
+    """One step of one rank, or of several ranks that differ in their coordinates alone."""
+
+    instructions: tuple[Instruction, ...]
+    segments: Mapping[str, Segment]
+    values: Mapping[str, Value]
+    """What the instructions name, where its size is known."""
+    constants: Mapping[str, torch.Tensor]
+    """Tensors that the model holds outside of parameters and buffers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Program:
+    """One step of all ranks."""
+
+    plan: Plan
+    micro_batches: tuple[int, ...]
+    """Samples of each micro-batch, over all ranks."""
+    shares: tuple[tuple[int, ...], ...]
+    """Samples of each rank, by micro-batch."""
+    buckets: tuple[Bucket, ...]
+    """The same on all ranks."""
+    classes: tuple[RankProgram, ...]
+    members: tuple[int, ...]
+    """The class of each rank."""
+    gathered: tuple[Gathered, ...]
+    """Where a tensor had to be made whole for want of a rule."""
+    notices: tuple[str, ...]
+    total_weight: float | None
+    """The weight of the whole step, where it is known from the shapes."""
+    metric_scalars: tuple[str, ...]
+    """Names of the values that hold the step's `total` and `weight` afterwards."""
+
+    def of(self, rank: int) -> RankProgram:
+        """What one rank does."""
+        return self.classes[self.members[rank]]
+
+    def digest(self) -> str:
+        """Equal on all ranks that agree on what they exchange, in which order."""
+        text = hashlib.sha256()
+        text.update(repr((self.plan, self.micro_batches, self.buckets)).encode())
+        for entry in self.classes:
+            for instruction in entry.instructions:
+                if isinstance(instruction, Collective):
+                    text.update(repr((instruction.op, instruction.axis, instruction.extents)).encode())
+        return text.hexdigest()

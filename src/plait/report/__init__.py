@@ -1,0 +1,1 @@
+"""SHOW IT: a Trace as tables, timelines and pages."""

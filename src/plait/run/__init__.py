@@ -1,0 +1,1 @@
+"""DO IT: processes, communication, checkpoints, and the interpreters of a Program."""

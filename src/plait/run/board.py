@@ -1,0 +1,191 @@
+"""The board: what every rank is doing right now, in memory that the parent can read.
+
+In: each rank's worker writes its own slot (`Post.enter`, about a microsecond). Out: the parent reads any slot
+(`Board.read`) at any time, also after the rank was killed. It also carries the one thing that travels the
+other way: the request to stop. It never blocks, never allocates per step, and holds no history: that is the
+trace's work.
+"""
+
+import mmap
+import os
+import struct
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Self
+
+LABEL_BYTES = 120
+"""Longer labels are cut, at a whole character."""
+
+_SLOT = struct.Struct(f"<qqqB7x{LABEL_BYTES}s")
+"""step, index, since (ns, monotonic clock), state, label; the sequence counter lies in the 8 bytes before it."""
+_COUNTER = struct.Struct("<Q")
+_STOP_STEP = struct.Struct("<q")
+_HEADER_BYTES = 64
+_STOP_AT = 0
+_STOP_STEP_AT = 8
+_SLOT_BYTES = 192
+"""Whole cache lines, so that two ranks never write to the same one."""
+_NO_STEP = -1
+_READ_TRIES = 200
+
+
+class State(IntEnum):
+    """What a rank says it does."""
+
+    STARTING = 0
+    RUNNING = 1
+    WAITING = 2
+    DONE = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One rank's slot at one moment."""
+
+    rank: int
+    """Whose slot it is."""
+    state: State
+    """Starting until the worker's first `enter`, done after its last."""
+    step: int
+    """Optimizer step, -1 before the first."""
+    index: int
+    """Position in the rank's instruction list."""
+    label: str
+    """The operation; ranks that meet in one collective write the same label."""
+    since_ns: int
+    """When it entered, on the monotonic clock that all processes of a host share."""
+    beats: int
+    """How often the rank has written: equal in two readings means that it did not move."""
+
+    def place(self) -> str:
+        """Say where the rank is, for a sentence: `step 5, waiting in 'all_reduce 3' (instruction 17)`."""
+        if self.state is State.STARTING:
+            return "before its first step"
+        verb = {State.RUNNING: "running", State.WAITING: "waiting in", State.DONE: "done after"}[self.state]
+        where = f"{verb} '{self.label}' (instruction {self.index})" if self.label else verb.split()[0]
+        return where if self.step == _NO_STEP else f"step {self.step}, {where}"
+
+
+class Post:
+    """One rank's writer. Use it from one thread: the slot has one sequence counter."""
+
+    __slots__ = ("_at", "_beats", "_memory", "_rank", "_ranks")
+
+    def __init__(self, memory: mmap.mmap, rank: int, ranks: int) -> None:
+        self._memory = memory
+        self._rank = rank
+        self._ranks = ranks
+        self._at = _HEADER_BYTES + rank * _SLOT_BYTES
+        self._beats = 0
+
+    def enter(self, step: int, index: int, label: str, waiting: bool = False) -> None:
+        """Say that the rank now does `label`; `waiting` means that it cannot go on without another rank."""
+        self._write(step, index, State.WAITING if waiting else State.RUNNING, label)
+
+    def done(self, step: int = _NO_STEP, index: int = -1, label: str = "") -> None:
+        """Say that the rank has nothing left to do."""
+        self._write(step, index, State.DONE, label)
+
+    def _write(self, step: int, index: int, state: int, label: str) -> None:
+        # A sequence lock: odd while the slot is being written. The reader takes only what it saw twice under
+        # one even count.
+        memory, at, beats = self._memory, self._at, self._beats
+        _COUNTER.pack_into(memory, at, beats + 1)
+        _SLOT.pack_into(memory, at + 8, step, index, time.monotonic_ns(), state, label.encode())
+        self._beats = beats + 2
+        _COUNTER.pack_into(memory, at, beats + 2)
+
+    def stop_requested(self) -> bool:
+        """Tell whether the parent wants this run to end; ranks may see it some steps apart."""
+        return self._memory[_STOP_AT] != 0
+
+    def stop_after(self, step: int) -> bool:
+        """Tell whether `step`, which just ended, is the last: the same answer on every rank.
+
+        Call it on every rank at the end of every step. Rank 0 announces the next step as the last one;
+        whoever finishes that step has heard from rank 0 during it, hence after the announcement. So it holds
+        where every rank depends on rank 0 within each step (any synchronous plan), and not for plans whose
+        ranks run free: those use `stop_requested`.
+        """
+        memory = self._memory
+        if memory[_STOP_AT] == 0:
+            return False
+        last: int = _STOP_STEP.unpack_from(memory, _STOP_STEP_AT)[0]
+        if last == _NO_STEP and self._rank == 0:
+            last = step if self._ranks == 1 else step + 1
+            _STOP_STEP.pack_into(memory, _STOP_STEP_AT, last)
+        return last != _NO_STEP and step >= last
+
+
+class Board:
+    """The shared memory of one run; made by the parent, inherited or opened by its file descriptor in the workers."""
+
+    def __init__(self, file: int, ranks: int) -> None:
+        self.file = file
+        self.ranks = ranks
+        self._memory = mmap.mmap(file, _HEADER_BYTES + ranks * _SLOT_BYTES)
+
+    @classmethod
+    def create(cls, ranks: int) -> Self:
+        """Make an empty board for `ranks` ranks; it has no name in the file system and vanishes with its processes."""
+        file = anonymous_file("plait-board")
+        os.ftruncate(file, _HEADER_BYTES + ranks * _SLOT_BYTES)
+        board = cls(file, ranks)
+        _STOP_STEP.pack_into(board._memory, _STOP_STEP_AT, _NO_STEP)
+        for rank in range(ranks):
+            _SLOT.pack_into(
+                board._memory, _HEADER_BYTES + rank * _SLOT_BYTES + 8, _NO_STEP, -1, 0, State.STARTING, b""
+            )
+        return board
+
+    def post(self, rank: int) -> Post:
+        """Give the writer of one rank."""
+        return Post(self._memory, rank, self.ranks)
+
+    def request_stop(self) -> None:
+        """Ask every rank to finish its step, save and return."""
+        self._memory[_STOP_AT] = 1
+
+    def read(self, rank: int) -> Entry | None:
+        """Read one slot; None where its writer was killed in the middle of a write or is faster than the reader."""
+        at = _HEADER_BYTES + rank * _SLOT_BYTES
+        previous = b""
+        for _ in range(_READ_TRIES):
+            # Two equal copies, not the counter alone: a processor with weak ordering may show the counter
+            # before the rest.
+            current = self._memory[at : at + 8 + _SLOT.size]
+            beats: int = _COUNTER.unpack_from(current)[0]
+            if beats % 2 == 0 and current == previous:
+                step, index, since_ns, state, label = _SLOT.unpack_from(current, 8)
+                text = label.rstrip(b"\0").decode(errors="ignore")
+                return Entry(
+                    rank=rank,
+                    state=State(state),
+                    step=step,
+                    index=index,
+                    label=text,
+                    since_ns=since_ns,
+                    beats=beats,
+                )
+            previous = current
+        return None
+
+    def read_all(self) -> Sequence[Entry | None]:
+        """Read every slot; the ranks are read one after the other, not at one moment."""
+        return [self.read(rank) for rank in range(self.ranks)]
+
+    def close(self) -> None:
+        """Give the memory back; workers that still run keep theirs."""
+        self._memory.close()
+        os.close(self.file)
+
+
+def anonymous_file(name: str) -> int:
+    """Open a file that lives in memory and has no path; processes share it by its descriptor."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    with tempfile.TemporaryFile() as file:  # macOS
+        return os.dup(file.fileno())

@@ -1,0 +1,1 @@
+"""WHICH: predict, rank and choose a Plan."""

@@ -1,0 +1,279 @@
+"""The files of `<run>/trace/`: one compact JSON file per rank, and one that Chrome and Perfetto open.
+
+In: a `Trace`, or what one `Recorder` holds. Out: files, written whole or not at all; and the `Trace` read
+back from them. It never guesses: a file that is missing, cut short or not a trace is an error that names it.
+
+    {"format": "plait-trace", "version": 1, "rank": 0, "origin_ns": ..., "source": "measured", "metadata": {},
+     "instructions": [[id, kind, name, lane, micro_batch, stage, num_bytes], ...],
+     "spans": [[step, row of instructions, start_ns after the origin, duration_ns], ...],
+     "totals": {...} or null}
+"""
+
+import dataclasses
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from plait.errors import PlaitError
+from plait.trace.span import LANES, SOURCES, Kind, Lane, Source, Span, Totals, Trace
+
+FORMAT = "plait-trace"
+VERSION = 1
+
+
+class Description(NamedTuple):
+    """What an instruction is; all that its spans share."""
+
+    instruction: int
+    kind: Kind
+    name: str
+    lane: Lane
+    micro_batch: int | None
+    stage: int | None
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankFile:
+    """The content of one rank's file, its times still those of the rank's own clock."""
+
+    rank: int
+    """The process that recorded it."""
+    offset_ns: int
+    """What takes the clock of the spans to nanoseconds since the epoch."""
+    descriptions: Mapping[int, Description]
+    """What the spans refer to."""
+    spans: Sequence[tuple[int, int, int, int]]
+    """Step, key of its description, start and end in nanoseconds."""
+    totals: Totals | None
+    """Sums over the run, where spans were left out."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Facts for readers."""
+    source: Source = "measured"
+    """Who made it."""
+
+
+def write_rank(path: Path, content: RankFile) -> None:
+    """Write one rank's file."""
+    origin_ns = min((span[2] for span in content.spans), default=0)
+    rows = {key: row for row, key in enumerate(content.descriptions)}
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "rank": content.rank,
+        "origin_ns": origin_ns + content.offset_ns,
+        "source": content.source,
+        "metadata": dict(content.metadata),
+        "instructions": list(content.descriptions.values()),
+        "spans": [
+            [step, rows[key], start - origin_ns, max(0, end - start)]
+            for step, key, start, end in content.spans
+        ],
+        "totals": None if content.totals is None else dataclasses.asdict(content.totals),
+    }
+    _write_atomically(path, json.dumps(document, separators=(",", ":")))
+
+
+def write_trace(trace: Trace, run_dir: Path) -> None:
+    """Write a whole trace, simulated ones too, as a run leaves it: a file per rank and `trace.json`."""
+    spans: dict[int, list[Span]] = defaultdict(list)
+    for span in trace.spans:
+        spans[span.rank].append(span)
+    totals = {one.rank: one for one in trace.totals}
+    metadata = {key: value for key, value in trace.metadata.items() if key != "origin_ns"}
+    for rank in trace.ranks:
+        rows: dict[Description, int] = {}
+        times = []
+        for span in spans[rank]:
+            row = rows.setdefault(_describe(span), len(rows))
+            times.append((span.step, row, round(span.start_s * 1e9), round(span.end_s * 1e9)))
+        content = RankFile(
+            rank=rank,
+            offset_ns=int(trace.metadata.get("origin_ns", 0)),
+            descriptions={row: description for description, row in rows.items()},
+            spans=times,
+            totals=totals.get(rank),
+            metadata=metadata,
+            source=trace.source,
+        )
+        write_rank(trace_dir(run_dir) / f"rank{rank}.json", content)
+    write_chrome(trace, trace_dir(run_dir) / "trace.json")
+
+
+def read_trace(run_dir: Path) -> Trace:
+    """The trace of a run folder, its ranks aligned on the earliest moment of any of them."""
+    folder = trace_dir(run_dir)
+    paths = {
+        int(match[1]): path for path in folder.glob("rank*.json") if (match := _RANK.fullmatch(path.name))
+    }
+    if not paths:
+        raise PlaitError(
+            f"{folder} holds no rank<k>.json, so nothing is known of how this run spent its time.",
+            fix="give the folder of a run that has trained at least one step with tracing on.",
+        )
+    documents = {rank: _read_document(paths[rank]) for rank in sorted(paths)}
+    origin_ns = min((int(d["origin_ns"]) for d in documents.values() if d["spans"]), default=0)
+    spans: list[Span] = []
+    totals: list[Totals] = []
+    for rank, document in documents.items():
+        try:
+            spans.extend(_spans(rank, document, origin_ns))
+            if document["totals"] is not None:
+                totals.append(Totals(**{**document["totals"], "rank": rank}))
+        except (TypeError, ValueError, IndexError) as error:
+            raise _corrupt(paths[rank], f"{type(error).__name__}: {error}") from error
+    first = next(iter(documents.values()))
+    return Trace(
+        spans=tuple(spans),
+        ranks=tuple(documents),
+        source=first["source"],
+        metadata={**first["metadata"], "origin_ns": origin_ns},
+        totals=tuple(totals),
+    )
+
+
+def write_chrome(trace: Trace, path: Path) -> None:
+    """Write the Chrome trace format: a process per rank, a thread per lane, one complete event per span."""
+    _write_atomically(path, json.dumps({"traceEvents": chrome_events(trace), "displayTimeUnit": "ms"}))
+
+
+def chrome_events(trace: Trace) -> list[dict[str, Any]]:
+    """The events of `write_chrome`.
+
+    Spans of a lane that overlap (several messages under way at once) go to threads `communication 2`, `3`, …:
+    viewers need the events of a thread to follow each other or to nest.
+    """
+    by_lane: dict[tuple[int, Lane], list[Span]] = defaultdict(list)
+    for span in trace.spans:
+        by_lane[span.rank, span.lane].append(span)
+    events: list[dict[str, Any]] = []
+    for rank in trace.ranks:
+        events.append(_name("process_name", rank, 0, f"rank {rank}"))
+        events.append(
+            {"ph": "M", "name": "process_sort_index", "pid": rank, "tid": 0, "args": {"sort_index": rank}}
+        )
+        for index, lane in enumerate(LANES):
+            for row, spans in enumerate(rows_without_overlap(by_lane[rank, lane])):
+                thread = index + 1 + len(LANES) * row
+                events.append(_name("thread_name", rank, thread, lane if row == 0 else f"{lane} {row + 1}"))
+                events.append(
+                    {"ph": "M", "name": "thread_sort_index", "pid": rank, "tid": thread}
+                    | {"args": {"sort_index": index * 1000 + row}}
+                )
+                events.extend(_complete(span, thread) for span in spans)
+    return events
+
+
+def rows_without_overlap(spans: Iterable[Span]) -> list[list[Span]]:
+    """Spans over as few rows as they need, so that those of one row follow each other."""
+    rows: list[list[Span]] = []
+    for span in sorted(spans, key=lambda span: (span.start_s, span.end_s)):
+        row = next((row for row in rows if _end_ns(row[-1]) <= _start_ns(span)), None)
+        if row is None:
+            rows.append([span])
+        else:
+            row.append(span)
+    return rows
+
+
+def trace_dir(run_dir: Path) -> Path:
+    """Where a run folder keeps its trace."""
+    return Path(run_dir) / "trace"
+
+
+_RANK = re.compile(r"rank(\d+)\.json")
+
+
+def _describe(span: Span) -> Description:
+    return Description(
+        span.instruction, span.kind, span.name, span.lane, span.micro_batch, span.stage, span.num_bytes
+    )
+
+
+def _name(what: str, rank: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": rank, "tid": thread, "args": {"name": name}}
+
+
+def _start_ns(span: Span) -> int:
+    return round(span.start_s * 1e9)
+
+
+def _end_ns(span: Span) -> int:
+    return round(span.end_s * 1e9)
+
+
+def _complete(span: Span, thread: int) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"step": span.step, "instruction": span.instruction}
+    if span.micro_batch is not None:
+        arguments["micro_batch"] = span.micro_batch
+    if span.stage is not None:
+        arguments["stage"] = span.stage
+    if span.num_bytes:
+        arguments["bytes"] = span.num_bytes
+    return {
+        "ph": "X",
+        "name": span.name,
+        "cat": span.kind,
+        "pid": span.rank,
+        "tid": thread,
+        "ts": _start_ns(span) / 1000,
+        "dur": (_end_ns(span) - _start_ns(span)) / 1000,
+        "args": arguments,
+    }
+
+
+def _read_document(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _corrupt(path, str(error)) from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise _corrupt(path, f'it lacks "format": "{FORMAT}"')
+    if document.get("version") != VERSION:
+        raise _corrupt(
+            path, f"it has version {document.get('version')!r}; this plait reads version {VERSION}"
+        )
+    missing = {"origin_ns", "source", "metadata", "instructions", "spans", "totals"}.difference(document)
+    if missing:
+        raise _corrupt(path, f"it lacks {', '.join(sorted(missing))}")
+    if not isinstance(document["origin_ns"], int) or not isinstance(document["metadata"], dict):
+        raise _corrupt(path, "its origin_ns is not a whole number, or its metadata not an object")
+    if document["source"] not in SOURCES:
+        raise _corrupt(path, f"its source is {document['source']!r}, not {' or '.join(SOURCES)}")
+    return document
+
+
+def _spans(rank: int, document: dict[str, Any], origin_ns: int) -> Iterable[Span]:
+    shift_ns = int(document["origin_ns"]) - origin_ns
+    descriptions = [Description(*row) for row in document["instructions"]]
+    for step, row, start_ns, duration_ns in document["spans"]:
+        start = start_ns + shift_ns
+        yield Span(
+            rank=rank,
+            step=step,
+            start_s=start * 1e-9,
+            end_s=(start + duration_ns) * 1e-9,
+            **descriptions[row]._asdict(),
+        )
+
+
+def _corrupt(path: Path, why: str) -> PlaitError:
+    return PlaitError(
+        f"{path} is not a readable trace: {why}.",
+        fix="delete this file to see the other ranks, or run the job again.",
+    )
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

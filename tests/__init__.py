@@ -1,0 +1,1 @@
+"""The tests: unit (one process), ranks (real processes), gpu."""

@@ -1,0 +1,99 @@
+"""The sample order: from the seed and the step alone, every sample once an epoch."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.errors import DataError, JobError
+from plait.job import SampleOrder, micro_batch_sizes, shares, split
+
+
+@given(st.integers(0, 500), st.integers(1, 40))
+def test_split_is_array_split(size: int, parts: int) -> None:
+    assert list(split(size, parts)) == [len(part) for part in np.array_split(np.arange(size), parts)]
+
+
+def test_micro_batches_and_shares() -> None:
+    assert split(5, 2) == (3, 2)
+    assert micro_batch_sizes(10, 4) == (3, 3, 2, 2)
+    assert micro_batch_sizes(2, 4) == (1, 1)
+    assert micro_batch_sizes(0, 4) == ()
+    assert shares(2, 4) == (1, 1, 0, 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 200), st.integers(1, 64), st.integers(0, 2**63 - 1), st.integers(0, 3))
+def test_every_epoch_holds_every_sample_once(num_samples: int, batch: int, seed: int, epoch: int) -> None:
+    order = SampleOrder(num_samples=num_samples, batch=batch, seed=seed)
+    per_epoch = order.num_steps_per_epoch
+    steps = [order.at(step) for step in range(epoch * per_epoch, (epoch + 1) * per_epoch)]
+    assert {step.epoch for step in steps} == {epoch}
+    assert sorted(torch.cat([step.ids for step in steps]).tolist()) == list(range(num_samples))
+    assert all(len(step.ids) == batch for step in steps[:-1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 120), st.integers(1, 40), st.integers(1, 40))
+def test_signatures_are_the_sizes_that_occur(num_samples: int, batch: int, accumulate: int) -> None:
+    accumulate = min(accumulate, batch)
+    order = SampleOrder(num_samples=num_samples, batch=batch, accumulate=accumulate)
+    occurring = {
+        size
+        for step in range(order.num_steps_per_epoch)
+        for size in micro_batch_sizes(len(order.at(step).ids), accumulate)
+    }
+    assert set(order.signatures()) == occurring
+    assert list(order.signatures()) == sorted(occurring, reverse=True)
+
+
+def test_the_order_depends_on_seed_and_epoch_and_nothing_else() -> None:
+    def ids(step: int, seed: int, accumulate: int = 1) -> list[int]:
+        order = SampleOrder(num_samples=50, batch=50, seed=seed, accumulate=accumulate)
+        return order.at(step).ids.tolist()
+
+    torch.manual_seed(1)
+    first = ids(0, seed=0)
+    torch.manual_seed(2)
+    assert ids(0, seed=0) == first
+    assert ids(0, seed=0, accumulate=7) == first
+    # No epoch repeats, and epoch e of seed s is not epoch e-1 of seed s+1.
+    assert len({tuple(ids(epoch, seed)) for epoch in range(5) for seed in range(5)}) == 25
+
+
+def test_without_shuffle_the_order_is_the_stored_one() -> None:
+    order = SampleOrder(num_samples=5, batch=2, shuffle=False)
+    assert [order.at(step).ids.tolist() for step in range(4)] == [[0, 1], [2, 3], [4], [0, 1]]
+    assert order.at(3).epoch == 1
+    assert order.at(0).ids.dtype == torch.int64
+
+
+def test_jumping_between_epochs_gives_the_same_as_walking() -> None:
+    walked = SampleOrder(num_samples=10, batch=4)
+    expected = [walked.at(step).ids.tolist() for step in range(9)]
+    jumping = SampleOrder(num_samples=10, batch=4)
+    for step in (8, 0, 5, 2, 7):
+        assert jumping.at(step).ids.tolist() == expected[step]
+
+
+def test_a_step_is_found_without_walking_and_without_a_new_permutation() -> None:
+    order = SampleOrder(num_samples=1_000_000, batch=64)
+    order.at(10**9)
+    begin = time.perf_counter()
+    for offset in range(1000):
+        order.at(10**9 + offset % 100)
+    assert (
+        time.perf_counter() - begin < 0.5
+    )  # a permutation of 10**6 takes about 10 ms, so 1000 of them take 10 s
+
+
+def test_what_cannot_be_ordered_is_refused() -> None:
+    with pytest.raises(DataError, match="0 samples"):
+        SampleOrder(num_samples=0, batch=1)
+    with pytest.raises(JobError, match="batch=2, accumulate=3"):
+        SampleOrder(num_samples=4, batch=2, accumulate=3)
+    with pytest.raises(IndexError):
+        SampleOrder(num_samples=4, batch=2).at(-1)

@@ -1,0 +1,174 @@
+"""The board, and the rule that tells a hang from a long computation."""
+
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+
+from plait.run.board import LABEL_BYTES, Board, Entry, State
+from plait.run.launch_hang import find_hang, trim_stack
+
+
+def test_a_slot_is_read_as_it_was_written() -> None:
+    board = Board.create(3)
+    before = time.monotonic_ns()
+    board.post(1).enter(5, 17, "all_reduce 3", waiting=True)
+    entry = board.read(1)
+    assert entry is not None
+    assert (entry.rank, entry.state, entry.step, entry.index) == (1, State.WAITING, 5, 17)
+    assert entry.label == "all_reduce 3"
+    assert before <= entry.since_ns <= time.monotonic_ns()
+    assert entry.place() == "step 5, waiting in 'all_reduce 3' (instruction 17)"
+    assert [slot.state for slot in board.read_all() if slot is not None] == [
+        State.STARTING,
+        State.WAITING,
+        State.STARTING,
+    ]
+    board.close()
+
+
+def test_a_long_label_is_cut_at_a_whole_character() -> None:
+    board = Board.create(1)
+    board.post(0).enter(0, 0, "x" + "é" * LABEL_BYTES)
+    entry = board.read(0)
+    assert entry is not None
+    assert entry.label == "x" + "é" * ((LABEL_BYTES - 1) // 2)
+    board.post(0).enter(0, 1, "short")
+    entry = board.read(0)
+    assert entry is not None
+    assert entry.label == "short"
+    board.close()
+
+
+def _write_forever(board: Board) -> None:
+    post = board.post(0)
+    number = 0
+    while True:
+        number += 1
+        post.enter(number, number, chr(ord("a") + number % 26) * (number % LABEL_BYTES))
+
+
+@pytest.mark.timeout(30)
+def test_a_reader_never_sees_half_of_a_write() -> None:
+    board = Board.create(1)
+    writer = multiprocessing.get_context("fork").Process(target=_write_forever, args=(board,), daemon=True)
+    writer.start()
+    try:
+        seen: set[int] = set()
+        deadline = time.monotonic() + 10
+        while len(seen) < 300 and time.monotonic() < deadline:
+            entry = board.read(0)
+            if entry is not None and entry.state is State.RUNNING:
+                assert entry.step == entry.index
+                assert entry.label == chr(ord("a") + entry.step % 26) * (entry.step % LABEL_BYTES)
+                seen.add(entry.step)
+        assert len(seen) == 300
+    finally:
+        assert writer.pid is not None
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.join()
+        board.close()
+
+
+def test_a_slot_whose_writer_died_in_the_middle_is_not_believed() -> None:
+    board = Board.create(1)
+    board.post(0).enter(1, 1, "a")
+    board._memory[64] |= 1  # the counter is odd while a write is going on
+    assert board.read(0) is None
+    board.close()
+
+
+def test_entering_costs_microseconds() -> None:
+    board = Board.create(1)
+    post = board.post(0)
+    costs = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        for _ in range(2000):
+            post.enter(5, 17, "all_reduce 3", True)
+        costs.append((time.perf_counter() - begin) / 2000)
+    assert min(costs) < 10e-6  # 0.9 µs when measured; ten times that on a loaded machine
+    board.close()
+
+
+def test_all_ranks_stop_after_the_same_step() -> None:
+    board = Board.create(2)
+    first, second = board.post(0), board.post(1)
+    assert not first.stop_after(3)
+    board.request_stop()
+    assert first.stop_requested()
+    assert second.stop_requested()
+    assert not second.stop_after(3)  # rank 0 has not announced a last step yet
+    assert not first.stop_after(4)  # it does now: step 5
+    assert not second.stop_after(4)
+    assert first.stop_after(5)
+    assert second.stop_after(5)
+    board.close()
+
+
+def test_one_rank_stops_at_once() -> None:
+    board = Board.create(1)
+    board.request_stop()
+    assert board.post(0).stop_after(7)
+    board.close()
+
+
+def _entry(rank: int, state: State, label: str, age_s: float, step: int = 4) -> Entry:
+    since_ns = int((1000 - age_s) * 1e9)
+    return Entry(rank=rank, state=state, step=step, index=9, label=label, since_ns=since_ns, beats=2)
+
+
+def _find(
+    *entries: Entry | None, stopped: tuple[int, ...] = ()
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    hang = find_hang(entries, int(1000e9), 10, lambda rank: rank in stopped)
+    return None if hang is None else (hang.waiting, hang.missing)
+
+
+def test_a_long_computation_for_which_nobody_waits_is_no_hang() -> None:
+    assert _find(_entry(0, State.RUNNING, "forward", 500), _entry(1, State.RUNNING, "forward", 500)) is None
+
+
+def test_a_short_wait_is_no_hang() -> None:
+    assert _find(_entry(0, State.WAITING, "sum", 9), _entry(1, State.RUNNING, "forward", 500)) is None
+
+
+def test_waiting_for_a_rank_that_computes_is_a_hang() -> None:
+    assert _find(_entry(0, State.WAITING, "sum", 11), _entry(1, State.RUNNING, "forward", 500)) == (
+        (0,),
+        (1,),
+    )
+
+
+def test_waiting_for_a_rank_that_has_returned_or_cannot_be_read_is_a_hang() -> None:
+    waits = _entry(0, State.WAITING, "sum", 11)
+    assert _find(waits, _entry(1, State.DONE, "", 3), None) == ((0,), (1, 2))
+
+
+def test_waiting_in_different_operations_is_a_hang() -> None:
+    waits = _entry(0, State.WAITING, "sum 1", 12), _entry(1, State.WAITING, "sum 2", 11)
+    assert _find(*waits) == ((0,), (1,))
+    waits = _entry(0, State.WAITING, "sum", 12, step=4), _entry(1, State.WAITING, "sum", 11, step=5)
+    assert _find(*waits) == ((0,), (1,))
+
+
+def test_a_slow_operation_with_everybody_there_gets_twice_the_time() -> None:
+    assert _find(_entry(0, State.WAITING, "sum", 19), _entry(1, State.WAITING, "sum", 18)) is None
+    assert _find(_entry(0, State.WAITING, "sum", 21), _entry(1, State.WAITING, "sum", 1)) == ((0, 1), ())
+
+
+def test_a_stopped_rank_is_missing_even_where_it_stands() -> None:
+    waits = _entry(0, State.WAITING, "sum", 12), _entry(1, State.WAITING, "sum", 11)
+    assert _find(*waits, stopped=(1,)) == ((0,), (1,))
+
+
+def test_a_stack_is_cut_where_the_worker_was_started() -> None:
+    dump = (
+        "Current thread 0x1 (most recent call first):\n"
+        '  File "job.py", line 3 in load\n'
+        '  File "x/launch_child.py", line 140 in run_child\n'
+        '  File "x/launch.py", line 9 in launch\n'
+    )
+    assert trim_stack(dump).splitlines()[1:] == ['  File "job.py", line 3 in load']
