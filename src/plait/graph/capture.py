@@ -75,14 +75,30 @@ def fake_model(job: Job, mode: FakeTensorMode, dtype: torch.dtype) -> nn.Module:
         try:
             with mode, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                return job.build_model().to(dtype) if dtype != torch.float32 else job.build_model()
+                return _cast(job.build_model(), dtype)
         except JobError:
             raise
         except Exception:  # a constructor that reads values (.item(), .tolist()) cannot run on fake tensors
             model = job.build_model()
     fake = _as_fake(model, mode)
     with mode:
-        return fake.to(dtype) if dtype != torch.float32 else fake
+        return _cast(fake, dtype)
+
+
+def _cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """`model.to(dtype)`, in place, which torch refuses for fake tensors that something else refers to."""
+    if dtype == torch.float32:
+        return model
+    cast: dict[int, Any] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if parameter.is_floating_point():
+                new = nn.Parameter(parameter.detach().to(dtype), requires_grad=parameter.requires_grad)
+                setattr(module, name, cast.setdefault(id(parameter), (parameter, new))[1])
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+            if buffer.is_floating_point():
+                setattr(module, name, cast.setdefault(id(buffer), (buffer, buffer.to(dtype)))[1])
+    return model
 
 
 def _as_fake(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
@@ -163,10 +179,10 @@ def _trace_forward(
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         if job.precision == "bf16":
             stack.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
-        traced = make_fx(forward, tracing_mode="real", _allow_non_fake_inputs=True, record_stack_traces=True)(
+        traced = make_fx(forward, tracing_mode="real", _allow_non_fake_inputs=True)(
             *parameters.values(), *buffers.values(), *leaves
         )
-    marks.apply(traced.graph, _PACKAGE)
+    marks.apply(traced.graph)
     return traced, scalar_form[0]
 
 

@@ -22,7 +22,8 @@ class Captures:
         self.job = job
         self.source = source if source is not None else open_data(job.data, job.collate)
         self.dtype = dtype
-        two, three = self.source.fetch([0, 0]), self.source.fetch([0, 0, 0])
+        first = torch.zeros(3, dtype=torch.int64)
+        two, three = self.source.fetch(first[:2]), self.source.fetch(first)
         self.layout = read_layout(two, 2, three, 3)
         self._example = two
         self._graphs: dict[tuple[int, LeafShapes], Graph] = {}

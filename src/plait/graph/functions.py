@@ -26,6 +26,7 @@ class FunctionCapture(AttentionCapture):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         self._marks.grad_mode()
+        self._marks.source_line()
         if func is F.batch_norm:
             return _batch_norm(*args, **(kwargs or {}))
         return super().__torch_function__(func, types, args, dict(kwargs or {}))

@@ -4,10 +4,11 @@ In: calls made during tracing. Out: `meta` on the nodes of the finished graph. W
 construction, so it needs nothing of torch but the current proxy mode (tried on 2.11 to 2.13).
 """
 
-import re
+import sys
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 _NOTES: dict[str, Any] = {"phase": "forward", "module": "", "grad": True, "source": "", "origin": ""}
 """What we keep on a node, and what it is where nothing is known."""
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_TORCH = str(Path(torch.__file__).parent)
+_CAPTURE = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parent.parent)
 
 
 def nodes_so_far() -> int:
@@ -32,6 +35,7 @@ class Marks:
         self._modules: list[tuple[int, str]] = [(0, "")]
         self._grad: list[tuple[int, bool]] = [(0, True)]
         self._origins: list[tuple[int, fx.Node | None]] = [(0, None)]
+        self._sources: list[tuple[int, tuple[str, int] | None]] = [(0, None)]
         self._path: list[str] = [""]
 
     @contextmanager
@@ -61,6 +65,12 @@ class Marks:
         if self._grad[-1][1] != enabled:
             self._grad.append((nodes_so_far(), enabled))
 
+    def source_line(self) -> None:
+        """Note which line of the user's is running; recorded here as torch's stack traces cost a third of a capture."""
+        source = _running_line()
+        if self._sources[-1][1] != source:
+            self._sources.append((nodes_so_far(), source))
+
     def at_node(self, node: fx.Node | None) -> None:
         """Note that an earlier graph's `node` is replayed from here on."""
         self._origins.append((nodes_so_far(), node))
@@ -69,13 +79,14 @@ class Marks:
         """The replayed node that made the node at `index`."""
         return _latest(self._origins, index)
 
-    def apply(self, graph: fx.Graph, package: str) -> None:
+    def apply(self, graph: fx.Graph) -> None:
         """Write module, phase, source line and grad mode into the graph's nodes."""
         for index, node in enumerate(graph.nodes):
             node.meta["phase"] = "forward"
             node.meta["module"] = _latest(self._modules, index)
             node.meta["grad"] = _latest(self._grad, index)
-            node.meta["source"] = _source(node.meta.get("stack_trace"), package)
+            source = _latest(self._sources, index) if node.op == "call_function" else None
+            node.meta["source"] = f"{source[0]}:{source[1]}" if source is not None else ""
 
     def copy_meta(self, graph: fx.Graph) -> None:
         """Copy our meta from the replayed nodes."""
@@ -89,9 +100,18 @@ def _latest(marks: list[tuple[int, Any]], index: int) -> Any:
     return marks[bisect_right(marks, index, key=lambda mark: mark[0]) - 1][1]
 
 
-def _source(stack_trace: str | None, package: str) -> str:
-    """The innermost frame that belongs to neither torch nor plait."""
-    for filename, line in reversed(_FRAME.findall(stack_trace or "")):
-        if "/torch/" not in filename and not filename.startswith(package):
-            return f"{filename}:{line}"
-    return ""
+def _running_line() -> tuple[str, int] | None:
+    """The innermost line outside of torch and plait; None where plait called torch's own modules directly."""
+    frame = sys._getframe(1)
+    entered = False
+    while frame.f_back is not None:
+        frame = frame.f_back
+        filename = frame.f_code.co_filename
+        if filename.startswith(_CAPTURE) and not entered:
+            continue
+        entered = True
+        if filename.startswith(_PACKAGE):
+            return None
+        if not filename.startswith((_TORCH, "<")):
+            return filename, frame.f_lineno
+    return None

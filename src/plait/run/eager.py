@@ -1,0 +1,83 @@
+"""Models that cannot be captured: their forward and backward run eagerly, as one opaque instruction.
+
+In: a rank's share of a micro-batch. Out: (total, weight, gradients of total, buffers weighted by the share), all of them summands
+over ranks. Random numbers come from torch's generator, seeded by (seed, step, micro-batch, first sample).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from plait.job.job import Job
+from plait.job.loader import Share
+from plait.run.state import ModelState
+
+_ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
+
+
+def run_eagerly(
+    state: ModelState, share: Share, parameters: tuple[str, ...], step: int, micro_batch: int
+) -> list[Tensor]:
+    """[total, weight, *gradients, *buffers] of one share; an empty share contributes zeros."""
+    size, whole = share.sizes[_rank_of(share)] if share.sizes else 0, sum(share.sizes)
+    names = [name for name in parameters if not name.startswith("buffer:")]
+    tensors = [state.parameters[name] for name in names]
+    zero = torch.zeros((), dtype=state.dtype, device=state.device)
+    if len(share.ids) == 0:
+        gradients: list[Any] = [torch.zeros_like(tensor) for tensor in tensors]
+        return [zero, zero.clone(), *gradients, *_buffers(state, parameters, 0.0)]
+    batch = pytree.tree_map_only(Tensor, lambda leaf: _place(leaf, state), share.batch)
+    seed = (state.job.seed * 1_000_003 + step) * 1_000_003 + micro_batch * 65_537 + share.offset
+    with torch.random.fork_rng(devices=[state.device] if state.device.type == "cuda" else []), torch.enable_grad():
+        torch.manual_seed(seed % (1 << 63))
+        with state.job.autocast(state.device.type):
+            total, weight = total_and_weight(state.job, state.model, batch, len(share.ids))
+        found = torch.autograd.grad(total, tensors, allow_unused=True)
+    gradients = [torch.zeros_like(t) if g is None else g for t, g in zip(tensors, found, strict=True)]
+    assert size == len(share.ids)
+    fraction = size / max(whole, 1)
+    return [total.detach(), weight.detach(), *gradients, *_buffers(state, parameters, fraction)]
+
+
+def _rank_of(share: Share) -> int:
+    """The rank whose share starts at this offset and has as many samples."""
+    offset = 0
+    for rank, size in enumerate(share.sizes):
+        if offset == share.offset and size == len(share.ids):
+            return rank
+        offset += size
+    return 0
+
+
+def _place(leaf: Tensor, state: ModelState) -> Tensor:
+    return leaf.to(state.device, state.dtype if leaf.is_floating_point() else None)
+
+
+def _buffers(state: ModelState, parameters: tuple[str, ...], fraction: float) -> list[Tensor]:
+    names = [name.removeprefix("buffer:") for name in parameters if name.startswith("buffer:")]
+    return [state.buffers[name].detach() * fraction for name in names]
+
+
+def total_and_weight(job: Job, model: nn.Module, batch: Any, num_samples: int) -> tuple[Tensor, Tensor]:
+    """The objective as (total, weight): known loss modules by their own weights, anything else by its samples."""
+    result = job.objective_of(model, batch)
+    if not isinstance(result, Tensor):
+        total, weight = result
+        return total, weight.to(total.dtype)
+    weight = result.new_tensor(float(num_samples))
+    loss = job.loss
+    if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) and loss.reduction == "mean":
+        target = batch[-1]
+        if not target.is_floating_point():
+            keep = target != loss.ignore_index
+            weight = keep.sum().to(result.dtype)
+            if loss.weight is not None:
+                weight = (loss.weight.to(result)[target * keep] * keep).sum()
+    return torch.where(weight > 0, result * weight, torch.zeros_like(result)), weight
+
+
+def counts_samples(job: Job) -> bool:
+    """Whether the eager loss is read as a mean over samples for want of a better reading."""
+    return job.loss is None or not isinstance(job.loss, (nn.CrossEntropyLoss, nn.NLLLoss, *_ELEMENTWISE))

@@ -1,0 +1,139 @@
+"""The gradients of one rank between backward and update.
+
+In: gradients as the backward makes them. Out: summed, divided, clipped gradients on the user's parameters. Buckets that
+travel are one flat tensor each; gradients that stay are kept as they came.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from plait.program.program import Bucket
+from plait.run.state import ModelState
+
+
+class GradientStore:
+    """Holds what `Accumulate` fills and `Update` uses."""
+
+    def __init__(self, state: ModelState) -> None:
+        self._state = state
+        self._flat: dict[Bucket, Tensor] = {}
+        self._views: dict[Bucket, list[Tensor]] = {}
+        self._scalars: dict[Bucket, list[Tensor]] = {}
+        self._loose: list[Tensor] = []
+        self._copies: dict[Bucket, list[bool]] = {}
+        self.on_ready: Callable[[dict[str, Tensor]], None] | None = None
+        """Called with all gradients, by parameter name, before the update: for verification."""
+
+    def flat(self, bucket: Bucket) -> Tensor:
+        """The bucket's gradients and scalars as one tensor."""
+        if bucket not in self._flat:
+            flat = torch.zeros(bucket.num_elements, dtype=bucket.dtype, device=self._state.device)
+            sizes = [torch.Size(shape).numel() for shape in bucket.shapes]
+            pieces = flat.split([*sizes, *([1] * len(bucket.scalars))])
+            self._flat[bucket] = flat
+            self._views[bucket] = [p.view(s) for p, s in zip(pieces, bucket.shapes, strict=False)]
+            self._scalars[bucket] = [piece.view(()) for piece in pieces[len(bucket.shapes) :]]
+        return self._flat[bucket]
+
+    def add(self, bucket: Bucket, tensors: list[Tensor], *, fresh: bool) -> None:
+        """Gradients, then the bucket's scalars, then scalars that no bucket carries."""
+        count = len(bucket.parameters)
+        gradients, scalars = tensors[:count], tensors[count : count + len(bucket.scalars)]
+        loose = tensors[count + len(bucket.scalars) :]
+        tensors.clear()
+        if bucket.axis is not None:
+            self.flat(bucket)
+            targets = self._views[bucket] + self._scalars[bucket]
+            _join(targets, [*gradients, *scalars], fresh)
+        elif gradients:
+            if fresh:
+                self._views[bucket] = self._own(bucket, gradients)
+            else:
+                torch._foreach_add_(self._views[bucket], gradients)
+        if loose and fresh:
+            self._loose = [tensor.clone() for tensor in loose]
+        elif loose:
+            torch._foreach_add_(self._loose, loose)
+
+    def _own(self, bucket: Bucket, gradients: list[Tensor]) -> list[Tensor]:
+        """Tensors that may be written in place: copies of those that share memory or are broadcast."""
+        if bucket not in self._copies:
+            seen: set[int] = set()
+            copies = []
+            for gradient in gradients:
+                pointer = gradient.untyped_storage().data_ptr()
+                whole = gradient.untyped_storage().nbytes() == gradient.numel() * gradient.element_size()
+                copies.append(not whole or pointer in seen)
+                seen.add(pointer)
+            self._copies[bucket] = copies
+        flags = self._copies[bucket]
+        return [g.clone() if copy else g for g, copy in zip(gradients, flags, strict=True)]
+
+    def scalars(self, buckets: Sequence[Bucket]) -> dict[str, Tensor]:
+        """`total` (and a late `weight`) after the sums."""
+        found = {
+            name: tensor
+            for bucket in buckets
+            for name, tensor in zip(bucket.scalars, self._scalars.get(bucket, ()), strict=False)
+        }
+        names = [name for name in ("total", "weight") if name not in found]
+        return found | dict(zip(names, self._loose, strict=False))
+
+    def gradients(self, buckets: Sequence[Bucket]) -> dict[str, Tensor]:
+        """All gradients by parameter name."""
+        return {
+            name: tensor
+            for bucket in buckets
+            for name, tensor in zip(bucket.parameters, self._views.get(bucket, ()), strict=True)
+            if not name.startswith("buffer:")
+        }
+
+    def buffer(self, name: str) -> Tensor:
+        """A buffer that travelled in a bucket."""
+        for bucket, views in self._views.items():
+            if f"buffer:{name}" in bucket.parameters:
+                return views[bucket.parameters.index(f"buffer:{name}")]
+        raise KeyError(name)
+
+    def finish(
+        self, buckets: Sequence[Bucket], *, late_weight: Tensor | None, clip_norm: float | None
+    ) -> Tensor | None:
+        """Divide by the weight and clip by the global norm; returns the norm where it was needed."""
+        tensors = list(self.gradients(buckets).values())
+        if not tensors or (late_weight is None and clip_norm is None):
+            return None
+        factor = late_weight.reciprocal() if late_weight is not None else None
+        norm = None
+        if clip_norm is not None:
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
+            norm = norm * factor if factor is not None else norm
+            scale = (clip_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
+            factor = scale * factor if factor is not None else scale
+        assert factor is not None
+        torch._foreach_mul_(tensors, factor)
+        return norm
+
+    def hand_over(self, buckets: Sequence[Bucket]) -> None:
+        """Put the gradients where the optimizer looks for them."""
+        gradients = self.gradients(buckets)
+        if self.on_ready is not None:
+            self.on_ready(gradients)
+        for name, gradient in gradients.items():
+            self._state.parameters[name].grad = gradient
+
+    def take_back(self, buckets: Sequence[Bucket]) -> None:
+        """Free gradients that are made anew every step."""
+        for bucket in buckets:
+            if bucket.axis is None:
+                for name in bucket.parameters:
+                    self._state.parameters[name].grad = None
+                self._views.pop(bucket, None)
+
+
+def _join(targets: list[Tensor], sources: list[Tensor], fresh: bool) -> None:
+    if fresh:
+        torch._foreach_copy_(targets, sources)
+    else:
+        torch._foreach_add_(targets, sources)

@@ -1,0 +1,204 @@
+"""One rank at work: executes its instructions on real tensors.
+
+In: a program, this rank's share of the batch. Out: changed parameters, the step's loss. It is the same under both real
+interpreters: the worker gives it links between processes, the serial interpreter mailboxes. `execute` is a generator that
+yields while another rank has to move first; in a process it never yields.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from plait.graph.random_ops import random_key
+from plait.job.loader import Share
+from plait.program import instructions as ins
+from plait.program.program import Program, RankProgram
+from plait.run.eager import run_eagerly
+from plait.run.gradients import GradientStore
+from plait.run.links import Handle, Links
+from plait.run.state import ModelState
+
+
+class Observer(Protocol):
+    """Told of every instruction: the board that the launcher watches, and the trace."""
+
+    def entering(self, step: int, instruction: ins.Instruction, waiting: bool) -> None: ...
+
+    def done(self, step: int, instruction: ins.Instruction, start_ns: int, end_ns: int) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepOutcome:
+    """What is known after a step; reading the numbers waits for the device."""
+
+    total: Tensor
+    weight: Tensor | float
+    norm: Tensor | None
+    """Global norm of the gradients before clipping, where it was computed."""
+
+    @property
+    def loss(self) -> float:
+        """The mean over the whole batch."""
+        return float(self.total) / float(self.weight) if float(self.weight) else float("nan")
+
+
+class Machine:
+    """Executes programs for one rank."""
+
+    def __init__(self, rank: int, state: ModelState, links: Links, observer: Observer) -> None:
+        self.rank = rank
+        self.state = state
+        self.links = links
+        self.observer = observer
+        self.store = GradientStore(state)
+        self.outcome: StepOutcome | None = None
+        self._values: dict[str, Any] = state.values()
+        self._pending: dict[int, tuple[Handle, str]] = {}
+        self._constants: dict[int, dict[str, Tensor]] = {}
+        self._program: Program | None = None
+        self._shares: Sequence[Share] = ()
+        self._step = 0
+        self._norm: Tensor | None = None
+        self._run: dict[type, Callable[[Any], None]] = {
+            ins.Load: self._load,
+            ins.Compute: self._compute,
+            ins.Opaque: self._opaque,
+            ins.Collective: self._collective,
+            ins.Tally: self._tally,
+            ins.Tangent: self._tangent,
+            ins.Accumulate: self._accumulate,
+            ins.Finish: self._finish,
+            ins.Update: self._update,
+            ins.Commit: self._commit,
+        }
+
+    def execute(self, program: Program, step: int, shares: Sequence[Share]) -> Iterator[None]:
+        """One step, under `torch.no_grad`, which is the caller's: a generator must not change the mode of its caller."""
+        own = program.of(self.rank)
+        self._program, self._shares, self._step, self._norm = program, shares, step, None
+        self._values |= self._constants_of(own)
+        entering, done, clock = self.observer.entering, self.observer.done, time.perf_counter_ns
+        for instruction in own.instructions:
+            start = clock()
+            if isinstance(instruction, ins.Wait):
+                entering(step, instruction, True)
+                handle, name = self._pending.pop(instruction.of)
+                while not handle.ready():
+                    yield
+                self._values[name] = handle.result()
+            else:
+                entering(step, instruction, False)
+                self._run[type(instruction)](instruction)
+            for name in instruction.frees:
+                self._values.pop(name, None)
+            done(step, instruction, start, clock())
+        self.state.steps_done = step + 1
+        self.outcome = StepOutcome(
+            total=self._values.pop("total"), weight=self._values.pop("weight"), norm=self._norm
+        )
+
+    def _constants_of(self, own: RankProgram) -> dict[str, Tensor]:
+        key = id(own)
+        if key not in self._constants:
+            device, dtype = self.state.device, self.state.dtype
+            self._constants[key] = {
+                name: tensor.to(device, dtype if tensor.is_floating_point() and dtype == torch.float64 else None)
+                for name, tensor in own.constants.items()
+            }
+        return self._constants[key]
+
+    def _load(self, instruction: ins.Load) -> None:
+        number = instruction.micro_batch
+        assert number is not None
+        share = self._shares[number]
+        device, dtype = self.state.device, self.state.dtype
+        leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(share.batch) if isinstance(leaf, Tensor)]
+        for index, leaf in enumerate(leaves):
+            wanted = dtype if leaf.is_floating_point() else leaf.dtype
+            self._values[f"{number}/batch.{index}"] = leaf.to(device, wanted, non_blocking=True)
+        self._values[f"{number}/key"] = random_key(
+            seed=self.state.job.seed, step=self._step, micro_batch=number, first_sample=share.offset, device=device
+        )
+        self._values[f"{number}/offset:data"] = share.offset
+
+    def _compute(self, instruction: ins.Compute) -> None:
+        assert self._program is not None
+        values = self._values
+        segment = self._program.of(self.rank).segments[instruction.segment]
+        args = [values[name] for name in instruction.reads]
+        for name in instruction.frees:  # the segment drops its inputs one by one; nobody else may hold them
+            values.pop(name, None)
+        values.update(zip(instruction.writes, segment.run(args), strict=True))
+
+    def _opaque(self, instruction: ins.Opaque) -> None:
+        number = instruction.micro_batch
+        assert number is not None
+        results = run_eagerly(self.state, self._shares[number], instruction.parameters, self._step, number)
+        self._values.update(zip(instruction.writes, results, strict=True))
+
+    def _collective(self, instruction: ins.Collective) -> None:
+        name = instruction.reads[0]
+        if name.startswith("bucket:"):
+            tensor = self.store.flat(self._bucket(int(name.removeprefix("bucket:"))))
+        else:
+            tensor = self._values[name]
+            if instruction.op == "all_reduce" and instruction.writes != instruction.reads:
+                tensor = tensor.clone(memory_format=torch.contiguous_format)
+        self._pending[instruction.id] = (self.links.start(instruction, tensor), instruction.writes[0])
+
+    def _tally(self, instruction: ins.Tally) -> None:
+        parts = [self._values[name] for name in instruction.reads]
+        self._values["weight"] = torch.stack(parts).sum() if len(parts) > 1 else parts[0].clone()
+
+    def _tangent(self, instruction: ins.Tangent) -> None:
+        if instruction.weight is None:
+            self._values["tangent"] = self._values["weight"].reciprocal()
+        else:
+            self._values["tangent"] = torch.full(
+                (), 1.0 / instruction.weight, dtype=self.state.dtype, device=self.state.device
+            )
+
+    def _bucket(self, index: int) -> Any:
+        assert self._program is not None
+        return self._program.buckets[index]
+
+    def _accumulate(self, instruction: ins.Accumulate) -> None:
+        bucket = self._bucket(instruction.bucket)
+        tensors = [self._values[name] for name in instruction.reads]
+        for name in instruction.frees:
+            self._values.pop(name, None)
+        self.store.add(bucket, tensors, fresh=instruction.fresh)
+        self._values[f"bucket:{instruction.bucket}"] = None
+
+    def _finish(self, instruction: ins.Finish) -> None:
+        assert self._program is not None
+        program = self._program
+        scalars = self.store.scalars(program.buckets)
+        self._values["total"] = scalars["total"].clone()
+        weight: Any = program.total_weight
+        if instruction.late_weight:
+            weight = scalars["weight"].clone()
+        elif weight is None:
+            weight = self._values["weight"]
+        self._values["weight"] = weight
+        self._norm = self.store.finish(
+            program.buckets,
+            late_weight=weight if instruction.late_weight else None,
+            clip_norm=instruction.clip_norm,
+        )
+
+    def _update(self, instruction: ins.Update) -> None:
+        assert self._program is not None
+        self.state.schedule.apply(self.state.optimizer, self._step)
+        self.store.hand_over(self._program.buckets)
+        self.state.optimizer.step()
+        self.store.take_back(self._program.buckets)
+
+    def _commit(self, instruction: ins.Commit) -> None:
+        for name, source in zip(instruction.buffers, instruction.reads, strict=True):
+            new = self.store.buffer(name) if source.startswith("bucket:") else self._values[source]
+            self.state.buffers[name].copy_(new)

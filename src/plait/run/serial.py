@@ -1,0 +1,121 @@
+"""The serial interpreter: all ranks of a program in one process, on real tensors, with mailboxes for links.
+
+In: a program and every rank's share. Out: the same tensors that processes would compute. Ranks take turns; a rank that
+waits for another gives up its turn, and if nobody can move the deadlock is reported with who waits for what.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from plait.errors import HangError
+from plait.job.loader import Share
+from plait.plan.mesh import Mesh
+from plait.program.instructions import Collective, Instruction
+from plait.program.program import Program
+from plait.run.links import Handle
+from plait.run.machine import Machine
+
+Reduce = Callable[[Sequence[Tensor]], Tensor]
+
+
+def add_up(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum, in the order of ranks."""
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total.add_(tensor)
+    return total
+
+
+class Mailboxes:
+    """Where collectives meet: the n-th of a group is one meeting."""
+
+    def __init__(self, mesh: Mesh, reduce: Reduce = add_up) -> None:
+        self.mesh = mesh
+        self.reduce = reduce
+        self._meetings: dict[tuple[tuple[int, ...], int], dict[int, Tensor]] = {}
+        self._results: dict[tuple[tuple[int, ...], int], tuple[Tensor, int]] = {}
+
+    def arrive(self, meeting: tuple[tuple[int, ...], int], rank: int, tensor: Tensor) -> None:
+        """Leave a tensor."""
+        self._meetings.setdefault(meeting, {})[rank] = tensor
+
+    def complete(self, meeting: tuple[tuple[int, ...], int]) -> bool:
+        """Whether everybody has arrived."""
+        return meeting in self._results or len(self._meetings.get(meeting, ())) == len(meeting[0])
+
+    def collect(self, meeting: tuple[tuple[int, ...], int], collective: Collective) -> Tensor:
+        """The result; the last one to ask clears the meeting."""
+        if meeting not in self._results:
+            tensors = [tensor for _, tensor in sorted(self._meetings.pop(meeting).items())]
+            joined = torch.cat(tensors, collective.dim) if collective.op == "all_gather" else self.reduce(tensors)
+            self._results[meeting] = (joined, 0)
+        result, asked = self._results[meeting]
+        self._results[meeting] = (result, asked + 1)
+        if asked + 1 == len(meeting[0]):
+            del self._results[meeting]
+        return result
+
+
+class _Meeting:
+    def __init__(self, boxes: Mailboxes, meeting: tuple[tuple[int, ...], int], collective: Collective, own: Tensor) -> None:
+        self._boxes, self._meeting, self._collective, self._own = boxes, meeting, collective, own
+
+    def ready(self) -> bool:
+        return self._boxes.complete(self._meeting)
+
+    def result(self) -> Tensor:
+        result = self._boxes.collect(self._meeting, self._collective)
+        if self._collective.op == "all_gather":
+            return result.clone()
+        return self._own.copy_(result)
+
+
+class SerialLinks:
+    """One rank's links to mailboxes."""
+
+    def __init__(self, boxes: Mailboxes, rank: int) -> None:
+        self._boxes = boxes
+        self._rank = rank
+        self._counts: dict[tuple[int, ...], int] = {}
+
+    def start(self, collective: Collective, tensor: Tensor) -> Handle:
+        """Leave a copy of the tensor in the mailbox."""
+        group = self._boxes.mesh.group(self._rank, collective.axis)
+        number = self._counts.get(group, 0)
+        self._counts[group] = number + 1
+        self._boxes.arrive((group, number), self._rank, tensor.clone())
+        return _Meeting(self._boxes, (group, number), collective, tensor)
+
+
+class Unobserved:
+    """An observer that remembers only where a rank is."""
+
+    def __init__(self) -> None:
+        self.place: Instruction | None = None
+
+    def entering(self, step: int, instruction: Instruction, waiting: bool) -> None:
+        self.place = instruction
+
+    def done(self, step: int, instruction: Instruction, start_ns: int, end_ns: int) -> None:
+        pass
+
+
+@torch.no_grad()
+def run_step(machines: Sequence[Machine], program: Program, step: int, shares: Sequence[Sequence[Share]]) -> None:
+    """One step of all ranks; `shares` by rank, then by micro-batch."""
+    running = {m.rank: m.execute(program, step, share) for m, share in zip(machines, shares, strict=True)}
+    while running:
+        places = {rank: getattr(machines[rank].observer, "place", None) for rank in running}
+        finished = []
+        for rank, turns in running.items():
+            try:
+                next(turns)
+            except StopIteration:
+                finished.append(rank)
+        for rank in finished:
+            del running[rank]
+        if not finished and places == {rank: getattr(machines[rank].observer, "place", None) for rank in running}:
+            told = ", ".join(f"rank {rank} in {place.name if place else '?'}" for rank, place in places.items())
+            raise HangError(f"step {step}: all ranks wait: {told}.", waiting=tuple(running), missing=())
