@@ -8,6 +8,7 @@ The way: trace the forward (attention and batch norm as ops of our own), make it
 """
 
 import copy
+import inspect
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -195,13 +196,27 @@ def _refuse_custom_functions(result: Tensor) -> None:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if isinstance(node, torch.autograd.function.BackwardCFunction) and "plait" not in type(node).__name__:
+        # torch gives the registered backward of a custom op this name; replaying the op finds it again.
+        if isinstance(node, torch.autograd.function.BackwardCFunction) and not type(node).__name__.startswith(
+            "GeneratedBackwardFor_"
+        ):
+            place = _line_of(type(node))
             raise CaptureError(
-                f"the model uses the hand-written autograd function {type(node).__name__.removesuffix('Backward')!r}, "
-                "whose backward cannot be read from its forward.",
+                f"the model uses the hand-written autograd function {type(node).__name__.removesuffix('Backward')!r}"
+                f"{f' ({place})' if place else ''}, whose backward cannot be read from its forward.",
                 fix="it is run eagerly instead; write it with torch.library.custom_op to have it captured.",
+                where=place,
             )
         stack.extend(parent for parent, _ in node.next_functions)
+
+
+def _line_of(backward: type) -> str | None:
+    """Where the user wrote the function that torch made this backward from."""
+    try:
+        function: Any = backward._forward_cls  # type: ignore[attr-defined]
+        return f"{inspect.getsourcefile(function)}:{inspect.getsourcelines(function)[1]}"
+    except (AttributeError, OSError, TypeError):
+        return None
 
 
 def _assemble(

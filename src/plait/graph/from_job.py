@@ -25,12 +25,12 @@ class Captures:
         first = torch.zeros(3, dtype=torch.int64)
         two, three = self.source.fetch(first[:2]), self.source.fetch(first)
         self.layout = read_layout(two, 2, three, 3)
-        self._example = two
+        self.example = two
         self._graphs: dict[tuple[int, LeafShapes], Graph] = {}
 
     def of_size(self, num_samples: int) -> Graph:
         """The graph of a micro-batch of `num_samples` samples shaped like the first one of the data."""
-        return self.of_shapes(num_samples, self.shapes(self._example, num_samples))
+        return self.of_shapes(num_samples, self.shapes(self.example, num_samples))
 
     def of_batch(self, batch: Any, num_samples: int) -> Graph:
         """The graph of a micro-batch of `num_samples` samples of which `batch` is a share."""
@@ -44,6 +44,6 @@ class Captures:
         """The graph of a micro-batch with leaves of these shapes."""
         key = (num_samples, shapes)
         if key not in self._graphs:
-            constants = pytree.tree_leaves(self._example)
+            constants = pytree.tree_leaves(self.example)
             self._graphs[key] = capture(self.job, self.layout, constants, shapes, num_samples, self.dtype)
         return self._graphs[key]

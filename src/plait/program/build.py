@@ -78,7 +78,7 @@ class StepBuilder:
         )
         self._add(Update, "update", "update", reads=names)
         return RankProgram(
-            instructions=tuple(_with_frees(self.instructions)),
+            instructions=tuple(with_frees(self.instructions)),
             segments=self.segments,
             values=self.values,
             constants=self.constants,
@@ -274,7 +274,7 @@ def _bytes_of(node: torch.fx.Node) -> int:
     return int(value.numel() * value.element_size())
 
 
-def _with_frees(instructions: list[Instruction]) -> list[Instruction]:
+def with_frees(instructions: list[Instruction]) -> list[Instruction]:
     """Name in each instruction the values that nobody reads afterwards."""
     last: dict[str, int] = {}
     for instruction in instructions:

@@ -14,9 +14,8 @@ from torch import fx
 from plait.program import local_functions as local
 from plait.program.communicate import all_gather, all_reduce
 from plait.program.placement import AxisShares, Partial, Shard, Strategy
-from plait.program.rules.base import aten
+from plait.program.rules.base import aten, ours
 
-plait = torch.ops.plait
 Local = fx.Node | list[fx.Node]
 
 
@@ -187,7 +186,7 @@ def _item(values: Any, index: int) -> Any:
     return values[index]
 
 
-@lower(plait.bernoulli, plait.uniform, plait.normal, plait.randint)
+@lower(ours.bernoulli, ours.uniform, ours.normal, ours.randint)
 def random(site: Site) -> Local:
     """The piece of the unsharded tensor that this rank holds; where samples are cut, its start comes with the key."""
     full = [int(extent) for extent in site.node.meta["val"].shape]
@@ -201,7 +200,7 @@ def random(site: Site) -> Local:
     return site.same(key, op, site.shape(), *rest, **extra)
 
 
-@lower(plait.batch_norm)
+@lower(ours.batch_norm)
 def batch_norm(site: Site) -> Local:
     cut = site.cut_axis()
     if cut is None:
@@ -237,7 +236,7 @@ def _local_batch_norm(site: Site, axis: AxisShares, coordinate: int) -> Local:
     return [y, mean, invstd, *averaged]
 
 
-@lower(plait.batch_norm_backward)
+@lower(ours.batch_norm_backward)
 def batch_norm_backward(site: Site) -> Local:
     cut = site.cut_axis()
     if cut is None or site.local_batch_norm:

@@ -21,7 +21,6 @@ def run_eagerly(
     state: ModelState, share: Share, parameters: tuple[str, ...], step: int, micro_batch: int
 ) -> list[Tensor]:
     """[total, weight, *gradients, *buffers] of one share; an empty share contributes zeros."""
-    size, whole = share.sizes[_rank_of(share)] if share.sizes else 0, sum(share.sizes)
     names = [name for name in parameters if not name.startswith("buffer:")]
     tensors = [state.parameters[name] for name in names]
     zero = torch.zeros((), dtype=state.dtype, device=state.device)
@@ -33,22 +32,12 @@ def run_eagerly(
     with torch.random.fork_rng(devices=[state.device] if state.device.type == "cuda" else []), torch.enable_grad():
         torch.manual_seed(seed % (1 << 63))
         with state.job.autocast(state.device.type):
-            total, weight = total_and_weight(state.job, state.model, batch, len(share.ids))
+            result = state.job.objective_of(state.model, batch)
+            total, weight = total_and_weight(state.job, batch, len(share.ids), result)
         found = torch.autograd.grad(total, tensors, allow_unused=True)
     gradients = [torch.zeros_like(t) if g is None else g for t, g in zip(tensors, found, strict=True)]
-    assert size == len(share.ids)
-    fraction = size / max(whole, 1)
+    fraction = len(share.ids) / sum(share.sizes)
     return [total.detach(), weight.detach(), *gradients, *_buffers(state, parameters, fraction)]
-
-
-def _rank_of(share: Share) -> int:
-    """The rank whose share starts at this offset and has as many samples."""
-    offset = 0
-    for rank, size in enumerate(share.sizes):
-        if offset == share.offset and size == len(share.ids):
-            return rank
-        offset += size
-    return 0
 
 
 def _place(leaf: Tensor, state: ModelState) -> Tensor:
@@ -60,9 +49,10 @@ def _buffers(state: ModelState, parameters: tuple[str, ...], fraction: float) ->
     return [state.buffers[name].detach() * fraction for name in names]
 
 
-def total_and_weight(job: Job, model: nn.Module, batch: Any, num_samples: int) -> tuple[Tensor, Tensor]:
-    """The objective as (total, weight): known loss modules by their own weights, anything else by its samples."""
-    result = job.objective_of(model, batch)
+def total_and_weight(
+    job: Job, batch: Any, num_samples: int, result: Tensor | tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The objective's result as (total, weight): known loss modules by their own weights, others by their samples."""
     if not isinstance(result, Tensor):
         total, weight = result
         return total, weight.to(total.dtype)

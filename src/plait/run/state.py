@@ -3,6 +3,7 @@
 In: a job. Out: the user's own module and optimizer on this rank's device, and both ways between them and a checkpoint.
 """
 
+import copy
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ class ModelState:
         self.device = device
         self.dtype = dtype
         model = job.build_model()
+        if model is job.model:  # the user's own instance stays as it was given
+            model = copy.deepcopy(model)
         if dtype != torch.float32:
             model = model.to(dtype)
         self.model: nn.Module = model.to(device).train()

@@ -14,9 +14,13 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from plait.graph import attention_op, batch_norm_op, random_ops  # their import registers our ops
 from plait.program.placement import AxisShares, P, Placement, R, Shard, Strategy
 
 aten = torch.ops.aten
+ours = torch.ops.plait
+REGISTERED = (attention_op, batch_norm_op, random_ops)
+"""The modules whose ops are in `ours`."""
 
 
 @dataclass
@@ -115,4 +119,4 @@ def shards(ndim: int, *, skip: Sequence[int] = ()) -> list[int]:
     return [dim for dim in range(ndim) if dim not in skip]
 
 
-__all__ = ["AxisShares", "Op", "P", "Placement", "R", "Rule", "Shard", "Strategy", "aten", "find_rule", "rule", "shape_of", "shards"]
+__all__ = ["AxisShares", "Op", "P", "Placement", "R", "Rule", "Shard", "Strategy", "aten", "find_rule", "ours", "rule", "shape_of", "shards"]

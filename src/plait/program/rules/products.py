@@ -1,10 +1,6 @@
 """Matrix products, convolutions, attention, embeddings: where weights meet activations."""
 
-import torch
-
-from plait.program.rules.base import Op, P, R, Shard, Strategy, aten, rule
-
-plait = torch.ops.plait
+from plait.program.rules.base import Op, P, R, Shard, Strategy, aten, ours, rule
 
 
 @rule(aten.mm)
@@ -65,7 +61,7 @@ def convolution_backward(op: Op) -> list[Strategy]:
     return [op.by_name((Shard(0), P, P), grad_output=Shard(0), input=Shard(0))]
 
 
-@rule(plait.attention, plait.attention_backward, aten._scaled_dot_product_flash_attention_for_cpu)
+@rule(ours.attention, ours.attention_backward, aten._scaled_dot_product_flash_attention_for_cpu)
 def attention(op: Op) -> list[Strategy]:
     """Samples and heads are independent; a mask that is broadcast over them stays whole."""
     found = []

@@ -1,10 +1,6 @@
 """Reductions, normalizations, softmax, cross-entropy, pooling: dims that meet, and dims that stay apart."""
 
-import torch
-
-from plait.program.rules.base import Op, P, R, Shard, Strategy, aten, rule, shards
-
-plait = torch.ops.plait
+from plait.program.rules.base import Op, P, R, Shard, Strategy, aten, ours, rule, shards
 
 
 @rule(
@@ -73,13 +69,13 @@ def group_norm_backward(op: Op) -> list[Strategy]:
     return [op.by_name((Shard(0), P, P), grad_out=Shard(0), input=Shard(0), mean=Shard(0), rstd=Shard(0))]
 
 
-@rule(plait.batch_norm)
+@rule(ours.batch_norm)
 def batch_norm(op: Op) -> list[Strategy]:
     """Statistics are those of all ranks (the lowering reduces them), so they and the new buffers are replicated."""
     return [op.by_name((Shard(0), R, R, R, R), x=Shard(0))]
 
 
-@rule(plait.batch_norm_backward)
+@rule(ours.batch_norm_backward)
 def batch_norm_backward(op: Op) -> list[Strategy]:
     return [op.by_name((Shard(0), P, P), grad=Shard(0), x=Shard(0))]
 

@@ -1,0 +1,97 @@
+"""The programs of a run: one per shape of a step, captured and compiled when the shape first occurs.
+
+In: a job, a plan, the shapes of a step. Out: a `Program`. A model that cannot be captured gets programs with opaque
+instructions, and the reason is kept for the user.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from plait.errors import CaptureError, PlanError
+from plait.graph.from_job import Captures
+from plait.job.data import Source
+from plait.job.job import Job
+from plait.job.loader import Share
+from plait.plan.plan import Plan
+from plait.program.compile import Settings, compile_program
+from plait.program.opaque import ParameterShape, compile_opaque
+from plait.program.program import Program
+from plait.run.eager import counts_samples
+
+OPAQUE_PLANS = ("single", "ddp")
+"""Plans that do not need the inside of the model."""
+
+
+class Programs:
+    """Programs of one job under one plan, by the shape of the step."""
+
+    def __init__(
+        self, job: Job, source: Source, plan: Plan, device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.job = job
+        self.plan = plan
+        self.device = device
+        self.captures = Captures(job, source, dtype)
+        self.capture_error: CaptureError | None = None
+        self._programs: dict[Any, Program] = {}
+        self._parameters: tuple[ParameterShape, ...] | None = None
+
+    def for_step(self, shares: Sequence[Share]) -> Program:
+        """The program of a step, of whose micro-batches this rank has `shares`."""
+        key = tuple((share.sizes, self.captures.shapes(share.batch, sum(share.sizes))) for share in shares)
+        if key not in self._programs:
+            self._programs[key] = self._compile(shares)
+        return self._programs[key]
+
+    def for_sizes(self, sizes: Sequence[tuple[int, ...]]) -> Program:
+        """The program of a step whose micro-batches are shared like this, shaped like the first sample."""
+        example = self.captures.example
+        shares = [Share(batch=example, ids=(), sizes=units, offset=0, global_offset=0) for units in sizes]
+        return self.for_step(shares)
+
+    def _compile(self, shares: Sequence[Share]) -> Program:
+        sizes = [sum(share.sizes) for share in shares]
+        units = [share.sizes for share in shares]
+        if self.capture_error is None:
+            try:
+                graphs = {
+                    size: self.captures.of_batch(share.batch, size) for size, share in zip(sizes, shares, strict=True)
+                }
+            except CaptureError as error:
+                if self.plan.name not in OPAQUE_PLANS:
+                    raise PlanError(f"plan {self.plan.name} needs the inside of the model, but {error.what}", fix=error.fix) from error
+                self.capture_error = error
+            else:
+                settings = Settings(
+                    clip_norm=self.job.clip_norm, batch_norm=self.job.batch_norm, device=self.device
+                )
+                return compile_program(graphs, self.plan, sizes, settings, units)
+        return compile_opaque(
+            self.plan, self._shapes(), sizes, units, clip_norm=self.job.clip_norm, notices=self._opaque_notices()
+        )
+
+    def _shapes(self) -> tuple[ParameterShape, ...]:
+        if self._parameters is None:
+            model = self.job.build_model()
+            dtype = self.captures.dtype
+            entries = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+            if self.plan.mesh.size > 1:
+                entries += [(f"buffer:{n}", b) for n, b in model.named_buffers() if b.is_floating_point()]  # type: ignore[misc]
+            self._parameters = tuple(
+                ParameterShape(name=n, shape=tuple(t.shape), dtype=dtype if dtype == torch.float64 else t.dtype)
+                for n, t in entries
+            )
+        return self._parameters
+
+    def _opaque_notices(self) -> tuple[str, ...]:
+        assert self.capture_error is not None
+        notices = [f"running eagerly: {self.capture_error.what}"]
+        if counts_samples(self.job):
+            notices.append(
+                "the loss counts as a mean over its samples; return (total, weight) from `objective` to say otherwise."
+            )
+        if self.plan.mesh.size > 1:
+            notices.append("run eagerly, batch norm uses each rank's own share, and dropout masks depend on the ranks.")
+        return tuple(notices)

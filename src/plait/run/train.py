@@ -1,0 +1,245 @@
+"""Train a job: from Python, from a notebook, from the command line. Everything that can go wrong beforehand does so here.
+
+In: a job, a plan. Out: a `Result`, and a run folder. The model is captured and the program compiled before any process starts;
+workers inherit both.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.errors import JobError, UsageError
+from plait.job.checks import problems
+from plait.job.data import open_data
+from plait.job.job import Job
+from plait.job.order import micro_batch_sizes, shares
+from plait.plan.named import resolve
+from plait.plan.plan import Plan
+from plait.program.program import Program
+from plait.run.checkpoint import load_checkpoint
+from plait.run.folder import make_run_folder, write_environment
+from plait.run.launch import Interrupted, Seat, launch
+from plait.run.programs import Programs
+from plait.run.worker import Task, run_worker
+from plait.trace.files import read_trace, write_chrome
+from plait.trace.recorder import clock_offset_ns
+
+Listener = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """What training gave."""
+
+    losses: tuple[float, ...]
+    """The loss of every step that was run."""
+    evaluation: Mapping[str, float]
+    """The last measurements on the evaluation data."""
+    folder: Path
+    """The run folder: plan, metrics, trace, checkpoints."""
+    stopped: str | None
+    """Why training ended early: `interrupted`, or what `until` found; None: it ran to its end."""
+    notices: tuple[str, ...]
+    """What the user should know about how the model was run."""
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The trained weights and buffers as a `state_dict` with the user's own names."""
+        state = load_checkpoint(self.folder)
+        persistent = {k: v for k, v in (state.parameters | state.buffers).items() if k not in state.transient}
+        return persistent | {alias: persistent[name] for alias, name in state.aliases.items() if name in persistent}
+
+
+def train(
+    job: Job,
+    plan: str | Path | Plan | None = None,
+    ranks: int | None = None,
+    *,
+    steps: int | None = None,
+    out: str | Path | None = None,
+    device: str = "cpu",
+    settings: Mapping[str, Any] | None = None,
+    checkpoint_every: int | None = None,
+    checkpoint_timeout_s: float = 120.0,
+    resume: str | Path | None = None,
+    record_samples: bool = False,
+    trace: bool = True,
+    hang_s: float = 300.0,
+    listener: Listener | None = None,
+    name: str = "run",
+    dtype: torch.dtype = torch.float32,
+    record_gradients: bool = False,
+    extra: Mapping[str, Any] | None = None,
+) -> Result:
+    """Train `job` and return its result; see `plait run --help` for what the options mean."""
+    if not isinstance(job, Job):
+        raise JobError(f"train takes a plait.Job, not {type(job).__name__}.", fix="call your job function first: train(job()).")
+    chosen = resolve(plan if plan is not None else ("ddp" if (ranks or 1) > 1 else "single"), ranks, settings)
+    if steps is not None:
+        job = replace(job, steps=steps, epochs=None)
+    check_options(device, checkpoint_every, resume)
+    tell = listener if listener is not None else (lambda event: None)
+    programs = prepare(job, chosen, device, dtype, tell)
+    folder = make_run_folder(Path(out) if out else None, name, resuming=resume is not None)
+    (folder / "plan.yaml").write_text(chosen.to_yaml())
+    write_environment(
+        folder, {"ranks": chosen.mesh.size, "device": device, "batch": job.batch, "seed": job.seed, **(extra or {})}
+    )
+    task = Task(
+        job=job,
+        plan=chosen,
+        folder=folder,
+        device=device,
+        dtype=dtype,
+        resume=Path(resume) if resume else None,
+        checkpoint_every=checkpoint_every,
+        checkpoint_timeout_s=checkpoint_timeout_s,
+        record_samples=record_samples,
+        record_gradients=record_gradients,
+        trace=trace,
+        clock_offset_ns=clock_offset_ns(),
+        hang_s=hang_s,
+    )
+    tell({"started": str(folder), "total_steps": job.total_steps(programs.captures.source.num_samples)})
+    summary = _run(task, programs, tell)
+    if trace and summary["steps"]:
+        write_chrome(read_trace(folder), folder / "trace" / "trace.json")
+    return Result(
+        losses=tuple(summary["losses"]),
+        evaluation=summary["evaluation"],
+        folder=folder,
+        stopped=summary["stopped"],
+        notices=tuple(summary["notices"]),
+    )
+
+
+def check_options(device: str, checkpoint_every: int | None, resume: str | Path | None) -> None:
+    """Refuse what can be refused without looking at the job."""
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"device {device!r} is not known.", fix="use cpu or cuda.")
+    if checkpoint_every is not None and checkpoint_every < 1:
+        raise UsageError(f"checkpoint_every={checkpoint_every} is not a number of steps.", fix="use 1 or more.")
+    if resume is not None:
+        load_checkpoint(Path(resume))
+
+
+def prepare(job: Job, plan: Plan, device: str, dtype: torch.dtype, tell: Listener) -> Programs:
+    """Open the data, check the job against the plan, capture and compile the first step."""
+    source = open_data(job.data, job.collate)
+    found = problems(job, source.num_samples, plan.mesh.size)
+    if found:
+        raise JobError(" ".join(found))
+    programs = Programs(job, source, plan, torch.device(device), dtype)
+    first = job.batch if source.num_samples is None else min(job.batch, source.num_samples)
+    sizes = [tuple(shares(size, plan.mesh.size)) for size in micro_batch_sizes(first, job.accumulate)]
+    began = time.perf_counter()
+    program = programs.for_sizes(sizes)
+    tell({"compiled_s": time.perf_counter() - began, "notices": _notices(program, programs)})
+    return programs
+
+
+def _notices(program: Program, programs: Programs) -> list[str]:
+    found = list(program.notices)
+    if programs.capture_error is None:
+        unused = programs.captures.of_size(program.micro_batches[0]).unused
+        if unused:
+            found.append(f"unused by the loss, not trained: {', '.join(unused)}.")
+    if program.gathered and program.plan.mesh.size > 1:
+        ops = sorted({entry.op for entry in program.gathered})
+        found.append(f"tensors are gathered on every rank for {', '.join(ops)}: correct, but slower.")
+    return found
+
+
+def _run(task: Task, programs: Programs, tell: Listener) -> dict[str, Any]:
+    ranks = task.plan.mesh.size
+    if ranks == 1:
+        with _interruptible() as seat_with:
+            return run_worker(task, seat_with(tell), programs)
+    threads = max(1, (os.cpu_count() or 1) // ranks)
+    try:
+        results = launch(
+            _Main(task, programs),
+            ranks=ranks,
+            threads_per_rank=threads,
+            hang_s=task.hang_s,
+            on_event=lambda rank, event: tell(event),
+            run_dir=task.folder,
+        )
+    except Interrupted as stop:
+        done = [result for result in stop.results if result is not None]
+        if not stop.returned or not done:
+            raise
+        return dict(done[0])
+    return dict(results[0])
+
+
+class _Main:
+    """What a worker process runs. Spawned ones rebuild the programs, which hold compiled functions."""
+
+    def __init__(self, task: Task, programs: Programs) -> None:
+        self.task = task
+        self.programs: Programs | None = programs
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"task": self.task, "programs": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.task, self.programs = state["task"], state["programs"]
+
+    def __call__(self, seat: Seat) -> dict[str, Any]:
+        if self.programs is None:
+            task = self.task
+            self.programs = prepare(task.job, task.plan, task.device, task.dtype, lambda event: None)
+        summary = run_worker(self.task, seat, self.programs)
+        return summary if seat.rank == 0 else {}
+
+
+class _OwnBoard:
+    """The board of a run without a launcher: only Ctrl-C is asked for."""
+
+    def __init__(self) -> None:
+        self.stop = False
+
+    def enter(self, step: int, index: int, label: str, waiting: bool = False) -> None:
+        pass
+
+    def stop_after(self, step: int) -> bool:
+        return self.stop
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _OwnSeat:
+    """The seat of the only rank."""
+
+    board: _OwnBoard
+    emit: Listener
+    rank: int = 0
+    ranks: int = 1
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[Listener], Any]]:
+    """One rank in this process: the first Ctrl-C ends after the step, the second at once."""
+    board = _OwnBoard()
+
+    def stop(number: int, frame: Any) -> None:
+        if board.stop:
+            raise KeyboardInterrupt
+        board.stop = True
+
+    in_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)} if in_main else {}
+    try:
+        yield lambda tell: _OwnSeat(board=board, emit=tell)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

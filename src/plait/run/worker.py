@@ -1,0 +1,317 @@
+"""One rank's whole run: build, maybe resume, train step after step, evaluate, save.
+
+In: a `Task` (job, plan, settings) and a seat among the ranks. Out: files in the run folder, written by rank 0, and a small
+summary. The loop is the same for every plan: what differs is in the program.
+"""
+
+import hashlib
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from plait.errors import RunError
+from plait.job.data import open_data
+from plait.job.job import Job
+from plait.job.loader import LoadedStep, Loader
+from plait.job.order import SampleOrder
+from plait.plan.plan import Plan
+from plait.program.program import Program
+from plait.run.checkpoint import load_checkpoint
+from plait.run.checkpoint_saver import Saver
+from plait.run.evaluate import Progress, evaluate
+from plait.run.folder import LineFile
+from plait.run.launch import Seat, connect, disconnect
+from plait.run.links import ProcessLinks
+from plait.run.machine import Machine
+from plait.run.observer import WorkerObserver, metadata_of
+from plait.run.programs import Programs
+from plait.run.state import ModelState
+from plait.trace.recorder import Recorder
+
+Verifier = Callable[[int, dict[str, Tensor]], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What every rank is told."""
+
+    job: Job
+    plan: Plan
+    folder: Path
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    stop_step: int | None = None
+    """Train up to, not including, this step; None: to the end of the job."""
+    resume: Path | None = None
+    checkpoint_every: int | None = None
+    checkpoint_timeout_s: float = 120.0
+    record_samples: bool = False
+    record_gradients: bool = False
+    """Write every step's gradients to the folder, for verification."""
+    trace: bool = True
+    clock_offset_ns: int | None = None
+    hang_s: float = 300.0
+
+
+def run_worker(task: Task, seat: Seat, programs: Programs) -> dict[str, Any]:
+    """Train; returns a JSON-able summary."""
+    with ExitStack() as stack:
+        device = choose_device(task.device, seat.rank)
+        if seat.ranks > 1:
+            backend = "nccl" if device.type == "cuda" and seat.ranks <= torch.cuda.device_count() else "gloo"
+            connect(seat, backend, timeout_s=2 * task.hang_s + 60)
+            stack.callback(disconnect)
+        return _Worker(task, seat, programs, device, stack).run()
+
+
+def choose_device(device: str, rank: int) -> torch.device:
+    """The rank's device; ranks share GPUs where there are fewer than ranks."""
+    if device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise RunError("device cuda was asked for, but torch sees no CUDA device.", fix="use --device cpu.")
+    chosen = torch.device("cuda", rank % torch.cuda.device_count())
+    torch.cuda.set_device(chosen)
+    return chosen
+
+
+class _Worker:
+    def __init__(self, task: Task, seat: Seat, programs: Programs, device: torch.device, stack: ExitStack) -> None:
+        self.task, self.seat, self.programs, self.device = task, seat, programs, device
+        self.job = task.job
+        self.is_first = seat.rank == 0
+        self.source = programs.captures.source
+        self.recorder = Recorder(seat.rank, offset_ns=task.clock_offset_ns) if task.trace else None
+        self.observer = WorkerObserver(seat.board, self.recorder)
+        self.state = ModelState(self.job, device, task.dtype)
+        self.progress = Progress(self.job.until)
+        self.start_step = 0
+        if task.resume is not None:
+            self._resume(task.resume)
+        links = ProcessLinks(task.plan.mesh, seat.rank) if seat.ranks > 1 else _NoLinks()
+        self.machine = Machine(seat.rank, self.state, links, self.observer)
+        if task.record_gradients and self.is_first:
+            self.machine.store.on_ready = self._keep_gradients
+        self.gradients: list[dict[str, Tensor]] = []
+        self.saver = Saver(task.folder / "checkpoints", time_limit_s=task.checkpoint_timeout_s) if self.is_first else None
+        below = self.start_step if task.resume is not None else None
+        self.metrics = stack.enter_context(LineFile(task.folder / "metrics.jsonl", keep_below=below)) if self.is_first else None
+        wants_ids = self.is_first and task.record_samples
+        self.samples = stack.enter_context(LineFile(task.folder / "samples.jsonl", keep_below=below)) if wants_ids else None
+        self.losses: list[float] = []
+        self.stopped: str | None = None
+        self.last_saved = -1
+        self.last_emitted = 0.0
+        self.evaluation: dict[str, float] = {}
+
+    def run(self) -> dict[str, Any]:
+        self._agree("initial weights", self._weights_digest())
+        program: Program | None = None
+        started = time.perf_counter()
+        with self._loader() as loader:
+            for loaded in loader:
+                shares = loaded.micro_batches
+                program = self.programs.for_step(shares)
+                if loaded.step == self.start_step:
+                    self._agree("program", program.digest())
+                self.observer.use(program, self.seat.rank)
+                with torch.no_grad():
+                    for _ in self.machine.execute(program, loaded.step, shares):
+                        raise AssertionError("a process waits inside its links, never outside")
+                self._after_step(loaded, time.perf_counter() - started)
+                started = time.perf_counter()
+                if self.stopped is not None:
+                    break
+        return self._finish(program)
+
+    def _loader(self) -> Loader:
+        job, count = self.job, self.source.num_samples
+        order = None
+        if count is not None:
+            order = SampleOrder(
+                num_samples=count, batch=job.batch, accumulate=job.accumulate, seed=job.seed, shuffle=job.shuffle
+            )
+        stop = self.task.stop_step if self.task.stop_step is not None else job.steps
+        return Loader(
+            source=self.source,
+            order=order,
+            batch=job.batch,
+            accumulate=job.accumulate,
+            rank=self.seat.rank,
+            ranks=self.seat.ranks,
+            start_step=self.start_step,
+            stop_step=stop,
+            epochs=job.epochs,
+        )
+
+    def _resume(self, path: Path) -> None:
+        state = load_checkpoint(path)
+        self.state.load(state)
+        self.start_step = state.step
+        self.progress.load(state.extra.get("progress", {}))
+
+    def _after_step(self, loaded: LoadedStep, elapsed_s: float) -> None:
+        outcome = self.machine.outcome
+        assert outcome is not None
+        loss = outcome.loss
+        self.losses.append(loss)
+        if not math.isfinite(loss):
+            raise RunError(
+                f"the loss is {loss} at step {loaded.step} (epoch {loaded.epoch}).",
+                fix="lower the learning rate, set clip_norm, or check the data for NaN; "
+                f"the last checkpoint is of step {self.last_saved}." if self.last_saved >= 0 else
+                "lower the learning rate, set clip_norm, or check the data for NaN.",
+            )
+        if self.metrics is not None:
+            self._write_metrics(loaded, loss, elapsed_s, outcome.norm)
+        if self.samples is not None:
+            self.samples.write({"step": loaded.step, "epoch": loaded.epoch, "ids": loaded.ids.tolist()})
+        self._maybe_evaluate(loaded)
+        every = self.task.checkpoint_every
+        if every is not None and (loaded.step + 1) % every == 0:
+            self._save()
+        if self.stopped is None and self.seat.board.stop_after(loaded.step):
+            self.stopped = "interrupted"
+
+    def _write_metrics(self, loaded: LoadedStep, loss: float, elapsed_s: float, norm: Tensor | None) -> None:
+        assert self.metrics is not None
+        entry: dict[str, Any] = {
+            "step": loaded.step,
+            "epoch": loaded.epoch,
+            "loss": loss,
+            "lr": self.state.optimizer.param_groups[0]["lr"],
+            "samples_per_s": len(loaded.ids) / elapsed_s,
+            "step_s": elapsed_s,
+        }
+        if norm is not None:
+            entry["grad_norm"] = float(norm)
+        entry["memory_bytes"] = self._memory_bytes()
+        self.metrics.write(entry)
+        now = time.monotonic()
+        if now - self.last_emitted > 0.1:
+            self.last_emitted = now
+            self.seat.emit({"metrics": entry})
+
+    def _memory_bytes(self) -> int:
+        if self.device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self.device))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return int(peak if sys.platform == "darwin" else peak * 1024)
+
+    def _maybe_evaluate(self, loaded: LoadedStep) -> None:
+        job = self.job
+        if job.evaluate is None:
+            return
+        every = job.evaluate_every
+        due = loaded.ends_epoch if every is None else (loaded.step + 1) % every == 0
+        if due:
+            self._evaluate(loaded.step, loaded.epoch)
+
+    def _evaluate(self, step: int, epoch: int) -> None:
+        source = open_data(self.job.evaluate, self.job.collate)
+        with self._waiting(step, "evaluate"):
+            self.evaluation = evaluate(self.state, source, self.seat.rank, self.seat.ranks, self._add_up)
+        if self.metrics is not None:
+            entry = {"step": step, "epoch": epoch, "evaluate": self.evaluation}
+            self.metrics.write(entry)
+            self.seat.emit({"metrics": entry})
+        reason = self.progress.reached(self.evaluation)
+        if reason is not None:
+            self.stopped = reason
+
+    def _add_up(self, tensor: Tensor) -> Tensor:
+        if self.seat.ranks > 1:
+            placed = tensor.to(self.device) if dist.get_backend() == "nccl" else tensor
+            dist.all_reduce(placed)
+            return placed.cpu()
+        return tensor
+
+    @contextmanager
+    def _waiting(self, step: int, label: str) -> Iterator[None]:
+        self.seat.board.enter(step, -1, label, False)
+        yield
+
+    def _agree(self, what: str, digest: str) -> None:
+        """All ranks must have the same; a difference is found before the first step, not by a wrong result."""
+        if self.seat.ranks == 1:
+            return
+        self.seat.board.enter(self.start_step, -1, f"compare {what}", True)
+        found: list[Any] = [None] * self.seat.ranks
+        dist.all_gather_object(found, digest)
+        different = [rank for rank, other in enumerate(found) if other != found[0]]
+        if different:
+            raise RunError(
+                f"rank {different[0]} has another {what} than rank 0.",
+                fix="make the model and the data depend on the job's seed alone (no time, hostname or os.urandom).",
+            )
+
+    def _weights_digest(self) -> str:
+        digest = hashlib.sha256()
+        for name, tensor in self.state.values().items():
+            digest.update(name.encode())
+            value = tensor.detach().cpu().contiguous()
+            digest.update(value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b"")
+        return digest.hexdigest()
+
+    def _save(self) -> None:
+        if self.saver is None or self.last_saved == self.state.steps_done:
+            return
+        self.saver.submit(self.state.to_checkpoint(self._extra()))
+        self.last_saved = self.state.steps_done
+        self._tell(self.saver.poll())
+
+    def _extra(self) -> dict[str, Any]:
+        return {"seed": self.job.seed, "progress": self.progress.state(), "plan": self.task.plan.name}
+
+    def _tell(self, notices: list[Any]) -> None:
+        for notice in notices:
+            if notice.kind != "saved":
+                self.seat.emit({"notice": notice.text})
+
+    def _keep_gradients(self, gradients: dict[str, Tensor]) -> None:
+        self.gradients.append({name: tensor.detach().cpu().clone() for name, tensor in gradients.items()})
+
+    def _finish(self, program: Program | None) -> dict[str, Any]:
+        if self.job.evaluate is not None and not self.evaluation and self.stopped != "interrupted":
+            self._evaluate(self.state.steps_done - 1, 0)
+        self._save()
+        if self.saver is not None:
+            self._tell(self.saver.close())
+        if self.task.record_gradients and self.is_first:
+            torch.save([replace_names(entry) for entry in self.gradients], self.task.folder / "gradients.pt")
+        if self.recorder is not None and program is not None:
+            path = self.task.folder / "trace" / f"rank{self.seat.rank}.json"
+            path.parent.mkdir(exist_ok=True)
+            self.recorder.flush(path, metadata=metadata_of(program))
+        return {
+            "losses": self.losses,
+            "stopped": self.stopped,
+            "evaluation": self.evaluation,
+            "steps": self.state.steps_done,
+            "notices": list(program.notices) if program is not None else [],
+        }
+
+
+def replace_names(entry: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients as plain contiguous tensors."""
+    return {name: tensor.contiguous() for name, tensor in entry.items()}
+
+
+class _NoLinks:
+    """One rank has nobody to talk to."""
+
+    def start(self, collective: Any, tensor: Tensor) -> Any:
+        raise AssertionError("a program of one rank has no collective")
+
+
+__all__ = ["Task", "choose_device", "replace", "run_worker"]
