@@ -4,7 +4,24 @@ from importlib.metadata import version
 
 from plait.errors import PlaitError
 from plait.job.job import Job, Until
+from plait.plan.named import resolve
+from plait.plan.plan import Plan
+from plait.run.parallelize import Step, parallelize
 from plait.run.train import Result, train
+from plait.run.verify import Verification, verify
 
 __version__ = version("plait")
-__all__ = ["Job", "PlaitError", "Result", "Until", "__version__", "train"]
+__all__ = [
+    "Job",
+    "PlaitError",
+    "Plan",
+    "Result",
+    "Step",
+    "Until",
+    "Verification",
+    "__version__",
+    "parallelize",
+    "resolve",
+    "train",
+    "verify",
+]

@@ -107,6 +107,7 @@ def _page_data(listing: dict[str, Any]) -> dict[str, Any]:
     place: dict[str, int] = {}
     rows: list[list[Any]] = []
     first_reader: dict[str, str] = {}
+    held_by: dict[str, list[str]] = {name: [entry["of"]] for name, entry in inputs.items() if entry["kind"] in _HELD}
 
     def add(name: str, entry: dict[str, Any], reads: list[int], parameters: list[str], origin: str) -> None:
         place[name] = len(rows)
@@ -136,11 +137,13 @@ def _page_data(listing: dict[str, Any]) -> dict[str, Any]:
         if entry["target"] == "getitem":
             place[entry["name"]] = place[entry["inputs"][0]]
             continue
-        held = [inputs[name]["of"] for name in entry["inputs"] if inputs.get(name, {}).get("kind") in _HELD]
+        held = [name for source in entry["inputs"] for name in held_by.get(source, ())]
         origin = entry["origin"]
         if entry["phase"] == "update":
             held = [entry["name"].removeprefix("update:")]
             origin = first_reader.get(held[0], "")
+        elif entry["family"] == "view":
+            held_by[entry["name"]] = held
         else:
             for name in held:
                 first_reader.setdefault(name, origin)

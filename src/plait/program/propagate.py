@@ -15,7 +15,7 @@ from torch import fx
 
 from plait.graph.graph import Graph
 from plait.program.placement import AxisShares, P, Partial, Placement, R, Replicate, Shard, Strategy
-from plait.program.rules import Op, find_rule
+from plait.program.rules import Op, find_rule, views
 
 _SLICE_COST = 1e-3
 """Taking a local piece of a replicated tensor costs next to nothing, but not nothing."""
@@ -77,10 +77,7 @@ def _choose(op: Op, outputs: Mapping[fx.Node, tuple[Placement, ...]], gathered: 
         if wanted is None or rule is None:
             return whole
         return next((s for s in rule(op) if s.outputs[0] == wanted and set(s.inputs) <= {R}), whole)
-    listed = rule(op) if rule is not None else []
-    candidates = [*listed, *(_regrouped(s, outer) for outer in op.outers for s in listed), whole]
-    candidates = [s for s in candidates if all(_fits(op, p, shape) for p, shape in zip(s.inputs, op.shapes, strict=True))]
-    best = min(candidates, key=lambda s: _cost(op, have, s))
+    best = min(candidates(op), key=lambda s: _cost(op, have, s))
     if best == whole:
         for tensor, placement in zip(op.tensors, have, strict=True):
             if isinstance(placement, Shard):
@@ -96,8 +93,22 @@ def _choose(op: Op, outputs: Mapping[fx.Node, tuple[Placement, ...]], gathered: 
     return best
 
 
+def candidates(op: Op) -> list[Strategy]:
+    """Every way to run an op whose pieces are whole units; the last one is "all replicated"."""
+    rule = find_rule(op.node.target)
+    listed = rule(op) if rule is not None else []
+    if rule is not views.view:  # which lists the shards with outer parts itself
+        listed = [*listed, *(_regrouped(s, outer) for outer in op.outers for s in listed)]
+    return [*(s for s in listed if _is_even(op, s)), op.same(R)]
+
+
+def _is_even(op: Op, strategy: Strategy) -> bool:
+    pairs = [*zip(strategy.inputs, op.shapes, strict=True), *zip(strategy.outputs, op.outputs, strict=True)]
+    return all(_fits(op, placement, shape) for placement, shape in pairs)
+
+
 def _fits(op: Op, placement: Placement, shape: tuple[int, ...]) -> bool:
-    if not isinstance(placement, Shard):
+    if not isinstance(placement, Shard) or not shape:  # an output that is absent has no shape
         return True
     extent = shape[placement.dim]
     return extent % placement.outer == 0 and op.axis.divides(extent // placement.outer)
@@ -164,4 +175,4 @@ def _wanted_by_users(node: fx.Node, outputs: Mapping[fx.Node, tuple[Placement, .
     return None
 
 
-__all__ = ["Gathered", "P", "Placements", "conversion_cost", "propagate"]
+__all__ = ["Gathered", "P", "Placements", "candidates", "conversion_cost", "propagate"]

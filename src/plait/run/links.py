@@ -87,3 +87,16 @@ def _all_gather(tensor: Tensor, dim: int, extents: Sequence[int], group: Any) ->
         return torch.cat([piece[:extent] for piece, extent in zip(pieces, extents, strict=True)]).movedim(0, dim)
 
     return _Pending(work, finish)
+
+
+class NoLinks:
+    """The links of a rank that is alone."""
+
+    def start(self, collective: Collective, tensor: Tensor) -> Handle:
+        """Never called: a program of one rank has no collective."""
+        raise AssertionError("a program of one rank has no collective")
+
+
+def links_between(mesh: Mesh, rank: int, device: torch.device, *, shared: bool = True) -> Links:
+    """The fastest links that this rank has to the others of its mesh."""
+    return NoLinks() if mesh.size == 1 else ProcessLinks(mesh, rank)

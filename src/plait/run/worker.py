@@ -9,14 +9,15 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import Tensor
 
 from plait.errors import RunError
@@ -24,6 +25,7 @@ from plait.job.data import open_data
 from plait.job.job import Job
 from plait.job.loader import LoadedStep, Loader
 from plait.job.order import SampleOrder
+from plait.job.source import Source
 from plait.plan.plan import Plan
 from plait.program.program import Program
 from plait.run.checkpoint import load_checkpoint
@@ -38,7 +40,9 @@ from plait.run.programs import Programs
 from plait.run.state import ModelState
 from plait.trace.recorder import Recorder
 
-Verifier = Callable[[int, dict[str, Tensor]], None]
+
+_BESIDE = {"evaluate": 900_000_000, "checkpoint": 900_000_001}
+"""Ids of spans that are no instructions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +117,7 @@ class _Worker:
         self.last_saved = -1
         self.last_emitted = 0.0
         self.evaluation: dict[str, float] = {}
+        self.held_out: Source | None = None
 
     def run(self) -> dict[str, Any]:
         self._agree("initial weights", self._weights_digest())
@@ -218,9 +223,10 @@ class _Worker:
             self._evaluate(loaded.step, loaded.epoch)
 
     def _evaluate(self, step: int, epoch: int) -> None:
-        source = open_data(self.job.evaluate, self.job.collate)
-        with self._waiting(step, "evaluate"):
-            self.evaluation = evaluate(self.state, source, self.seat.rank, self.seat.ranks, self._add_up)
+        with self._beside(step, "evaluate"):
+            if self.held_out is None:
+                self.held_out = open_data(self.job.evaluate, self.job.collate)
+            self.evaluation = evaluate(self.state, self.held_out, self.seat.rank, self.seat.ranks, self._add_up)
         if self.metrics is not None:
             entry = {"step": step, "epoch": epoch, "evaluate": self.evaluation}
             self.metrics.write(entry)
@@ -237,9 +243,15 @@ class _Worker:
         return tensor
 
     @contextmanager
-    def _waiting(self, step: int, label: str) -> Iterator[None]:
-        self.seat.board.enter(step, -1, label, False)
+    def _beside(self, step: int, kind: Literal["evaluate", "checkpoint"]) -> Iterator[None]:
+        """Work between steps that is no instruction, but takes time that the trace should show."""
+        self.seat.board.enter(step, -1, kind, False)
+        began = time.perf_counter_ns()
         yield
+        if self.recorder is not None:
+            number = _BESIDE[kind]
+            self.recorder.describe(number, kind=kind, name=kind, lane="compute")
+            self.recorder.record(step, number, began, time.perf_counter_ns())
 
     def _agree(self, what: str, digest: str) -> None:
         """All ranks must have the same; a difference is found before the first step, not by a wrong result."""
@@ -266,7 +278,8 @@ class _Worker:
     def _save(self) -> None:
         if self.saver is None or self.last_saved == self.state.steps_done:
             return
-        self.saver.submit(self.state.to_checkpoint(self._extra()))
+        with self._beside(self.state.steps_done - 1, "checkpoint"):
+            self.saver.submit(self.state.to_checkpoint(self._extra()))
         self.last_saved = self.state.steps_done
         self._tell(self.saver.poll())
 
@@ -279,7 +292,7 @@ class _Worker:
                 self.seat.emit({"notice": notice.text})
 
     def _keep_gradients(self, gradients: dict[str, Tensor]) -> None:
-        self.gradients.append({name: tensor.detach().cpu().clone() for name, tensor in gradients.items()})
+        self.gradients.append({name: tensor.detach().cpu().clone().contiguous() for name, tensor in gradients.items()})
 
     def _finish(self, program: Program | None) -> dict[str, Any]:
         if self.job.evaluate is not None and not self.evaluation and self.stopped != "interrupted":
@@ -288,7 +301,8 @@ class _Worker:
         if self.saver is not None:
             self._tell(self.saver.close())
         if self.task.record_gradients and self.is_first:
-            torch.save([replace_names(entry) for entry in self.gradients], self.task.folder / "gradients.pt")
+            for step, entry in enumerate(self.gradients):
+                save_file(entry, self.task.folder / f"gradients-{step:06d}.safetensors")
         if self.recorder is not None and program is not None:
             path = self.task.folder / "trace" / f"rank{self.seat.rank}.json"
             path.parent.mkdir(exist_ok=True)
@@ -302,16 +316,8 @@ class _Worker:
         }
 
 
-def replace_names(entry: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Gradients as plain contiguous tensors."""
-    return {name: tensor.contiguous() for name, tensor in entry.items()}
-
-
 class _NoLinks:
     """One rank has nobody to talk to."""
 
     def start(self, collective: Any, tensor: Tensor) -> Any:
         raise AssertionError("a program of one rank has no collective")
-
-
-__all__ = ["Task", "choose_device", "replace", "run_worker"]

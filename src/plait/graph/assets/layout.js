@@ -66,7 +66,7 @@ function layoutGraph(graph, open, showViews) {
   for (const op of graph.ops) source[op.index] = seen(op) ? op.index : (op.inputs.length ? source[op.inputs[0]] : -1);
   const itemOf = new Map();
   const rootItem = makeFrame(graph.root, open, seen, null, itemOf);
-  connectItems(graph, itemOf, source, seen);
+  connectItems(graph, itemOf, seen);
   placeFrame(rootItem);
   return collect(graph, rootItem, itemOf, source, seen);
 }
@@ -97,13 +97,16 @@ function makeFrame(module, open, seen, parent, itemOf) {
 }
 
 // Forward edges, lifted to the two siblings under the frame that holds both ends.
-function connectItems(graph, itemOf, source, seen) {
+function connectItems(graph, itemOf, seen) {
   const depth = item => { let steps = 0; for (let at = item; at.parent; at = at.parent) steps++; return steps; };
+  // A hidden view still has a place where its backward is seen.
+  const standsFor = new Array(graph.ops.length);
+  for (const op of graph.ops) standsFor[op.index] = seen(op) || itemOf.has(op.unit) ? op : op.inputs.length ? standsFor[op.inputs[0]] : null;
   for (const op of graph.ops) {
-    if (op.phase !== 0 || !seen(op)) continue;
+    if (op.phase !== 0 || standsFor[op.index] !== op) continue;
     for (const input of op.inputs) {
-      if (source[input] < 0) continue;
-      let from = itemOf.get(graph.ops[source[input]].unit), to = itemOf.get(op.unit);
+      if (!standsFor[input]) continue;
+      let from = itemOf.get(standsFor[input].unit), to = itemOf.get(op.unit);
       if (!from || !to || from === to) continue;
       let up = depth(from), down = depth(to);
       while (up > down) { from = from.parent; up--; }
@@ -214,6 +217,20 @@ function collect(graph, rootItem, itemOf, source, seen) {
       edge.tensors.set(giver.index, giver);
     }
   }
+  if (boxes.size < 1500) for (const edge of edges) edge.blocked = isBlocked(edge, boxes);
   const right = Math.max(lanes[2] + BOX.width, ...[...boxes.values()].map(box => box.x + box.width));
   return { boxes, frames, edges, lanes, width: right, height: rootItem.height, lane: width };
+}
+
+// Whether the straight way between two boxes of a lane runs through a third one.
+function isBlocked({ from, to }, boxes) {
+  if (from.phase !== to.phase || from.phase > 1) return false;
+  const top = Math.min(from.y + from.height, to.y + to.height) + 1, bottom = Math.max(from.y, to.y) - 1;
+  const x1 = from.x + from.width / 2, x2 = to.x + to.width / 2, y1 = from.y + from.height / 2, y2 = to.y + to.height / 2;
+  for (const box of boxes.values()) {
+    if (box.phase !== from.phase || box.y > bottom || box.y + box.height < top) continue;
+    const x = x1 + ((x2 - x1) * (box.y + box.height / 2 - y1)) / (y2 - y1 || 1);
+    if (x > box.x - 4 && x < box.x + box.width + 4) return true;
+  }
+  return false;
 }

@@ -1,0 +1,71 @@
+"""One rank of a comparison: all systems set up in this process, then timed in turn, block after block.
+
+In: a case, specifications of systems, a number of repetitions. Out: a JSON file of seconds a step, by system and repetition,
+written by rank 0. Started by torchrun, or alone for one process:
+
+    torchrun --standalone --nproc-per-node 2 -m bench.steps --case mlp --systems plait ddp --out times.json
+"""
+
+import argparse
+import json
+import os
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from bench.models import CASES
+from bench.systems import Steps, join, make_system
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--case", choices=sorted(CASES), required=True)
+    parser.add_argument("--systems", nargs="+", required=True)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(given.threads)
+    rank, ranks = join()
+    case = CASES[given.case]
+    job = case.job()
+    if ranks == 1:
+        job = replace(job, batch=case.single_batch)
+    systems = {name: make_system(name, job, rank, ranks) for name in given.systems}
+    load = os.getloadavg()[0]
+    seconds = interleave(systems, given.repeats, case.block, ranks)
+    if rank == 0:
+        found = {"case": given.case, "ranks": ranks, "threads": given.threads, "block": case.block}
+        given.out.write_text(json.dumps(found | {"load_before": load, "seconds": seconds}))
+    if ranks > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def interleave(systems: dict[str, Steps], repeats: int, block: int, ranks: int) -> dict[str, list[float]]:
+    """Seconds a step of every system in every repetition; the order turns by one from repetition to repetition."""
+    for steps in systems.values():
+        steps(3)  # allocations, oneDNN's primitives, the rebuilding of DDP's buckets
+    seconds: dict[str, list[float]] = {name: [] for name in systems}
+    names = list(systems)
+    for repeat in range(repeats):
+        turn = repeat % len(names)
+        for name in names[turn:] + names[:turn]:
+            systems[name](1)  # the caches are another system's
+            if ranks > 1:
+                dist.barrier()
+            start = time.perf_counter()
+            systems[name](block)
+            if ranks > 1:
+                dist.barrier()
+            seconds[name].append((time.perf_counter() - start) / block)
+    return seconds
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""What people write on the command line, turned into jobs and settings."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from plait.errors import UsageError
+from plait.job.job import Job
+
+_PLAN_GROUPS = ("sync",)
+_JOB_KEYS = ("batch", "epochs", "steps", "seed", "clip_norm", "accumulate", "precision", "evaluate_every", "shuffle", "batch_norm")
+
+
+def parse_settings(entries: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`key=value` entries as (settings of the job, settings of the plan)."""
+    job: dict[str, Any] = {}
+    plan: dict[str, Any] = {}
+    for entry in entries:
+        key, separator, text = entry.partition("=")
+        if not separator or not key:
+            raise UsageError(f"--set {entry!r} is not KEY=VALUE.", fix="write it like --set batch=128.")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise UsageError(f"--set {entry!r}: the value cannot be read.", fix="quote it, or use a plain value.") from error
+        group, dot, name = key.partition(".")
+        if dot and group in _PLAN_GROUPS:
+            plan.setdefault(group, {})[name] = value
+        elif key in _JOB_KEYS:
+            job[key] = value
+        else:
+            raise UsageError(
+                f"--set {key}: there is no such setting.",
+                fix=f"of the job: {', '.join(_JOB_KEYS)}; of the plan: sync.bucket_mib, sync.overlap.",
+            )
+    return job, plan
+
+
+def job_with(job: Job, settings: Mapping[str, Any]) -> Job:
+    """The job with some of its plain fields replaced."""
+    if not settings:
+        return job
+    changed = dict(settings)
+    if "steps" in changed and "epochs" not in changed:
+        changed["epochs"] = None
+    if "epochs" in changed and "steps" not in changed:
+        changed["steps"] = None
+    assert set(changed) <= {field.name for field in fields(Job)}
+    return replace(job, **changed)
+
+
+def load_run_settings(folder: Path) -> dict[str, Any]:
+    """What a run folder remembers of how it was started, for --resume."""
+    path = folder / "environment.json"
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise UsageError(f"{path} cannot be read.", fix="give JOB and --plan again.") from error
+    stored = {key: content[key] for key in ("job", "settings", "steps") if content.get(key) is not None}
+    if (folder / "plan.yaml").exists():
+        stored["plan_file"] = folder / "plan.yaml"
+        stored["plan"] = yaml.safe_load((folder / "plan.yaml").read_text()).get("plan")
+    return stored

@@ -1,0 +1,97 @@
+"""A live display of training: a bar with loss, speed and time left in a terminal, plain lines elsewhere.
+
+In: events from `train` and `verify`. Out: text on the console. Nothing is shown for the first moments of what ends quickly.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from plait.units import format_bytes, format_seconds
+
+_LINE_EVERY_S = 2.0
+
+
+@contextmanager
+def show_progress(console: Console, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A listener for events; the display ends with the block."""
+    if quiet:
+        yield lambda event: None
+        return
+    if not console.is_terminal:
+        yield _Lines(console)
+        return
+    with Progress(
+        TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[numbers]}"),
+        TimeRemainingColumn(), console=console, transient=False,
+    ) as progress:  # fmt: skip
+        yield _Bar(progress)
+
+
+class _Bar:
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task: TaskID = progress.add_task("preparing", total=None, numbers="")
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        for text in _said(event):
+            self._progress.console.print(text, highlight=False)
+        if "stage" in event:
+            self._progress.update(self._task, description=event["stage"], total=None, completed=0)
+        if "started" in event:
+            self._progress.update(self._task, description="training", total=event["total_steps"])
+        metrics = event.get("metrics", {})
+        if "loss" in metrics:
+            self._progress.update(self._task, completed=metrics["step"] + 1, numbers=_numbers(metrics))
+
+
+class _Lines:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last = time.monotonic() - _LINE_EVERY_S
+        self._total: int | None = None
+        self._began = time.monotonic()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        for text in _said(event):
+            self._console.print(text, highlight=False, soft_wrap=True)
+        if "stage" in event:
+            self._console.print(event["stage"], highlight=False)
+        if "started" in event:
+            self._total = event["total_steps"]
+            self._began = time.monotonic()
+        metrics = event.get("metrics", {})
+        if "loss" not in metrics:
+            return
+        now = time.monotonic()
+        last = self._total is not None and metrics["step"] + 1 == self._total
+        if now - self._last >= _LINE_EVERY_S or last:
+            self._last = now
+            of = f"/{self._total}" if self._total else ""
+            left = ""
+            if self._total and not last:
+                left = f"  {format_seconds((now - self._began) / (metrics['step'] + 1) * (self._total - metrics['step'] - 1))} left"
+            self._console.print(f"step {metrics['step'] + 1}{of}  {_numbers(metrics)}{left}", highlight=False, soft_wrap=True)
+
+
+def _said(event: dict[str, Any]) -> list[str]:
+    """Sentences for a person in an event."""
+    said = [f"notice: {text}" for text in event.get("notices", [])]
+    if "notice" in event:
+        said.append(f"notice: {event['notice']}")
+    if event.get("compiled_s", 0.0) > 2.0:
+        said.append(f"captured and compiled in {format_seconds(event['compiled_s'])}")
+    measured = event.get("metrics", {}).get("evaluate")
+    if measured:
+        values = "  ".join(f"{name} {value:.4g}" for name, value in measured.items())
+        said.append(f"evaluation after step {event['metrics']['step'] + 1}: {values}")
+    return said
+
+
+def _numbers(metrics: dict[str, Any]) -> str:
+    memory = f"  {format_bytes(metrics['memory_bytes'])}" if "memory_bytes" in metrics else ""
+    return f"loss {metrics['loss']:.4g}  {metrics['samples_per_s']:,.0f} samples/s{memory}"

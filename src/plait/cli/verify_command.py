@@ -1,0 +1,56 @@
+"""Print a verification: what was compared, how far apart it was, and the first tensor that differs."""
+
+import json
+
+from rich.console import Console
+from rich.table import Table
+
+from plait.run.verify import Difference, Verification
+
+
+def print_verification(outcome: Verification, console: Console, *, json_output: bool) -> None:
+    """A table for people, or JSON."""
+    if json_output:
+        print(json.dumps(_as_json(outcome)))
+        return
+    how = "all ranks in one process" if outcome.serial else "real processes"
+    axes = " x ".join(f"{name}={size}" for name, size in outcome.plan.mesh.axes)
+    table = Table(title=f"{outcome.plan.name} ({axes}, {how}) against one process: {outcome.steps} steps in {outcome.dtype}")
+    for column in ("what", "largest relative difference", "tolerance", "where", ""):
+        table.add_column(column)
+    for difference in outcome.differences:
+        mark = "[green]ok[/green]" if difference.ok else "[red]differs[/red]"
+        table.add_row(difference.kind, f"{difference.largest:.1e}", f"{difference.tolerance:.0e}", difference.name, mark)
+    console.print(table)
+    for notice in outcome.notices:
+        console.print(f"notice: {notice}", highlight=False, soft_wrap=True)
+    if outcome.first is None:
+        console.print("[green]equal[/green]: the plan computes what one process computes.")
+    else:
+        first = outcome.first
+        console.print(
+            f"[red]not equal[/red]: the first tensor that differs is the {first.kind} {first.name}: "
+            f"{first.largest:.3e} over a tolerance of {first.tolerance:.0e}.", soft_wrap=True,
+        )  # fmt: skip
+
+
+def _as_json(outcome: Verification) -> dict[str, object]:
+    def entry(difference: Difference | None) -> dict[str, object] | None:
+        if difference is None:
+            return None
+        return {
+            "kind": difference.kind, "name": difference.name, "largest": difference.largest,
+            "tolerance": difference.tolerance, "ok": difference.ok,
+        }  # fmt: skip
+
+    return {
+        "ok": outcome.ok,
+        "plan": outcome.plan.name,
+        "mesh": dict(outcome.plan.mesh.axes),
+        "steps": outcome.steps,
+        "dtype": outcome.dtype,
+        "serial": outcome.serial,
+        "differences": [entry(difference) for difference in outcome.differences],
+        "first": entry(outcome.first),
+        "notices": list(outcome.notices),
+    }

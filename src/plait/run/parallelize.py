@@ -1,0 +1,142 @@
+"""plait inside a loop of the user's own: one optimizer step on this rank's share of the batch.
+
+In: a job, a plan, and processes that torchrun (or anything that sets RANK and WORLD_SIZE) started. Out: a `Step` to call with
+this rank's share, which may be empty. The ranks' shares may differ in size from call to call.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from plait.errors import PlanError, UsageError
+from plait.job.data import open_data
+from plait.job.job import Job
+from plait.job.loader import Share
+from plait.job.order import split
+from plait.plan.named import resolve
+from plait.plan.plan import Plan
+from plait.run.checkpoint_state import TrainingState
+from plait.run.links import ProcessLinks
+from plait.run.machine import Machine, StepOutcome
+from plait.run.programs import Programs
+from plait.run.serial import Unobserved
+from plait.run.state import ModelState
+from plait.run.worker import choose_device
+
+
+class Step:
+    """Callable: trains one step on this rank's share and returns the loss of the whole batch."""
+
+    def __init__(self, job: Job, plan: Plan, rank: int, device: torch.device) -> None:
+        self._rank = rank
+        self._ranks = plan.mesh.size
+        self._job = job
+        self._device = device
+        self._source = open_data(job.data, job.collate)
+        self._programs = Programs(job, self._source, plan, device)
+        self._state = ModelState(job, device)
+        links: Any = ProcessLinks(plan.mesh, rank) if self._ranks > 1 else None
+        self._machine = Machine(rank, self._state, links, Unobserved())
+
+    def __call__(self, share: Any) -> float:
+        """One optimizer step; `share` is this rank's part of the batch, None or zero rows where it has none."""
+        layout = self._programs.captures.layout
+        batch = share if share is not None else self._source.fetch(torch.zeros(0, dtype=torch.int64))
+        count = next(
+            tensor.shape[0] for tensor, counts in zip(layout.tensors(batch), layout.has_samples, strict=True) if counts
+        )
+        sizes = self._exchange(count)
+        if sum(sizes) == 0:
+            raise UsageError("all ranks gave an empty share.", fix="end the loop when the data ends.")
+        shares = self._split(batch, sizes)
+        program = self._programs.for_step(shares)
+        step = self._state.steps_done
+        with torch.no_grad():
+            for _ in self._machine.execute(program, step, shares):
+                raise AssertionError("a process waits inside its links, never outside")
+        return self.outcome.loss
+
+    def _exchange(self, count: int) -> tuple[int, ...]:
+        if self._ranks == 1:
+            return (count,)
+        own = torch.tensor([count], device=self._device if dist.get_backend() == "nccl" else None)
+        found = [torch.empty_like(own) for _ in range(self._ranks)]
+        dist.all_gather(found, own)
+        return tuple(int(tensor) for tensor in found)
+
+    def _split(self, batch: Any, sizes: tuple[int, ...]) -> list[Share]:
+        """The job's micro-batches: every rank cuts its share into as many pieces."""
+        pieces = min(self._job.accumulate, max(sizes))
+        by_rank = [split(size, pieces) for size in sizes]
+        own = by_rank[self._rank]
+        shares = []
+        for number in range(pieces):
+            start = sum(own[:number])
+            piece = self._rows(batch, start, own[number])
+            units = tuple(parts[number] for parts in by_rank)
+            shares.append(
+                Share(
+                    batch=piece,
+                    ids=tuple(range(own[number])),
+                    sizes=units,
+                    offset=sum(units[: self._rank]),
+                    global_offset=0,
+                )
+            )
+        return shares
+
+    def _rows(self, batch: Any, start: int, count: int) -> Any:
+        layout = self._programs.captures.layout
+        leaves, spec = torch.utils._pytree.tree_flatten(batch)
+        counts = iter(layout.has_samples)
+        cut = [leaf.narrow(0, start, count) if isinstance(leaf, Tensor) and next(counts) else leaf for leaf in leaves]
+        return torch.utils._pytree.tree_unflatten(cut, spec)
+
+    @property
+    def outcome(self) -> StepOutcome:
+        """Total, weight and gradient norm of the last step."""
+        if self._machine.outcome is None:
+            raise UsageError("no step has been made yet.", fix="call step(share) first.")
+        return self._machine.outcome
+
+    @property
+    def model(self) -> nn.Module:
+        """The module that is trained, with the user's own names; for evaluation."""
+        return self._state.model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer on this rank."""
+        return self._state.optimizer
+
+    def checkpoint(self) -> TrainingState:
+        """What `plait.run.checkpoint.save_checkpoint` takes."""
+        return self._state.to_checkpoint({"seed": self._job.seed})
+
+
+def parallelize(
+    job: Job,
+    plan: str | Path | Plan = "ddp",
+    *,
+    device: str = "cpu",
+    settings: Mapping[str, Any] | None = None,
+) -> Step:
+    """Prepare `job` under `plan` in this process, which is one of those that torchrun started (or the only one)."""
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if dist.is_initialized():
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+    chosen = resolve(plan, ranks if not isinstance(plan, Plan) else None, settings)
+    if chosen.mesh.size != ranks:
+        raise PlanError(
+            f"the plan is for {chosen.mesh.size} ranks, but {ranks} processes were started.",
+            fix=f"start {chosen.mesh.size} processes, or drop the mesh from the plan.",
+        )
+    placed = choose_device(device, rank)
+    if ranks > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if placed.type == "cuda" and ranks <= torch.cuda.device_count() else "gloo")
+    return Step(job, chosen, rank, placed)

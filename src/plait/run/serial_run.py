@@ -1,0 +1,118 @@
+"""A whole training run in one process: all ranks of a plan, on real tensors, step by step.
+
+In: a job, a plan. Out: losses, gradients and final states, for verification and for stepping through with a debugger.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from plait.job.data import open_data
+from plait.job.job import Job
+from plait.job.loader import Loader, Share
+from plait.job.order import SampleOrder
+from plait.plan.plan import Plan
+from plait.run.machine import Machine
+from plait.run.programs import Programs
+from plait.run.serial import Mailboxes, Reduce, SerialLinks, Unobserved, add_up, run_step
+from plait.run.state import ModelState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """What a run computed, for comparison."""
+
+    losses: tuple[float, ...]
+    norms: tuple[float, ...]
+    """Global gradient norms, where clipping computed them."""
+    gradients: tuple[dict[str, Tensor], ...]
+    """By step, then by parameter; rank 0's."""
+    weights: dict[str, Tensor]
+    """Parameters after the last step; rank 0's."""
+    buffers: dict[str, Tensor]
+    """Buffers after the last step; rank 0's."""
+    spread: float
+    """Largest difference of a weight between ranks, which hold copies."""
+    notices: tuple[str, ...]
+
+
+def run_serially(
+    job: Job,
+    plan: Plan,
+    steps: int,
+    dtype: torch.dtype,
+    *,
+    reduce: Reduce = add_up,
+    each_step: Callable[[int], None] | None = None,
+) -> Record:
+    """Train all ranks of `plan` for `steps` steps in this process."""
+    source = open_data(job.data, job.collate)
+    device = torch.device("cpu")
+    programs = Programs(job, source, plan, device, dtype)
+    boxes = Mailboxes(plan.mesh, reduce)
+    ranks = plan.mesh.size
+    machines = [
+        Machine(rank, ModelState(job, device, dtype), SerialLinks(boxes, rank), Unobserved()) for rank in range(ranks)
+    ]
+    gradients: list[dict[str, Tensor]] = []
+    machines[0].store.on_ready = lambda found: gradients.append({k: v.clone() for k, v in found.items()})
+    losses: list[float] = []
+    norms: list[float] = []
+    notices: tuple[str, ...] = ()
+    for step in range(steps):
+        by_rank = _shares(job, plan, step, source.num_samples, programs)
+        if by_rank is None:
+            break
+        program = programs.for_step(by_rank[0])
+        notices = program.notices
+        run_step(machines, program, step, by_rank)
+        outcome = machines[0].outcome
+        assert outcome is not None
+        losses.append(outcome.loss)
+        norms += [float(outcome.norm)] if outcome.norm is not None else []
+        if each_step is not None:
+            each_step(step)
+    first = machines[0].state
+    return Record(
+        losses=tuple(losses),
+        norms=tuple(norms),
+        gradients=tuple(gradients),
+        weights={name: p.detach() for name, p in first.parameters.items()},
+        buffers=dict(first.buffers),
+        spread=_spread(machines),
+        notices=notices,
+    )
+
+
+def _shares(
+    job: Job, plan: Plan, step: int, num_samples: int | None, programs: Programs
+) -> list[tuple[Share, ...]] | None:
+    order = None
+    if num_samples is not None:
+        order = SampleOrder(
+            num_samples=num_samples, batch=job.batch, accumulate=job.accumulate, seed=job.seed, shuffle=job.shuffle
+        )
+    found = []
+    for rank in range(plan.mesh.size):
+        with Loader(
+            source=programs.captures.source, order=order, batch=job.batch, accumulate=job.accumulate, rank=rank,
+            ranks=plan.mesh.size, start_step=step, stop_step=step + 1, depth=1,
+        ) as loader:  # fmt: skip
+            loaded = next(iter(loader), None)
+        if loaded is None:
+            return None
+        found.append(loaded.micro_batches)
+    return found
+
+
+def _spread(machines: list[Machine]) -> float:
+    """Largest difference between rank 0's weights and another rank's."""
+    largest = 0.0
+    reference = machines[0].state.values()
+    for machine in machines[1:]:
+        for name, tensor in machine.state.values().items():
+            if tensor.numel():
+                largest = max(largest, float((tensor.double() - reference[name].double()).abs().max()))
+    return largest
