@@ -121,7 +121,7 @@ def _mlp_job(batch: int) -> Job:
 
 def _gpt_job(batch: int) -> Job:
     return Job(
-        model=lambda: GPT(3, 192, 6, 128, 512),
+        model=lambda: GPT(2, 192, 6, 128, 512),
         data=_tokens(),
         loss=token_loss,
         optimizer=_adamw,
@@ -135,7 +135,7 @@ def _image_job(model: Callable[[], nn.Module], batch: int) -> Job:
 
 
 CASES: Mapping[str, Case] = {
-    "gpt": Case(bound="computation", job=partial(_gpt_job, 16), block=3, single_batch=8),
+    "gpt": Case(bound="computation", job=partial(_gpt_job, 8), block=3, single_batch=4),
     "conv": Case(bound="computation", job=partial(_image_job, ConvNet, 32), block=3, single_batch=16),
     "mlp": Case(bound="communication", job=partial(_mlp_job, 16), block=4, single_batch=128),
     "resnet": Case(bound="computation", job=partial(_image_job, resnet18, 32), block=3, single_batch=16),

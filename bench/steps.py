@@ -13,12 +13,16 @@ import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from bench.models import CASES
 from bench.systems import Steps, join, make_system
+
+Times = dict[str, list[float]]
+"""Seconds a step, by system and repetition."""
 
 
 def main() -> None:
@@ -38,20 +42,25 @@ def main() -> None:
         job = replace(job, batch=case.single_batch)
     systems = {name: make_system(name, job, rank, ranks) for name in given.systems}
     load = os.getloadavg()[0]
-    seconds = interleave(systems, given.repeats, case.block, ranks)
+    seconds, cpu_seconds = interleave(systems, given.repeats, case.block, ranks)
     if rank == 0:
-        found = {"case": given.case, "ranks": ranks, "threads": given.threads, "block": case.block}
-        given.out.write_text(json.dumps(found | {"load_before": load, "seconds": seconds}))
+        found: dict[str, Any] = {"case": given.case, "ranks": ranks, "threads": given.threads, "block": case.block}
+        found |= {"load": [load, os.getloadavg()[0]], "seconds": seconds, "cpu_seconds": cpu_seconds}
+        given.out.write_text(json.dumps(found))
     if ranks > 1:
         dist.barrier()
         dist.destroy_process_group()
 
 
-def interleave(systems: dict[str, Steps], repeats: int, block: int, ranks: int) -> dict[str, list[float]]:
-    """Seconds a step of every system in every repetition; the order turns by one from repetition to repetition."""
+def interleave(systems: dict[str, Steps], repeats: int, block: int, ranks: int) -> tuple[Times, Times]:
+    """Seconds a step of every system in every repetition, by the wall and by this process's share of the processors.
+
+    The order of systems turns by one from repetition to repetition.
+    """
     for steps in systems.values():
         steps(3)  # allocations, oneDNN's primitives, the rebuilding of DDP's buckets
-    seconds: dict[str, list[float]] = {name: [] for name in systems}
+    seconds: Times = {name: [] for name in systems}
+    cpu_seconds: Times = {name: [] for name in systems}
     names = list(systems)
     for repeat in range(repeats):
         turn = repeat % len(names)
@@ -59,12 +68,13 @@ def interleave(systems: dict[str, Steps], repeats: int, block: int, ranks: int) 
             systems[name](1)  # the caches are another system's
             if ranks > 1:
                 dist.barrier()
-            start = time.perf_counter()
+            start, cpu_start = time.perf_counter(), time.process_time()
             systems[name](block)
             if ranks > 1:
                 dist.barrier()
             seconds[name].append((time.perf_counter() - start) / block)
-    return seconds
+            cpu_seconds[name].append((time.process_time() - cpu_start) / block)
+    return seconds, cpu_seconds
 
 
 if __name__ == "__main__":

@@ -41,7 +41,13 @@ from plait.run.state import ModelState
 from plait.trace.recorder import Recorder
 
 
-_BESIDE = {"evaluate": 900_000_000, "checkpoint": 900_000_001}
+Beside = Literal["data", "host", "evaluate", "checkpoint"]
+_BESIDE: dict[Beside, tuple[int, str]] = {
+    "data": (900_000_000, "wait for the loader"),
+    "host": (900_000_001, "find or compile the program"),
+    "evaluate": (900_000_002, "evaluate"),
+    "checkpoint": (900_000_003, "hand over a checkpoint"),
+}
 """Ids of spans that are no instructions."""
 
 
@@ -96,6 +102,9 @@ class _Worker:
         self.is_first = seat.rank == 0
         self.source = programs.captures.source
         self.recorder = Recorder(seat.rank, offset_ns=task.clock_offset_ns) if task.trace else None
+        if self.recorder is not None:
+            for kind, (number, name) in _BESIDE.items():
+                self.recorder.describe(number, kind=kind, name=name, lane="compute")
         self.observer = WorkerObserver(seat.board, self.recorder)
         self.state = ModelState(self.job, device, task.dtype)
         self.progress = Progress(self.job.until)
@@ -124,9 +133,10 @@ class _Worker:
         program: Program | None = None
         started = time.perf_counter()
         with self._loader() as loader:
-            for loaded in loader:
+            for loaded in self._timed(loader):
                 shares = loaded.micro_batches
-                program = self.programs.for_step(shares)
+                with self._beside(loaded.step, "host"):
+                    program = self.programs.for_step(shares)
                 if loaded.step == self.start_step:
                     self._agree("program", program.digest())
                 self.observer.use(program, self.seat.rank)
@@ -138,6 +148,18 @@ class _Worker:
                 if self.stopped is not None:
                     break
         return self._finish(program)
+
+    def _timed(self, loader: Loader) -> Iterator[LoadedStep]:
+        """The loader's steps; the time for which they are not ready yet counts as data."""
+        steps = iter(loader)
+        number = self.start_step
+        while True:
+            with self._beside(number, "data"):
+                loaded = next(steps, None)
+            if loaded is None:
+                return
+            yield loaded
+            number += 1
 
     def _loader(self) -> Loader:
         job, count = self.job, self.source.num_samples
@@ -243,15 +265,13 @@ class _Worker:
         return tensor
 
     @contextmanager
-    def _beside(self, step: int, kind: Literal["evaluate", "checkpoint"]) -> Iterator[None]:
+    def _beside(self, step: int, kind: Beside) -> Iterator[None]:
         """Work between steps that is no instruction, but takes time that the trace should show."""
         self.seat.board.enter(step, -1, kind, False)
         began = time.perf_counter_ns()
         yield
         if self.recorder is not None:
-            number = _BESIDE[kind]
-            self.recorder.describe(number, kind=kind, name=kind, lane="compute")
-            self.recorder.record(step, number, began, time.perf_counter_ns())
+            self.recorder.record(step, _BESIDE[kind][0], began, time.perf_counter_ns())
 
     def _agree(self, what: str, digest: str) -> None:
         """All ranks must have the same; a difference is found before the first step, not by a wrong result."""
@@ -289,7 +309,7 @@ class _Worker:
     def _tell(self, notices: list[Any]) -> None:
         for notice in notices:
             if notice.kind != "saved":
-                self.seat.emit({"notice": notice.text})
+                self.seat.emit({"notice": notice.message})
 
     def _keep_gradients(self, gradients: dict[str, Tensor]) -> None:
         self.gradients.append({name: tensor.detach().cpu().clone().contiguous() for name, tensor in gradients.items()})
