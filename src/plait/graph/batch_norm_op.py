@@ -75,6 +75,11 @@ def run_batch_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The op on real tensors, all samples at hand."""
     new_mean, new_var = mean.clone(), var.clone()
+    if _suits_cudnn(x, weight, bias):
+        output, batch_mean, invstd, _ = aten.cudnn_batch_norm.default(
+            x, weight, bias, new_mean, new_var, True, momentum, eps
+        )
+        return output, batch_mean, invstd, new_mean, new_var
     output, batch_mean, invstd = aten.native_batch_norm.default(
         x, weight, bias, new_mean, new_var, True, momentum, eps
     )
@@ -85,6 +90,12 @@ def run_batch_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradient on real tensors, all samples at hand."""
+    if _suits_cudnn(x, weight, weight):
+        # Contiguous input runs in cuDNN's spatial mode, which keeps nothing in reserve.
+        grads: tuple[Tensor, Tensor, Tensor] = aten.cudnn_batch_norm_backward.default(
+            x, grad.contiguous(), weight, None, None, mean, invstd, eps, x.new_empty(0, dtype=torch.uint8)
+        )
+        return grads
     grad_x, grad_weight, grad_bias = aten.native_batch_norm_backward.default(
         grad, x, weight, None, None, mean, invstd, True, eps, [True, weight is not None, weight is not None]
     )
@@ -92,6 +103,23 @@ def run_batch_norm_backward(
         grad_weight, grad_bias = torch.zeros_like(mean), torch.zeros_like(mean)
     return grad_x, grad_weight, grad_bias
 
+
+def _suits_cudnn(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
+    """Where eager torch takes cuDNN too, and its kernel keeps no reserve that the backward would need."""
+    return (
+        x.is_cuda
+        and torch.backends.cudnn.enabled
+        and weight is not None
+        and bias is not None
+        and x.dtype == torch.float32
+        and x.ndim in (4, 5)
+        and 0 < x.shape[0] <= _CUDNN_BATCH_LIMIT
+        and x.is_contiguous()
+    )
+
+
+_CUDNN_BATCH_LIMIT = 880_801
+"""Torch's own bound on the batch for cuDNN's batch norm."""
 
 IMPLEMENTATIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {

@@ -96,8 +96,8 @@ _weight_of_all = _class_weight[_labels.clamp(min=0)][_labels != -100].sum()
 POINTWISE = (
     e(aten.add.Tensor, x(12, 6), x(12, 6)), e(aten.add.Tensor, x(12, 6), x(6), alpha=2.0), e(aten.add.Tensor, x(12, 6), 1.5),
     e(aten.add.Tensor, x(1, 6), x(12, 1)), e(aten.add.Tensor, x(6), x(12, 6)), e(aten.sub.Tensor, x(12, 6), x(12, 6)),
-    e(aten.sub.Tensor, x(6, 6), x(())), e(aten.rsub.Scalar, x(12, 6), 2.0), e(aten.mul.Tensor, x(12, 6), x(12, 6)),
-    e(aten.mul.Tensor, x(12, 6), 3.0), e(aten.mul.Tensor, x(()), x(12, 6)), e(aten.mul.Scalar, x(12, 6), 3.0),
+    e(aten.sub.Tensor, x(6, 6), x()), e(aten.rsub.Scalar, x(12, 6), 2.0), e(aten.mul.Tensor, x(12, 6), x(12, 6)),
+    e(aten.mul.Tensor, x(12, 6), 3.0), e(aten.mul.Tensor, x(), x(12, 6)), e(aten.mul.Scalar, x(12, 6), 3.0),
     e(aten.div.Tensor, x(12, 6), u(6)), e(aten.div.Tensor, x(12, 6), 4.0), e(aten.div.Scalar, x(12, 6), 3.0),
     e(aten.div.Tensor_mode, x(12, 6), u(6), rounding_mode="floor"), e(aten.neg.default, x(12, 6)), e(aten.reciprocal.default, u(12, 6)),
     e(aten.relu.default, x(12, 6)), e(aten.gelu.default, x(12, 6)), e(aten.gelu_backward.default, x(12, 6), x(12, 6), approximate="tanh"),
@@ -115,9 +115,9 @@ POINTWISE = (
     e(aten.clone.default, x(12, 6)), e(aten.clone.default, x(6, 12).t(), memory_format=torch.contiguous_format),
     Example(aten._to_copy.default, (x(12, 6),), {"dtype": torch.float32}, tolerance=1e-5), e(aten._to_copy.default, x(12, 6), dtype=torch.int64),
     e(aten._to_copy.default, i(5, 12), **_F64), e(aten.lift_fresh_copy.default, x(12, 6)), e(aten.copy.default, x(12, 6), x(12, 6)),
-    e(aten.where.self, m(12, 6), x(12, 6), x(6)), e(aten.where.self, m(12, 1), x(12, 6), x(())), e(aten.fill.Scalar, x(12, 6), 2.0),
+    e(aten.where.self, m(12, 6), x(12, 6), x(6)), e(aten.where.self, m(12, 1), x(12, 6), x()), e(aten.fill.Scalar, x(12, 6), 2.0),
     e(aten.masked_fill.Scalar, x(12, 6), m(12, 6), -3.0), e(aten.masked_fill.Scalar, x(12, 6), m(6), -3.0),
-    e(aten.masked_fill.Tensor, x(12, 6), m(12, 1), x(())), e(aten.fill.Tensor, x(12, 6), x(())),
+    e(aten.masked_fill.Tensor, x(12, 6), m(12, 1), x()), e(aten.fill.Tensor, x(12, 6), x()),
     e(aten.zeros_like.default, x(12, 6)), e(aten.ones_like.default, x(12, 6)), e(aten.full_like.default, x(12, 6), 2.5),
     shape_only(aten.empty_like.default, x(12, 6)),
 )  # fmt: skip
@@ -125,7 +125,7 @@ POINTWISE = (
 _loss = (x(12, 6), x(12, 6))
 _chances = (u(12, 6), u(12, 6))
 _signs = torch.where(m(12, 6), 1.0, -1.0).double()
-_scalar, _full = x(()), x(12, 6)
+_scalar, _full = x(), x(12, 6)
 
 LOSSES = (
     *(e(aten.mse_loss.default, *_loss, r) for r in (0, 1, 2)), e(aten.mse_loss.default, x(12, 1), x(12, 6)), e(aten.mse_loss.default, *_loss),
@@ -282,7 +282,7 @@ VIEWS = (
         ((24,), (2, 12)), ((24, 6), (2, 2, 6, 6)), ((2, 2, 6, 6), (24, 6)), ((4, 6), (24,)), ((12,), (12, 1)), ((8, 6), (4, 12)),
     )),
     e(aten._unsafe_view.default, x(12, 6), [72]), e(aten.reshape.default, x(6, 12).t(), [72]), e(aten._reshape_copy.default, x(12, 6), [6, 2, 6]),
-    e(aten.expand.default, x(1, 6), [12, 6]), e(aten.expand.default, x(6), [12, -1]), e(aten.expand.default, x(12, 1, 6), [12, 6, 6]), e(aten.expand.default, x(()), [12]),
+    e(aten.expand.default, x(1, 6), [12, 6]), e(aten.expand.default, x(6), [12, -1]), e(aten.expand.default, x(12, 1, 6), [12, 6, 6]), e(aten.expand.default, x(), [12]),
     e(aten.permute.default, x(12, 6, 3), [2, 0, 1]), e(aten.permute.default, x(12, 6, 3), [-1, 1, 0]), e(aten.transpose.int, x(12, 6, 3), 0, -1),
     e(aten.t.default, x(12, 6)), e(aten.t.default, x(12)), e(aten.unsqueeze.default, x(12, 6), 1), e(aten.unsqueeze.default, x(12, 6), -1), e(aten.squeeze.dim, x(12, 1, 6), 1),
     e(aten.squeeze.default, x(1, 12, 1)), e(aten.squeeze.dims, x(12, 1, 6, 1), [1, 3]), e(aten.detach.default, x(12)), e(aten.alias.default, x(12)),

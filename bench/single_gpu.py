@@ -1,0 +1,123 @@
+"""Overhead of plait's `single` over a plain eager loop on one CUDA device, interleaved in one run.
+
+    python bench/single_gpu.py [--repetitions 20]
+
+Prints, per model and precision, the ratio plait / eager of the step time: median and quartiles.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from plait.job.job import Job
+from plait.run.parallelize import parallelize
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, t, d = x.shape
+        q, k, v = self.qkv(self.first(x)).view(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(b, t, d))
+        return x + self.mlp(self.second(x))
+
+
+class Gpt(nn.Module):
+    def __init__(self, width: int, layers: int, heads: int, vocab: int, length: int) -> None:
+        super().__init__()
+        self.token, self.place = nn.Embedding(vocab, width), nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.token(x) + self.place(torch.arange(x.shape[1], device=x.device))
+        return self.head(self.norm(self.blocks(h))).flatten(0, 1)
+
+
+def flat_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(output, target.flatten())
+
+
+def gpt_job(precision: str) -> Job:
+    tokens = torch.randint(0, 8192, (64, 513), generator=torch.Generator().manual_seed(0))
+    return Job(
+        model=lambda: Gpt(1024, 12, 16, 8192, 512), data=(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()),
+        loss=flat_loss, optimizer=lambda p: torch.optim.AdamW(p, lr=1e-4), batch=16, steps=1, precision=precision,
+    )  # fmt: skip
+
+
+def conv_job(precision: str) -> Job:
+    def block(i: int, o: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU())
+
+    def model() -> nn.Module:
+        return nn.Sequential(
+            block(3, 64), block(64, 128), nn.MaxPool2d(2), block(128, 256), block(256, 256), nn.MaxPool2d(2),
+            block(256, 512), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10),
+        )  # fmt: skip
+
+    g = torch.Generator().manual_seed(0)
+    data = (torch.randn(512, 3, 64, 64, generator=g), torch.randint(0, 10, (512,), generator=g))
+    return Job(
+        model=model, data=data, loss=nn.CrossEntropyLoss(), optimizer=lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+        batch=256, steps=1, precision=precision,
+    )  # fmt: skip
+
+
+def eager_step(job: Job, batch: tuple[torch.Tensor, ...]) -> Callable[[], None]:
+    model = job.build_model().cuda()
+    optimizer = job.build_optimizer(list(model.named_parameters()))
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with job.autocast("cuda"):
+            loss = job.objective_of(model, batch)
+        assert isinstance(loss, torch.Tensor)
+        loss.backward()
+        optimizer.step()
+        loss.item()
+
+    return step
+
+
+def seconds(step: Callable[[], object], count: int) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(count):
+        step()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=20)
+    repetitions = parser.parse_args().repetitions
+    for name, make in (("gpt 12x1024", gpt_job), ("conv + batch norm", conv_job)):
+        for precision in ("fp32", "bf16"):
+            job = make(precision)
+            batch = tuple(tensor[: job.batch].cuda() for tensor in job.data)
+            ours = parallelize(job, "single", device="cuda")
+            plain = eager_step(job, batch)
+            for _ in range(3):
+                ours(batch)
+                plain()
+            pairs = [(seconds(lambda: ours(batch), 5), seconds(plain, 5)) for _ in range(repetitions)]
+            low, middle, high = statistics.quantiles([a / b for a, b in pairs], n=4)
+            eager_ms = 1e3 * statistics.median(b for _, b in pairs)
+            print(f"{name:20s} {precision}  eager {eager_ms:7.1f} ms  plait/eager {middle:.3f} ({low:.3f} to {high:.3f})", flush=True)
+
+
+if __name__ == "__main__":
+    main()

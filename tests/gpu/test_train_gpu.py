@@ -1,0 +1,51 @@
+"""Training on one CUDA device: the same jobs, checked against the CPU.
+
+Two ranks share the device over gloo: NCCL refuses two ranks on one GPU.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from plait.run.train import train
+from plait.run.verify import verify
+from tests.zoo import ZOO
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="no CUDA device"),
+    pytest.mark.timeout(180),
+]
+"""Asked by file, not by torch.cuda: touching CUDA in the parent would forbid forked workers."""
+
+CASES = [
+    "mlp", "alexnet", "resnet_bn", "lstm", "gpt", "gpt_tied", "gpt_dropout", "hf_gpt2", "hf_llama", "hf_bert", "hf_vit",
+    "hf_t5", "unet", "encoder", "ignore_index", "label_smoothing",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_float64_on_the_gpu_equals_one_cpu_process(name: str, ranks: int) -> None:
+    job = ZOO[name].job(7, 3, optimizer="adamw", num_samples=19, clip_norm=1.0)
+    outcome = verify(job, "ddp", ranks, device="cuda")
+    loose = ZOO[name].float32_inside
+    assert outcome.ok or (loose and all(d.largest < 1e-4 for d in outcome.differences)), outcome.first
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet_bn", "gpt", "gpt_dropout"])
+def test_fp32_gradients_on_the_gpu_equal_the_cpu(name: str) -> None:
+    outcome = verify(ZOO[name].job(8, 3, optimizer="adamw"), "ddp", 2, device="cuda", fp32=True)
+    gradient = next(d for d in outcome.differences if d.kind == "gradient")
+    assert gradient.largest < 1e-4, outcome.first  # other kernels sum in other orders than the CPU's
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_training_learns(tmp_path: Path, ranks: int, precision: str) -> None:
+    job = ZOO["gpt"].job(16, 60, optimizer="adamw", num_samples=16, precision=precision)
+    result = train(job, ranks=ranks, device="cuda", out=tmp_path / "run")
+    assert result.losses[-1] < 0.9 * result.losses[0]
+    cpu = train(job, ranks=1, out=tmp_path / "cpu", steps=3)
+    assert torch.tensor(result.losses[:3]).allclose(torch.tensor(cpu.losses), rtol=2e-2 if precision == "bf16" else 1e-4)
