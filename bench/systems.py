@@ -19,10 +19,10 @@ from plait.job.loader import LoadedStep, Loader
 from plait.job.order import SampleOrder
 from plait.plan.named import resolve
 from plait.run.board import Board
-from plait.run.links import links_between
 from plait.run.machine import Machine
 from plait.run.observer import WorkerObserver
 from plait.run.programs import Programs
+from plait.run.shared_links import links_between
 from plait.run.state import ModelState
 from plait.trace.recorder import Recorder
 
@@ -53,7 +53,7 @@ def _plait(job: Job, rank: int, ranks: int, options: dict[str, str]) -> Steps:
     recorder = None if "untraced" in options else Recorder(rank)
     board = None if "untraced" in options else Board.create(ranks).post(rank)
     observer = WorkerObserver(board, recorder)
-    links = links_between(plan.mesh, rank, CPU, shared=options.get("links") != "gloo")
+    links = links_between(plan.mesh, rank, CPU, timeout_s=60.0, share=options.get("links") != "gloo")
     machine = Machine(rank, ModelState(job, CPU), links, observer)
     assert source.num_samples is not None
     order = SampleOrder(

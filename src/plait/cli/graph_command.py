@@ -1,7 +1,7 @@
 """`plait graph`: what one training step computes and costs.
 
-In: a job's reference and what to make of it. Out: a summary on the console, the ops as JSON on standard output, or a page;
-the exit code. Nothing of the model is allocated, and nothing is trained.
+In: a job's reference and what to make of it. Out: a summary on the console, the ops as JSON on standard output, or a
+page; the exit code. Nothing of the model is allocated, and nothing is trained.
 """
 
 import json
@@ -33,7 +33,7 @@ NUM_NAMES = 8
 def graph_command(
     job_reference: str, *, batch: int | None, json_output: bool, html: Path | None, console: Console
 ) -> int:
-    """Capture the job's step and show it; `batch` is the number of samples (None: those of a micro-batch of the job)."""
+    """Capture the job's step and show it; `batch` is its number of samples (None: those of the job's micro-batch)."""
     if batch is not None and batch < 1:
         raise UsageError(f"--batch {batch} is no number of samples.", fix="give 1 or more.")
     # A machine reads standard output; what is going on is for the person at the terminal.
@@ -76,7 +76,8 @@ def write_page(path: Path, page: str) -> None:
         os.replace(partial, path)
     except OSError as error:
         raise UsageError(
-            f"the page cannot be written to {path}: {error.strerror or error}.", fix="name a file that you may write."
+            f"the page cannot be written to {path}: {error.strerror or error}.",
+            fix="name a file that you may write.",
         ) from error
     finally:
         partial.unlink(missing_ok=True)
@@ -170,7 +171,13 @@ def _modules(summary: Summary) -> Table:
 
 def _activations(summary: Summary) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title="Largest activations", title_justify="left", pad_edge=False)
-    for name, justify in (("bytes", "right"), ("shape", "left"), ("op", "left"), ("module", "left"), ("line", "left")):
+    for name, justify in (
+        ("bytes", "right"),
+        ("shape", "left"),
+        ("op", "left"),
+        ("module", "left"),
+        ("line", "left"),
+    ):
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for activation in summary.largest_activations[:5]:
         table.add_row(
@@ -191,7 +198,9 @@ def _listed(names: list[str] | tuple[str, ...]) -> str:
 def _refused(error: CaptureError, job_reference: str, json_output: bool, console: Console) -> int:
     """Say why there is no graph, with the line that stopped it."""
     if json_output:
-        json.dump({"job": job_reference, "error": error.what, "where": error.where, "fix": error.fix}, sys.stdout)
+        json.dump(
+            {"job": job_reference, "error": error.what, "where": error.where, "fix": error.fix}, sys.stdout
+        )
         sys.stdout.write("\n")
     where = f"  at {error.where}" if error.where and error.where not in error.what else ""
     console.print(Text.assemble(("cannot be captured  ", "bold red"), f"{error.what}{where}"))

@@ -6,6 +6,8 @@ Exit codes: 0 ok, 1 failed, 2 bad usage. A traceback is shown only with --debug.
 import json
 import os
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -15,20 +17,24 @@ import typer
 from rich.console import Console
 
 from plait.cli.graph_command import graph_command
-from plait.cli.options import job_with, load_run_settings, parse_settings
+from plait.cli.options import REMEMBERED, job_with, load_run_settings, parse_settings
 from plait.cli.progress import show_progress
 from plait.cli.verify_command import print_verification
-from plait.errors import JobError, PlaitError, PlanError, UsageError, WorkerError
+from plait.errors import JobError, PlaitError, PlanError, UsageError
 from plait.job.reference import load_job
 from plait.report.page import write_page
 from plait.report.text import print_report, report_json
 from plait.run.checkpoint import export_checkpoint
-from plait.run.train import train
+from plait.run.train import Listener, train
 from plait.run.verify import verify
+
+_BadCommandLine: Any = typer.BadParameter.__mro__[2]
+"""ClickException: click's own, or that of the copy which newer versions of typer carry."""
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
     help="Train one unmodified PyTorch model in every way the field knows.",
+    epilog="With --debug, anywhere, an error shows where in plait it came from.",
 )  # fmt: skip
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="path.py[:function] or module:function; the function is `job` by default.")]
@@ -47,10 +53,10 @@ def run(
     steps: Annotated[int | None, typer.Option(help="Stop after this many optimizer steps.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/NAME-TIME by default.")] = None,
     set_: SetOption = None,
-    device: DeviceOption = "cpu",
+    device: Annotated[str | None, typer.Option("--device", help="cpu (the default) or cuda.")] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="Save a checkpoint every so many steps; one is saved at the end anyway.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder, on any number of ranks.")] = None,
-    record_samples: Annotated[bool, typer.Option(help="Write the sample ids of every step to samples.jsonl.")] = False,
+    record_samples: Annotated[bool | None, typer.Option(help="Write the sample ids of every step to samples.jsonl.")] = None,
     trace: Annotated[bool, typer.Option(help="Record every instruction of every rank.")] = True,
     hang_s: Annotated[float, typer.Option(help="Report a hang after so many seconds.")] = 300.0,
     json_: JsonOption = False,
@@ -59,18 +65,22 @@ def run(
     stored = load_run_settings(resume) if resume is not None else {}
     reference = job or stored.get("job")
     if reference is None:
-        raise UsageError("no job was given.", fix="plait run path.py --plan ddp --ranks 2")
+        told = f"{resume} does not say which job it ran" if resume is not None else "no job was given"
+        raise UsageError(f"{told}.", fix="name it: plait run path.py --plan ddp --ranks 2.")
+    given = {"steps": steps, "device": device, "checkpoint_every": checkpoint_every, "record_samples": record_samples}
+    options = stored | {key: value for key, value in given.items() if value is not None}
     plan = plan or (str(stored["plan_file"]) if "plan_file" in stored and ranks is None else stored.get("plan"))
     settings = [*stored.get("settings", []), *(set_ or [])]
     job_settings, plan_settings = parse_settings(settings)
     loaded = job_with(load_job(reference), job_settings)
     name = Path(reference.split(":")[0]).stem
-    with show_progress(_console(json_), quiet=json_) as listener:
+    remembered = {key: options.get(key) for key in REMEMBERED} | {"job": _anywhere(reference), "settings": settings}
+    with show_progress(_console(json_), quiet=json_) as listener, _failing_after_start(listener) as heard:
         result = train(
-            loaded, plan, ranks, steps=steps if steps is not None else stored.get("steps"), out=out or resume, device=device,
-            settings=plan_settings, checkpoint_every=checkpoint_every, resume=resume, record_samples=record_samples,
-            trace=trace, hang_s=hang_s, listener=listener, name=name,
-            extra={"job": reference, "settings": settings, "steps": steps, "plan": plan},
+            loaded, plan, ranks, steps=options.get("steps"), out=out or resume, device=options.get("device") or "cpu",
+            settings=plan_settings, checkpoint_every=options.get("checkpoint_every"), resume=resume,
+            record_samples=bool(options.get("record_samples")), trace=trace, hang_s=hang_s, listener=heard, name=name,
+            extra=remembered,
         )  # fmt: skip
     if trace:
         write_page(result.folder)
@@ -148,30 +158,66 @@ def export(
     _console(False).print(f"wrote {export_checkpoint(folder, to=to, out=target)}")  # type: ignore[arg-type]
 
 
+class _FailedRunError(Exception):
+    """An error of a run that had started: whatever its kind, it is no bad usage."""
+
+    def __init__(self, error: PlaitError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextmanager
+def _failing_after_start(listener: Listener) -> Iterator[Listener]:
+    """The listener; once it was told that training started, errors are those of a failed run."""
+    started = False
+
+    def heard(event: dict[str, Any]) -> None:
+        nonlocal started
+        started = started or "started" in event
+        listener(event)
+
+    try:
+        yield heard
+    except PlaitError as error:
+        if started:
+            raise _FailedRunError(error) from error
+        raise
+
+
+def _anywhere(reference: str) -> str:
+    """The reference with a path that holds from every folder, for resuming."""
+    path, colon, function = reference.partition(":")
+    return f"{Path(path).resolve()}{colon}{function}" if path.endswith(".py") else reference
+
+
 def _console(to_stderr: bool) -> Console:
     return Console(stderr=to_stderr)
 
 
 def main() -> NoReturn:
     """Entry point: errors become one paragraph and an exit code."""
-    debug = "--debug" in sys.argv
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
-    sys.exit(_call(arguments, debug))
+    sys.exit(call(sys.argv[1:]))
 
 
-def _call(arguments: list[str], debug: bool) -> int:
-    import click
-
+def call(arguments: Sequence[str]) -> int:
+    """Do what the command line says and return its exit code."""
+    debug = "--debug" in arguments
     try:
-        outcome: Any = app(args=arguments, prog_name="plait", standalone_mode=False)
+        given = [argument for argument in arguments if argument != "--debug"]
+        outcome: Any = app(args=given, prog_name="plait", standalone_mode=False)
         return int(outcome) if isinstance(outcome, int) else 0
-    except click.exceptions.Exit as done:
+    except typer.Exit as done:
         return int(done.exit_code)
-    except click.ClickException as error:
+    except _BadCommandLine as error:
         error.show()
         return 2
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
+        return 1
+    except _FailedRunError as failed:
+        if debug:
+            raise
+        _tell(failed.error)
         return 1
     except PlaitError as error:
         if debug:
@@ -181,7 +227,5 @@ def _call(arguments: list[str], debug: bool) -> int:
 
 
 def _tell(error: PlaitError) -> None:
-    """One paragraph; a worker's own traceback before it, so that the first cause comes last."""
-    if isinstance(error, WorkerError) and error.traceback:
-        print(error.traceback.rstrip(), file=sys.stderr)
+    """One paragraph; that of a worker ends with its own traceback, so that the first cause comes last."""
     print(f"{type(error).__name__}: {error}", file=sys.stderr)

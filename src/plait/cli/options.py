@@ -14,6 +14,9 @@ from plait.job.job import Job
 _PLAN_GROUPS = ("sync",)
 _JOB_KEYS = ("batch", "epochs", "steps", "seed", "clip_norm", "accumulate", "precision", "evaluate_every", "shuffle", "batch_norm")
 
+REMEMBERED = ("job", "settings", "steps", "device", "checkpoint_every", "record_samples")
+"""Options that --resume takes from the run, unless they are given anew."""
+
 
 def parse_settings(entries: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """`key=value` entries as (settings of the job, settings of the plan)."""
@@ -56,13 +59,15 @@ def job_with(job: Job, settings: Mapping[str, Any]) -> Job:
 def load_run_settings(folder: Path) -> dict[str, Any]:
     """What a run folder remembers of how it was started, for --resume."""
     path = folder / "environment.json"
+    if not folder.is_dir():
+        raise UsageError(f"there is no run folder {folder} to resume.", fix="give the folder that plait run printed.")
     if not path.exists():
         return {}
     try:
         content = json.loads(path.read_text())
     except (OSError, json.JSONDecodeError) as error:
         raise UsageError(f"{path} cannot be read.", fix="give JOB and --plan again.") from error
-    stored = {key: content[key] for key in ("job", "settings", "steps") if content.get(key) is not None}
+    stored = {key: content[key] for key in REMEMBERED if content.get(key) is not None}
     if (folder / "plan.yaml").exists():
         stored["plan_file"] = folder / "plan.yaml"
         stored["plan"] = yaml.safe_load((folder / "plan.yaml").read_text()).get("plan")

@@ -43,7 +43,8 @@ class _Bar:
         if "stage" in event:
             self._progress.update(self._task, description=event["stage"], total=None, completed=0)
         if "started" in event:
-            self._progress.update(self._task, description="training", total=event["total_steps"])
+            done = event.get("start_step", 0)
+            self._progress.update(self._task, description="training", total=event["total_steps"], completed=done)
         metrics = event.get("metrics", {})
         if "loss" in metrics:
             self._progress.update(self._task, completed=metrics["step"] + 1, numbers=_numbers(metrics))
@@ -54,6 +55,7 @@ class _Lines:
         self._console = console
         self._last = time.monotonic() - _LINE_EVERY_S
         self._total: int | None = None
+        self._start = 0
         self._began = time.monotonic()
 
     def __call__(self, event: dict[str, Any]) -> None:
@@ -62,7 +64,7 @@ class _Lines:
         if "stage" in event:
             self._console.print(event["stage"], highlight=False)
         if "started" in event:
-            self._total = event["total_steps"]
+            self._total, self._start = event["total_steps"], event.get("start_step", 0)
             self._began = time.monotonic()
         metrics = event.get("metrics", {})
         if "loss" not in metrics:
@@ -74,7 +76,8 @@ class _Lines:
             of = f"/{self._total}" if self._total else ""
             left = ""
             if self._total and not last:
-                left = f"  {format_seconds((now - self._began) / (metrics['step'] + 1) * (self._total - metrics['step'] - 1))} left"
+                per_step_s = (now - self._began) / (metrics["step"] + 1 - self._start)
+                left = f"  {format_seconds(per_step_s * (self._total - metrics['step'] - 1))} left"
             self._console.print(f"step {metrics['step'] + 1}{of}  {_numbers(metrics)}{left}", highlight=False, soft_wrap=True)
 
 

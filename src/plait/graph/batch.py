@@ -1,7 +1,7 @@
 """Batches of any nesting, seen as the tensors that enter a graph.
 
-In: two example batches of different sizes. Out: a `BatchLayout` (which leaves are tensors, which count samples on dim 0)
-and fake leaves for any number of samples. Never reads a value out of the data.
+In: two example batches of different sizes. Out: a `BatchLayout` (which leaves are tensors, which count samples on dim
+0) and fake leaves for any number of samples. Never reads a value out of the data.
 """
 
 from typing import Any

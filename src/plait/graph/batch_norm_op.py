@@ -17,7 +17,13 @@ aten = torch.ops.aten
 
 @torch.library.custom_op("plait::batch_norm", mutates_args=())
 def batch_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, momentum: float, eps: float
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    momentum: float,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(output, batch mean, inverse deviation, new running mean, new running variance)."""
     return run_batch_norm(x, weight, bias, mean, var, momentum, eps)
@@ -25,7 +31,13 @@ def batch_norm(
 
 @batch_norm.register_fake
 def _(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, momentum: float, eps: float
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    momentum: float,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     stat = mean.new_empty(x.shape[1])
     return torch.empty_like(x), stat, torch.empty_like(stat), torch.empty_like(mean), torch.empty_like(var)
@@ -71,7 +83,13 @@ batch_norm.register_autograd(_differentiate, setup_context=_remember)
 
 
 def run_batch_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, momentum: float, eps: float
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    momentum: float,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The op on real tensors, all samples at hand."""
     new_mean, new_var = mean.clone(), var.clone()

@@ -1,19 +1,16 @@
 """Capture: a job's model and loss become one flat, functional graph of forward and backward.
 
-In: a job, the shapes of a global micro-batch. Out: a `Graph`. Everything happens on fake CPU tensors: nothing is allocated,
-nothing is computed. A model that cannot be captured raises `CaptureError` with the user's own file and line.
+In: a job, the shapes of a global micro-batch. Out: a `Graph`. Everything happens on fake CPU tensors: nothing is
+allocated, nothing is computed. A model that cannot be captured raises `CaptureError` with the user's own file and line.
 
 The way: trace the forward (attention and batch norm as ops of our own), make it functional, read the loss as
 (total, weight), make random numbers counter-based, then differentiate the aten graph by tracing its interpretation.
 """
 
 import copy
-import inspect
-import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,14 +28,19 @@ from plait.graph.graph import BatchLayout, Graph, Input
 from plait.graph.loss import as_total_and_weight
 from plait.graph.marks import Marks
 from plait.graph.random_rewrite import rewrite_random
+from plait.graph.refusal import explain, refuse_custom_functions
 from plait.job.job import Job
 
 LeafShapes = tuple[tuple[tuple[int, ...], torch.dtype], ...]
-_PACKAGE = str(Path(__file__).resolve().parent.parent)
 
 
 def capture(
-    job: Job, layout: BatchLayout, constants: Sequence[Any], shapes: LeafShapes, num_samples: int, dtype: torch.dtype
+    job: Job,
+    layout: BatchLayout,
+    constants: Sequence[Any],
+    shapes: LeafShapes,
+    num_samples: int,
+    dtype: torch.dtype,
 ) -> Graph:
     """Capture one micro-step of `job` on a micro-batch of `num_samples` samples.
 
@@ -58,14 +60,18 @@ def capture(
         ]
     marks = Marks()
     try:
-        forward, scalar_form = _trace_forward(job, model, parameters, buffers, aliases, layout, constants, leaves, mode, marks)
+        forward, scalar_form = _trace_forward(
+            job, model, parameters, buffers, aliases, layout, constants, leaves, mode, marks
+        )
         if mutates(forward.graph):
             forward = functionalize(forward, [*parameters.values(), *buffers.values(), *leaves], mode)
     except (JobError, CaptureError):
         raise
     except Exception as error:
-        raise _explain(error) from error
-    return _assemble(job, forward, scalar_form, parameters, buffers, aliases, layout, num_samples, mode, dtype)
+        raise explain(error) from error
+    return _assemble(
+        job, forward, scalar_form, parameters, buffers, aliases, layout, num_samples, mode, dtype
+    )
 
 
 def fake_model(job: Job, mode: FakeTensorMode, dtype: torch.dtype) -> nn.Module:
@@ -160,15 +166,17 @@ def _trace_forward(
         state |= {f"model.{alias}": named[name] for alias, name in aliases.items()}
         state |= {f"model.{name}": tensor for name, tensor in zip(buffers, rest, strict=False)}
         tensors = iter(rest[len(buffers) :])
-        filled = [next(tensors) if is_tensor else constants[i] for i, is_tensor in enumerate(layout.is_tensor)]
+        filled = [
+            next(tensors) if is_tensor else constants[i] for i, is_tensor in enumerate(layout.is_tensor)
+        ]
         batch = pytree.tree_unflatten(filled, layout.spec)
         result = functional_call(wrapper, state, (batch,), tie_weights=False)
         if isinstance(result, Tensor):
             scalar_form[0] = True
-            _refuse_custom_functions(result)
+            refuse_custom_functions(result)
             return [result]
         total, weight = result
-        _refuse_custom_functions(total)
+        refuse_custom_functions(total)
         return [total, weight]
 
     with ExitStack() as stack:
@@ -187,38 +195,6 @@ def _trace_forward(
     return traced, scalar_form[0]
 
 
-def _refuse_custom_functions(result: Tensor) -> None:
-    """A hand-written autograd.Function has a backward that the aten graph of its forward does not show."""
-    seen: set[Any] = set()
-    stack = [result.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        # torch gives the registered backward of a custom op this name; replaying the op finds it again.
-        if isinstance(node, torch.autograd.function.BackwardCFunction) and not type(node).__name__.startswith(
-            "GeneratedBackwardFor_"
-        ):
-            place = _line_of(type(node))
-            raise CaptureError(
-                f"the model uses the hand-written autograd function {type(node).__name__.removesuffix('Backward')!r}"
-                f"{f' ({place})' if place else ''}, whose backward cannot be read from its forward.",
-                fix="it is run eagerly instead; write it with torch.library.custom_op to have it captured.",
-                where=place,
-            )
-        stack.extend(parent for parent, _ in node.next_functions)
-
-
-def _line_of(backward: type) -> str | None:
-    """Where the user wrote the function that torch made this backward from."""
-    try:
-        function: Any = backward._forward_cls  # type: ignore[attr-defined]
-        return f"{inspect.getsourcefile(function)}:{inspect.getsourcelines(function)[1]}"
-    except (AttributeError, OSError, TypeError):
-        return None
-
-
 def _assemble(
     job: Job,
     forward: fx.GraphModule,
@@ -234,7 +210,9 @@ def _assemble(
     graph = forward.graph
     new_buffers = _take_buffer_writes(graph, list(parameters), list(buffers))
     notices: list[str] = []
-    total, weight, static_weight, notice = as_total_and_weight(graph, scalar_form, num_samples, len(parameters))
+    total, weight, static_weight, notice = as_total_and_weight(
+        graph, scalar_form, num_samples, len(parameters)
+    )
     notices += notice
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     with graph.inserting_after(placeholders[-1]):
@@ -310,8 +288,8 @@ def _take_buffer_writes(graph: fx.Graph, parameters: list[str], buffers: list[st
                     "the model writes in place into a parameter or an input of the batch.",
                     fix="it is run eagerly instead; write to a buffer, or out of place, to have it captured.",
                 )
-            written[of_buffer[target]] = value  # type: ignore[assignment]
-            node.replace_all_uses_with(value)  # type: ignore[arg-type]
+            written[of_buffer[target]] = value
+            node.replace_all_uses_with(value)
             graph.erase_node(node)
     return written
 
@@ -321,21 +299,3 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def _explain(error: Exception) -> CaptureError:
-    """Name the user's line that stopped the capture."""
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [f for f in frames if not _is_library(f.filename)]
-    frame = theirs[-1] if theirs else frames[-1]
-    reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
-    return CaptureError(
-        f"the model cannot be captured: {frame.filename}:{frame.lineno} in {frame.name}: `{frame.line}` "
-        f"({type(error).__name__}: {reason}).",
-        where=f"{frame.filename}:{frame.lineno}",
-        fix="it is run eagerly instead; avoid Python branches on tensor values to have it captured.",
-    )
-
-
-def _is_library(filename: str) -> bool:
-    return filename.startswith((_PACKAGE, "<")) or "/torch/" in filename or "site-packages" in filename

@@ -16,15 +16,16 @@ def node_flops(node: fx.Node) -> int:
     packet = getattr(node.target, "overloadpacket", None)
     if packet is torch.ops.plait.attention:
         q, k, v = (_shape(node.args[i]) for i in range(3))
-        return int(sdpa_flop_count(q, k, v))
+        return int(sdpa_flop_count(q, k, v))  # type: ignore[no-untyped-call]
     if packet is torch.ops.plait.attention_backward:
         grad, q, k, v = (_shape(node.args[i]) for i in range(4))
-        return int(sdpa_backward_flop_count(grad, q, k, v))
+        return int(sdpa_backward_flop_count(grad, q, k, v))  # type: ignore[no-untyped-call]
     formula = flop_registry.get(packet)
     if formula is None:
         return 0
     args, kwargs = pytree.tree_map(
-        lambda leaf: leaf.meta["val"] if isinstance(leaf, fx.Node) else leaf, (tuple(node.args), dict(node.kwargs))
+        lambda leaf: leaf.meta["val"] if isinstance(leaf, fx.Node) else leaf,
+        (tuple(node.args), dict(node.kwargs)),
     )
     return int(formula(*args, **kwargs, out_val=node.meta["val"]))
 

@@ -65,7 +65,11 @@ class _Replay(fx.Interpreter):
 
 
 def differentiate(
-    forward: fx.GraphModule, parameters: list[str], trainable: list[str], num_extras: int, mode: FakeTensorMode
+    forward: fx.GraphModule,
+    parameters: list[str],
+    trainable: list[str],
+    num_extras: int,
+    mode: FakeTensorMode,
 ) -> Joint:
     """Trace forward and backward of `forward`, whose first inputs are `parameters`, with a new last input `tangent`."""
     marks = Marks()
@@ -89,11 +93,15 @@ def differentiate(
             outputs = replay.run(*flat[:-1])
             total = outputs[0]
             boundary[0] = nodes_so_far()
-            chosen = [(name, tensor) for name, tensor in zip(parameters, flat, strict=False) if name in wanted]
+            chosen = [
+                (name, tensor) for name, tensor in zip(parameters, flat, strict=False) if name in wanted
+            ]
             gradients: list[Tensor | None] = [None] * len(chosen)
             if total.requires_grad:
                 gradients = list(
-                    torch.autograd.grad(total, [t for _, t in chosen], grad_outputs=flat[-1], allow_unused=True)
+                    torch.autograd.grad(
+                        total, [t for _, t in chosen], grad_outputs=flat[-1], allow_unused=True
+                    )
                 )
             found = [(name, g) for (name, _), g in zip(chosen, gradients, strict=True) if g is not None]
             present.extend(name for name, _ in found)
@@ -121,7 +129,7 @@ def differentiate(
 
 def _output_values(graph: fx.Graph) -> list[fx.Node]:
     output = next(node for node in reversed(graph.nodes) if node.op == "output")
-    return list(output.args[0])  # type: ignore[arg-type]
+    return list(output.args[0])
 
 
 def _describe(graph: fx.Graph, marks: Marks, boundary: int) -> None:
@@ -136,8 +144,11 @@ def _describe(graph: fx.Graph, marks: Marks, boundary: int) -> None:
 def _drop_detach(graph: fx.Graph) -> None:
     """The joint graph is run without autograd, so detach and alias are the identity."""
     for node in list(graph.nodes):
-        if node.op == "call_function" and node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
-            node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+        if node.op == "call_function" and node.target in (
+            torch.ops.aten.detach.default,
+            torch.ops.aten.alias.default,
+        ):
+            node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 
 

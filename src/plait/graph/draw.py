@@ -1,10 +1,11 @@
 """The dataflow graph of a step as one page that opens offline.
 
-In: a `Graph`. Out: an HTML document with its styles, data and script inside it. It asks the network for nothing, and says
-so to the browser. Every string is put into the page as data and shown as text, never as markup.
+In: a `Graph`. Out: an HTML document with its styles, data and script inside it. It asks the network for nothing, and
+says so to the browser. Every string is put into the page as data and shown as text, never as markup.
 
-The page: modules fold and unfold; forward, backward and update stand side by side in lanes, what belongs to one module on
-one height; edges say which tensors pass. Layout is done by the page itself (`assets/layout.js`), on what is unfolded.
+The page: modules fold and unfold; forward, backward and update stand side by side in lanes, what belongs to one module
+on one height; edges say which tensors pass. Layout is done by the page itself (`assets/layout.js`), on what is
+unfolded.
 """
 
 import json
@@ -17,7 +18,7 @@ from plait.graph.graph import Graph
 from plait.graph.summary import Summary, summarize, to_json
 from plait.units import format_bytes, format_count, format_flops
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'"
 """What the page may load: itself."""
 _PHASES = ("forward", "backward", "update")
 _BUTTONS = (
@@ -41,7 +42,7 @@ def draw_html(graph: Graph, title: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         f"<title>{escape(title)}</title><style>{_asset('page.css')}</style></head><body>"
-        f'<header><div><h1>{escape(title)}</h1><p>{_facts(summary)}</p></div>'
+        f"<header><div><h1>{escape(title)}</h1><p>{_facts(summary)}</p></div>"
         '<div class="tools"><div class="search"><input id="search" type="search" autocomplete="off" '
         'placeholder="Find an op, module or parameter" aria-label="Find an op, module or parameter">'
         '<ul id="found" hidden></ul></div>'
@@ -107,7 +108,9 @@ def _page_data(listing: dict[str, Any]) -> dict[str, Any]:
     place: dict[str, int] = {}
     rows: list[list[Any]] = []
     first_reader: dict[str, str] = {}
-    held_by: dict[str, list[str]] = {name: [entry["of"]] for name, entry in inputs.items() if entry["kind"] in _HELD}
+    held_by: dict[str, list[str]] = {
+        name: [entry["of"]] for name, entry in inputs.items() if entry["kind"] in _HELD
+    }
 
     def add(name: str, entry: dict[str, Any], reads: list[int], parameters: list[str], origin: str) -> None:
         place[name] = len(rows)
@@ -130,7 +133,14 @@ def _page_data(listing: dict[str, Any]) -> dict[str, Any]:
 
     for entry in listing["inputs"]:
         if entry["kind"] == "batch":
-            as_op = {"target": "input", "family": "input", "phase": "forward", "module": "", "source": "", "flops": 0}
+            as_op = {
+                "target": "input",
+                "family": "input",
+                "phase": "forward",
+                "module": "",
+                "source": "",
+                "flops": 0,
+            }
             add(entry["name"], entry | as_op, [], [], f"input {entry['of']}")
             rows[-1][0] = entry["of"]
     for entry in listing["ops"]:
@@ -150,7 +160,10 @@ def _page_data(listing: dict[str, Any]) -> dict[str, Any]:
         reads = list(dict.fromkeys(place[name] for name in entry["inputs"] if name in place))
         add(entry["name"], entry, reads, held, origin)
     results = {node: name for name, node in listing["outputs"]["new_buffers"].items()}
-    results |= {listing["outputs"]["total"]: "total of the loss", listing["outputs"]["weight"]: "weight of the loss"}
+    results |= {
+        listing["outputs"]["total"]: "total of the loss",
+        listing["outputs"]["weight"]: "weight of the loss",
+    }
     return {
         "strings": list(strings.index),
         "ops": rows,

@@ -1,7 +1,7 @@
 """Graphs without writes in place.
 
-In: a traced graph module. Out: the same computation where every op returns new tensors; writes to inputs become trailing
-`copy_` nodes. Our own notes on the nodes are carried over.
+In: a traced graph module. Out: the same computation where every op returns new tensors; writes to inputs become
+trailing `copy_` nodes. Our own notes on the nodes are carried over.
 """
 
 import warnings
@@ -40,7 +40,9 @@ def functionalize(module: fx.GraphModule, inputs: Sequence[Tensor], mode: FakeTe
     with mode, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         functional = make_fx(
-            torch.func.functionalize(run, remove="mutations"), tracing_mode="real", _allow_non_fake_inputs=True
+            torch.func.functionalize(run, remove="mutations"),
+            tracing_mode="real",
+            _allow_non_fake_inputs=True,
         )(*[tensor.detach() for tensor in inputs])
     marks.copy_meta(functional.graph)
     return functional

@@ -3,7 +3,7 @@
 In: calls that the user's model makes while it is traced. Out: calls of `plait::` ops, or of plain torch functions.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,11 @@ class FunctionCapture(AttentionCapture):
         self._marks = marks
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         self._marks.grad_mode()
         self._marks.source_line()

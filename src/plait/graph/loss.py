@@ -2,8 +2,8 @@
 
 In: a forward graph that returns a scalar loss, or (total, weight). Out: nodes of total and weight with
 loss = sum(total) / sum(weight) over all micro-batches and ranks. Known means: cross-entropy (with `ignore_index`, class
-weights, label smoothing), mean(), mse and its like, and sum / count where the count depends on the batch alone. Any other
-scalar counts as a mean over its samples, and a notice says so.
+weights, label smoothing), mean(), mse and its like, and sum / count where the count depends on the batch alone. Any
+other scalar counts as a mean over its samples, and a notice says so.
 """
 
 import operator
@@ -24,7 +24,14 @@ _REDUCTION_ARGUMENT = {
     aten.soft_margin_loss.default: 2,
 }
 _MEAN, _SUM = 1, 2
-_RESHAPES = (aten.view.default, aten.clone.default, aten._to_copy.default, aten.squeeze.default, aten.alias.default)
+_NLL = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+_RESHAPES = (
+    aten.view.default,
+    aten.clone.default,
+    aten._to_copy.default,
+    aten.squeeze.default,
+    aten.alias.default,
+)
 _SCALES = (aten.mul.Tensor, aten.div.Tensor, aten.mul.Scalar, aten.div.Scalar, aten.neg.default)
 
 
@@ -46,15 +53,15 @@ def as_total_and_weight(
     values = output.args[0]
     with graph.inserting_before(output):
         if not scalar_form:
-            total, weight = values  # type: ignore[misc]
+            total, weight = values
             if not isinstance(weight, fx.Node):
-                return total, _constant(graph, total, float(weight)), float(weight), []  # type: ignore[arg-type]
-            return total, _as_scalar(graph, weight, total), None, []  # type: ignore[arg-type]
-        loss = values[0]  # type: ignore[index]
+                return total, _constant(graph, total, float(weight)), float(weight), []
+            return total, _as_scalar(graph, weight, total), None, []
+        loss = values[0]
         parameters = set([node for node in graph.nodes if node.op == "placeholder"][:num_parameters])
-        mean = _Reader(graph, num_samples, parameters).read(loss)  # type: ignore[arg-type]
+        mean = _Reader(graph, num_samples, parameters).read(loss)
         if mean is None:
-            total = _call(graph, aten.mul.Tensor, (loss, float(num_samples)), loss)  # type: ignore[arg-type]
+            total = _call(graph, aten.mul.Tensor, (loss, float(num_samples)), loss)
             notice = (
                 "the loss is not a mean that plait knows, so it counts as a mean over its samples; "
                 "return (total, weight) from `objective` to say otherwise."
@@ -99,17 +106,16 @@ class _Reader:
         return _constant_mean(total, source.meta["val"].numel())
 
     def _reduction(self, node: fx.Node) -> _Mean | None:
-        position = _REDUCTION_ARGUMENT[node.target]  # type: ignore[index]
-        reduction = node.args[position] if len(node.args) > position else _MEAN
-        if reduction != _MEAN:
+        if _reduction_of(node) != _MEAN:
             return None
+        position = _REDUCTION_ARGUMENT[node.target]  # type: ignore[index]
         filled = [*node.args, *([None] * (position - len(node.args)))][:position]
         total = _call(self.graph, node.target, (*filled, _SUM, *node.args[position + 1 :]), node)
         shapes = [arg.meta["val"].shape for arg in node.args[:2] if isinstance(arg, fx.Node)]
-        return _constant_mean(total, torch.broadcast_shapes(*shapes).numel())
+        return _constant_mean(total, torch.broadcast_shapes(*shapes).numel())  # type: ignore[no-untyped-call]
 
     def _cross_entropy(self, loss: fx.Node) -> _Mean | None:
-        if loss.target not in (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default):
+        if loss.target not in _NLL:
             return None
         scores, labels, class_weight, reduction, ignored = loss.args
         if reduction != _MEAN:
@@ -133,13 +139,19 @@ class _Reader:
             if scaled is not None:
                 return scaled
             count = float(denominator)  # type: ignore[arg-type]
-            is_sum = isinstance(numerator, fx.Node) and numerator.target in (aten.sum.default, aten.sum.dim_IntList)
-            if is_sum and count > 0 and count % self.num_samples == 0:
+            adds_up = isinstance(numerator, fx.Node) and _adds_up(numerator)
+            if adds_up and count > 0 and count % self.num_samples == 0:
                 return _Mean(numerator, count, ("constant", count))  # type: ignore[arg-type]
             return None
-        if denominator.meta["val"].numel() != 1 or not _is_count(denominator) or self._depends_on_model(denominator):
+        if (
+            denominator.meta["val"].numel() != 1
+            or not _is_count(denominator)
+            or self._depends_on_model(denominator)
+        ):
             return None
-        return _Mean(numerator, denominator, ("node", _count_root(denominator)))  # type: ignore[arg-type]
+        if not isinstance(numerator, fx.Node) or not _adds_up(numerator):
+            return None
+        return _Mean(numerator, denominator, ("node", _what_is_counted(denominator)))
 
     def _scale(self, node: fx.Node) -> _Mean | None:
         source = node.args[0]
@@ -178,15 +190,15 @@ class _Reader:
 
 
 def _same_weight(first: _Mean, second: _Mean) -> bool:
-    if first.key == second.key:
-        return True
-    roots = {mean.key[1] for mean in (first, second) if mean.key[0] in ("nll", "node")}
-    kinds = {first.key[0], second.key[0]}
-    return kinds == {"nll", "node"} and len(roots) == 1 and _no_class_weight(first) and _no_class_weight(second)
+    return _counted(first) == _counted(second)
 
 
-def _no_class_weight(mean: _Mean) -> bool:
-    return mean.key[0] != "nll" or mean.key[2] is None
+def _counted(mean: _Mean) -> tuple[Any, ...]:
+    """The key, with cross-entropy's weight written as the count of labels that it is where classes weigh the same."""
+    if mean.key[0] == "nll" and mean.key[2] is None:
+        _, labels, _, ignored = mean.key
+        return "node", ("labels but", labels, ignored)
+    return mean.key
 
 
 def _is_count(node: fx.Node) -> bool:
@@ -196,16 +208,44 @@ def _is_count(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target in (aten.sum.default, aten.sum.dim_IntList)
 
 
-def _count_root(node: fx.Node) -> Any:
-    """What is counted: the labels, for the count of labels that are not ignored."""
+def _adds_up(node: fx.Node) -> bool:
+    """A sum, or sums put together linearly: the sum over shards is the whole."""
+    if node.op != "call_function" or (
+        isinstance(node.meta["val"], torch.Tensor) and node.meta["val"].numel() != 1
+    ):
+        return False
+    target, arguments = node.target, node.args
+    if target in (aten.sum.default, aten.sum.dim_IntList, aten.dot.default):
+        return True
+    if target in _REDUCTION_ARGUMENT:
+        return bool(_reduction_of(node) == _SUM)
+    if target is operator.getitem:
+        whole = arguments[0]
+        is_nll = isinstance(whole, fx.Node) and whole.target in _NLL and arguments[1] == 0
+        return bool(is_nll and whole.args[3] == _SUM)  # type: ignore[union-attr]
+    operands = [argument for argument in arguments if isinstance(argument, fx.Node)]
+    if target in _RESHAPES or target in _SCALES:
+        return len(operands) == 1 and operands[0] is arguments[0] and _adds_up(operands[0])
+    if target in (aten.add.Tensor, aten.sub.Tensor):
+        return len(operands) == 2 and all(_adds_up(operand) for operand in operands)
+    return False
+
+
+def _reduction_of(node: fx.Node) -> Any:
+    position = _REDUCTION_ARGUMENT[node.target]  # type: ignore[index]
+    return node.args[position] if len(node.args) > position else _MEAN
+
+
+def _what_is_counted(node: fx.Node) -> Any:
+    """The labels and the one that is ignored, for a count of labels that are not ignored; else what is summed."""
     while node.op == "call_function" and node.target in (*_RESHAPES, aten.sum.default, aten.sum.dim_IntList):
         node = node.args[0]  # type: ignore[assignment]
     if node.op == "call_function" and node.target is aten.ne.Scalar:
-        return node.args[0]
+        return "labels but", *node.args
     if node.op == "call_function" and node.target in (aten.bitwise_not.default, aten.logical_not.default):
         inner = node.args[0]
         if isinstance(inner, fx.Node) and inner.target is aten.eq.Scalar:
-            return inner.args[0]
+            return "labels but", *inner.args
     return node
 
 
@@ -214,8 +254,10 @@ def _constant_mean(total: fx.Node, count: int) -> _Mean:
 
 
 def _constant(graph: fx.Graph, like: fx.Node, value: float) -> fx.Node:
-    node = graph.call_function(aten.full.default, ([], value), {"dtype": like.meta["val"].dtype, "device": torch.device("cpu")})
     val = like.meta["val"]
+    node = graph.call_function(
+        aten.full.default, ([], value), {"dtype": val.dtype, "device": torch.device("cpu")}
+    )
     _adopt(node, like, val.new_empty((), dtype=val.dtype))
     return node
 
@@ -251,4 +293,3 @@ def like_mode(node: fx.Node) -> Any:
 def _adopt(node: fx.Node, like: fx.Node, value: Any) -> None:
     node.meta = {key: like.meta[key] for key in ("phase", "module", "grad", "source") if key in like.meta}
     node.meta["val"] = value
-

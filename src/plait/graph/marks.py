@@ -1,7 +1,7 @@
 """Notes taken while a graph is traced: which module, source line or earlier node each new node comes from.
 
-In: calls made during tracing. Out: `meta` on the nodes of the finished graph. Works by counting nodes in the graph under
-construction, so it needs nothing of torch but the current proxy mode (tried on 2.11 to 2.13).
+In: calls made during tracing. Out: `meta` on the nodes of the finished graph. Works by counting nodes in the graph
+under construction, so it needs nothing of torch but the current proxy mode (tried on 2.11 to 2.13).
 """
 
 import sys
@@ -77,7 +77,8 @@ class Marks:
 
     def origin_of(self, index: int) -> fx.Node | None:
         """The replayed node that made the node at `index`."""
-        return _latest(self._origins, index)
+        origin: fx.Node | None = _latest(self._origins, index)
+        return origin
 
     def apply(self, graph: fx.Graph) -> None:
         """Write module, phase, source line and grad mode into the graph's nodes."""

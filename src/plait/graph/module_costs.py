@@ -1,8 +1,8 @@
 """What each module of a model costs, forward and backward together.
 
-In: ops with their FLOPs, the memory that they keep, the parameters. Out: one entry per module that does something, costliest
-first; an entry includes everything inside the module. Siblings that are built alike and run the same ops (the layers of a
-transformer) become one entry, `blocks.{0-95}`, so that a table of ten lines says something about any depth.
+In: ops with their FLOPs, the memory that they keep, the parameters. Out: one entry per module that does something,
+costliest first; an entry includes everything inside the module. Siblings that are built alike and run the same ops (the
+layers of a transformer) become one entry, `blocks.{0-95}`, so that a table of ten lines says something about any depth.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,7 @@
 """What kind of op a node calls.
 
-In: the target of a node. Out: a word for people (`matmul`, `elementwise`, ...), and whether the result lies in the memory of
-the input. Never looks at shapes.
+In: the target of a node. Out: a word for people (`matmul`, `elementwise`, ...), and whether the result lies in the
+memory of the input. Never looks at shapes.
 """
 
 import operator
@@ -18,10 +18,21 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "convolution": ("convolution", "convolution_backward"),
         "attention": ("attention", "attention_backward"),
         "normalization": (
-            *("native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward"),
+            *(
+                "native_layer_norm",
+                "native_layer_norm_backward",
+                "native_group_norm",
+                "native_group_norm_backward",
+            ),
             *("batch_norm", "batch_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward"),
         ),
-        "softmax": ("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data", "logsumexp"),
+        "softmax": (
+            "_softmax",
+            "_softmax_backward_data",
+            "_log_softmax",
+            "_log_softmax_backward_data",
+            "logsumexp",
+        ),
         "loss": (
             *("nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward"),
             *("mse_loss", "mse_loss_backward", "binary_cross_entropy", "binary_cross_entropy_backward"),
@@ -29,24 +40,76 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *("huber_loss", "huber_loss_backward", "soft_margin_loss", "soft_margin_loss_backward"),
         ),
         "reduction": (
-            *("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "any", "all", "var", "var_mean"),
+            *(
+                "sum",
+                "mean",
+                "amax",
+                "amin",
+                "max",
+                "min",
+                "argmax",
+                "argmin",
+                "prod",
+                "any",
+                "all",
+                "var",
+                "var_mean",
+            ),
             *("std", "linalg_vector_norm", "norm", "cumsum", "count_nonzero"),
         ),
         "indexing": (
-            *("embedding", "embedding_dense_backward", "index", "index_put", "index_select", "gather", "scatter"),
-            *("scatter_add", "select_scatter", "slice_scatter", "select_backward", "slice_backward", "cat", "stack"),
+            *(
+                "embedding",
+                "embedding_dense_backward",
+                "index",
+                "index_put",
+                "index_select",
+                "gather",
+                "scatter",
+            ),
+            *(
+                "scatter_add",
+                "select_scatter",
+                "slice_scatter",
+                "select_backward",
+                "slice_backward",
+                "cat",
+                "stack",
+            ),
             *("index_add", "constant_pad_nd", "flip", "roll", "topk", "sort"),
         ),
         "random": ("bernoulli", "uniform", "normal", "randint"),
         "creation": (
-            *("full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "empty", "empty_like", "arange", "eye"),
-            *("new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided", "scalar_tensor", "empty_strided"),
+            *(
+                "fill",
+                "full",
+                "full_like",
+                "zeros",
+                "zeros_like",
+                "ones",
+                "ones_like",
+                "empty",
+                "empty_like",
+                "arange",
+                "eye",
+            ),
+            *(
+                "new_zeros",
+                "new_ones",
+                "new_full",
+                "new_empty",
+                "new_empty_strided",
+                "scalar_tensor",
+                "empty_strided",
+            ),
         ),
         "copy": ("clone", "copy", "_to_copy", "lift_fresh_copy"),
     }
 )
-_FAMILY_OF: Mapping[str, str] = MappingProxyType({name: kind for kind, names in _NAMES.items() for name in names})
-_SHARES_MEMORY = ("_unsafe_view", "_reshape_alias")
+_FAMILY_OF: Mapping[str, str] = MappingProxyType(
+    {name: kind for kind, names in _NAMES.items() for name in names}
+)
+_SHARES_MEMORY = ("_unsafe_view", "_reshape_alias", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk")
 """Functional by their schema, but they return the memory that they were given."""
 
 

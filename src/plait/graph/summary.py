@@ -113,8 +113,8 @@ def summarize(graph: Graph) -> Summary:
         activation_bytes=sum(kept.values()),
         largest_activations=_largest(kept),
         modules=module_costs(
-            flops={node: count for node, count in flops.items()},
-            kept={root[0]: num_bytes for root, num_bytes in _by_node(kept).items()},
+            flops=flops,
+            kept=_by_node(kept),
             parameters=parameters,
         ),
         updates=updates,
@@ -184,12 +184,12 @@ def _root_value(root: Root) -> Any:
     return value if root[1] is None else value[root[1]]
 
 
-def _by_node(kept: dict[Root, int]) -> dict[Root, int]:
+def _by_node(kept: dict[Root, int]) -> dict[fx.Node, int]:
     """The same bytes with all results of one op together."""
-    together: Counter[Root] = Counter()
+    together: Counter[fx.Node] = Counter()
     for (node, _), num_bytes in kept.items():
-        together[node, None] += num_bytes
-    return dict(together)
+        together[node] += num_bytes
+    return together
 
 
 def _flops_of(flops: dict[fx.Node, int], phase: Literal["forward", "backward"]) -> int:
@@ -270,7 +270,8 @@ def _update_op(update: Update) -> dict[str, Any]:
 
 
 def _described(value: Any) -> dict[str, Any]:
-    tensors = [leaf for leaf in (value if isinstance(value, tuple | list) else [value]) if isinstance(leaf, torch.Tensor)]
+    leaves = value if isinstance(value, tuple | list) else [value]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     return {
         "shapes": [list(tensor.shape) for tensor in tensors],
         "dtypes": [_dtype_name(tensor) for tensor in tensors],

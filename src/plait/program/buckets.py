@@ -30,7 +30,7 @@ def make_buckets(graph: Graph, placed: Placements, plan: Plan) -> tuple[Bucket, 
     for name in summed:
         value = nodes[graph.gradients[name]].meta["val"]
         size = value.numel() * value.element_size()
-        if not buckets or value.dtype != previous or room < size:
+        if not buckets or value.dtype != previous or room <= 0:  # over rather than under: a bias joins its weight
             buckets.append([])
             room = min(limit, FIRST_BUCKET_BYTES) if len(buckets) == 1 else limit
         buckets[-1].append(name)

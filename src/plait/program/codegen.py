@@ -1,13 +1,15 @@
 """Turn nodes of a local graph into one Python function.
 
 In: nodes in order, the names that come in and go out, the device. Out: a `Segment`. The function takes its inputs in a list
-and empties it, and drops every tensor after its last use, so that memory falls as it does in eager mode. The source is kept
-and shown in tracebacks.
+and empties it, and drops every tensor after its last use, so that memory falls as it does in eager mode. Gradients that a
+matrix product makes can be written straight into memory that the caller gives, such as a bucket. The source is kept and
+shown in tracebacks.
 """
 
 import linecache
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -34,11 +36,19 @@ def make_segment(
 ) -> Segment:
     """Compile `nodes`, which read `inputs` (names of earlier nodes) and make `outputs`."""
     scope: dict[str, Any] = {}
-    lines = [f"def segment(args):  # {name}"]
+    fills = _fills(nodes, outputs)
+    lines = [f"def segment(args, into=({'None, ' * len(fills)})):  # {name}"]
     lines += [f"    [{', '.join(inputs)}] = args", "    args.clear()"] if inputs else []
+    lines += [f"    [{', '.join(f'{fill.output}_into' for fill in fills.values())}] = into"] if fills else []
     last_use = _last_uses(nodes, outputs)
     for node in nodes:
-        lines.append(f"    {node.name} = {_call(node, scope, device)}")
+        call = _call(node, scope, device)
+        if node in fills:
+            given = f"{fills[node].output}_into"
+            scope["f_mm_out"] = torch.ops.aten.mm.out._op
+            operands = ", ".join(_literal(arg, scope, device) for arg in node.args)
+            call += f" if {given} is None else f_mm_out({operands}, out={given}{fills[node].view})"
+        lines.append(f"    {node.name} = {call}")
         dead = [n for n in last_use.get(node, ()) if n not in outputs]
         if dead:
             lines.append(f"    del {', '.join(dead)}")
@@ -56,7 +66,42 @@ def make_segment(
         run=scope["segment"],
         num_ops=len(nodes),
         flops=sum(node_flops(node) for node in nodes),
+        fillable=tuple(outputs.index(fill.output) for fill in fills.values()),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fill:
+    """A matrix product whose only purpose is one output of the segment, maybe seen through views."""
+
+    output: str
+    view: str
+    """Turns memory shaped like the output into memory shaped like the product."""
+
+
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+
+
+def _fills(nodes: Sequence[fx.Node], outputs: Sequence[str]) -> dict[fx.Node, _Fill]:
+    """Products that may be written straight to where an output is wanted: nothing else in the graph may see them."""
+    found: dict[fx.Node, _Fill] = {}
+    inside = set(nodes)
+    for node in nodes:
+        if node.name not in outputs or any(user.op != "output" for user in node.users):
+            continue
+        source, transposed, view = node, False, ""
+        while source.target is torch.ops.aten.t.default or (source.target in _VIEWS and not transposed):
+            before = source.args[0]
+            if not isinstance(before, fx.Node) or before not in inside or len(before.users) != 1 or before.name in outputs:
+                break
+            if source.target is torch.ops.aten.t.default:
+                transposed = not transposed
+            else:
+                view = f".view({list(before.meta['val'].shape)})"
+            source = before
+        if source.target is torch.ops.aten.mm.default:
+            found[source] = _Fill(node.name, view + (".t()" if transposed else ""))
+    return found
 
 
 def _last_uses(nodes: Sequence[fx.Node], outputs: Iterable[str]) -> dict[fx.Node, list[str]]:

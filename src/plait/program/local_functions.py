@@ -82,6 +82,11 @@ def input_gradient(
     return result.addcmul_(grad.to(mean.dtype), scale.view(shape)).to(x.dtype)
 
 
+def nothing(inputs: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype | None) -> Tensor:
+    """Zeros in place of an op on an empty share; `inputs` are those of the op, so that what it waits for stays in the graph."""
+    return inputs[0].new_zeros(shape, dtype=dtype)
+
+
 def weighted_share(value: Tensor, fraction: float) -> Tensor:
     """A rank's summand of an average over ranks; an empty share has none."""
     return torch.zeros_like(value) if fraction == 0 else value * fraction

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from plait.program import local_functions as local
 from plait.program.communicate import all_gather, all_reduce
@@ -61,9 +62,28 @@ class Site:
     def cut_axis(self) -> int | None:
         """The axis whose ranks have pieces of the first tensor's samples, where there are several ranks."""
         for index, (axis, strategy) in enumerate(zip(self.axes, self.strategies, strict=True)):
-            if axis.size > 1 and strategy.inputs and strategy.inputs[0] == Shard(0):
+            first = strategy.inputs[0] if strategy.inputs else None
+            if axis.size > 1 and isinstance(first, Shard) and first.dim == 0:
                 return index
         return None
+
+    def is_empty(self) -> bool:
+        """Whether this rank has no units of an axis along which the op's inputs are cut."""
+        return any(
+            axis.size > 1 and axis.units[coordinate] == 0 and any(isinstance(p, Shard) for p in strategy.inputs)
+            for axis, coordinate, strategy in zip(self.axes, self.coordinates, self.strategies, strict=True)
+        )
+
+    def nothing(self) -> Local:
+        """What an op gives on an empty share: empty pieces and zeros. Many of torch's kernels refuse or crash on it."""
+        inputs = [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, fx.Node)]
+        value = self.node.meta["val"]
+        if isinstance(value, torch.Tensor):
+            return self.emit(local.nothing, inputs, self.shape(), value.dtype)
+        return [
+            self.emit(local.nothing, inputs, self.shape(index) if present else [], value[index].dtype if present else None)
+            for index, present in enumerate(isinstance(entry, torch.Tensor) for entry in value)
+        ]
 
 
 Lowering = Callable[[Site], Local]
@@ -81,10 +101,16 @@ def lower(*targets: Any) -> Callable[[Lowering], Lowering]:
     return enter
 
 
+_MEETS = (ours.batch_norm, ours.batch_norm_backward, aten.nll_loss_forward, aten.nll_loss2d_forward)
+"""Ops whose local form communicates: a rank with an empty share must take part."""
+
+
 def lower_node(site: Site) -> Local:
     """The local form of one node."""
     packet = getattr(site.node.target, "overloadpacket", None)
     special = _TABLE.get(packet)
+    if site.is_empty() and packet not in _MEETS:
+        return site.nothing()
     return special(site) if special is not None else site.same(*site.args)
 
 
@@ -227,8 +253,9 @@ def batch_norm(site: Site) -> Local:
 
 def _local_batch_norm(site: Site, axis: AxisShares, coordinate: int) -> Local:
     """Statistics of the own share; the running ones become the average over ranks, so that all ranks keep the same."""
-    own = site.same(*site.args)
-    y, mean, invstd, new_mean, new_var = (site.emit(_item, own, index) for index in range(5))
+    own = site.nothing() if site.is_empty() else site.same(*site.args)
+    parts = own if isinstance(own, list) else [site.emit(_item, own, index) for index in range(5)]
+    y, mean, invstd, new_mean, new_var = parts
     fraction = axis.units[coordinate] / max(axis.total, 1)
     averaged = [
         site.emit(all_reduce, site.emit(local.weighted_share, value, fraction), axis.name) for value in (new_mean, new_var)
@@ -240,7 +267,7 @@ def _local_batch_norm(site: Site, axis: AxisShares, coordinate: int) -> Local:
 def batch_norm_backward(site: Site) -> Local:
     cut = site.cut_axis()
     if cut is None or site.local_batch_norm:
-        return site.same(*site.args)
+        return site.nothing() if site.is_empty() else site.same(*site.args)
     grad, x, weight, mean, invstd, eps = site.args
     axis = site.axes[cut]
     global_x = site.node.args[1].meta["val"]  # type: ignore[union-attr]

@@ -82,12 +82,16 @@ def _rank(buckets: tuple[Bucket, ...], order: list[str], num_micro: int, clip_no
 
     for number in range(num_micro):
         add(Load, f"load {number}", "data", micro_batch=number)
-        writes = {name: f"{number}/gradient:{name}" for name in order}
+        is_last = number == num_micro - 1  # buffers change with every micro-batch, and travel after the last one
+        wanted = [name for name in order if is_last or not name.startswith("buffer:")]
+        writes = {name: f"{number}/gradient:{name}" for name in wanted}
         add(
-            Opaque, "forward and backward, eagerly", "backward", parameters=tuple(order), micro_batch=number,
+            Opaque, "forward and backward, eagerly", "backward", parameters=tuple(wanted), micro_batch=number,
             writes=(f"{number}/total", f"{number}/weight", *writes.values()),
         )  # fmt: skip
         for index, bucket in enumerate(buckets):
+            if _is_buffers(bucket) and not is_last:
+                continue
             carries = bucket.scalars or (("total", "weight") if bucket.axis is None and index == len(buckets) - 1 else ())
             reads = (*(writes[name] for name in bucket.parameters), *(f"{number}/{name}" for name in carries))
             add(

@@ -42,10 +42,13 @@ class Segment:
     outputs: tuple[str, ...]
     source: str
     """The Python source that runs it, for people and for digests."""
-    run: Callable[[list[Any]], tuple[Any, ...]]
-    """Takes a list of tensors, which it empties, and returns the outputs."""
+    run: Callable[..., tuple[Any, ...]]
+    """Takes a list of tensors, which it empties, and returns the outputs; a second list, where given, holds for each of
+    `fillable` the memory to write it to, or None."""
     num_ops: int
     flops: int
+    fillable: tuple[int, ...] = ()
+    """Outputs, by position, that can be written to memory of the caller's choice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

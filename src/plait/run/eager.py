@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from plait.errors import JobError, PlaitError
 from plait.job.job import Job
 from plait.job.loader import Share
+from plait.job.origin import where
 from plait.run.state import ModelState
 
 _ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
@@ -26,7 +28,7 @@ def run_eagerly(
     zero = torch.zeros((), dtype=state.dtype, device=state.device)
     if len(share.ids) == 0:
         gradients: list[Any] = [torch.zeros_like(tensor) for tensor in tensors]
-        return [zero, zero.clone(), *gradients, *_buffers(state, parameters, 0.0)]
+        return [zero, zero.clone(), *gradients, *_buffers(state, parameters, share)]
     batch = pytree.tree_map_only(Tensor, lambda leaf: _place(leaf, state), share.batch)
     seed = (state.job.seed * 1_000_003 + step) * 1_000_003 + micro_batch * 65_537 + share.offset
     with torch.random.fork_rng(devices=[state.device] if state.device.type == "cuda" else []), torch.enable_grad():
@@ -36,17 +38,36 @@ def run_eagerly(
             total, weight = total_and_weight(state.job, batch, len(share.ids), result)
         found = torch.autograd.grad(total, tensors, allow_unused=True)
     gradients = [torch.zeros_like(t) if g is None else g for t, g in zip(tensors, found, strict=True)]
-    fraction = len(share.ids) / sum(share.sizes)
-    return [total.detach(), weight.detach(), *gradients, *_buffers(state, parameters, fraction)]
+    return [total.detach(), weight.detach(), *gradients, *_buffers(state, parameters, share)]
+
+
+def try_eagerly(job: Job, batch: Any) -> None:
+    """One forward pass on a few samples, here and now: what cannot work at all is told before any process starts."""
+    try:
+        with torch.no_grad():
+            job.objective_of(job.build_model(), batch)
+    except PlaitError:
+        raise
+    except Exception as error:
+        place = where(error)
+        raise JobError(
+            f"the model or its loss failed on the first samples{f', at {place}' if place else ''}: "
+            f"{type(error).__name__}: {error}",
+            fix="mend that line, or the shapes of what it is given.",
+        ) from error
 
 
 def _place(leaf: Tensor, state: ModelState) -> Tensor:
     return leaf.to(state.device, state.dtype if leaf.is_floating_point() else None)
 
 
-def _buffers(state: ModelState, parameters: tuple[str, ...], fraction: float) -> list[Tensor]:
+def _buffers(state: ModelState, parameters: tuple[str, ...], share: Share) -> list[Tensor]:
+    """Summands of the ranks' buffers: their mean by samples; counters are those of the first rank that has samples."""
+    fraction = len(share.ids) / sum(share.sizes)
+    leads = 1.0 if len(share.ids) > 0 and share.offset == 0 else 0.0
     names = [name.removeprefix("buffer:") for name in parameters if name.startswith("buffer:")]
-    return [state.buffers[name].detach() * fraction for name in names]
+    buffers = [state.buffers[name].detach() for name in names]
+    return [buffer * fraction if buffer.is_floating_point() else buffer.double() * leads for buffer in buffers]
 
 
 def total_and_weight(

@@ -3,7 +3,8 @@
 In: the model, the job's evaluation data. Out: metrics over all of it, each sample counted once, the same on every rank.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from plait.job.job import Job, Until
 from plait.job.order import split
-from plait.job.source import Source
+from plait.job.source import Source, Stream
 from plait.run.eager import total_and_weight
 from plait.run.state import ModelState
 
@@ -23,25 +24,39 @@ Sum = Callable[[Tensor], Tensor]
 def evaluate(state: ModelState, source: Source, rank: int, ranks: int, add_up: Sum) -> dict[str, float]:
     """`loss` and the job's metrics over `source`."""
     job = state.job
-    assert source.num_samples is not None
-    sizes = split(source.num_samples, ranks)
-    first = sum(sizes[:rank])
     names = ["loss", *(job.metrics or {})]
     sums = torch.zeros(len(names), 2, dtype=torch.float64)
     was_training = state.model.training
     state.model.eval()
-    per_rank = max(1, job.batch // ranks)
     try:
         with torch.no_grad(), state.job.autocast(state.device.type):
-            for start in range(first, first + sizes[rank], per_rank):
-                ids = torch.arange(start, min(start + per_rank, first + sizes[rank]))
-                batch = pytree.tree_map_only(Tensor, lambda leaf: _place(leaf, state), source.fetch(ids))
-                for index, (total, weight) in enumerate(_measure(job, state, batch, len(ids))):
+            for count, fetched in _batches(source, job.batch, rank, ranks):
+                batch = pytree.tree_map_only(Tensor, lambda leaf: _place(leaf, state), fetched)
+                for index, (total, weight) in enumerate(_measure(job, state, batch, count)):
                     sums[index] += torch.tensor([float(total), float(weight)], dtype=torch.float64)
     finally:
         state.model.train(was_training)
     sums = add_up(sums)
     return {name: float(total / weight) for name, (total, weight) in zip(names, sums, strict=True)}
+
+
+def _batches(source: Source, batch: int, rank: int, ranks: int) -> Iterator[tuple[int, Any]]:
+    """This rank's samples with their number, `batch` at a time over all ranks; of a stream, its part of every batch."""
+    if isinstance(source, Stream):
+        samples = source.samples(0)
+        while chunk := list(itertools.islice(samples, batch)):
+            sizes = split(len(chunk), ranks)
+            own = chunk[sum(sizes[:rank]) : sum(sizes[: rank + 1])]
+            if own:
+                yield len(own), source.collate(own)
+        return
+    assert source.num_samples is not None
+    sizes = split(source.num_samples, ranks)
+    first, end = sum(sizes[:rank]), sum(sizes[: rank + 1])
+    per_rank = max(1, batch // ranks)
+    for start in range(first, end, per_rank):
+        ids = torch.arange(start, min(start + per_rank, end))
+        yield len(ids), source.fetch(ids)
 
 
 def _place(leaf: Tensor, state: ModelState) -> Tensor:

@@ -9,6 +9,7 @@ import platform
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -28,17 +29,35 @@ def make_run_folder(out: Path | None, name: str, *, resuming: bool) -> Path:
             )
         folder = out
     else:
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        folder = Path("runs") / f"{name}-{stamp}"
-        number = 1
-        while folder.exists():
-            number += 1
-            folder = Path("runs") / f"{name}-{stamp}-{number}"
+        folder = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
+        if out is None:
+            folder = _claim(folder)
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"the run folder {folder} cannot be made: {error.strerror}.", fix="choose another --out.") from error
     return folder
+
+
+def _claim(folder: Path) -> Path:
+    """Make a folder of this name that nobody else has made, also not a run started in the same second."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    number, wanted = 1, folder
+    while True:
+        try:
+            wanted.mkdir()
+        except FileExistsError:
+            number += 1
+            wanted = folder.with_name(f"{folder.name}-{number}")
+        else:
+            return wanted
+
+
+def discard_if_empty(folder: Path) -> None:
+    """Take back a run folder into which nothing was written."""
+    with suppress(OSError):
+        (folder / "checkpoints").rmdir()
+        folder.rmdir()
 
 
 def write_environment(folder: Path, extra: Mapping[str, Any]) -> None:
@@ -71,6 +90,10 @@ class LineFile:
         if now - self._flushed > 1.0:
             self._file.flush()
             self._flushed = now
+
+    def flush(self) -> None:
+        """Hand everything to the system, so that it outlives this process."""
+        self._file.flush()
 
     def close(self) -> None:
         """Flush and close."""

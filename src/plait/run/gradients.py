@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from plait.program.program import Bucket
+from plait.run.links import Links
 from plait.run.state import ModelState
 
 
 class GradientStore:
     """Holds what `Accumulate` fills and `Update` uses."""
 
-    def __init__(self, state: ModelState) -> None:
+    def __init__(self, state: ModelState, links: Links) -> None:
         self._state = state
+        self._links = links
         self._flat: dict[Bucket, Tensor] = {}
         self._views: dict[Bucket, list[Tensor]] = {}
         self._scalars: dict[Bucket, list[Tensor]] = {}
@@ -29,13 +31,19 @@ class GradientStore:
     def flat(self, bucket: Bucket) -> Tensor:
         """The bucket's gradients and scalars as one tensor."""
         if bucket not in self._flat:
-            flat = torch.zeros(bucket.num_elements, dtype=bucket.dtype, device=self._state.device)
+            assert bucket.axis is not None
+            flat = self._links.buffer(bucket.num_elements, bucket.dtype, self._state.device, bucket.axis)
             sizes = [torch.Size(shape).numel() for shape in bucket.shapes]
             pieces = flat.split([*sizes, *([1] * len(bucket.scalars))])
             self._flat[bucket] = flat
             self._views[bucket] = [p.view(s) for p, s in zip(pieces, bucket.shapes, strict=False)]
             self._scalars[bucket] = [piece.view(()) for piece in pieces[len(bucket.shapes) :]]
         return self._flat[bucket]
+
+    def place(self, bucket: Bucket, position: int) -> Tensor:
+        """The memory of one gradient of a bucket that travels: whoever makes the gradient may write it here."""
+        self.flat(bucket)
+        return self._views[bucket][position]
 
     def add(self, bucket: Bucket, tensors: list[Tensor], *, fresh: bool) -> None:
         """Gradients, then the bucket's scalars, then scalars that no bucket carries."""
@@ -134,6 +142,8 @@ class GradientStore:
 
 def _join(targets: list[Tensor], sources: list[Tensor], fresh: bool) -> None:
     if fresh:
-        torch._foreach_copy_(targets, sources)
+        moved = [(t, s) for t, s in zip(targets, sources, strict=True) if t.data_ptr() != s.data_ptr()]
+        if moved:  # the others were made in their place
+            torch._foreach_copy_([target for target, _ in moved], [source for _, source in moved])
     else:
         torch._foreach_add_(targets, sources)

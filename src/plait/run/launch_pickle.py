@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from types import ModuleType
+from typing import Any
 
 import cloudpickle
 
@@ -36,7 +37,7 @@ def _unimportable_modules() -> list[ModuleType]:
             continue
         parent = sys.modules.get(name.rpartition(".")[0])
         path = getattr(parent, "__path__", None) if "." in name else None
-        if getattr(module, "__name__", None) == name and PathFinder.find_spec(name, path) is None:
+        if getattr(module, "__name__", None) == name and not _can_be_imported(name, path):
             found.append(module)
     return found
 
@@ -52,3 +53,11 @@ def _by_value(modules: list[ModuleType]) -> Iterator[None]:
     finally:
         for module in new:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+def _can_be_imported(name: str, path: Any) -> bool:
+    """Whether a fresh process would find the module; those whose packages play tricks are taken to be installed."""
+    try:
+        return PathFinder.find_spec(name, path) is not None
+    except Exception:  # a package may put anything in sys.modules and __path__
+        return True

@@ -1,7 +1,8 @@
 """Communication between ranks, behind one small interface.
 
-In: a `Collective` and a tensor. Out: a handle on the result. `ProcessLinks` talks to other processes through torch.distributed;
-the serial interpreter has mailboxes of its own. Everything else of a rank is the same in both.
+In: a `Collective` and a tensor. Out: a handle on the result. `ProcessLinks` talks to other processes through torch.distributed,
+`SharedLinks` (in `shared_links.py`) through memory; the serial interpreter has mailboxes of its own. Everything else of a rank
+is the same in all of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,9 @@ class Links(Protocol):
 
     def start(self, collective: Collective, tensor: Tensor) -> Handle:
         """Begin; an all-reduce may work in place on `tensor`."""
+
+    def buffer(self, count: int, dtype: torch.dtype, device: torch.device, axis: str) -> Tensor:
+        """A flat tensor of zeros, in memory from which these links send fastest along `axis`."""
 
 
 class _Pending:
@@ -61,6 +65,10 @@ class ProcessLinks:
             return _Pending(dist.all_reduce(tensor, group=group, async_op=True), lambda: tensor)
         return _all_gather(tensor, collective.dim, collective.extents, group)
 
+    def buffer(self, count: int, dtype: torch.dtype, device: torch.device, axis: str) -> Tensor:
+        """Any memory will do."""
+        return torch.zeros(count, dtype=dtype, device=device)
+
 
 def _group(mesh: Mesh, axis: str, rank: int) -> Any:
     """The process group along an axis; every rank makes all groups, in the same order, as torch demands."""
@@ -90,13 +98,12 @@ def _all_gather(tensor: Tensor, dim: int, extents: Sequence[int], group: Any) ->
 
 
 class NoLinks:
-    """The links of a rank that is alone."""
+    """The links of a rank that is alone: its programs have no collective."""
 
     def start(self, collective: Collective, tensor: Tensor) -> Handle:
-        """Never called: a program of one rank has no collective."""
+        """Never called."""
         raise AssertionError("a program of one rank has no collective")
 
-
-def links_between(mesh: Mesh, rank: int, device: torch.device, *, shared: bool = True) -> Links:
-    """The fastest links that this rank has to the others of its mesh."""
-    return NoLinks() if mesh.size == 1 else ProcessLinks(mesh, rank)
+    def buffer(self, count: int, dtype: torch.dtype, device: torch.device, axis: str) -> Tensor:
+        """Never called."""
+        raise AssertionError("a program of one rank has no bucket to send")

@@ -16,7 +16,7 @@ from torch import Tensor
 from plait.graph.random_ops import random_key
 from plait.job.loader import Share
 from plait.program import instructions as ins
-from plait.program.program import Program, RankProgram
+from plait.program.program import Bucket, Program, RankProgram
 from plait.run.eager import run_eagerly
 from plait.run.gradients import GradientStore
 from plait.run.links import Handle, Links
@@ -43,7 +43,7 @@ class StepOutcome:
     @property
     def loss(self) -> float:
         """The mean over the whole batch."""
-        return float(self.total) / float(self.weight) if float(self.weight) else float("nan")
+        return float(self.total / self.weight)  # one read: on a GPU each one waits for the device
 
 
 class Machine:
@@ -54,11 +54,13 @@ class Machine:
         self.state = state
         self.links = links
         self.observer = observer
-        self.store = GradientStore(state)
+        self.store = GradientStore(state, links)
         self.outcome: StepOutcome | None = None
         self._values: dict[str, Any] = state.values()
         self._pending: dict[int, tuple[Handle, str]] = {}
         self._constants: dict[int, dict[str, Tensor]] = {}
+        self._places: dict[str, tuple[Bucket, int]] = {}
+        self._places_by_program: dict[int, dict[str, tuple[Bucket, int]]] = {}
         self._program: Program | None = None
         self._shares: Sequence[Share] = ()
         self._step = 0
@@ -81,6 +83,7 @@ class Machine:
         own = program.of(self.rank)
         self._program, self._shares, self._step, self._norm = program, shares, step, None
         self._values |= self._constants_of(own)
+        self._places = self._places_of(program, own)
         entering, done, clock = self.observer.entering, self.observer.done, time.perf_counter_ns
         for instruction in own.instructions:
             start = clock()
@@ -111,6 +114,20 @@ class Machine:
             }
         return self._constants[key]
 
+    def _places_of(self, program: Program, own: RankProgram) -> dict[str, tuple[Bucket, int]]:
+        """Gradients that are copied into a travelling bucket, and where: they may be made there right away."""
+        key = id(own)
+        if key not in self._places_by_program:
+            found: dict[str, tuple[Bucket, int]] = {}
+            for instruction in own.instructions:
+                if isinstance(instruction, ins.Accumulate) and instruction.fresh:
+                    bucket = program.buckets[instruction.bucket]
+                    if bucket.axis is not None:
+                        for position, name in enumerate(instruction.reads[: len(bucket.parameters)]):
+                            found.setdefault(name, (bucket, position))
+            self._places_by_program[key] = found
+        return self._places_by_program[key]
+
     def _load(self, instruction: ins.Load) -> None:
         number = instruction.micro_batch
         assert number is not None
@@ -120,9 +137,11 @@ class Machine:
         for index, leaf in enumerate(leaves):
             wanted = dtype if leaf.is_floating_point() else leaf.dtype
             self._values[f"{number}/batch.{index}"] = leaf.to(device, wanted, non_blocking=True)
-        self._values[f"{number}/key"] = random_key(
-            seed=self.state.job.seed, step=self._step, micro_batch=number, first_sample=share.offset, device=device
-        )
+        key = f"{number}/key"
+        if key not in instruction.frees:  # nobody reads it where the model draws no random numbers
+            self._values[key] = random_key(
+                seed=self.state.job.seed, step=self._step, micro_batch=number, first_sample=share.offset, device=device
+            )
         self._values[f"{number}/offset:data"] = share.offset
 
     def _compute(self, instruction: ins.Compute) -> None:
@@ -132,7 +151,12 @@ class Machine:
         args = [values[name] for name in instruction.reads]
         for name in instruction.frees:  # the segment drops its inputs one by one; nobody else may hold them
             values.pop(name, None)
-        values.update(zip(instruction.writes, segment.run(args), strict=True))
+        if segment.fillable:
+            wanted = [self._places.get(instruction.writes[position]) for position in segment.fillable]
+            results = segment.run(args, [self.store.place(*place) if place else None for place in wanted])
+        else:
+            results = segment.run(args)
+        values.update(zip(instruction.writes, results, strict=True))
 
     def _opaque(self, instruction: ins.Opaque) -> None:
         number = instruction.micro_batch

@@ -4,7 +4,9 @@ In: a job, a plan, the shapes of a step. Out: a `Program`. A model that cannot b
 instructions, and the reason is kept for the user.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +21,23 @@ from plait.program.compile import Settings, compile_program
 from plait.program.opaque import ParameterShape, compile_opaque
 from plait.program.program import Program
 from plait.run.eager import counts_samples
+
+def _summable(tensor: torch.Tensor) -> torch.dtype:
+    """What a tensor travels as: counters as float64, which holds them exactly."""
+    return tensor.dtype if tensor.is_floating_point() else torch.float64
+
+
+@contextmanager
+def _silent_torch() -> Iterator[None]:
+    """While capturing: torch logs a traceback of its own for an operation that fails, which is reported anyway."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
 
 OPAQUE_PLANS = ("single", "ddp")
 """Plans that do not need the inside of the model."""
@@ -35,6 +54,8 @@ class Programs:
         self.device = device
         self.captures = Captures(job, source, dtype)
         self.capture_error: CaptureError | None = None
+        self.held_out: Source | None = None
+        """The job's evaluation data, opened."""
         self._programs: dict[Any, Program] = {}
         self._parameters: tuple[ParameterShape, ...] | None = None
 
@@ -56,9 +77,11 @@ class Programs:
         units = [share.sizes for share in shares]
         if self.capture_error is None:
             try:
-                graphs = {
-                    size: self.captures.of_batch(share.batch, size) for size, share in zip(sizes, shares, strict=True)
-                }
+                with _silent_torch():
+                    graphs = {
+                        size: self.captures.of_batch(share.batch, size)
+                        for size, share in zip(sizes, shares, strict=True)
+                    }
             except CaptureError as error:
                 if self.plan.name not in OPAQUE_PLANS:
                     raise PlanError(f"plan {self.plan.name} needs the inside of the model, but {error.what}", fix=error.fix) from error
@@ -78,9 +101,9 @@ class Programs:
             dtype = self.captures.dtype
             entries = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
             if self.plan.mesh.size > 1:
-                entries += [(f"buffer:{n}", b) for n, b in model.named_buffers() if b.is_floating_point()]  # type: ignore[misc]
+                entries += [(f"buffer:{n}", b) for n, b in model.named_buffers()]  # type: ignore[misc]
             self._parameters = tuple(
-                ParameterShape(name=n, shape=tuple(t.shape), dtype=dtype if dtype == torch.float64 else t.dtype)
+                ParameterShape(name=n, shape=tuple(t.shape), dtype=dtype if dtype == torch.float64 else _summable(t))
                 for n, t in entries
             )
         return self._parameters

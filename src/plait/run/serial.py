@@ -88,6 +88,10 @@ class SerialLinks:
         self._boxes.arrive((group, number), self._rank, tensor.clone())
         return _Meeting(self._boxes, (group, number), collective, tensor)
 
+    def buffer(self, count: int, dtype: torch.dtype, device: torch.device, axis: str) -> Tensor:
+        """Any memory will do."""
+        return torch.zeros(count, dtype=dtype, device=device)
+
 
 class Unobserved:
     """An observer that remembers only where a rank is."""

@@ -25,8 +25,9 @@ from plait.job.order import micro_batch_sizes, shares
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.program.program import Program
-from plait.run.checkpoint import load_checkpoint
-from plait.run.folder import make_run_folder, write_environment
+from plait.run.checkpoint import load_checkpoint, locate_checkpoint
+from plait.run.eager import try_eagerly
+from plait.run.folder import discard_if_empty, make_run_folder, write_environment
 from plait.run.launch import Interrupted, Seat, launch
 from plait.run.programs import Programs
 from plait.run.worker import Task, run_worker
@@ -86,10 +87,16 @@ def train(
     chosen = resolve(plan if plan is not None else ("ddp" if (ranks or 1) > 1 else "single"), ranks, settings)
     if steps is not None:
         job = replace(job, steps=steps, epochs=None)
-    check_options(device, checkpoint_every, resume)
     tell = listener if listener is not None else (lambda event: None)
-    programs = prepare(job, chosen, device, dtype, tell)
+    check_options(device, checkpoint_every)
+    checkpoint = locate_checkpoint(Path(resume), on_notice=lambda text: tell({"notice": text})) if resume else None
+    start_step = _continued_from(checkpoint, job) if checkpoint else 0
     folder = make_run_folder(Path(out) if out else None, name, resuming=resume is not None)
+    try:
+        programs = prepare(job, chosen, device, dtype, tell)
+    except BaseException:
+        discard_if_empty(folder)
+        raise
     (folder / "plan.yaml").write_text(chosen.to_yaml())
     write_environment(
         folder, {"ranks": chosen.mesh.size, "device": device, "batch": job.batch, "seed": job.seed, **(extra or {})}
@@ -100,7 +107,7 @@ def train(
         folder=folder,
         device=device,
         dtype=dtype,
-        resume=Path(resume) if resume else None,
+        resume=checkpoint,
         checkpoint_every=checkpoint_every,
         checkpoint_timeout_s=checkpoint_timeout_s,
         record_samples=record_samples,
@@ -109,9 +116,12 @@ def train(
         clock_offset_ns=clock_offset_ns(),
         hang_s=hang_s,
     )
-    tell({"started": str(folder), "total_steps": job.total_steps(programs.captures.source.num_samples)})
+    total_steps = job.total_steps(programs.captures.source.num_samples)
+    if total_steps is not None and total_steps <= start_step:
+        tell({"notice": f"step {start_step} of {total_steps} was reached before: nothing is left to train."})
+    tell({"started": str(folder), "total_steps": total_steps, "start_step": start_step})
     summary = _run(task, programs, tell)
-    if trace and summary["steps"]:
+    if trace and summary["losses"]:
         write_chrome(read_trace(folder), folder / "trace" / "trace.json")
     return Result(
         losses=tuple(summary["losses"]),
@@ -122,29 +132,60 @@ def train(
     )
 
 
-def check_options(device: str, checkpoint_every: int | None, resume: str | Path | None) -> None:
+def check_options(device: str, checkpoint_every: int | None) -> None:
     """Refuse what can be refused without looking at the job."""
     if device not in ("cpu", "cuda"):
         raise UsageError(f"device {device!r} is not known.", fix="use cpu or cuda.")
+    if device == "cuda" and torch.version.cuda is None and torch.version.hip is None:
+        raise UsageError(
+            f"device cuda was asked for, but torch {torch.__version__} is built without it.",
+            fix="use --device cpu, or install a CUDA build of torch.",
+        )
     if checkpoint_every is not None and checkpoint_every < 1:
         raise UsageError(f"checkpoint_every={checkpoint_every} is not a number of steps.", fix="use 1 or more.")
-    if resume is not None:
-        load_checkpoint(Path(resume))
+
+
+def _continued_from(checkpoint: Path, job: Job) -> int:
+    """The step to continue with; refuses a job under which it would not be the same run."""
+    state = load_checkpoint(checkpoint)
+    for name in ("seed", "batch"):
+        before, now = state.extra.get(name), getattr(job, name)
+        if before is not None and before != now:
+            raise UsageError(
+                f"the run was started with {name}={before}; the job now has {name}={now}, which gives other samples.",
+                fix=f"use --set {name}={before}, or start a new run.",
+            )
+    return state.step
 
 
 def prepare(job: Job, plan: Plan, device: str, dtype: torch.dtype, tell: Listener) -> Programs:
     """Open the data, check the job against the plan, capture and compile the first step."""
     source = open_data(job.data, job.collate)
-    found = problems(job, source.num_samples, plan.mesh.size)
+    found = [problem.partition("; ") for problem in problems(job, source.num_samples, plan.mesh.size)]
     if found:
-        raise JobError(" ".join(found))
+        raise JobError("; ".join(what for what, _, _ in found) + ".", fix="; ".join(fix for _, _, fix in found) + ".")
     programs = Programs(job, source, plan, torch.device(device), dtype)
-    first = job.batch if source.num_samples is None else min(job.batch, source.num_samples)
-    sizes = [tuple(shares(size, plan.mesh.size)) for size in micro_batch_sizes(first, job.accumulate)]
+    if job.evaluate is not None:
+        programs.held_out = open_data(job.evaluate, job.collate)
     began = time.perf_counter()
-    program = programs.for_sizes(sizes)
-    tell({"compiled_s": time.perf_counter() - began, "notices": _notices(program, programs)})
+    compiled = [
+        programs.for_sizes([shares(size, plan.mesh.size) for size in micro_batch_sizes(count, job.accumulate)])
+        for count in _step_sizes(job, source.num_samples)
+    ]
+    if programs.capture_error is not None:
+        try_eagerly(job, programs.captures.example)
+    tell({"compiled_s": time.perf_counter() - began, "notices": _notices(compiled[0], programs)})
     return programs
+
+
+def _step_sizes(job: Job, num_samples: int | None) -> list[int]:
+    """How many samples steps have: the batch, and what is left for the last step of an epoch if the run gets there."""
+    if num_samples is None:
+        return [job.batch]
+    rest = num_samples % job.batch
+    total = job.total_steps(num_samples)
+    ends_an_epoch = total is not None and total > num_samples // job.batch
+    return [min(job.batch, num_samples), *([rest] if rest and num_samples > job.batch and ends_an_epoch else [])]
 
 
 def _notices(program: Program, programs: Programs) -> list[str]:

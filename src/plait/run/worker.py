@@ -20,12 +20,10 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
-from plait.errors import RunError
-from plait.job.data import open_data
+from plait.errors import CheckpointError, RunError
 from plait.job.job import Job
 from plait.job.loader import LoadedStep, Loader
 from plait.job.order import SampleOrder
-from plait.job.source import Source
 from plait.plan.plan import Plan
 from plait.program.program import Program
 from plait.run.checkpoint import load_checkpoint
@@ -33,15 +31,17 @@ from plait.run.checkpoint_saver import Saver
 from plait.run.evaluate import Progress, evaluate
 from plait.run.folder import LineFile
 from plait.run.launch import Seat, connect, disconnect
-from plait.run.links import ProcessLinks
 from plait.run.machine import Machine
 from plait.run.observer import WorkerObserver, metadata_of
 from plait.run.programs import Programs
+from plait.run.shared_links import links_between
 from plait.run.state import ModelState
 from plait.trace.recorder import Recorder
 
 
 Beside = Literal["data", "host", "evaluate", "checkpoint"]
+_SAY_EVERY_S = 0.1
+"""Between two events for the display."""
 _BESIDE: dict[Beside, tuple[int, str]] = {
     "data": (900_000_000, "wait for the loader"),
     "host": (900_000_001, "find or compile the program"),
@@ -79,7 +79,7 @@ def run_worker(task: Task, seat: Seat, programs: Programs) -> dict[str, Any]:
         device = choose_device(task.device, seat.rank)
         if seat.ranks > 1:
             backend = "nccl" if device.type == "cuda" and seat.ranks <= torch.cuda.device_count() else "gloo"
-            connect(seat, backend, timeout_s=2 * task.hang_s + 60)
+            connect(seat, backend, timeout_s=_timeout_s(task))
             stack.callback(disconnect)
         return _Worker(task, seat, programs, device, stack).run()
 
@@ -111,7 +111,7 @@ class _Worker:
         self.start_step = 0
         if task.resume is not None:
             self._resume(task.resume)
-        links = ProcessLinks(task.plan.mesh, seat.rank) if seat.ranks > 1 else _NoLinks()
+        links = links_between(task.plan.mesh, seat.rank, device, timeout_s=_timeout_s(task))
         self.machine = Machine(seat.rank, self.state, links, self.observer)
         if task.record_gradients and self.is_first:
             self.machine.store.on_ready = self._keep_gradients
@@ -125,8 +125,8 @@ class _Worker:
         self.stopped: str | None = None
         self.last_saved = -1
         self.last_emitted = 0.0
+        self.unsaid: dict[str, Any] | None = None
         self.evaluation: dict[str, float] = {}
-        self.held_out: Source | None = None
 
     def run(self) -> dict[str, Any]:
         self._agree("initial weights", self._weights_digest())
@@ -225,9 +225,16 @@ class _Worker:
         entry["memory_bytes"] = self._memory_bytes()
         self.metrics.write(entry)
         now = time.monotonic()
-        if now - self.last_emitted > 0.1:
+        self.unsaid = entry
+        if now - self.last_emitted > _SAY_EVERY_S:
             self.last_emitted = now
-            self.seat.emit({"metrics": entry})
+            self._say()
+
+    def _say(self) -> None:
+        """Show the newest metrics, if nobody has seen them yet."""
+        if self.unsaid is not None:
+            self.seat.emit({"metrics": self.unsaid})
+            self.unsaid = None
 
     def _memory_bytes(self) -> int:
         if self.device.type == "cuda":
@@ -246,10 +253,11 @@ class _Worker:
 
     def _evaluate(self, step: int, epoch: int) -> None:
         with self._beside(step, "evaluate"):
-            if self.held_out is None:
-                self.held_out = open_data(self.job.evaluate, self.job.collate)
-            self.evaluation = evaluate(self.state, self.held_out, self.seat.rank, self.seat.ranks, self._add_up)
+            held_out = self.programs.held_out
+            assert held_out is not None
+            self.evaluation = evaluate(self.state, held_out, self.seat.rank, self.seat.ranks, self._add_up)
         if self.metrics is not None:
+            self._say()
             entry = {"step": step, "epoch": epoch, "evaluate": self.evaluation}
             self.metrics.write(entry)
             self.seat.emit({"metrics": entry})
@@ -298,13 +306,21 @@ class _Worker:
     def _save(self) -> None:
         if self.saver is None or self.last_saved == self.state.steps_done:
             return
+        for file in (self.metrics, self.samples):
+            if file is not None:  # a run resumed from here must find what led here, whatever kills this one
+                file.flush()
         with self._beside(self.state.steps_done - 1, "checkpoint"):
             self.saver.submit(self.state.to_checkpoint(self._extra()))
         self.last_saved = self.state.steps_done
         self._tell(self.saver.poll())
 
     def _extra(self) -> dict[str, Any]:
-        return {"seed": self.job.seed, "progress": self.progress.state(), "plan": self.task.plan.name}
+        return {
+            "seed": self.job.seed,
+            "batch": self.job.batch,
+            "progress": self.progress.state(),
+            "plan": self.task.plan.name,
+        }
 
     def _tell(self, notices: list[Any]) -> None:
         for notice in notices:
@@ -317,9 +333,10 @@ class _Worker:
     def _finish(self, program: Program | None) -> dict[str, Any]:
         if self.job.evaluate is not None and not self.evaluation and self.stopped != "interrupted":
             self._evaluate(self.state.steps_done - 1, 0)
+        self._say()
         self._save()
-        if self.saver is not None:
-            self._tell(self.saver.close())
+        notices = self.saver.close() if self.saver is not None else []
+        self._tell(notices)
         if self.task.record_gradients and self.is_first:
             for step, entry in enumerate(self.gradients):
                 save_file(entry, self.task.folder / f"gradients-{step:06d}.safetensors")
@@ -327,6 +344,9 @@ class _Worker:
             path = self.task.folder / "trace" / f"rank{self.seat.rank}.json"
             path.parent.mkdir(exist_ok=True)
             self.recorder.flush(path, metadata=metadata_of(program))
+        lost = [notice for notice in notices if notice.kind != "saved" and notice.step == self.state.steps_done]
+        if lost:
+            raise CheckpointError(f"the last checkpoint was not saved: {lost[-1].message}")
         return {
             "losses": self.losses,
             "stopped": self.stopped,
@@ -336,8 +356,6 @@ class _Worker:
         }
 
 
-class _NoLinks:
-    """One rank has nobody to talk to."""
-
-    def start(self, collective: Any, tensor: Tensor) -> Any:
-        raise AssertionError("a program of one rank has no collective")
+def _timeout_s(task: Task) -> float:
+    """Longer than the launcher's patience, which knows more about a hang."""
+    return 2 * task.hang_s + 60

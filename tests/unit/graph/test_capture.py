@@ -1,6 +1,7 @@
 """The captured graph computes what the model computes, and knows where each op came from."""
 
 import copy
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.zoo import OPTIMIZERS, ZOO, Case, vectors
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
@@ -16,7 +18,6 @@ from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
 from plait.graph.random_ops import random_key
 from plait.job.job import Job
-from tests.zoo import OPTIMIZERS, ZOO, Case, vectors
 
 NUM_SAMPLES = 6
 CAPTURABLE = sorted(name for name, case in ZOO.items() if case.capturable)
@@ -36,6 +37,12 @@ def in_double(case: Case) -> Job:
     if not isinstance(job.loss, nn.Module):
         return job
     return case.job(batch=NUM_SAMPLES, loss=copy.deepcopy(job.loss).double())
+
+
+@functools.cache
+def captured(name: str) -> Graph:
+    """The graph of a zoo case in float64, captured once for all tests."""
+    return Captures(in_double(ZOO[name]), dtype=torch.float64).of_size(NUM_SAMPLES)
 
 
 def execute(graph: Graph, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -82,7 +89,7 @@ def test_the_graph_computes_the_eager_loss_gradients_and_buffers(name: str) -> N
     case = ZOO[name]
     job = in_double(case)
     model, batch = double(job.build_model().double()), double(case.samples(NUM_SAMPLES, 7))
-    graph = Captures(job, dtype=torch.float64).of_size(NUM_SAMPLES)
+    graph = captured(name)
     total, weight, results = execute(graph, model, batch)
     eager_total, eager_weight = eager(job, model, batch)
     relative = 1e-5 if case.float32_inside else 1e-9
@@ -97,7 +104,7 @@ def test_the_graph_computes_the_eager_loss_gradients_and_buffers(name: str) -> N
 
 
 def test_batch_norm_buffers_are_outputs_of_the_graph() -> None:
-    graph = Captures(ZOO["resnet_bn"].job()).of_size(NUM_SAMPLES)
+    graph = captured("resnet_bn")
     kinds = {name.rpartition(".")[2] for name in graph.new_buffers}
     assert kinds == {"running_mean", "running_var", "num_batches_tracked"}
     assert len(graph.new_buffers) == len(graph.inputs_of("buffer")) == 60
@@ -107,7 +114,7 @@ def test_batch_norm_buffers_are_outputs_of_the_graph() -> None:
 def test_dropout_is_drawn_by_ops_of_ours_and_the_results_are_finite(name: str) -> None:
     case = ZOO[name]
     model, batch = case.job().build_model().double(), double(case.samples(NUM_SAMPLES, 7))
-    graph = Captures(case.job(), dtype=torch.float64).of_size(NUM_SAMPLES)
+    graph = captured(name)
     drawn = [node for node in graph.ops() if node.target is torch.ops.plait.bernoulli.default]
     assert drawn
     assert not any("dropout" in str(node.target) for node in graph.ops())
@@ -118,7 +125,7 @@ def test_dropout_is_drawn_by_ops_of_ours_and_the_results_are_finite(name: str) -
 
 @pytest.mark.parametrize("name", CAPTURABLE)
 def test_nothing_is_written_in_place_and_backward_follows_forward(name: str) -> None:
-    graph = Captures(ZOO[name].job()).of_size(NUM_SAMPLES)
+    graph = captured(name)
     ops = list(graph.ops())
     assert not any(getattr(node.target, "_schema", None) and node.target._schema.is_mutable for node in ops)  # type: ignore[union-attr]
     phases = [node.meta["phase"] for node in ops]
@@ -130,7 +137,7 @@ def test_nothing_is_written_in_place_and_backward_follows_forward(name: str) -> 
 @pytest.mark.parametrize("name", ["gpt", "hf_llama", "resnet_bn"])
 def test_ops_know_their_module_origin_and_line(name: str) -> None:
     case = ZOO[name]
-    graph = Captures(case.job()).of_size(NUM_SAMPLES)
+    graph = captured(name)
     modules = {path for path, _ in case.model().named_modules()}
     assert {node.meta["module"] for node in graph.ops()} <= modules
     forward = {node.meta["origin"] for node in graph.ops() if node.meta["phase"] == "forward"}
@@ -143,7 +150,7 @@ def test_ops_know_their_module_origin_and_line(name: str) -> None:
 
 
 def test_the_source_is_the_line_of_the_users_file() -> None:
-    graph = Captures(ZOO["gpt"].job()).of_size(NUM_SAMPLES)
+    graph = captured("gpt")
     (node, *_) = (node for node in graph.ops() if node.target is torch.ops.plait.attention.default)
     filename, _, line = node.meta["source"].rpartition(":")
     assert "scaled_dot_product_attention" in Path(filename).read_text().splitlines()[int(line) - 1]
@@ -167,7 +174,7 @@ def test_frozen_parameters_have_no_gradient_and_are_not_called_unused() -> None:
 
 
 def test_tied_parameters_enter_once() -> None:
-    graph = Captures(ZOO["gpt_tied"].job()).of_size(NUM_SAMPLES)
+    graph = captured("gpt_tied")
     assert graph.aliases == {"head.weight": "tokens.weight"}
     names = [entry.name for entry in graph.inputs_of("parameter")]
     assert "head.weight" not in names
@@ -227,7 +234,9 @@ class Hooked(nn.Module):
 
 
 def test_a_hand_written_autograd_function_is_refused_with_its_line() -> None:
-    with pytest.raises(CaptureError, match=r"autograd function 'Doubled' \(.*test_capture\.py:\d+\)") as caught:
+    with pytest.raises(
+        CaptureError, match=r"autograd function 'Doubled' \(.*test_capture\.py:\d+\)"
+    ) as caught:
         Captures(ZOO["mlp"].job(model=lambda: Hooked(Doubled.apply))).of_size(NUM_SAMPLES)
     assert caught.value.where is not None
 

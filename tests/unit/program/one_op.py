@@ -7,6 +7,7 @@ placements are given by hand; the local graphs are those of the real localizer.
 import operator
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ class OneOp:
     key: str | None
     """The input that holds the key of random numbers: each rank has its own first sample there."""
 
+    @cached_property
     def expected(self) -> list[Tensor]:
         """What the op gives when nothing is cut."""
         result = _run_whole(self)
@@ -162,8 +164,7 @@ def _placements(op: OneOp, strategy: Strategy, axis: AxisShares) -> Placements:
 def distribute(x: Tensor, placement: Placement, axis: AxisShares, generator: torch.Generator) -> list[Tensor]:
     """What each rank holds of a tensor."""
     if isinstance(placement, Partial):
-        assert x.is_floating_point(), "only floating tensors are sums over ranks"
-        rest = [torch.randn(x.shape, generator=generator, dtype=x.dtype) for _ in axis.units[1:]]
+        rest = [torch.randn(x.shape, generator=generator).mul(5).to(x.dtype) for _ in axis.units[1:]]
         return [x - sum(rest, start=torch.zeros_like(x)), *rest]
     if isinstance(placement, Replicate):
         return [x] * axis.size

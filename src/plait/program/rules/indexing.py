@@ -32,9 +32,9 @@ def index_put(op: Op) -> list[Strategy]:
     layout = _layout(op)
     if layout is None or not op.arg("accumulate") or not _is_zeros(op.tensors[0]):
         return []
-    first, _, index_ndim = layout
+    first, count, index_ndim = layout
     values = op.shapes[-1]
-    if len(values) < first + index_ndim:
+    if len(values) != len(op.out) - count + index_ndim:  # broadcast from the right: its dims are others
         return []
     found = []
     for dim in range(index_ndim):

@@ -82,5 +82,7 @@ def embedding(op: Op) -> list[Strategy]:
 
 @rule(aten.embedding_dense_backward)
 def embedding_backward(op: Op) -> list[Strategy]:
-    found = [Strategy((Shard(dim), Shard(dim)), (P,)) for dim in range(len(op.shapes[1]))]
-    return [*found, Strategy((Shard(len(op.shapes[0]) - 1), R), (Shard(1),)), Strategy((P, R), (P,))]
+    found = [Strategy((Shard(len(op.shapes[0]) - 1), R), (Shard(1),)), Strategy((P, R), (P,))]
+    if op.arg("scale_grad_by_freq"):  # counts how often an index occurs in the whole batch
+        return found
+    return [*(Strategy((Shard(dim), Shard(dim)), (P,)) for dim in range(len(op.shapes[1]))), *found]

@@ -35,7 +35,7 @@ def _dims(op: Op, ndim: int) -> tuple[list[int], bool]:
 
 @rule(
     aten._softmax, aten._log_softmax, aten._softmax_backward_data, aten._log_softmax_backward_data,
-    aten.cumsum, aten.cumprod, aten.logcumsumexp, aten.sort, aten.topk,
+    aten.cumsum, aten.cumprod, aten.logcumsumexp, aten.sort, aten.topk, aten.glu, aten.glu_backward,
 )  # fmt: skip
 def along_one_dim(op: Op) -> list[Strategy]:
     """Elements of one dim meet; the others are independent."""
@@ -43,13 +43,13 @@ def along_one_dim(op: Op) -> list[Strategy]:
     return [*found, op.same(P)] if op.node.target is aten.cumsum.default else found
 
 
-@rule(aten.native_layer_norm, aten._fused_rms_norm)
+@rule(aten.native_layer_norm)
 def layer_norm(op: Op) -> list[Strategy]:
     outer = len(op.shapes[0]) - len(op.arg("normalized_shape"))
     return [op.by_name((Shard(dim),) * len(op.outputs), input=Shard(dim)) for dim in range(outer)]
 
 
-@rule(aten.native_layer_norm_backward, aten._fused_rms_norm_backward)
+@rule(aten.native_layer_norm_backward)
 def layer_norm_backward(op: Op) -> list[Strategy]:
     outer = len(op.shapes[0]) - len(op.arg("normalized_shape"))
     weights = (P,) * (len(op.outputs) - 1)
@@ -126,8 +126,9 @@ def cross_entropy_backward(op: Op) -> list[Strategy]:
     aten.reflection_pad1d_backward, aten.reflection_pad2d_backward, aten.replication_pad1d_backward, aten.replication_pad2d_backward,
 )  # fmt: skip
 def per_image(op: Op) -> list[Strategy]:
-    """Samples and channels are independent."""
-    return [op.same(Shard(dim)) for dim in (0, 1) if len(op.shapes[0]) > 3 - (dim == 0)]
+    """Samples and channels, the dims before the spatial ones, are independent."""
+    spatial = next(count for count in (1, 2, 3) if f"{count}d" in str(op.node.target))
+    return [op.same(Shard(dim)) for dim in range(len(op.shapes[0]) - spatial)]
 
 
 @rule(aten.grid_sampler_2d, aten.im2col, aten.col2im, aten.pixel_shuffle, aten.pixel_unshuffle)

@@ -91,7 +91,8 @@ def resize_with_ones(op: Op) -> list[Strategy]:
 def changes_some_dims(op: Op) -> list[Strategy]:
     """Dims that keep their extent and are not named pass through."""
     touched = _touched(op)
-    return [Strategy((P,), (P,))] + [op.same(Shard(dim)) for dim in shards(len(op.out), skip=touched)]
+    pads = op.node.target is aten.constant_pad_nd.default and op.arg("value") != 0
+    return ([] if pads else [Strategy((P,), (P,))]) + [op.same(Shard(dim)) for dim in shards(len(op.out), skip=touched)]
 
 
 def _touched(op: Op) -> list[int]:

@@ -1,0 +1,67 @@
+"""Why a model cannot be captured, with the user's own file and line.
+
+In: what tracing found or raised. Out: a `CaptureError`. Never changes a graph.
+"""
+
+import inspect
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.errors import CaptureError
+
+_PACKAGE = str(Path(__file__).resolve().parent.parent)
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def refuse_custom_functions(result: Tensor) -> None:
+    """A hand-written autograd.Function has a backward that the aten graph of its forward does not show."""
+    seen: set[Any] = set()
+    stack = [result.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        # torch gives the registered backward of a custom op this name; replaying the op finds it again.
+        if isinstance(node, torch.autograd.function.BackwardCFunction) and not type(node).__name__.startswith(
+            "GeneratedBackwardFor_"
+        ):
+            place = _line_of(type(node))
+            raise CaptureError(
+                f"the model uses the hand-written autograd function {type(node).__name__.removesuffix('Backward')!r}"
+                f"{f' ({place})' if place else ''}, whose backward cannot be read from its forward.",
+                fix="it is run eagerly instead; write it with torch.library.custom_op to have it captured.",
+                where=place,
+            )
+        stack.extend(parent for parent, _ in node.next_functions)
+
+
+def _line_of(backward: type) -> str | None:
+    """Where the user wrote the function that torch made this backward from."""
+    try:
+        function: Any = backward._forward_cls  # type: ignore[attr-defined]
+        return f"{inspect.getsourcefile(function)}:{inspect.getsourcelines(function)[1]}"
+    except (AttributeError, OSError, TypeError):
+        return None
+
+
+def explain(error: Exception) -> CaptureError:
+    """Name the user's line that stopped the capture."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if not _is_library(f.filename)]
+    frame = theirs[-1] if theirs else frames[-1]
+    reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
+    return CaptureError(
+        f"the model cannot be captured: {frame.filename}:{frame.lineno} in {frame.name}: `{frame.line}` "
+        f"({type(error).__name__}: {reason}).",
+        where=f"{frame.filename}:{frame.lineno}",
+        fix="it is run eagerly instead; avoid Python branches on tensor values to have it captured.",
+    )
+
+
+def _is_library(filename: str) -> bool:
+    return filename.startswith((_PACKAGE, _TORCH, "<")) or "site-packages" in filename

@@ -1,0 +1,145 @@
+"""Collectives through shared memory, between real processes: the same sums everywhere, and no wait for the dead."""
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from plait.errors import WorkerError
+from plait.plan.mesh import Mesh
+from plait.program.instructions import Collective
+from plait.run.launch import Seat, connect, disconnect, launch
+from plait.run.links import ProcessLinks
+from plait.run.shared_links import SharedLinks, links_between
+
+pytestmark = pytest.mark.timeout(60)
+CPU = torch.device("cpu")
+
+
+def _collective(op: Any = "all_reduce", **fields: Any) -> Collective:
+    return Collective(id=0, name=op, kind="communication", op=op, axis="data", **fields)
+
+
+def _links(seat: Seat) -> SharedLinks:
+    connect(seat, timeout_s=30)
+    links = links_between(Mesh(axes=(("data", seat.ranks),)), seat.rank, CPU, timeout_s=20)
+    assert isinstance(links, SharedLinks)
+    return links
+
+
+def _value(rank: int, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(rank), dtype=torch.float64).to(dtype)
+
+
+def _in_order(ranks: int, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    total = _value(0, count, dtype)
+    for rank in range(1, ranks):
+        total = total + _value(rank, count, dtype)
+    return total
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_sums_are_made_in_the_order_of_ranks_bit_for_bit(ranks: int) -> None:
+    def main(seat: Seat) -> list[bool]:
+        links = _links(seat)
+        found = []
+        for count in (1, 2, 5, 1000, 100_003):  # fewer elements than ranks; small; several parts, the last one shorter
+            for dtype in (torch.float32, torch.float64, torch.bfloat16):
+                own = _value(seat.rank, count, dtype)
+                buffer = links.buffer(count, dtype, CPU, "data")
+                buffer.copy_(own)
+                pending = [links.start(_collective(), buffer), links.start(_collective(), own.clone())]
+                expected = _in_order(ranks, count, dtype)
+                found += [torch.equal(handle.result(), expected) for handle in pending]
+        disconnect()
+        return found
+
+    assert launch(main, ranks=ranks) == [[True] * 30] * ranks
+
+
+def test_a_buffer_is_summed_in_place_again_and_again() -> None:
+    def main(seat: Seat) -> bool:
+        links = _links(seat)
+        buffer = links.buffer(50_000, torch.float32, CPU, "data")
+        for step in range(50):
+            buffer.fill_(step + seat.rank)
+            result = links.start(_collective(), buffer).result()
+            if result.data_ptr() != buffer.data_ptr() or not bool((result == 2 * step + 1).all()):
+                return False
+        return True
+
+    assert launch(main, ranks=2) == [True, True]
+
+
+def test_more_collectives_under_way_than_the_ring_holds() -> None:
+    def main(seat: Seat) -> bool:
+        links = _links(seat)
+        handles = [links.start(_collective(), torch.tensor([float(i + seat.rank)])) for i in range(3000)]
+        return all(float(handle.result()) == 2 * i + 1 for i, handle in enumerate(handles))
+
+    assert launch(main, ranks=2) == [True, True]
+
+
+def test_pieces_of_unequal_extent_are_joined() -> None:
+    def main(seat: Seat) -> bool:
+        links = _links(seat)
+        extents = (3, 0, 2)
+        whole = torch.arange(20.0).view(4, 5)
+        own = whole.split(extents, 1)[seat.rank]
+        gather = _collective("all_gather", dim=1, extents=extents)
+        return all(torch.equal(links.start(gather, own).result(), whole) for _ in range(5))
+
+    assert launch(main, ranks=3) == [True] * 3
+
+
+def test_a_rank_that_waits_for_a_dead_one_ends_with_an_error() -> None:
+    def main(seat: Seat) -> None:
+        links = _links(seat)
+        dist.barrier()
+        if seat.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        links.start(_collective(), torch.zeros(3)).result()
+
+    start = time.monotonic()
+    with pytest.raises(WorkerError, match="rank 1"):
+        launch(main, ranks=2)
+    assert time.monotonic() - start < 10
+
+
+def test_a_peer_that_is_gone_is_noticed_without_a_launcher() -> None:
+    def main(seat: Seat) -> str:
+        links = _links(seat)
+        child = os.fork()  # its death is nobody's business but the link's
+        if child == 0:
+            time.sleep(0.2)
+            os._exit(0)
+        axis = links._axes["data"]
+        axis._arenas[1 - seat.rank].pid = child
+        try:
+            links.start(_collective(), torch.zeros(3)).result() if seat.rank == 0 else time.sleep(3)
+        except ConnectionError as error:
+            return str(error)
+        return ""
+
+    first, second = launch(main, ranks=2)
+    assert "is gone" in first
+    assert second == ""
+
+
+def test_ranks_that_cannot_share_all_fall_back() -> None:
+    def main(seat: Seat) -> str:
+        connect(seat, timeout_s=30)
+        from plait.run import shared_links
+
+        if seat.rank == 1:
+            shared_links._is_suitable = lambda: False  # type: ignore[assignment]
+        links = links_between(Mesh(axes=(("data", 2),)), seat.rank, CPU, timeout_s=20)
+        total = links.start(_collective(), torch.ones(2)).result()
+        return f"{type(links).__name__} {total.tolist()}"
+
+    assert launch(main, ranks=2) == [f"{ProcessLinks.__name__} [2.0, 2.0]"] * 2
