@@ -115,7 +115,12 @@ def _adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 def _mlp_job(batch: int) -> Job:
     return Job(
-        model=wide_mlp, data=_vectors(1024, 1024), loss=F.cross_entropy, optimizer=_sgd, batch=batch, epochs=10**6
+        model=wide_mlp,
+        data=_vectors(1024, 1024),
+        loss=F.cross_entropy,
+        optimizer=_sgd,
+        batch=batch,
+        epochs=10**6,
     )
 
 

@@ -9,12 +9,16 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import nn
 
 from plait.job.job import Job
 from plait.run.parallelize import parallelize
+
+Precision = Literal["fp32", "bf16"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
 
 
 class Block(nn.Module):
@@ -49,7 +53,7 @@ def flat_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(output, target.flatten())
 
 
-def gpt_job(precision: str) -> Job:
+def gpt_job(precision: Precision) -> Job:
     tokens = torch.randint(0, 8192, (64, 513), generator=torch.Generator().manual_seed(0))
     return Job(
         model=lambda: Gpt(1024, 12, 16, 8192, 512), data=(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()),
@@ -57,7 +61,7 @@ def gpt_job(precision: str) -> Job:
     )  # fmt: skip
 
 
-def conv_job(precision: str) -> Job:
+def conv_job(precision: Precision) -> Job:
     def block(i: int, o: int) -> nn.Module:
         return nn.Sequential(nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU())
 
@@ -101,11 +105,13 @@ def seconds(step: Callable[[], object], count: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repetitions", type=int, default=20)
     repetitions = parser.parse_args().repetitions
     for name, make in (("gpt 12x1024", gpt_job), ("conv + batch norm", conv_job)):
-        for precision in ("fp32", "bf16"):
+        for precision in PRECISIONS:
             job = make(precision)
             batch = tuple(tensor[: job.batch].cuda() for tensor in job.data)
             ours = parallelize(job, "single", device="cuda")
@@ -116,7 +122,10 @@ def main() -> None:
             pairs = [(seconds(lambda: ours(batch), 5), seconds(plain, 5)) for _ in range(repetitions)]
             low, middle, high = statistics.quantiles([a / b for a, b in pairs], n=4)
             eager_ms = 1e3 * statistics.median(b for _, b in pairs)
-            print(f"{name:20s} {precision}  eager {eager_ms:7.1f} ms  plait/eager {middle:.3f} ({low:.3f} to {high:.3f})", flush=True)
+            print(
+                f"{name:20s} {precision}  eager {eager_ms:7.1f} ms  plait/eager {middle:.3f} ({low:.3f} to {high:.3f})",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""From process start to the first step done, for a small MLP: this file is both plait's job and the script for torchrun.
+"""From process start to the first step done, for a small MLP: this file is both plait's job and the script for
+torchrun.
 
-    plait run bench/start_up.py:job --plan ddp --ranks 2 --steps 1
-    torchrun --standalone --nproc-per-node 2 bench/start_up.py MARK      (touches the file MARK after the first step)
+plait run bench/start_up.py:job --plan ddp --ranks 2 --steps 1 torchrun --standalone --nproc-per-node 2
+bench/start_up.py MARK (touches the file MARK after the first step)
 """
 
 import sys

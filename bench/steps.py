@@ -1,7 +1,7 @@
 """One rank of a comparison: all systems set up in this process, then timed in turn, block after block.
 
-In: a case, specifications of systems, a number of repetitions. Out: a JSON file of seconds a step, by system and repetition,
-written by rank 0. Started by torchrun, or alone for one process:
+In: a case, specifications of systems, a number of repetitions. Out: a JSON file of seconds a step, by system and
+repetition, written by rank 0. Started by torchrun, or alone for one process:
 
     torchrun --standalone --nproc-per-node 2 -m bench.steps --case mlp --systems plait ddp --out times.json
 """
@@ -44,7 +44,12 @@ def main() -> None:
     load = os.getloadavg()[0]
     seconds, cpu_seconds = interleave(systems, given.repeats, case.block, ranks)
     if rank == 0:
-        found: dict[str, Any] = {"case": given.case, "ranks": ranks, "threads": given.threads, "block": case.block}
+        found: dict[str, Any] = {
+            "case": given.case,
+            "ranks": ranks,
+            "threads": given.threads,
+            "block": case.block,
+        }
         found |= {"load": [load, os.getloadavg()[0]], "seconds": seconds, "cpu_seconds": cpu_seconds}
         given.out.write_text(json.dumps(found))
     if ranks > 1:

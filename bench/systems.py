@@ -1,7 +1,9 @@
-"""The systems under comparison, each set up once in this process as its own documentation shows, then asked for k steps.
+"""The systems under comparison, each set up once in this process as its own documentation shows, then asked for k
+steps.
 
-In: a specification such as `plait`, `plait:bucket_mib=1`, `plait:untraced`, `ddp`, `accelerate`, `fabric`, `eager`. Out: a
-function that does k steps, data loading included. All share the process group of torchrun and the number of threads.
+In: a specification such as `plait`, `plait:bucket_mib=1`, `plait:untraced`, `ddp`, `accelerate`, `fabric`, `eager`.
+Out: a function that does k steps, data loading included. All share the process group of torchrun and the number of
+threads.
 """
 
 import os
@@ -18,6 +20,7 @@ from plait.job.job import Job
 from plait.job.loader import LoadedStep, Loader
 from plait.job.order import SampleOrder
 from plait.plan.named import resolve
+from plait.run.allocator import keep_freed_memory
 from plait.run.board import Board
 from plait.run.machine import Machine
 from plait.run.observer import WorkerObserver
@@ -42,6 +45,7 @@ def make_system(specification: str, job: Job, rank: int, ranks: int) -> Steps:
 
 def _plait(job: Job, rank: int, ranks: int, options: dict[str, str]) -> Steps:
     """What `run/worker.py` does in a step, trace and board included."""
+    keep_freed_memory()
     sync: dict[str, Any] = {}
     if "bucket_mib" in options:
         sync["bucket_mib"] = float(options["bucket_mib"])
@@ -102,7 +106,9 @@ def _loop(batches: Iterator[Any], forward: Any, job: Job, optimizer: Any, backwa
 
 def _loader(job: Job, rank: int, ranks: int) -> DataLoader:
     data: Any = job.data
-    sampler = DistributedSampler(data, num_replicas=ranks, rank=rank, shuffle=True, seed=job.seed)
+    sampler: DistributedSampler = DistributedSampler(
+        data, num_replicas=ranks, rank=rank, shuffle=True, seed=job.seed
+    )
     return DataLoader(data, batch_size=job.batch // ranks, sampler=sampler)
 
 
@@ -115,8 +121,8 @@ def _eager(job: Job, rank: int, ranks: int, options: dict[str, str]) -> Steps:
 
 def _ddp(job: Job, rank: int, ranks: int, options: dict[str, str]) -> Steps:
     model, optimizer = _built(job)
-    tuned = {"gradient_as_bucket_view": True, "static_graph": True} if "tuned" in options else {}
-    wrapped = DistributedDataParallel(model, **tuned)
+    tuned = "tuned" in options
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=tuned, static_graph=tuned)
     batches = _batches(_loader(job, rank, ranks))
     return _loop(batches, wrapped, job, optimizer, lambda loss: loss.backward())
 

@@ -91,8 +91,12 @@ def run(
         }  # fmt: skip
         print(json.dumps(summary))
     else:
-        _console(json_).print(f"run folder: [bold]{result.folder}[/bold]  (plait report {result.folder})")
+        if result.stopped not in (None, "interrupted"):
+            _console(False).print(f"stopped: {result.stopped}", highlight=False, soft_wrap=True)
+        where = f"run folder: [bold]{result.folder}[/bold]  (plait report {result.folder})"
+        _console(False).print(where, highlight=False, soft_wrap=True)
     if result.stopped == "interrupted":
+        print(f"interrupted and saved; to go on: plait run --resume {result.folder}", file=sys.stderr)
         raise typer.Exit(1)
 
 

@@ -14,6 +14,8 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 def node_flops(node: fx.Node) -> int:
     """FLOPs of one node; 0 where torch's counter counts none."""
     packet = getattr(node.target, "overloadpacket", None)
+    if packet in (torch.ops.plait.lstm_layer, torch.ops.plait.lstm_layer_backward):
+        return _lstm_flops(node, backward=packet is torch.ops.plait.lstm_layer_backward)
     if packet is torch.ops.plait.attention:
         q, k, v = (_shape(node.args[i]) for i in range(3))
         return int(sdpa_flop_count(q, k, v))  # type: ignore[no-untyped-call]
@@ -39,3 +41,12 @@ def value_bytes(value: Any) -> int:
 def _shape(node: Any) -> torch.Size:
     shape: torch.Size = node.meta["val"].shape
     return shape
+
+
+def _lstm_flops(node: fx.Node, *, backward: bool) -> int:
+    """Every step multiplies with both weight matrices; the backward does so for inputs and for weights."""
+    x, w_ih, w_hh = (_shape(node.args[index + (3 if backward else 0)]) for index in range(3))
+    per_step = 2 * x[1] * (w_ih.numel() + w_hh.numel())
+    if not backward:
+        return x[0] * per_step
+    return 2 * x[0] * per_step - 2 * x[1] * w_hh.numel()  # the first state needs no gradient

@@ -1,4 +1,4 @@
-"""Torch functions that capture takes as ops of our own: batch norm here, attention in `attention_op`.
+"""Torch functions that capture takes as ops of our own: batch norm and LSTM here, attention in `attention_op`.
 
 In: calls that the user's model makes while it is traced. Out: calls of `plait::` ops, or of plain torch functions.
 """
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from plait.graph.attention_op import AttentionCapture
 from plait.graph.batch_norm_op import batch_norm
+from plait.graph.lstm_op import stacked_lstm
 from plait.graph.marks import Marks
 
 
@@ -33,7 +34,19 @@ class FunctionCapture(AttentionCapture):
         self._marks.source_line()
         if func is F.batch_norm:
             return _batch_norm(*args, **(kwargs or {}))
+        if func is torch.lstm and _suits_lstm_op(args):
+            x, state, weights, _, layers, dropout, _, bidirectional, batch_first = args
+            return stacked_lstm(x, state, weights, layers, dropout, bidirectional, batch_first)
         return super().__torch_function__(func, types, args, dict(kwargs or {}))
+
+
+def _suits_lstm_op(args: tuple[Any, ...]) -> bool:
+    """Training, with biases, without projections, on sequences of one length (not packed)."""
+    if len(args) != 9 or isinstance(args[1], Tensor):
+        return False
+    x, state, weights, has_biases, layers, _, train, bidirectional, _ = args
+    plain = len(weights) == 4 * layers * (2 if bidirectional else 1)
+    return bool(has_biases and train and plain and x.ndim == 3 and not torch.is_autocast_enabled("cpu"))
 
 
 def _batch_norm(

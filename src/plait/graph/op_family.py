@@ -17,6 +17,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "matmul": ("mm", "addmm", "bmm", "baddbmm", "dot", "mv", "addmv", "_scaled_mm", "_grouped_mm"),
         "convolution": ("convolution", "convolution_backward"),
         "attention": ("attention", "attention_backward"),
+        "recurrent": ("lstm_layer", "lstm_layer_backward"),
         "normalization": (
             *(
                 "native_layer_norm",

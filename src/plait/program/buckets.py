@@ -30,7 +30,9 @@ def make_buckets(graph: Graph, placed: Placements, plan: Plan) -> tuple[Bucket, 
     for name in summed:
         value = nodes[graph.gradients[name]].meta["val"]
         size = value.numel() * value.element_size()
-        if not buckets or value.dtype != previous or room <= 0:  # over rather than under: a bias joins its weight
+        if (
+            not buckets or value.dtype != previous or room <= 0
+        ):  # over rather than under: a bias joins its weight
             buckets.append([])
             room = min(limit, FIRST_BUCKET_BYTES) if len(buckets) == 1 else limit
         buckets[-1].append(name)
@@ -52,7 +54,9 @@ def _bucket(graph: Graph, nodes: dict[str, torch.fx.Node], names: list[str], axi
     )
 
 
-def _with_scalars(buckets: tuple[Bucket, ...], graph: Graph, placed: Placements, several: bool) -> tuple[Bucket, ...]:
+def _with_scalars(
+    buckets: tuple[Bucket, ...], graph: Graph, placed: Placements, several: bool
+) -> tuple[Bucket, ...]:
     """Scalars that must be summed travel at the end of the last summed bucket: no message of their own."""
     nodes = graph.nodes()
     wanted = []

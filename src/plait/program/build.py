@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from plait.graph.graph import Graph
+from plait.graph.graph import Graph, Input
 from plait.plan.plan import Plan
 from plait.program.communicate import all_gather
 from plait.program.cut import Await, Piece, Reached, Start
@@ -49,6 +49,7 @@ class StepBuilder:
         self.values: dict[str, Value] = {}
         self.constants: dict[str, torch.Tensor] = {}
         self.started: dict[str, int] = {}
+        self.names: dict[int, dict[str, Input]] = {}
 
     def add_micro_batch(
         self, graph: Graph, local: LocalGraph, early: list[Piece], rest: list[Piece], number: int
@@ -205,8 +206,9 @@ class StepBuilder:
                 self._wait(f"bucket:{index}", number)
 
     def _start_node(self, graph: Graph, node: torch.fx.Node, number: int) -> None:
-        source, axis = node.args[0], str(node.args[1])
-        reads = (self._name(graph, source.name, number),)  # type: ignore[union-attr]
+        source: Any = node.args[0]
+        axis = str(node.args[1])
+        reads = (self._name(graph, source.name, number),)
         name = self._name(graph, node.name, number)
         gathers = node.target is all_gather
         self.started[name] = self._add(
@@ -244,11 +246,12 @@ class StepBuilder:
             self._add(Wait, f"wait for {name}", "wait", of=of, reads=(name,), writes=(name,), micro_batch=number)
 
     def _name(self, graph: Graph, local: str, number: int) -> str:
-        for entry in graph.inputs:
-            if entry.node == local:
-                if entry.kind in ("parameter", "buffer"):
-                    return f"{entry.kind}:{entry.name}"
-                return "tangent" if entry.kind == "tangent" else f"{number}/{entry.name}"
+        names = self.names.setdefault(id(graph), {entry.node: entry for entry in graph.inputs})
+        entry = names.get(local)
+        if entry is not None:
+            if entry.kind in ("parameter", "buffer"):
+                return f"{entry.kind}:{entry.name}"
+            return "tangent" if entry.kind == "tangent" else f"{number}/{entry.name}"
         if local.startswith("offset_"):
             return f"{number}/offset:{local.removeprefix('offset_')}"
         return f"{number}/{local}"

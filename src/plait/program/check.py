@@ -5,6 +5,8 @@ is read and freed once; every collective is awaited exactly once, before its res
 collectives in the same order; every gradient of a summed bucket is summed exactly once.
 """
 
+from collections.abc import Sequence
+
 from plait.errors import ProgramError
 from plait.program.instructions import Accumulate, Collective, Instruction, Update, Wait
 from plait.program.program import Program, RankProgram
@@ -18,7 +20,7 @@ def check_program(program: Program) -> None:
         _check_values(entry)
         _check_waits(entry)
         _check_sums(program, entry)
-    reference: list[tuple[object, ...]] | None = None
+    reference: Sequence[tuple[object, ...]] | None = None
     for index, entry in enumerate(program.classes):
         order = [(c.op, c.axis, c.extents, c.num_bytes if c.op == "all_reduce" else 0, c.name) for c in _collectives(entry)]
         if reference is None:
@@ -31,7 +33,7 @@ def check_program(program: Program) -> None:
             )
 
 
-def _at(order: list[tuple[object, ...]], place: int) -> str:
+def _at(order: Sequence[tuple[object, ...]], place: int) -> str:
     return str(order[place]) if place < len(order) else "nothing"
 
 

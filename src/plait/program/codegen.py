@@ -1,9 +1,9 @@
 """Turn nodes of a local graph into one Python function.
 
-In: nodes in order, the names that come in and go out, the device. Out: a `Segment`. The function takes its inputs in a list
-and empties it, and drops every tensor after its last use, so that memory falls as it does in eager mode. Gradients that a
-matrix product makes can be written straight into memory that the caller gives, such as a bucket. The source is kept and
-shown in tracebacks.
+In: nodes in order, the names that come in and go out, the device. Out: a `Segment`. The function takes its inputs in
+a list and empties it, and drops every tensor after its last use, so that memory falls as it does in eager mode.
+Gradients that a matrix product makes can be written straight into memory that the caller gives, such as a bucket.
+The source is kept and shown in tracebacks.
 """
 
 import linecache
@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from plait.graph import attention_op, batch_norm_op, random_ops
+from plait.graph import attention_op, batch_norm_op, lstm_op, random_ops
 from plait.graph.cost import node_flops
 from plait.program.program import Segment
 
@@ -23,6 +23,7 @@ _OURS: dict[Any, Callable[..., Any]] = {
     **random_ops.IMPLEMENTATIONS,
     **attention_op.IMPLEMENTATIONS,
     **batch_norm_op.IMPLEMENTATIONS,
+    **lstm_op.IMPLEMENTATIONS,
 }
 
 
@@ -92,7 +93,9 @@ def _fills(nodes: Sequence[fx.Node], outputs: Sequence[str]) -> dict[fx.Node, _F
         source, transposed, view = node, False, ""
         while source.target is torch.ops.aten.t.default or (source.target in _VIEWS and not transposed):
             before = source.args[0]
-            if not isinstance(before, fx.Node) or before not in inside or len(before.users) != 1 or before.name in outputs:
+            if not isinstance(before, fx.Node) or before not in inside:
+                break
+            if len(before.users) != 1 or before.name in outputs:
                 break
             if source.target is torch.ops.aten.t.default:
                 transposed = not transposed
@@ -162,4 +165,3 @@ def _literal(value: Any, scope: dict[str, Any], device: torch.device) -> str:
 
 def _identifier_of(value: Any) -> str:
     return "".join(c if c.isalnum() else "_" for c in str(value))[:40]
-

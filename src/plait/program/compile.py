@@ -101,8 +101,13 @@ def _compile_rank(
         key = (size, units)
         if key not in locals_:
             graph = graphs[size]
+            first = (micro_batches[0], shares[0])
             local = localize(
-                graph, [chosen[key]], plan.mesh.coordinates(rank), local_batch_norm=settings.batch_norm == "local"
+                graph,
+                [chosen[key]],
+                plan.mesh.coordinates(rank),
+                local_batch_norm=settings.batch_norm == "local",
+                like=[(graphs[first[0]], chosen[first])],
             )
             prefix = f"{len(locals_)}."
             locals_[key] = (local, *_pieces(graph, local, buckets, prefix, settings.device))

@@ -18,6 +18,7 @@ from plait.errors import ProgramError
 from plait.graph.graph import Graph
 from plait.graph.loss import like_mode
 from plait.program.communicate import all_gather, all_reduce, local_piece, merge_dims, split_dim
+from plait.program.local_functions import weighted_share
 from plait.program.lowering import Local, Site, lower_node
 from plait.program.placement import Partial, Placement, Replicate, Shard, Strategy
 from plait.program.propagate import Placements
@@ -46,17 +47,44 @@ class LocalGraph:
 
 
 def localize(
-    graph: Graph, chosen: Sequence[Placements], coordinates: Sequence[int], *, local_batch_norm: bool
+    graph: Graph,
+    chosen: Sequence[Placements],
+    coordinates: Sequence[int],
+    *,
+    local_batch_norm: bool,
+    like: Sequence[tuple[Graph, Placements]] | None = None,
 ) -> LocalGraph:
-    """The local graph of the rank at `coordinates`."""
-    return _Localizer(graph, tuple(chosen), tuple(coordinates), local_batch_norm).build()
+    """The local graph of the rank at `coordinates`.
+
+    Its total, weight and gradients leave as they do in `like` (per axis, another micro-batch of the step with its graph), to
+    which they will be added; on their own, as they come.
+    """
+    ends = [_ends(graph, placements) for placements in chosen]
+    if like is not None:
+        ends = [_ends(other, placements) for other, placements in like]
+    return _Localizer(graph, tuple(chosen), tuple(coordinates), local_batch_norm, ends).build()
+
+
+def _ends(graph: Graph, placements: Placements) -> dict[str, Placement]:
+    """How what leaves a graph is placed: partial sums stay, everything else is whole."""
+    nodes = graph.nodes()
+    leaving = {"total": graph.total, "weight": graph.weight} | {f"gradient:{k}": v for k, v in graph.gradients.items()}
+    return {
+        name: Partial() if isinstance(placements.of(nodes[node]), Partial) else Replicate() for name, node in leaving.items()
+    }
 
 
 class _Localizer:
     def __init__(
-        self, graph: Graph, chosen: tuple[Placements, ...], coordinates: tuple[int, ...], local_batch_norm: bool
+        self,
+        graph: Graph,
+        chosen: tuple[Placements, ...],
+        coordinates: tuple[int, ...],
+        local_batch_norm: bool,
+        ends: Sequence[dict[str, Placement]],
     ) -> None:
         self.source = graph
+        self.ends = ends
         self.chosen = chosen
         self.axes = tuple(placements.axis for placements in chosen)
         self.coordinates = coordinates
@@ -217,36 +245,44 @@ class _Localizer:
 
     def _finish(self) -> LocalGraph:
         nodes = self.source.nodes()
-        gradients = {name: self._output(nodes[node]) for name, node in self.source.gradients.items()}
+        total = self._output(nodes[self.source.total], "total")
+        weight = self._output(nodes[self.source.weight], "weight")
+        gradients = {
+            name: self._output(nodes[node], f"gradient:{name}") for name, node in self.source.gradients.items()
+        }
         buffers = {}
         for name, node in self.source.new_buffers.items():
             self.current = nodes[node]
             whole: tuple[Placement, ...] = tuple(Replicate() for _ in self.axes)
             buffers[name] = self.convert(nodes[node], whole)
-        total, weight = self._output(nodes[self.source.total]), self._output(nodes[self.source.weight])
         self.graph.output((total, weight, *gradients.values(), *buffers.values()))
         self.graph.eliminate_dead_code()
-        placements = {name: self._placement(nodes[node]) for name, node in self.source.gradients.items()}
+        placements = {name: self._end(f"gradient:{name}") for name in self.source.gradients}
         return LocalGraph(
             graph=self.graph,
             total=total.name,
             weight=weight.name,
             gradients={name: node.name for name, node in gradients.items()},
             new_buffers={name: node.name for name, node in buffers.items()},
-            total_placement=self._placement(nodes[self.source.total]),
-            weight_placement=self._placement(nodes[self.source.weight]),
+            total_placement=self._end("total"),
+            weight_placement=self._end("weight"),
             gradient_placements=placements,
         )
 
-    def _placement(self, node: fx.Node) -> tuple[Placement, ...]:
-        return tuple(
-            Replicate() if isinstance(placements.of(node), Shard) else placements.of(node) for placements in self.chosen
-        )
+    def _end(self, name: str) -> tuple[Placement, ...]:
+        return tuple(ends[name] for ends in self.ends)
 
-    def _output(self, node: fx.Node) -> fx.Node:
-        """The node as it leaves the graph: partial sums stay, shards are gathered."""
+    def _output(self, node: fx.Node, name: str) -> fx.Node:
+        """The node as it leaves the graph. What is whole here but a sum in `like` is given a fraction on every rank."""
         self.current = node
-        return self.convert(node, self._placement(node))
+        have = [placements.of(node) for placements in self.chosen]
+        want = self._end(name)
+        reached = tuple(w if h == w or not isinstance(w, Partial) else Replicate() for h, w in zip(have, want, strict=True))
+        value = self.convert(node, reached)
+        for axis, coordinate, now, wanted in zip(self.axes, self.coordinates, reached, want, strict=True):
+            if now != wanted and axis.size > 1:
+                value = self.emit(weighted_share, value, axis.units[coordinate] / axis.total)
+        return value
 
 
 def _is_opaque(node: fx.Node) -> bool:

@@ -34,7 +34,7 @@ class GradientStore:
             assert bucket.axis is not None
             flat = self._links.buffer(bucket.num_elements, bucket.dtype, self._state.device, bucket.axis)
             sizes = [torch.Size(shape).numel() for shape in bucket.shapes]
-            pieces = flat.split([*sizes, *([1] * len(bucket.scalars))])
+            pieces = torch.split(flat, [*sizes, *([1] * len(bucket.scalars))])
             self._flat[bucket] = flat
             self._views[bucket] = [p.view(s) for p, s in zip(pieces, bucket.shapes, strict=False)]
             self._scalars[bucket] = [piece.view(()) for piece in pieces[len(bucket.shapes) :]]

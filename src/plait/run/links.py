@@ -1,8 +1,8 @@
 """Communication between ranks, behind one small interface.
 
-In: a `Collective` and a tensor. Out: a handle on the result. `ProcessLinks` talks to other processes through torch.distributed,
-`SharedLinks` (in `shared_links.py`) through memory; the serial interpreter has mailboxes of its own. Everything else of a rank
-is the same in all of them.
+In: a `Collective` and a tensor. Out: a handle on the result. `ProcessLinks` talks to other processes through
+torch.distributed, `SharedLinks` (in `shared_links.py`) through memory; the serial interpreter has mailboxes of its
+own. Everything else of a rank is the same in all of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -92,7 +92,9 @@ def _all_gather(tensor: Tensor, dim: int, extents: Sequence[int], group: Any) ->
     work = dist.all_gather(pieces, padded, group=group, async_op=True)
 
     def finish() -> Tensor:
-        return torch.cat([piece[:extent] for piece, extent in zip(pieces, extents, strict=True)]).movedim(0, dim)
+        return torch.cat([piece[:extent] for piece, extent in zip(pieces, extents, strict=True)]).movedim(
+            0, dim
+        )
 
     return _Pending(work, finish)
 

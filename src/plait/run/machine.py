@@ -1,8 +1,8 @@
 """One rank at work: executes its instructions on real tensors.
 
-In: a program, this rank's share of the batch. Out: changed parameters, the step's loss. It is the same under both real
-interpreters: the worker gives it links between processes, the serial interpreter mailboxes. `execute` is a generator that
-yields while another rank has to move first; in a process it never yields.
+In: a program, this rank's share of the batch. Out: changed parameters, the step's loss. It is the same under both
+real interpreters: the worker gives it links between processes, the serial interpreter mailboxes. `execute` is a
+generator that yields while another rank has to move first; in a process it never yields.
 """
 
 import time
@@ -79,7 +79,7 @@ class Machine:
         }
 
     def execute(self, program: Program, step: int, shares: Sequence[Share]) -> Iterator[None]:
-        """One step, under `torch.no_grad`, which is the caller's: a generator must not change the mode of its caller."""
+        """One step, under the caller's `torch.no_grad`: a generator must not change the mode of its caller."""
         own = program.of(self.rank)
         self._program, self._shares, self._step, self._norm = program, shares, step, None
         self._values |= self._constants_of(own)
@@ -109,7 +109,9 @@ class Machine:
         if key not in self._constants:
             device, dtype = self.state.device, self.state.dtype
             self._constants[key] = {
-                name: tensor.to(device, dtype if tensor.is_floating_point() and dtype == torch.float64 else None)
+                name: tensor.to(
+                    device, dtype if tensor.is_floating_point() and dtype == torch.float64 else None
+                )
                 for name, tensor in own.constants.items()
             }
         return self._constants[key]
@@ -140,7 +142,11 @@ class Machine:
         key = f"{number}/key"
         if key not in instruction.frees:  # nobody reads it where the model draws no random numbers
             self._values[key] = random_key(
-                seed=self.state.job.seed, step=self._step, micro_batch=number, first_sample=share.offset, device=device
+                seed=self.state.job.seed,
+                step=self._step,
+                micro_batch=number,
+                first_sample=share.offset,
+                device=device,
             )
         self._values[f"{number}/offset:data"] = share.offset
 

@@ -36,6 +36,8 @@ class Record:
     spread: float
     """Largest difference of a weight between ranks, which hold copies."""
     notices: tuple[str, ...]
+    rounds_to_float32: bool = False
+    """Whether the model casts float64 down by itself, so that it agrees with itself only as well as float32."""
 
 
 def run_serially(
@@ -61,12 +63,14 @@ def run_serially(
     losses: list[float] = []
     norms: list[float] = []
     notices: tuple[str, ...] = ()
+    rounds = False
     for step in range(steps):
         by_rank = _shares(job, plan, step, source.num_samples, programs)
         if by_rank is None:
             break
         program = programs.for_step(by_rank[0])
         notices = program.notices
+        rounds = rounds or _rounds(programs, by_rank[0][0])
         run_step(machines, program, step, by_rank)
         outcome = machines[0].outcome
         assert outcome is not None
@@ -83,7 +87,20 @@ def run_serially(
         buffers=dict(first.buffers),
         spread=_spread(machines),
         notices=notices,
+        rounds_to_float32=rounds,
     )
+
+
+def _rounds(programs: Programs, share: Share) -> bool:
+    """Whether the captured model turns float64 into something shorter, as Hugging Face's losses do."""
+    if programs.capture_error is not None:
+        return False
+    for node in programs.captures.of_batch(share.batch, sum(share.sizes)).ops():
+        if node.target is torch.ops.aten._to_copy.default:
+            before, after = node.all_input_nodes[0].meta["val"].dtype, node.meta["val"].dtype
+            if before == torch.float64 and after.is_floating_point and after != torch.float64:
+                return True
+    return False
 
 
 def _shares(

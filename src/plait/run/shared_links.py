@@ -1,15 +1,15 @@
 """Links through memory that all ranks of one host share: sums without sockets, in the order of ranks.
 
-In: collectives on CPU tensors, best in memory that `buffer` gave. Out: results that are equal bit for bit on every rank. Rank r
-of an axis adds up the r-th part of every rank's tensor and writes it back to all of them, so each byte is read once and
-written once. Nothing runs in the background: a rank does its part when it starts a later collective or waits for one. A wait
-gives the processor away, ends with an error when a peer's process is gone, and can be interrupted. It is never used between
-hosts, with devices, or on processors that reorder stores (`share_memory` says so and the caller falls back).
+In: collectives on CPU tensors, best in memory that `buffer` gave. Out: results that are equal bit for bit on every
+rank. Rank r of an axis adds up the r-th part of every rank's tensor and writes it back to all of them, so each byte
+is read once and written once. Nothing runs in the background: a rank does its part when it starts a later collective
+or waits for one. A wait gives the processor away, ends with an error when a peer's process is gone, and can be
+interrupted. It is never used between hosts, with devices, or on processors that reorder stores (`share_memory` says
+so and the caller falls back).
 """
 
 import mmap
 import os
-import platform
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,66 +22,15 @@ from torch import Tensor
 
 from plait.plan.mesh import Mesh
 from plait.program.instructions import Collective
-from plait.run.board import anonymous_file
 from plait.run.links import Handle, Links, NoLinks, ProcessLinks
+from plait.run.shared_memory import ARRIVED, DONE, PLACES, RING, Arena, Region, has_ended, host, is_suitable
 
-_RING = 1024
-"""Collectives of one axis that may be under way at once; a rank that is further ahead waits."""
-_ARRIVED, _DONE, _PLACES = 0, 1, 8
-"""Words of a rank's control block: how many collectives it has started, finished, and where its tensors lie."""
-_CONTROL_BYTES = 8 * (_PLACES + 2 * _RING)
 _SMALL_BYTES = 1 << 15
 """Up to this size every rank adds up everything by itself: one meeting instead of two."""
 _SPINS = 400
 """Looks before a waiting rank starts to sleep between looks."""
 _LONGEST_SLEEP_S = 0.0005
 _LOOK_FOR_PEERS_S = 0.5
-
-
-class Region:
-    """A piece of one rank's shared file, mapped here."""
-
-    __slots__ = ("bytes", "offset", "size")
-
-    def __init__(self, file: int, offset: int, size: int) -> None:
-        self.offset = offset
-        self.size = size
-        self.bytes = torch.frombuffer(mmap.mmap(file, size, offset=offset), dtype=torch.uint8)
-
-    def tensor(self, count: int, dtype: torch.dtype) -> Tensor:
-        """Its first elements as a flat tensor."""
-        return self.bytes[: count * dtype.itemsize].view(dtype)
-
-
-class Arena:
-    """One rank's shared file: a control block, then regions one after another. Only its owner makes it longer."""
-
-    def __init__(self, file: int, pid: int) -> None:
-        self.file = file
-        self.pid = pid
-        self.words = memoryview(mmap.mmap(file, _CONTROL_BYTES)).cast("Q")
-        self._end = _rounded(_CONTROL_BYTES)
-        self._regions: dict[int, Region] = {}
-
-    @classmethod
-    def create(cls) -> "Arena":
-        file = anonymous_file("plait-gradients")
-        os.posix_fallocate(file, 0, _rounded(_CONTROL_BYTES))
-        return cls(file, os.getpid())
-
-    def extend(self, num_bytes: int) -> Region:
-        """A new region. The memory is claimed at once: a full host is an error here, not a crash at a later write."""
-        size = _rounded(max(1, num_bytes))
-        os.posix_fallocate(self.file, self._end, size)
-        region = self._regions[self._end] = Region(self.file, self._end, size)
-        self._end += size
-        return region
-
-    def region(self, offset: int, size: int) -> Region:
-        """A region that its owner has told of."""
-        if offset not in self._regions:
-            self._regions[offset] = Region(self.file, offset, size)
-        return self._regions[offset]
 
 
 @dataclass(slots=True)
@@ -120,16 +69,16 @@ class _Axis:
 
     def start(self, collective: Collective, tensor: Tensor) -> Handle:
         number = self._count
-        if number >= _RING:
-            self._wait(_DONE, number - _RING + 1)
+        if number >= RING:
+            self._wait(DONE, number - RING + 1)
         region = self._buffers.get(tensor.data_ptr())
         in_place = region is not None and tensor.is_contiguous()
         if region is None or not in_place:
             region = self._scratch(tensor)
         started = _Started(number, collective, region, tensor, in_place)
-        words, place = self._words, _PLACES + 2 * (number % _RING)
+        words, place = self._words, PLACES + 2 * (number % RING)
         words[place], words[place + 1] = region.offset, region.size
-        self._count = words[_ARRIVED] = number + 1
+        self._count = words[ARRIVED] = number + 1
         self._queue.append(started)
         self._progress()
         return _Meeting(self, started)
@@ -137,9 +86,13 @@ class _Axis:
     def _scratch(self, tensor: Tensor) -> Region:
         """A region with a copy of `tensor`, used again once all have left the collective that had it."""
         needed = tensor.numel() * tensor.element_size()
-        left = self._least(_DONE)
+        left = self._least(DONE)
         for index, (number, region) in enumerate(self._spare):
-            if number < left and region.size >= needed and region.size <= _rounded(2 * needed):
+            if (
+                number < left
+                and region.size >= needed
+                and region.size <= 2 * needed + mmap.ALLOCATIONGRANULARITY
+            ):
                 del self._spare[index]
                 break
         else:
@@ -152,15 +105,15 @@ class _Axis:
 
     def _progress(self) -> None:
         """Do this rank's part of every collective that all have started."""
-        arrived = self._least(_ARRIVED)
+        arrived = self._least(ARRIVED)
         while self._queue and self._queue[0].number < arrived:
             started = self._queue.popleft()
             self._do(started)
             started.is_done = True
-            self._words[_DONE] = started.number + 1
+            self._words[DONE] = started.number + 1
 
     def _do(self, started: _Started) -> None:
-        tensor, place = started.tensor, _PLACES + 2 * (started.number % _RING)
+        tensor, place = started.tensor, PLACES + 2 * (started.number % RING)
         found = [a.region(a.words[place], a.words[place + 1]) for a in self._arenas]
         if started.collective.op == "all_gather":
             started.outcome = _joined(found, tensor, started.collective)
@@ -184,10 +137,10 @@ class _Axis:
 
     def finish(self, started: _Started) -> Tensor:
         if not started.is_done:
-            self._wait(_ARRIVED, started.number + 1)
+            self._wait(ARRIVED, started.number + 1)
             self._progress()
         if started.outcome is None:
-            self._wait(_DONE, started.number + 1)
+            self._wait(DONE, started.number + 1)
             if not started.in_place:
                 tensor = started.tensor
                 tensor.copy_(started.region.tensor(tensor.numel(), tensor.dtype).view(tensor.shape))
@@ -219,7 +172,7 @@ class _Axis:
 
     def _look_for(self, index: int, waited_s: float) -> None:
         pid = self._arenas[index].pid
-        if _has_ended(pid):
+        if has_ended(pid):
             raise ConnectionError(f"the process of peer {index} (pid {pid}) is gone.")
         if waited_s > self._timeout_s:
             raise ConnectionError(f"peer {index} did not come within {self._timeout_s:.0f} s: timed out.")
@@ -251,7 +204,9 @@ class SharedLinks:
         return self._axes[axis].buffer(count, dtype)
 
 
-def links_between(mesh: Mesh, rank: int, device: torch.device, *, timeout_s: float, share: bool = True) -> Links:
+def links_between(
+    mesh: Mesh, rank: int, device: torch.device, *, timeout_s: float, share: bool = True
+) -> Links:
     """The fastest links of this rank to the others: shared memory on one host's processors, else torch.distributed."""
     if mesh.size == 1:
         return NoLinks()
@@ -260,22 +215,28 @@ def links_between(mesh: Mesh, rank: int, device: torch.device, *, timeout_s: flo
 
 
 def share_memory(mesh: Mesh, rank: int, timeout_s: float) -> SharedLinks | None:
-    """Open each other's memory; None, on all ranks, where one of them cannot. Needs torch.distributed, once, to meet."""
-    own = {axis: _attempt(Arena.create) for axis, size in mesh.axes if size > 1} if _is_suitable() else {}
+    """Open each other's memory; None, on all ranks, where one of them cannot. They meet through torch.distributed."""
+    own = {axis: _attempt(Arena.create) for axis, size in mesh.axes if size > 1} if is_suitable() else {}
     told = {axis: (arena.file, arena.pid) for axis, arena in own.items() if arena is not None}
     everybody: list[Any] = [None] * mesh.size
-    dist.all_gather_object(everybody, (_host(), told))
+    dist.all_gather_object(everybody, (host(), told))
     axes: dict[str, _Axis | None] = {}
     for axis, arena in own.items():
         peers = mesh.group(rank, axis)
-        near = arena is not None and all(everybody[peer][0] == _host() and axis in everybody[peer][1] for peer in peers)
+        near = arena is not None and all(
+            everybody[peer][0] == host() and axis in everybody[peer][1] for peer in peers
+        )
         axes[axis] = _attempt(lambda: _open(arena, axis, peers, rank, everybody, timeout_s)) if near else None  # noqa: B023
     agreed: list[Any] = [None] * mesh.size
     dist.all_gather_object(agreed, bool(axes) and None not in axes.values())
-    return SharedLinks({name: axis for name, axis in axes.items() if axis is not None}) if all(agreed) else None
+    return (
+        SharedLinks({name: axis for name, axis in axes.items() if axis is not None}) if all(agreed) else None
+    )
 
 
-def _open(arena: Any, axis: str, peers: Sequence[int], rank: int, everybody: Sequence[Any], timeout_s: float) -> _Axis:
+def _open(
+    arena: Any, axis: str, peers: Sequence[int], rank: int, everybody: Sequence[Any], timeout_s: float
+) -> _Axis:
     arenas = []
     for peer in peers:
         file, pid = everybody[peer][1][axis]
@@ -290,36 +251,9 @@ def _attempt(make: Callable[[], Any]) -> Any:
         return None
 
 
-def _is_suitable() -> bool:
-    """Linux, for files without a name; and a processor that shows stores in their order, as the counters rely on it."""
-    return os.path.exists("/proc/self/ns/pid") and platform.machine() in ("x86_64", "AMD64", "i686")
-
-
-def _host() -> str:
-    """Equal for processes that see each other's ids."""
-    if not _is_suitable():
-        return ""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
-
-
-def _has_ended(pid: int) -> bool:
-    """Whether a process is gone, or a zombie that its parent has not yet noticed."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
 def _joined(regions: Sequence[Region], own: Tensor, collective: Collective) -> Tensor:
     pieces = []
     for region, extent in zip(regions, collective.extents, strict=True):
         shape = (*own.shape[: collective.dim], extent, *own.shape[collective.dim + 1 :])
         pieces.append(region.tensor(torch.Size(shape).numel(), own.dtype).view(shape))
     return torch.cat(pieces, collective.dim)
-
-
-def _rounded(num_bytes: int) -> int:
-    page = mmap.ALLOCATIONGRANULARITY
-    return -(-num_bytes // page) * page

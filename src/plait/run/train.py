@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from plait.errors import JobError, UsageError
+from plait.errors import JobError, PlaitError, UsageError
+from plait.graph.graph import Graph
 from plait.job.checks import problems
 from plait.job.data import open_data
 from plait.job.job import Job
 from plait.job.order import micro_batch_sizes, shares
+from plait.job.origin import where
+from plait.job.schedule import Schedule
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.program.program import Program
@@ -174,8 +177,27 @@ def prepare(job: Job, plan: Plan, device: str, dtype: torch.dtype, tell: Listene
     ]
     if programs.capture_error is not None:
         try_eagerly(job, programs.captures.example)
+    else:
+        _try_optimizer(job, programs.captures.of_size(compiled[0].micro_batches[0]))
     tell({"compiled_s": time.perf_counter() - began, "notices": _notices(compiled[0], programs)})
     return programs
+
+
+def _try_optimizer(job: Job, graph: Graph) -> None:
+    """Build the optimizer and the schedule once, on parameters that take no memory."""
+    nodes = graph.nodes()
+    shapes = [(entry.name, nodes[entry.node].meta["val"]) for entry in graph.inputs_of("parameter") if entry.trainable]
+    named = [(name, nn.Parameter(torch.zeros((), dtype=t.dtype).expand(t.shape))) for name, t in shapes]
+    try:
+        Schedule(job.schedule, job.build_optimizer(named))
+    except PlaitError:
+        raise
+    except Exception as error:
+        place = where(error)
+        raise JobError(
+            f"the optimizer or its schedule failed{f' at {place}' if place else ''}: {type(error).__name__}: {error}",
+            fix="mend that line.",
+        ) from error
 
 
 def _step_sizes(job: Job, num_samples: int | None) -> list[int]:

@@ -11,7 +11,7 @@ when its batch is halved.
 import copy
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from plait.errors import UsageError
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
@@ -27,7 +28,10 @@ from plait.run.serial import Reduce, add_up
 from plait.run.serial_run import Record, run_serially
 from plait.run.train import Listener, train
 
-_FP32_GRADIENT = 1e-5
+_FLOAT64 = 1e-9
+_FP32 = 1e-5
+_BF16 = 2**-6
+"""A bf16 number is off by up to 2**-8; a gradient is the sum of a few parts that were rounded so."""
 _FP32_FLOOR = 1e-4
 _FP32_WEIGHT_LIMIT = 2e-3
 """What AdamW made of rounding between two right answers, at most; used where the self-difference says nothing."""
@@ -85,6 +89,8 @@ def verify(
     listener: Listener | None = None,
 ) -> Verification:
     """Run `steps` steps both ways and compare."""
+    if reduce is not add_up and not serial:
+        raise UsageError("another reduction can be planted in the serial interpreter only.", fix="give serial=True.")
     chosen = resolve(plan, ranks, settings)
     dtype = torch.float32 if fp32 else torch.float64
     job = replace(job, steps=steps, epochs=None, evaluate=None, metrics=None, until=None)
@@ -94,17 +100,19 @@ def verify(
     tell = listener if listener is not None else (lambda event: None)
     tell({"stage": f"one process, {steps} steps"})
     reference = run_serially(job, one, steps, dtype)
-    weight_tolerance = 1e-9
-    if fp32:
+    tolerance = weight_tolerance = _FLOAT64
+    rough = fp32 or reference.rounds_to_float32
+    if rough:
         tell({"stage": "one process with its batch halved, for the tolerance"})
-        weight_tolerance = _self_difference(job, one, steps, reference)
+        tolerance = _BF16 if job.precision == "bf16" else _FP32
+        weight_tolerance = max(tolerance, _self_difference(job, one, steps, reference, dtype))
     tell({"stage": f"{chosen.name} on {chosen.mesh.size} ranks"})
     record = (
         run_serially(job, chosen, steps, dtype, reduce=reduce)
         if serial
         else _run_processes(job, chosen, steps, dtype, device, tell)
     )
-    found = compare(reference, record, fp32=fp32, weight_tolerance=weight_tolerance)
+    found = compare(reference, record, rough=rough, tolerance=tolerance, weight_tolerance=weight_tolerance)
     return Verification(
         plan=chosen,
         steps=steps,
@@ -112,7 +120,7 @@ def verify(
         serial=serial,
         differences=_largest_by_kind(found),
         first=next((difference for difference in found if not difference.ok), None),
-        notices=(*record.notices, *_batch_norm_notice(job, record, chosen)),
+        notices=(*record.notices, *_batch_norm_notice(job, record, chosen), *_rounding_notice(reference)),
     )
 
 
@@ -127,6 +135,12 @@ def _batch_norm_notice(job: Job, record: Record, plan: Plan) -> list[str]:
     has = any(name.endswith("running_mean") for name in record.buffers)
     if has and job.batch_norm == "local" and plan.mesh.size > 1:
         return ["batch_norm='local': each rank normalizes its own share, so a difference from one process is expected."]
+    return []
+
+
+def _rounding_notice(reference: Record) -> list[str]:
+    if reference.rounds_to_float32:
+        return ["the model casts to float32 by itself, so the tolerances are those of float32."]
     return []
 
 
@@ -149,39 +163,53 @@ def _run_processes(job: Job, plan: Plan, steps: int, dtype: torch.dtype, device:
     )
 
 
-def _self_difference(job: Job, plan: Plan, steps: int, reference: Record) -> float:
+def _self_difference(job: Job, plan: Plan, steps: int, reference: Record, dtype: torch.dtype) -> float:
     """10 times what one process differs from itself when its batch is halved; noise, not a fault."""
     doubled = min(job.accumulate * 2, job.batch)
-    halved = run_serially(replace(job, accumulate=doubled), plan, steps, torch.float32)
+    halved = run_serially(replace(job, accumulate=doubled), plan, steps, dtype)
     floor = _norm(reference.weights.values()) * _FP32_FLOOR
     worst = max((_relative(reference.weights[n], halved.weights[n], floor) for n in reference.weights), default=0.0)
     changes_the_model = worst > 1e-2  # batch statistics and random masks depend on the micro-batches
-    return _FP32_WEIGHT_LIMIT if changes_the_model else max(_FP32_GRADIENT, 10 * worst)
+    return _FP32_WEIGHT_LIMIT if changes_the_model else 10 * worst
 
 
-def compare(reference: Record, record: Record, *, fp32: bool, weight_tolerance: float) -> list[Difference]:
-    """Every tensor of two runs, in the order of computation."""
-    value = _FP32_GRADIENT if fp32 else 1e-9
-    found = [
-        Difference(kind="loss", name=f"loss of step {step}", largest=_number(a, b), tolerance=value * (1 if step == 0 else 100 if fp32 else 1))
-        for step, (a, b) in enumerate(zip(reference.losses, record.losses, strict=True))
-    ]
-    for step, (ours, theirs) in enumerate(zip(reference.gradients, record.gradients, strict=True)):
-        if fp32 and step > 0:  # from the second step on, AdamW has amplified the rounding of the first
-            break
-        floor = _norm(ours.values()) * (1e-5 if fp32 else 1e-3)
-        for name in ours:
-            largest = _relative(ours[name], theirs[name], floor) if name in theirs else math.inf
-            found.append(Difference(kind="gradient", name=f"{name} at step {step}", largest=largest, tolerance=value))
-    for kind, ours, theirs in (("weight", reference.weights, record.weights), ("buffer", reference.buffers, record.buffers)):
-        floor = _norm(t for t in ours.values() if t.is_floating_point()) * (_FP32_FLOOR if fp32 else 1e-3)
-        for name, tensor in ours.items():
-            largest = _relative(tensor, theirs[name], floor) if name in theirs else math.inf
-            found.append(
-                Difference(kind=kind, name=f"{name} after {len(record.losses)} steps", largest=largest, tolerance=weight_tolerance)
-            )
+def compare(
+    reference: Record, record: Record, *, rough: bool, tolerance: float, weight_tolerance: float
+) -> list[Difference]:
+    """Every tensor of two runs, in the order of computation; `rough`: not in float64 throughout."""
+    found = []
+    pairs = zip(reference.losses, record.losses, reference.gradients, record.gradients, strict=True)
+    for step, (loss, other, ours, theirs) in enumerate(pairs):
+        later = rough and step > 0  # from the second step on, AdamW has amplified the rounding of the first
+        allowed = tolerance * (100 if later else 1)
+        found.append(Difference(kind="loss", name=f"step {step}", largest=_number(loss, other), tolerance=allowed))
+        if not later:
+            floor = _norm(ours.values()) * (_FP32 if rough else 1e-3)
+            found += _differences("gradient", f"at step {step}", ours, theirs, floor, tolerance)
+    after = f"after {len(record.losses)} steps"
+    share = _FP32_FLOOR if rough else 1e-3
+    for kind, ours, theirs in (
+        ("weight", reference.weights, record.weights),
+        ("buffer", reference.buffers, record.buffers),
+    ):
+        floor = _norm(tensor for tensor in ours.values() if tensor.is_floating_point()) * share
+        found += _differences(kind, after, ours, theirs, floor, weight_tolerance)
     found.append(Difference(kind="spread", name="weights between ranks", largest=record.spread, tolerance=0.0))
     return found
+
+
+def _differences(
+    kind: str, when: str, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], floor: float, tolerance: float
+) -> list[Difference]:
+    return [
+        Difference(
+            kind=kind,
+            name=f"{name} {when}",
+            largest=_relative(tensor, theirs[name], floor) if name in theirs else math.inf,
+            tolerance=tolerance,
+        )
+        for name, tensor in ours.items()
+    ]
 
 
 def _relative(ours: Tensor, theirs: Tensor, floor: float) -> float:
@@ -199,14 +227,14 @@ def _number(a: float, b: float) -> float:
     return abs(a - b) / max(abs(a), 1e-300) if a != b else 0.0
 
 
-def _norm(tensors: object) -> float:
-    return math.sqrt(sum(float(t.double().square().sum()) for t in tensors))  # type: ignore[attr-defined]
+def _norm(tensors: Iterable[Tensor]) -> float:
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
 
 
 def _largest_by_kind(found: list[Difference]) -> tuple[Difference, ...]:
     best: dict[str, Difference] = {}
     for difference in found:
         known = best.get(difference.kind)
-        if known is None or difference.largest > known.largest or difference.largest != difference.largest:
+        if known is None or (not difference.ok, difference.largest) > (not known.ok, known.largest):
             best[difference.kind] = difference
     return tuple(best.values())

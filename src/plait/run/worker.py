@@ -26,6 +26,7 @@ from plait.job.loader import LoadedStep, Loader
 from plait.job.order import SampleOrder
 from plait.plan.plan import Plan
 from plait.program.program import Program
+from plait.run.allocator import keep_freed_memory
 from plait.run.checkpoint import load_checkpoint
 from plait.run.checkpoint_saver import Saver
 from plait.run.evaluate import Progress, evaluate
@@ -75,6 +76,7 @@ class Task:
 
 def run_worker(task: Task, seat: Seat, programs: Programs) -> dict[str, Any]:
     """Train; returns a JSON-able summary."""
+    keep_freed_memory()
     with ExitStack() as stack:
         device = choose_device(task.device, seat.rank)
         if seat.ranks > 1:

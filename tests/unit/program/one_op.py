@@ -117,13 +117,16 @@ def _run_whole(op: OneOp) -> Any:
     return values[op.node]
 
 
-def run_on_ranks(op: OneOp, strategy: Strategy, axis: AxisShares, seed: int = 0) -> list[list[Tensor]]:
-    """For every output, the whole tensor as each rank has it in the end."""
-    placements = _placements(op, strategy, axis)
-    generator = torch.Generator().manual_seed(seed)
+def run_on_ranks(
+    op: OneOp, strategy: Strategy, axis: AxisShares, *, arrives: Placement | None = None
+) -> list[list[Tensor]]:
+    """For every output, the whole tensor as each rank has it in the end; inputs arrive as the op wants them if not given."""
+    placed = strategy.inputs if arrives is None else (arrives,) * len(strategy.inputs)
+    placements = _placements(op, strategy, axis, placed)
+    generator = torch.Generator().manual_seed(0)
     tensors = [leaf for leaf in pytree.tree_leaves((op.node.args, op.node.kwargs)) if isinstance(leaf, fx.Node)]
     shares: dict[str, list[Tensor]] = {SCALAR: [op.inputs[SCALAR]] * axis.size}
-    for node, placement in zip(tensors, strategy.inputs, strict=True):
+    for node, placement in zip(tensors, placed, strict=True):
         if node.name in op.inputs:
             shares[node.name] = distribute(op.inputs[node.name], placement, axis, generator)
     if op.key is not None:
@@ -143,7 +146,7 @@ def run_on_ranks(op: OneOp, strategy: Strategy, axis: AxisShares, seed: int = 0)
     return whole
 
 
-def _placements(op: OneOp, strategy: Strategy, axis: AxisShares) -> Placements:
+def _placements(op: OneOp, strategy: Strategy, axis: AxisShares, placed: Sequence[Placement]) -> Placements:
     outputs: dict[fx.Node, tuple[Placement, ...]] = {}
     strategies: dict[fx.Node, Strategy] = {}
     for node in op.graph.graph.nodes:
@@ -151,7 +154,7 @@ def _placements(op: OneOp, strategy: Strategy, axis: AxisShares) -> Placements:
         if node.op == "call_function":
             strategies[node] = Strategy((), (Replicate(),))
     tensors = [leaf for leaf in pytree.tree_leaves((op.node.args, op.node.kwargs)) if isinstance(leaf, fx.Node)]
-    for node, placement in zip(tensors, strategy.inputs, strict=True):
+    for node, placement in zip(tensors, placed, strict=True):
         if node.op == "placeholder":
             outputs[node] = (placement,)
     outputs[op.node], strategies[op.node] = strategy.outputs, strategy

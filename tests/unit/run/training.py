@@ -40,7 +40,7 @@ def other_norms() -> nn.Module:
     return nn.Sequential(
         *(nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.GroupNorm(2, 4), nn.PReLU(4), nn.Upsample(scale_factor=2)),
         *(nn.Conv2d(4, 4, 3, stride=4), nn.InstanceNorm2d(4, affine=True), nn.Hardswish(), nn.AvgPool2d(2)),
-        *(nn.ReflectionPad2d(1), nn.Flatten(), nn.Linear(36, 10)),
+        *(nn.ReflectionPad2d(1), nn.Flatten(), nn.Linear(64, 10)),
     )
 
 

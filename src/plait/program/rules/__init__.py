@@ -1,6 +1,6 @@
 """How placements pass through ops: one small file per family, all entered in one table."""
 
-from plait.program.rules import indexing, pointwise, products, random, reductions, views
+from plait.program.rules import indexing, pointwise, products, random, recurrent, reductions, views
 from plait.program.rules.base import Op, Rule, find_rule
 
-__all__ = ["Op", "Rule", "find_rule", "indexing", "pointwise", "products", "random", "reductions", "views"]
+__all__ = ["Op", "Rule", "find_rule", "indexing", "pointwise", "products", "random", "recurrent", "reductions", "views"]

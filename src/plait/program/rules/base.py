@@ -14,12 +14,12 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from plait.graph import attention_op, batch_norm_op, random_ops  # their import registers our ops
+from plait.graph import attention_op, batch_norm_op, lstm_op, random_ops  # their import registers our ops
 from plait.program.placement import AxisShares, P, Placement, R, Shard, Strategy
 
 aten = torch.ops.aten
 ours = torch.ops.plait
-REGISTERED = (attention_op, batch_norm_op, random_ops)
+REGISTERED = (attention_op, batch_norm_op, lstm_op, random_ops)
 """The modules whose ops are in `ours`."""
 
 

@@ -1,0 +1,185 @@
+"""One direction of one LSTM layer as an op that plans can partition: samples are independent, time is not cut.
+
+In: a sequence [time, samples, features], weights, the first state. Out: the outputs, the last state, and what the backward needs.
+On the CPU in fp32 and bf16 it runs torch's fused oneDNN layer, as eager torch does; on CUDA the backward runs cuDNN's forward again
+under autograd; in float64 it is written out. Written out op by op, the same layer takes 1.3 to 1.5 times as long.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+_LSTM = 2
+"""oneDNN's number for this kind of cell."""
+
+Four = tuple[Tensor, Tensor, Tensor, Tensor]
+Seven = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+@torch.library.custom_op("plait::lstm_layer", mutates_args=())
+def lstm_layer(
+    x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, h: Tensor, c: Tensor, reverse: bool
+) -> Four:
+    """(outputs [time, samples, width], last h, last c, workspace)."""
+    return run_lstm_layer(x, w_ih, w_hh, b_ih, b_hh, h, c, reverse)
+
+
+@lstm_layer.register_fake
+def _(
+    x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, h: Tensor, c: Tensor, reverse: bool
+) -> Four:
+    outputs = x.new_empty(x.shape[0], x.shape[1], h.shape[1])
+    return outputs, torch.empty_like(h), torch.empty_like(c), x.new_empty(0, dtype=torch.uint8)
+
+
+@torch.library.custom_op("plait::lstm_layer_backward", mutates_args=())
+def lstm_layer_backward(
+    grad_y: Tensor, grad_h: Tensor, grad_c: Tensor, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor,
+    h: Tensor, c: Tensor, y: Tensor, last_h: Tensor, last_c: Tensor, workspace: Tensor, reverse: bool,
+) -> Seven:  # fmt: skip
+    """Gradients of the input, the four weights and the first state."""
+    return run_lstm_layer_backward(
+        grad_y, grad_h, grad_c, x, w_ih, w_hh, b_ih, b_hh, h, c, y, last_h, last_c, workspace, reverse
+    )
+
+
+@lstm_layer_backward.register_fake
+def _(
+    grad_y: Tensor, grad_h: Tensor, grad_c: Tensor, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor,
+    h: Tensor, c: Tensor, y: Tensor, last_h: Tensor, last_c: Tensor, workspace: Tensor, reverse: bool,
+) -> Seven:  # fmt: skip
+    like = torch.empty_like
+    return like(x), like(w_ih), like(w_hh), like(b_ih), like(b_hh), like(h), like(c)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Four) -> None:
+    *tensors, ctx.reverse = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.mark_non_differentiable(output[3])
+
+
+def _differentiate(ctx: Any, grad_y: Tensor, grad_h: Tensor, grad_c: Tensor, _: Any) -> tuple[Any, ...]:
+    return (*lstm_layer_backward(grad_y, grad_h, grad_c, *ctx.saved_tensors, ctx.reverse), None)
+
+
+lstm_layer.register_autograd(_differentiate, setup_context=_remember)
+
+
+def _is_fused(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16) and torch.backends.mkldnn.is_available()
+
+
+def run_lstm_layer(
+    x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, h: Tensor, c: Tensor, reverse: bool
+) -> Four:
+    """The op on real tensors."""
+    if x.numel() == 0:
+        return x.new_zeros(x.shape[0], x.shape[1], h.shape[1]), h.clone(), c.clone(), x.new_empty(0, dtype=torch.uint8)
+    if not _is_fused(x):
+        y, last_h, last_c = _plain(x, w_ih, w_hh, b_ih, b_hh, h, c, reverse)
+        return y, last_h, last_c, x.new_empty(0, dtype=torch.uint8)
+    with torch.enable_grad():  # without it oneDNN keeps no workspace; nothing here requires a gradient
+        result: Four = aten.mkldnn_rnn_layer.default(
+            x.contiguous(), w_ih, w_hh, b_ih, b_hh, h, c, reverse, [], _LSTM, h.shape[1], 1, True, False, False, True
+        )
+    return result
+
+
+def run_lstm_layer_backward(
+    grad_y: Tensor, grad_h: Tensor, grad_c: Tensor, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor,
+    h: Tensor, c: Tensor, y: Tensor, last_h: Tensor, last_c: Tensor, workspace: Tensor, reverse: bool,
+) -> Seven:  # fmt: skip
+    """The gradient on real tensors."""
+    tensors = (x, w_ih, w_hh, b_ih, b_hh, h, c)
+    if x.numel() == 0:
+        zeros = [torch.zeros_like(tensor) for tensor in tensors]
+        return (*zeros,)  # type: ignore[return-value]
+    if x.device.type == "cuda":
+        # By autograd over cuDNN. Generated code calls this function itself: inside the dispatcher autograd is switched off.
+        with torch.enable_grad():
+            leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+            again = _plain(*leaves, reverse)
+        return torch.autograd.grad(again, leaves, (grad_y, grad_h, grad_c))  # type: ignore[return-value]
+    if not _is_fused(x):
+        return _through_time(grad_y, grad_h, grad_c, *tensors, reverse)
+    result: Seven = aten.mkldnn_rnn_layer_backward.default(
+        x.contiguous(), w_ih, w_hh, b_ih, b_hh, h, c, y, last_h, last_c, grad_y.contiguous(), grad_h, grad_c, reverse, _LSTM,
+        h.shape[1], 1, True, True, False, [], False, workspace,
+    )  # fmt: skip
+    return result
+
+
+def _plain(
+    x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, h: Tensor, c: Tensor, reverse: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The layer by torch.lstm, time turned around for the reverse direction."""
+    sequence = x.flip(0) if reverse else x
+    y, last_h, last_c = torch.lstm(
+        sequence, (h.unsqueeze(0), c.unsqueeze(0)), (w_ih, w_hh, b_ih, b_hh), True, 1, 0.0, True, False, False
+    )
+    return (y.flip(0) if reverse else y), last_h.squeeze(0), last_c.squeeze(0)
+
+
+def _through_time(
+    grad_y: Tensor, grad_h: Tensor, grad_c: Tensor, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor,
+    h: Tensor, c: Tensor, reverse: bool,
+) -> Seven:  # fmt: skip
+    """Back-propagation through time, written out; the gates are computed again on the way forward."""
+    times = range(x.shape[0] - 1, -1, -1) if reverse else range(x.shape[0])
+    projected = x @ w_ih.t() + b_ih + b_hh
+    kept: dict[int, tuple[Tensor, ...]] = {}
+    for t in times:
+        i, f, g, o = (projected[t] + h @ w_hh.t()).chunk(4, dim=1)
+        i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+        new_c = f * c + i * g
+        kept[t] = (i, f, g, o, c, new_c.tanh(), h)
+        h, c = o * new_c.tanh(), new_c
+    grad_gates = torch.empty_like(projected)
+    grad_w_hh = torch.zeros_like(w_hh)
+    for t in reversed(times):
+        i, f, g, o, old_c, squashed, old_h = kept[t]
+        total_h = grad_y[t] + grad_h
+        total_c = grad_c + total_h * o * (1 - squashed**2)
+        parts = (total_c * g * i * (1 - i), total_c * old_c * f * (1 - f), total_c * i * (1 - g**2), total_h * squashed * o * (1 - o))
+        grad_gates[t] = torch.cat(parts, dim=1)
+        grad_w_hh += grad_gates[t].t() @ old_h
+        grad_h, grad_c = grad_gates[t] @ w_hh, total_c * f
+    grad_bias = grad_gates.sum((0, 1))
+    grad_w_ih = grad_gates.flatten(0, 1).t() @ x.flatten(0, 1)
+    return grad_gates @ w_ih, grad_w_ih, grad_w_hh, grad_bias, grad_bias.clone(), grad_h, grad_c
+
+
+def stacked_lstm(
+    x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor], num_layers: int, dropout: float, bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """What `torch.lstm` computes in training, layer by layer."""
+    sequence = x.transpose(0, 1) if batch_first else x
+    directions = 2 if bidirectional else 1
+    hs, cs = [], []
+    for layer in range(num_layers):
+        if layer > 0 and dropout > 0:
+            sequence = torch.nn.functional.dropout(sequence, dropout)
+        outputs = []
+        for direction in range(directions):
+            number = layer * directions + direction
+            own = weights[4 * number : 4 * number + 4]
+            y, h, c, _ = lstm_layer(sequence, *own, state[0][number], state[1][number], direction == 1)
+            outputs.append(y)
+            hs.append(h)
+            cs.append(c)
+        sequence = outputs[0] if directions == 1 else torch.cat(outputs, dim=2)
+    result = sequence.transpose(0, 1) if batch_first else sequence
+    return result, torch.stack(hs), torch.stack(cs)
+
+
+IMPLEMENTATIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        torch.ops.plait.lstm_layer.default: run_lstm_layer,
+        torch.ops.plait.lstm_layer_backward.default: run_lstm_layer_backward,
+    }
+)

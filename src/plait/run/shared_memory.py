@@ -1,0 +1,94 @@
+"""Memory that processes of one host share: a file without a name for each rank, which the others open through /proc.
+
+In: sizes. Out: regions as tensors, and a block of counters. The memory vanishes with its processes. It is never used on
+processors that show stores in another order than they were made, which the counters rely on.
+"""
+
+import mmap
+import os
+import platform
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from plait.run.board import anonymous_file
+
+RING = 1024
+"""Collectives of one axis that may be under way at once; a rank that is further ahead waits."""
+ARRIVED, DONE, PLACES = 0, 1, 8
+"""Words of a rank's control block: how many collectives it has started, finished, and where its tensors lie."""
+_CONTROL_BYTES = 8 * (PLACES + 2 * RING)
+
+
+class Region:
+    """A piece of one rank's shared file, mapped here."""
+
+    __slots__ = ("bytes", "offset", "size")
+
+    def __init__(self, file: int, offset: int, size: int) -> None:
+        self.offset = offset
+        self.size = size
+        self.bytes = torch.frombuffer(mmap.mmap(file, size, offset=offset), dtype=torch.uint8)
+
+    def tensor(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Its first elements as a flat tensor."""
+        return self.bytes[: count * dtype.itemsize].view(dtype)
+
+
+class Arena:
+    """One rank's shared file: a control block, then regions one after another. Only its owner makes it longer."""
+
+    def __init__(self, file: int, pid: int) -> None:
+        self.file = file
+        self.pid = pid
+        self.words = memoryview(mmap.mmap(file, _CONTROL_BYTES)).cast("Q")
+        self._end = _rounded(_CONTROL_BYTES)
+        self._regions: dict[int, Region] = {}
+
+    @classmethod
+    def create(cls) -> Self:
+        file = anonymous_file("plait-gradients")
+        os.posix_fallocate(file, 0, _rounded(_CONTROL_BYTES))
+        return cls(file, os.getpid())
+
+    def extend(self, num_bytes: int) -> Region:
+        """A new region. The memory is claimed at once: a full host is an error here, not a crash at a later write."""
+        size = _rounded(max(1, num_bytes))
+        os.posix_fallocate(self.file, self._end, size)
+        region = self._regions[self._end] = Region(self.file, self._end, size)
+        self._end += size
+        return region
+
+    def region(self, offset: int, size: int) -> Region:
+        """A region that its owner has told of."""
+        if offset not in self._regions:
+            self._regions[offset] = Region(self.file, offset, size)
+        return self._regions[offset]
+
+
+def is_suitable() -> bool:
+    """Linux, for files without a name; and a processor that shows stores in their order, as the counters rely on it."""
+    return os.path.exists("/proc/self/ns/pid") and platform.machine() in ("x86_64", "AMD64", "i686")
+
+
+def host() -> str:
+    """Equal for processes that see each other's ids."""
+    if not is_suitable():
+        return ""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or a zombie that its parent has not yet noticed."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def _rounded(num_bytes: int) -> int:
+    page = mmap.ALLOCATIONGRANULARITY
+    return -(-num_bytes // page) * page

@@ -1,0 +1,283 @@
+"""Ranks that die, raise or hang: who is named, how soon, and that nothing is left; and input that is refused at once."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import plait
+from plait.errors import HangError, WorkerError
+from tests.ranks import jobs
+
+pytestmark = pytest.mark.timeout(60)
+
+PLAIT = Path(sys.executable).parent / "plait"
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_process() -> Iterator[None]:
+    before = jobs.children()
+    yield
+    assert jobs.children() <= before
+
+
+def test_complaint_10_a_killed_rank_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    began = time.monotonic()
+    assert jobs.cli("run", jobs.reference("killed"), "--ranks", "3", "--out", tmp_path / "run") == 1
+    assert time.monotonic() - began < 20  # 10 s after the kill; starting takes some, too
+    told = capsys.readouterr().err
+    assert "was killed by SIGKILL" in told
+    assert told.startswith("WorkerError: rank ")
+    assert "Traceback" not in told
+    assert told.count("rank ") == 1  # the others, who lost contact, are not told of
+    assert "SIGKILL" in (tmp_path / "run" / "failure.txt").read_text()
+
+
+def test_complaint_10_ranks_are_gone_soon_after_the_kill(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError) as caught:
+        plait.train(jobs.killed(), ranks=2, out=tmp_path / "run", listener=lambda event: None)
+    assert caught.value.rank in (0, 1)
+    seen = (tmp_path / "run" / "failure.txt").stat().st_mtime
+    assert time.time() - seen < 10
+
+
+def test_complaint_10_an_exception_shows_the_traceback_of_its_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert jobs.cli("run", jobs.reference("raising_model"), "--ranks", "2", "--out", tmp_path / "run") == 1
+    told = capsys.readouterr().err
+    assert told.count("Traceback") == 1
+    assert told.rstrip().endswith("ArithmeticError: the network met a huge number")  # the first cause comes last
+    assert "jobs.py" in told
+    assert told.startswith("WorkerError: rank ")
+
+
+def test_a_sample_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert jobs.cli("run", jobs.reference("broken_sample"), "--ranks", "2", "--out", tmp_path / "run") == 1
+    told = capsys.readouterr().err
+    assert "OSError: sample 42 is broken" in told
+    assert "jobs.py:" in told
+    assert "Traceback" not in told
+    assert "Fix:" in told
+
+
+def test_complaint_09_a_hang_is_reported_with_who_waits_for_whom(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(HangError) as caught:
+        plait.train(jobs.hanging(), ranks=2, out=tmp_path / "run", hang_s=3)
+    assert 3 < time.monotonic() - began < 20
+    error = caught.value
+    assert len(error.waiting) == len(error.missing) == 1
+    assert {*error.waiting, *error.missing} == {0, 1}
+    told = str(error)
+    assert f"rank {error.missing[0]}" in told
+    assert "_oversleep" in told  # the stack of the one who is missing
+    assert "jobs.py" in told
+    assert "wait" in told
+
+
+def test_complaint_09_the_command_exits_1_after_a_hang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = (jobs.reference("hanging"), "--ranks", "2", "--hang-s", "2", "--out", tmp_path / "run")
+    assert jobs.cli("run", *given) == 1
+    assert capsys.readouterr().err.startswith("HangError: ")
+
+
+def test_a_slow_step_is_no_hang(tmp_path: Path) -> None:
+    """All ranks are slow together: nobody waits for longer than the limit."""
+    job = replace(jobs.plain(), data=jobs.Marked(None, lambda: time.sleep(0.1)))
+    assert len(plait.train(job, ranks=2, steps=2, out=tmp_path, hang_s=1.5).losses) == 2
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_loss_that_is_not_a_number_ends_the_run(
+    ranks: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert jobs.cli("run", jobs.reference("diverging"), "--ranks", ranks, "--out", tmp_path / "run") == 1
+    told = capsys.readouterr().err
+    assert told.startswith("RunError: the loss is ")
+    assert "at step 1 (epoch 0)" in told
+    assert "Fix: lower the learning rate" in told
+    assert "Traceback" not in told
+
+
+def test_weights_that_differ_between_ranks_are_noticed(tmp_path: Path) -> None:
+    def unseeded() -> nn.Module:
+        model = nn.Linear(16, 10)
+        with torch.no_grad():
+            model.bias.fill_(float(os.getpid()))
+        return model
+
+    with pytest.raises(plait.PlaitError, match="has another initial weights than rank 0|initial weights"):
+        plait.train(replace(jobs.plain(), model=unseeded), ranks=2, out=tmp_path)
+
+
+def test_complaint_23_two_runs_at_once_need_no_flags(tmp_path: Path) -> None:
+    """Same folder, same second: no port and no name of a run folder clashes."""
+    processes = [
+        subprocess.Popen(
+            [PLAIT, "run", jobs.reference("plain"), "--ranks", "2"], cwd=tmp_path, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    for process in processes:
+        out, _ = process.communicate(timeout=50)
+        assert process.returncode == 0, out
+    folders = sorted((tmp_path / "runs").iterdir())
+    assert len(folders) == 2
+    texts = [(folder / "metrics.jsonl").read_text() for folder in folders]
+    assert [text.count('"loss"') for text in texts] == [4, 4]
+
+
+# --- refused before anything starts -------------------------------------------------------------------------
+
+BAD_JOBS = '''
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from tests.ranks.jobs import plain
+
+not_a_job = 3
+
+def number():
+    return 3
+
+def raising():
+    raise ValueError("boom")
+
+class Nothing(nn.Linear):
+    def forward(self, x):
+        super().forward(x)
+
+class Raising(nn.Linear):
+    def forward(self, x):
+        raise ValueError("inside the model")
+
+def no_tensor():
+    return replace(plain(), model=lambda: Nothing(16, 10))
+
+def model_raises():
+    return replace(plain(), model=lambda: Raising(16, 10))
+
+def wrong_shape():
+    return replace(plain(), model=lambda: nn.Linear(7, 10))
+
+def not_scalar():
+    return replace(plain(), loss=nn.CrossEntropyLoss(reduction="none"))
+
+def empty():
+    return replace(plain(), data=[])
+
+def no_evaluation_data():
+    return replace(plain(), evaluate=[])
+
+def no_optimizer():
+    return replace(plain(), optimizer=lambda parameters: None)
+
+def wrong_optimizer():
+    return replace(plain(), optimizer=lambda parameters: torch.optim.SGD(parameters, rate=3))
+'''
+
+PLAIN = jobs.reference("plain")
+REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "missing file": (("missing.py",), "there is no file missing.py"),
+    "missing module": (("no_such_module:job",), "there is no module no_such_module"),
+    "no such function": (("bad.py:nothing",), "has no function 'nothing'"),
+    "not a job": (("bad.py:number",), "returned the int 3, not a plait.Job"),
+    "job raises": (("bad.py:raising",), "ValueError: boom"),
+    "no tensor": (("bad.py:no_tensor",), "the model returned None, which holds no tensor"),
+    "model raises": (("bad.py:model_raises",), "bad.py:23: ValueError: inside the model"),
+    "wrong shape": (("bad.py:wrong_shape",), "shapes cannot be multiplied"),
+    "loss not scalar": (("bad.py:not_scalar",), "neither a scalar tensor nor (total, weight)"),
+    "no data": (("bad.py:empty",), "has 0 samples"),
+    "no evaluation data": (("bad.py:no_evaluation_data",), "has 0 samples"),
+    "no optimizer": (("bad.py:no_optimizer",), "optimizer"),
+    "wrong optimizer": (("bad.py:wrong_optimizer",), "unexpected keyword argument 'rate'"),
+    "no such plan": ((PLAIN, "--plan", "dpp"), "did you mean 'ddp'?"),
+    "missing plan file": ((PLAIN, "--plan", "missing.yaml"), "missing.yaml cannot be read"),
+    "no ranks": ((PLAIN, "--ranks", "0"), "ranks=0 is not a number of processes"),
+    "single on two ranks": ((PLAIN, "--plan", "single", "--ranks", "2"), "2"),
+    "batch < ranks": ((PLAIN, "--set", "batch=1"), "batch=1 is smaller than ranks=2"),
+    "accumulate > batch": ((PLAIN, "--set", "accumulate=17"), "accumulate=17 is larger than batch=16"),
+    "no batch": ((PLAIN, "--set", "batch=0"), "batch is 0"),
+    "no steps": ((PLAIN, "--steps", "0"), "steps is 0"),
+    "not a number": ((PLAIN, "--set", "batch=many"), "batch is 'many'"),
+    "not a setting": ((PLAIN, "--set", "batches=3"), "there is no such setting"),
+    "not a plan setting": ((PLAIN, "--set", "sync.bucket=3"), "no setting sync.bucket"),
+    "not key=value": ((PLAIN, "--set", "batch"), "not KEY=VALUE"),
+    "unreadable value": ((PLAIN, "--set", "batch=["), "cannot be read"),
+    "folder in use": ((PLAIN, "--out", "used"), "used already holds a run"),
+    "folder cannot be made": ((PLAIN, "--out", "bad.py/run"), "cannot be made"),
+    "resume nothing": (("--resume", "nowhere"), "there is no run folder nowhere"),
+    "no job": ((), "no job was given"),
+    "unknown device": ((PLAIN, "--device", "tpu"), "device 'tpu' is not known"),
+    "no checkpoint interval": ((PLAIN, "--checkpoint-every", "0"), "checkpoint_every=0"),
+    "unknown option": ((PLAIN, "--wrong"), "No such option: --wrong"),
+    "not an integer": ((PLAIN, "--steps", "few"), "Invalid value for '--steps'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_complaint_08_bad_input_is_one_paragraph_before_any_process(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.py").write_text(BAD_JOBS)
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "metrics.jsonl").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("plait.run.train.launch", lambda *_, **__: pytest.fail("a process was started"))
+    arguments, told = REFUSED[name]
+    ranks = () if "--ranks" in arguments else ("--ranks", "2")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert jobs.cli("run", *arguments, *ranks) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert "Traceback" not in error
+    if "Error: No such" not in error and "Invalid value" not in error:  # those come from the parser of options
+        assert "\nFix: " in error
+        assert error.count("\n") == 2
+    left = {path.name for path in tmp_path.iterdir()} - {"runs", "__pycache__"}
+    assert sorted(left) == before  # and no folder is left behind
+    assert not list((tmp_path / "runs").iterdir() if (tmp_path / "runs").exists() else [])
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
+def test_cuda_without_cuda(capsys: pytest.CaptureFixture[str]) -> None:
+    assert jobs.cli("run", PLAIN, "--device", "cuda") == 2
+    assert "built without it" in capsys.readouterr().err
+
+
+def test_resuming_a_run_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    assert jobs.cli("run", PLAIN, "--resume", tmp_path) == 1
+    assert "holds no complete checkpoint" in capsys.readouterr().err
+
+
+def test_debug_shows_where_it_came_from() -> None:
+    with pytest.raises(plait.PlaitError):
+        jobs.cli("run", PLAIN, "--plan", "dpp", "--debug")
+
+
+def test_an_uncapturable_model_that_fails_on_two_samples_is_told_of_early(tmp_path: Path) -> None:
+    class Moody(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(16, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.sum().item() != 0:
+                raise KeyError("temper")
+            return self.inner(x)
+
+    with pytest.raises(plait.PlaitError, match="KeyError: 'temper'") as caught:
+        plait.train(replace(jobs.plain(), model=Moody), ranks=2, out=tmp_path / "run")
+    assert "test_failures.py:" in str(caught.value)

@@ -1,0 +1,107 @@
+"""Plans: named, from a file, with settings; and every mistake with its fix."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.errors import PlanError
+from plait.plan.ddp import ddp
+from plait.plan.mesh import Mesh
+from plait.plan.named import NAMED, resolve
+from plait.plan.plan import DATA, Plan, Sync, plan_from, read_plan, with_settings
+from plait.plan.single import single
+
+
+def test_a_named_plan_has_as_many_ranks_as_asked_for() -> None:
+    assert resolve("single", None).mesh.size == 1
+    assert resolve("ddp", 5).mesh == Mesh(axes=((DATA, 5),))
+    assert resolve(ddp(3), None) == ddp(3)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_plan_survives_its_yaml_file(name: str, tmp_path: Path) -> None:
+    plan = with_settings(NAMED[name](1), {"sync": {"bucket_mib": 0.25, "overlap": False}})
+    file = tmp_path / "plan.yaml"
+    file.write_text(plan.to_yaml())
+    assert read_plan(file) == plan
+    assert resolve(file, 1) == plan
+    assert resolve(str(file), None) == plan
+
+
+def test_a_plan_file_is_readable() -> None:
+    lines = ddp(4).to_yaml().splitlines()
+    assert lines[:3] == ["plan: ddp", "mesh:", "  data: 4"]
+
+
+def test_a_plan_file_may_leave_settings_out() -> None:
+    assert plan_from({"plan": "ddp", "mesh": {"data": 2}}, "here") == ddp(2)
+    assert plan_from({"plan": "ddp", "mesh": {"data": 2}, "sync": None}, "here").sync == Sync()
+
+
+def test_settings_replace_what_they_name() -> None:
+    plan = resolve("ddp", 2, {"sync": {"bucket_mib": 1}})
+    assert plan.sync == Sync(bucket_mib=1, overlap=True)
+    assert ddp(2).sync == Sync()
+
+
+@pytest.mark.parametrize(
+    ("make", "what", "fix"),
+    [
+        (lambda: resolve("ddq", 2), "no plan 'ddq'", "did you mean 'ddp'"),
+        (lambda: resolve("zzz", 2), "no plan 'zzz'", "choose one of single, ddp"),
+        (lambda: resolve("ddp", 0), "ranks=0", "1 or more"),
+        (lambda: resolve("single", 2), "1 rank, not 2", "--plan ddp"),
+        (lambda: resolve(ddp(3), 2), "data=3 has 3 ranks; 2 were asked for", "--ranks 3"),
+        (lambda: resolve("nowhere.yaml", 2), "nowhere.yaml cannot be read: No such file", "check the path"),
+        (lambda: with_settings(ddp(2), {"memory": {}}), "no setting memory", "sync.bucket_mib"),
+        (lambda: with_settings(ddp(2), {"sync": {"bucket": 1}}), "no setting sync.bucket", "sync.bucket_mib, sync.overlap"),
+        (lambda: with_settings(ddp(2), {"sync": {"bucket_mib": -1}}), "sync.bucket_mib=-1", "0 or more"),
+        (lambda: with_settings(ddp(2), {"sync": {"bucket_mib": "big"}}), "sync.bucket_mib='big'", "0 or more"),
+        (lambda: Mesh(axes=((DATA, 0),)), "axis data=0", "data=1 or more"),
+        (lambda: Mesh(axes=((DATA, "two"),)), "axis data=two", "data=1 or more"),  # type: ignore[arg-type]
+        (lambda: Mesh(axes=((DATA, 2), (DATA, 2))), "names an axis twice: data, data", "each axis once"),
+        (lambda: plan_from({"mesh": {}}, "x.yaml"), "x.yaml is not a plan", "plan: NAME"),
+        (lambda: plan_from({"plan": "ddp", "mash": 1}, "x.yaml"), "unknown keys mash", "plan: NAME"),
+        (lambda: plan_from({"plan": "ddp", "mesh": 4}, "x.yaml"), "x.yaml is not a plan", "mesh: {axis: size}"),
+    ],
+)
+def test_a_mistake_is_named_with_its_fix(make: Any, what: str, fix: str) -> None:
+    with pytest.raises(PlanError) as raised:
+        make()
+    assert what in raised.value.what
+    assert fix in (raised.value.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("plan: [", "is not YAML"),
+        ("- ddp", "holds no plan"),
+        ("", "holds no plan"),
+        ("plan: gpipe\nmesh: {data: 2}", "'gpipe', which does not exist"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_fix(text: str, what: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(PlanError, match="mine.yaml") as raised:
+        resolve(file, None)
+    assert what in raised.value.what
+    assert raised.value.fix
+
+
+def test_a_mesh_knows_places_and_groups() -> None:
+    mesh = Mesh(axes=(("pipe", 2), (DATA, 3)))
+    assert mesh.size == 6
+    assert [mesh.coordinates(rank) for rank in range(6)] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    assert mesh.group(4, DATA) == (3, 4, 5)
+    assert mesh.group(4, "pipe") == (1, 4)
+
+
+def test_a_plan_is_a_value() -> None:
+    assert single(1) == single(1)
+    assert hash(ddp(2)) == hash(ddp(2))
+    with pytest.raises(AttributeError):
+        ddp(2).name = "other"  # type: ignore[misc]
+    assert isinstance(ddp(2), Plan)

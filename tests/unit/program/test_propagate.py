@@ -1,0 +1,89 @@
+"""Placements through whole graphs: the batch stays cut, gradients come out as partial sums, the choice ignores the ranks."""
+
+from math import inf
+
+import pytest
+import torch
+
+from plait.program.compile import _place
+from plait.program.placement import AxisShares, P, Partial, Placement, R, Shard
+from plait.program.propagate import candidates, conversion_cost
+from plait.program.rules import Op
+from tests.unit.program.compiled import graph_of
+from tests.unit.program.one_op import one_op
+from tests.unit.run.training import CASES
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("contrastive", "resnet_bn", "lstm", "hf_t5", "hf_llama")])
+def test_no_tensor_is_gathered_where_samples_do_not_meet(name: str) -> None:
+    placed = _place(graph_of(name, 7), (3, 2, 2))
+    assert placed.gathered == ()
+
+
+@pytest.mark.parametrize("name", ["mlp", "gpt_tied", "small_batch_norm", "other_norms", "masked_gpt"])
+def test_every_gradient_is_a_partial_sum(name: str) -> None:
+    graph = graph_of(name, 7)
+    placed, nodes = _place(graph, (4, 3)), graph.nodes()
+    assert {parameter for parameter, node in graph.gradients.items() if placed.of(nodes[node]) != P} == set()
+    assert placed.of(nodes[graph.total]) == P
+
+
+@pytest.mark.parametrize("name", ["gpt_dropout", "small_batch_norm", "contrastive"])
+def test_the_choice_does_not_depend_on_the_number_of_ranks(name: str) -> None:
+    """Else one rank and many would draw other random numbers."""
+    graph = graph_of(name, 7)
+    reference = _place(graph, (7,))
+    for units in ((4, 3), (3, 2, 2), (2, 2, 2, 1), (1,) * 7 + (0,)):
+        assert _place(graph, units).strategies == reference.strategies
+
+
+def test_samples_that_meet_are_gathered_and_told() -> None:
+    gathered = _place(graph_of("contrastive", 7), (4, 3)).gathered
+    assert gathered
+    assert all(entry.num_bytes > 0 and entry.op.startswith("aten.") for entry in gathered)
+
+
+def test_parameters_and_what_is_made_of_them_alone_stay_whole() -> None:
+    graph = graph_of("gpt", 7)
+    placed, nodes = _place(graph, (4, 3)), graph.nodes()
+    assert {placed.of(nodes[entry.node]) for entry in graph.inputs_of("parameter")} == {R}
+    assert {placed.of(nodes[entry.node]) for entry in graph.inputs_of("batch")} == {Shard(0)}
+
+
+@pytest.mark.parametrize(
+    ("have", "want", "cost"),
+    [(R, R, 0.0), (Shard(0), Shard(0), 0.0), (P, P, 0.0), (R, P, inf), (Shard(0), P, inf), (P, R, 2.0), (Shard(0), R, 1.0)],
+)
+def test_what_a_conversion_costs(have: Placement, want: Placement, cost: float) -> None:
+    assert conversion_cost(have, want) == cost
+
+
+def test_a_piece_costs_less_than_communication_and_more_than_nothing() -> None:
+    assert 0 < conversion_cost(R, Shard(0)) < conversion_cost(Shard(0), R) < conversion_cost(Shard(0), Shard(1))
+    assert conversion_cost(P, Shard(0)) < conversion_cost(P, R)
+
+
+def test_an_axis_knows_its_pieces() -> None:
+    axis = AxisShares(name="data", units=(2, 0, 1, 3))
+    assert (axis.size, axis.total) == (4, 6)
+    assert [axis.local(12, rank) for rank in range(4)] == [4, 0, 2, 6]
+    assert [axis.offset(rank) for rank in range(4)] == [0, 2, 2, 3]
+    assert axis.divides(18)
+    assert not axis.divides(9)
+
+
+def test_shards_print_as_people_write_them() -> None:
+    assert [str(placement) for placement in (R, P, Shard(1), Shard(0, 8))] == ["R", "P", "S(1)", "S(0/8)"]
+    assert isinstance(P, Partial)
+
+
+def test_a_view_keeps_count_of_the_parts_before_a_cut() -> None:
+    """[2, 12] with each row cut in two parts is [24] in four parts, never in two."""
+    op = one_op(aten.view.default, (torch.ones(2, 12), [24]))
+    axis = AxisShares(name="data", units=(2, 0, 1, 3))
+    listed = {(s.inputs[0], s.outputs[0]) for s in candidates(Op(op.node, axis, frozenset({2})))}
+    assert (Shard(1), Shard(0, 2)) in listed
+    assert (Shard(1, 2), Shard(0, 4)) in listed
+    assert (Shard(1, 2), Shard(0, 2)) not in listed
