@@ -11,6 +11,7 @@ import json
 import os
 import time
 import warnings
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,10 @@ def main() -> None:
     job = case.job()
     if ranks == 1:
         job = replace(job, batch=case.single_batch)
-    systems = {name: make_system(name, job, rank, ranks) for name in given.systems}
     load = os.getloadavg()[0]
-    seconds, cpu_seconds = interleave(systems, given.repeats, case.block, ranks)
+    with ExitStack() as stack:
+        systems = {name: make_system(name, job, rank, ranks, stack) for name in given.systems}
+        seconds, cpu_seconds = interleave(systems, given.repeats, case.block, ranks)
     if rank == 0:
         found: dict[str, Any] = {
             "case": given.case,

@@ -8,6 +8,7 @@ threads.
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -33,17 +34,17 @@ Steps = Callable[[int], None]
 CPU = torch.device("cpu")
 
 
-def make_system(specification: str, job: Job, rank: int, ranks: int) -> Steps:
-    """Set one system up."""
+def make_system(specification: str, job: Job, rank: int, ranks: int, stack: ExitStack) -> Steps:
+    """Set one system up; `stack` ends what it started."""
     name, _, options = specification.partition(":")
     given = dict(entry.partition("=")[::2] for entry in options.split(",") if entry)
     if name == "plait":
-        return _plait(job, rank, ranks, given)
+        return _plait(job, rank, ranks, given, stack)
     makers = {"ddp": _ddp, "accelerate": _accelerate, "fabric": _fabric, "eager": _eager}
     return makers[name](job, rank, ranks, given)
 
 
-def _plait(job: Job, rank: int, ranks: int, options: dict[str, str]) -> Steps:
+def _plait(job: Job, rank: int, ranks: int, options: dict[str, str], stack: ExitStack) -> Steps:
     """What `run/worker.py` does in a step, trace and board included."""
     keep_freed_memory()
     sync: dict[str, Any] = {}
@@ -64,7 +65,7 @@ def _plait(job: Job, rank: int, ranks: int, options: dict[str, str]) -> Steps:
         num_samples=source.num_samples, batch=job.batch, accumulate=1, seed=job.seed, shuffle=True
     )
     loader = Loader(source=source, order=order, batch=job.batch, rank=rank, ranks=ranks, epochs=job.epochs)
-    loaded: Iterator[LoadedStep] = iter(loader)
+    loaded: Iterator[LoadedStep] = iter(stack.enter_context(loader))
 
     def steps(count: int) -> None:
         for _ in range(count):

@@ -1,6 +1,6 @@
 """plait: one description of a training job, run in every way that a cluster allows."""
 
-from importlib.metadata import version
+from importlib import metadata as _metadata
 
 from plait.errors import PlaitError
 from plait.job.job import Job, Until
@@ -10,7 +10,7 @@ from plait.run.parallelize import Step, parallelize
 from plait.run.train import Result, train
 from plait.run.verify import Verification, verify
 
-__version__ = version("plait")
+__version__ = _metadata.version("plait")
 __all__ = [
     "Job",
     "PlaitError",

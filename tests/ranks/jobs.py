@@ -1,6 +1,7 @@
 """Jobs that tests run through the command line and in real processes, and what tests of whole runs share.
 
-One file that the command line can load by its path: `jobs.py:dropout` and so on. Every job takes milliseconds a step.
+One file that the command line can load by its path: `jobs.py:dropout` and so on. Every job takes milliseconds
+a step.
 """
 
 import os
@@ -29,7 +30,9 @@ def samples(count: int = NUM_SAMPLES, seed: int = 0) -> list[tuple[Tensor, Tenso
 
 
 def network() -> nn.Module:
-    return nn.Sequential(nn.Linear(16, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 10))
+    return nn.Sequential(
+        nn.Linear(16, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 10)
+    )
 
 
 def right(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,7 +41,7 @@ def right(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dropout() -> Job:
-    """Everything that could depend on the number of ranks: dropout, batch norm, clipping, a schedule, a last step of 7."""
+    """All that could depend on the number of ranks: dropout, batch norm, clipping, a schedule, a last step of 7."""
     return Job(
         model=network,
         data=samples,
@@ -49,7 +52,10 @@ def dropout() -> Job:
         batch=15,
         epochs=2,
         evaluate=lambda: samples(31, seed=1),
-        metrics={"accuracy": right, "error": lambda output, target: (output.argmax(1) != target).float().mean()},
+        metrics={
+            "accuracy": right,
+            "error": lambda output, target: (output.argmax(1) != target).float().mean(),
+        },
     )
 
 

@@ -1,4 +1,4 @@
-"""Ranks that die, raise or hang: who is named, how soon, and that nothing is left; and input that is refused at once."""
+"""Ranks that die, raise or hang: who is named, how soon, and that nothing is left; bad input is refused at once."""
 
 import os
 import subprocess
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.ranks import jobs
 from torch import Tensor, nn
 
 import plait
 from plait.errors import HangError, WorkerError
-from tests.ranks import jobs
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -54,7 +54,9 @@ def test_complaint_10_an_exception_shows_the_traceback_of_its_rank(
     assert jobs.cli("run", jobs.reference("raising_model"), "--ranks", "2", "--out", tmp_path / "run") == 1
     told = capsys.readouterr().err
     assert told.count("Traceback") == 1
-    assert told.rstrip().endswith("ArithmeticError: the network met a huge number")  # the first cause comes last
+    assert told.rstrip().endswith(
+        "ArithmeticError: the network met a huge number"
+    )  # the first cause comes last
     assert "jobs.py" in told
     assert told.startswith("WorkerError: rank ")
 
@@ -83,7 +85,9 @@ def test_complaint_09_a_hang_is_reported_with_who_waits_for_whom(tmp_path: Path)
     assert "wait" in told
 
 
-def test_complaint_09_the_command_exits_1_after_a_hang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_complaint_09_the_command_exits_1_after_a_hang(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = (jobs.reference("hanging"), "--ranks", "2", "--hang-s", "2", "--out", tmp_path / "run")
     assert jobs.cli("run", *given) == 1
     assert capsys.readouterr().err.startswith("HangError: ")
@@ -95,9 +99,9 @@ def test_a_slow_step_is_no_hang(tmp_path: Path) -> None:
     assert len(plait.train(job, ranks=2, steps=2, out=tmp_path, hang_s=1.5).losses) == 2
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", ["1", "2"])
 def test_a_loss_that_is_not_a_number_ends_the_run(
-    ranks: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ranks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert jobs.cli("run", jobs.reference("diverging"), "--ranks", ranks, "--out", tmp_path / "run") == 1
     told = capsys.readouterr().err
@@ -114,7 +118,7 @@ def test_weights_that_differ_between_ranks_are_noticed(tmp_path: Path) -> None:
             model.bias.fill_(float(os.getpid()))
         return model
 
-    with pytest.raises(plait.PlaitError, match="has another initial weights than rank 0|initial weights"):
+    with pytest.raises(plait.PlaitError, match="the initial weights of rank 1 and rank 0 differ"):
         plait.train(replace(jobs.plain(), model=unseeded), ranks=2, out=tmp_path)
 
 
@@ -138,7 +142,7 @@ def test_complaint_23_two_runs_at_once_need_no_flags(tmp_path: Path) -> None:
 
 # --- refused before anything starts -------------------------------------------------------------------------
 
-BAD_JOBS = '''
+BAD_JOBS = """
 from dataclasses import replace
 
 import torch
@@ -185,7 +189,7 @@ def no_optimizer():
 
 def wrong_optimizer():
     return replace(plain(), optimizer=lambda parameters: torch.optim.SGD(parameters, rate=3))
-'''
+"""
 
 PLAIN = jobs.reference("plain")
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
@@ -242,7 +246,9 @@ def test_complaint_08_bad_input_is_one_paragraph_before_any_process(
     error = capsys.readouterr().err
     assert told in error
     assert "Traceback" not in error
-    if "Error: No such" not in error and "Invalid value" not in error:  # those come from the parser of options
+    if (
+        "Error: No such" not in error and "Invalid value" not in error
+    ):  # those come from the parser of options
         assert "\nFix: " in error
         assert error.count("\n") == 2
     left = {path.name for path in tmp_path.iterdir()} - {"runs", "__pycache__"}

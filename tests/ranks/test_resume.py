@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.ranks import jobs
+from tests.zoo import ZOO
 
 import plait
 from plait.errors import CheckpointError, UsageError
 from plait.run import checkpoint_saver
 from plait.run.checkpoint import load_checkpoint, save_checkpoint
-from tests.ranks import jobs
-from tests.zoo import ZOO
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -80,7 +80,9 @@ def test_complaint_13_14_a_killed_run_goes_on_bit_for_bit(whole: Path, tmp_path:
     kill_run(first)
     reached = load_checkpoint(folder).step
     assert 20 <= reached < STEPS
-    assert jobs.cli("run", "--resume", folder, "--json") == 0  # the job, the plan and the options are remembered
+    assert (
+        jobs.cli("run", "--resume", folder, "--json") == 0
+    )  # the job, the plan and the options are remembered
     assert losses(folder) == losses(whole)
     assert lines(folder, "samples.jsonl") == lines(whole, "samples.jsonl")
     ours, theirs = load_checkpoint(folder), load_checkpoint(whole)
@@ -94,10 +96,22 @@ def test_complaint_13_14_a_killed_run_goes_on_bit_for_bit(whole: Path, tmp_path:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_saves_and_can_be_resumed(number: signal.Signals, whole: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_saves_and_can_be_resumed(
+    number: signal.Signals, whole: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     ranks = "2" if number == signal.SIGINT else "1"
-    process = start(jobs.reference("slow"), "--ranks", ranks, "--steps", str(STEPS), "--out", folder, "--checkpoint-every", "5")
+    process = start(
+        jobs.reference("slow"),
+        "--ranks",
+        ranks,
+        "--steps",
+        str(STEPS),
+        "--out",
+        folder,
+        "--checkpoint-every",
+        "5",
+    )
     wait_for_step(folder, 5, process)
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
@@ -115,20 +129,26 @@ def test_an_interrupted_run_saves_and_can_be_resumed(number: signal.Signals, who
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_complaint_11_14_other_ranks_go_on_with_the_same_samples(ranks: int, whole: Path, tmp_path: Path) -> None:
+def test_complaint_11_14_other_ranks_go_on_with_the_same_samples(
+    ranks: int, whole: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     plait.train(jobs.slow(), ranks=2, steps=30, out=folder, record_samples=True)
     result = plait.train(jobs.slow(), ranks=ranks, steps=40, out=folder, resume=folder, record_samples=True)
     assert len(result.losses) == 10
     assert lines(folder, "samples.jsonl") == lines(whole, "samples.jsonl")[:40]
     assert losses(folder)[:30] == losses(whole)[:30]
-    assert result.losses[0] == pytest.approx(losses(whole)[30], rel=1e-6)  # the same weights, another order of sums
+    assert result.losses[0] == pytest.approx(
+        losses(whole)[30], rel=1e-6
+    )  # the same weights, another order of sums
     assert result.losses == pytest.approx(losses(whole)[30:40], rel=1e-4)
     rates = [entry["lr"] for entry in lines(folder, "metrics.jsonl")]
     assert rates == [0.02 * 0.95**step for step in range(40)]
 
 
-def test_a_damaged_checkpoint_is_passed_over_with_a_notice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_checkpoint_is_passed_over_with_a_notice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "run"
     whole = plait.train(jobs.plain(), ranks=1, out=folder, checkpoint_every=2)
     newest = folder / "checkpoints" / "step-00000004" / "model.safetensors"
@@ -152,7 +172,13 @@ def test_a_finished_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_until_remembers_its_patience(tmp_path: Path) -> None:
     """Two evaluations without improvement before the end and one after it make three."""
-    job = replace(jobs.dropout(), epochs=None, evaluate_every=2, schedule=lambda step: 0.0, until=plait.Until(patience=3))
+    job = replace(
+        jobs.dropout(),
+        epochs=None,
+        evaluate_every=2,
+        schedule=lambda step: 0.0,
+        until=plait.Until(patience=3),
+    )
     job = replace(job, model=lambda: torch.nn.Linear(16, 10))
     first = plait.train(job, ranks=1, steps=6, out=tmp_path / "run")
     assert first.stopped is None
@@ -179,22 +205,30 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_complaint_12_a_full_disk_loses_no_checkpoint(ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complaint_12_a_full_disk_loses_no_checkpoint(
+    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(folder: Path, state: Any, **options: Any) -> Path:
         if state.step >= 3:
-            raise CheckpointError(f"the checkpoint of step {state.step} cannot be written: No space left on device")
+            raise CheckpointError(
+                f"the checkpoint of step {state.step} cannot be written: No space left on device"
+            )
         return save_checkpoint(folder, state, **options)
 
     monkeypatch.setattr(checkpoint_saver, "save_checkpoint", full)
     events: list[dict[str, Any]] = []
     with pytest.raises(CheckpointError, match="last checkpoint was not saved: .*step 4 .*No space left"):
-        plait.train(jobs.plain(), ranks=ranks, out=tmp_path / "run", checkpoint_every=2, listener=events.append)
+        plait.train(
+            jobs.plain(), ranks=ranks, out=tmp_path / "run", checkpoint_every=2, listener=events.append
+        )
     assert load_checkpoint(tmp_path / "run").step == 2
     assert len(losses(tmp_path / "run")) == 4  # training went on
     assert any("step 4 cannot be written" in event.get("notice", "") for event in events)
 
 
-def test_complaint_12_a_slow_save_is_reported_and_never_a_deadlock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complaint_12_a_slow_save_is_reported_and_never_a_deadlock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def slow(folder: Path, state: Any, **options: Any) -> Path:
         time.sleep(3)
         return save_checkpoint(folder, state, **options)
@@ -220,7 +254,8 @@ def test_complaint_17_tied_weights_are_exported_once_and_load_anywhere(tmp_path:
     for weights in (state_dict, result.weights):
         model = ZOO["gpt_tied"].model()
         model.load_state_dict(weights, strict=True)
-        assert torch.equal(model.head.weight, saved.get("tokens.weight", saved.get("head.weight")))
+        only = saved["tokens.weight" if "tokens.weight" in saved else "head.weight"]
+        assert torch.equal(model.state_dict()["head.weight"], only)
 
 
 def test_export_takes_the_folder_of_one_checkpoint(tmp_path: Path) -> None:

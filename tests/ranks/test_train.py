@@ -1,4 +1,4 @@
-"""Whole training runs on 1 to 4 real ranks: what comes back, what is left in the folder, and that ranks change neither."""
+"""Whole training runs on 1 to 4 real ranks: what comes back, what the folder holds, and that ranks change neither."""
 
 import json
 import os
@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.ranks import jobs
+from tests.zoo import ZOO
 from torch import Tensor, nn
 
 import plait
 from plait.errors import JobError
 from plait.run.serial_run import run_serially
-from tests.ranks import jobs
-from tests.zoo import ZOO
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -39,7 +39,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, plait.Result]:
     """The same job on every number of ranks."""
     folder = tmp_path_factory.mktemp("runs")
     return {
-        ranks: plait.train(jobs.dropout(), ranks=ranks, out=folder / str(ranks), record_samples=True) for ranks in RANKS
+        ranks: plait.train(jobs.dropout(), ranks=ranks, out=folder / str(ranks), record_samples=True)
+        for ranks in RANKS
     }
 
 
@@ -88,7 +89,9 @@ def test_evaluation_counts_every_sample_once(ranks: int, runs: dict[int, plait.R
     accuracy = float((output.argmax(1) == targets).double().mean())
     assert result.evaluation["accuracy"] == pytest.approx(accuracy)
     assert result.evaluation["error"] == pytest.approx(1 - accuracy)
-    assert result.evaluation["loss"] == pytest.approx(float(nn.functional.cross_entropy(output, targets)), rel=1e-5)
+    assert result.evaluation["loss"] == pytest.approx(
+        float(nn.functional.cross_entropy(output, targets)), rel=1e-5
+    )
     measured = [entry for entry in lines(result) if "evaluate" in entry]
     assert [entry["step"] for entry in measured] == [6, 13]  # the end of each epoch
 
@@ -97,7 +100,14 @@ def test_evaluation_counts_every_sample_once(ranks: int, runs: dict[int, plait.R
 def test_the_folder_holds_what_was_run(ranks: int, runs: dict[int, plait.Result]) -> None:
     folder = runs[ranks].folder
     names = {path.name for path in folder.iterdir()}
-    assert {"plan.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "trace", "checkpoints"} <= names
+    assert {
+        "plan.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "samples.jsonl",
+        "trace",
+        "checkpoints",
+    } <= names
     plan = plait.resolve(folder / "plan.yaml", ranks)
     assert plan.name == ("single" if ranks == 1 else "ddp")
     environment = json.loads((folder / "environment.json").read_text())
@@ -106,7 +116,9 @@ def test_the_folder_holds_what_was_run(ranks: int, runs: dict[int, plait.Result]
     steps = [entry for entry in lines(runs[ranks]) if "loss" in entry]
     assert [entry["step"] for entry in steps] == list(range(14))
     assert [entry["loss"] for entry in steps] == list(runs[ranks].losses)
-    assert all(entry["samples_per_s"] > 0 and entry["memory_bytes"] > 0 and entry["grad_norm"] > 0 for entry in steps)
+    assert all(
+        entry["samples_per_s"] > 0 and entry["memory_bytes"] > 0 and entry["grad_norm"] > 0 for entry in steps
+    )
     events = json.loads((folder / "trace" / "trace.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events if event["ph"] == "X"} == set(range(ranks))
 
@@ -134,8 +146,12 @@ def test_until_a_target_is_reached(tmp_path: Path) -> None:
 
 
 def test_until_nothing_improves(tmp_path: Path) -> None:
-    job = replace(jobs.dropout(), steps=100, epochs=None, schedule=lambda step: 0.0, until=plait.Until(patience=2))
-    result = plait.train(replace(job, evaluate_every=3, model=lambda: nn.Linear(16, 10)), ranks=2, out=tmp_path)
+    job = replace(
+        jobs.dropout(), steps=100, epochs=None, schedule=lambda step: 0.0, until=plait.Until(patience=2)
+    )
+    result = plait.train(
+        replace(job, evaluate_every=3, model=lambda: nn.Linear(16, 10)), ranks=2, out=tmp_path
+    )
     assert len(result.losses) == 9  # the first evaluation is the best one, and two more are not better
     assert result.stopped is not None
     assert "has not improved" in result.stopped
@@ -199,7 +215,9 @@ def test_complaint_20_a_notebook_cell(tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.startswith("steps 6 last 0.")
 
 
-def test_complaint_20_fresh_interpreters_take_lambdas_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complaint_20_fresh_interpreters_take_lambdas_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     forked = plait.train(jobs.plain(), ranks=2, out=tmp_path / "forked")
     monkeypatch.setattr("plait.run.launch.choose_start", lambda start, threads: "spawn")
     spawned = plait.train(jobs.plain(), ranks=2, out=tmp_path / "spawned")
@@ -306,8 +324,12 @@ def test_an_uncapturable_model_is_trained_eagerly(ranks: int, eager_runs: dict[i
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_line_that_stopped_capture_is_named(ranks: int, eager_runs: dict[int, plait.Result]) -> None:
     source = Path(sys.modules["tests.zoo"].__file__ or "")
-    number = next(n for n, line in enumerate(source.read_text().splitlines(), 1) if "row[0].item() > 0" in line)
-    assert any(f"zoo.py:{number}" in notice for notice in eager_runs[ranks].notices), eager_runs[ranks].notices
+    number = next(
+        n for n, line in enumerate(source.read_text().splitlines(), 1) if "row[0].item() > 0" in line
+    )
+    assert any(f"zoo.py:{number}" in notice for notice in eager_runs[ranks].notices), eager_runs[
+        ranks
+    ].notices
 
 
 class BranchingNorm(nn.Module):
@@ -333,5 +355,7 @@ def test_buffers_of_an_uncapturable_model_stay_equal_on_all_ranks(accumulate: in
 def test_ranks_without_samples_keep_the_buffers_of_the_others() -> None:
     data = ZOO["mlp"].job(batch=8, steps=3).data
     job = replace(jobs.plain(), model=BranchingNorm, data=data[:10], batch=8, epochs=None, steps=4)
-    record = run_serially(job, plait.resolve("ddp", 3), 4, torch.float64)  # the second step has 2 samples: 1, 1, 0
+    record = run_serially(
+        job, plait.resolve("ddp", 3), 4, torch.float64
+    )  # the second step has 2 samples: 1, 1, 0
     assert record.spread == 0.0

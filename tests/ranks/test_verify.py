@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.ranks import jobs
+from tests.zoo import ZOO, unstack, vectors
 from torch import Tensor, nn
 
 import plait
 from plait.errors import UsageError
 from plait.run.verify import Verification, verify
-from tests.ranks import jobs
-from tests.zoo import ZOO, unstack, vectors
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -33,7 +33,9 @@ def test_complaint_04_two_processes_compute_what_one_does(name: str) -> None:
 
 
 def test_fp32() -> None:
-    outcome = verify(ZOO["gpt_dropout"].job(batch=8, steps=2, optimizer="adamw"), "ddp", 2, steps=2, fp32=True)
+    outcome = verify(
+        ZOO["gpt_dropout"].job(batch=8, steps=2, optimizer="adamw"), "ddp", 2, steps=2, fp32=True
+    )
     assert outcome.ok, outcome.first
     assert outcome.dtype == "float32"
     assert any(difference.largest > 1e-12 for difference in outcome.differences)  # it was not float64
@@ -54,7 +56,10 @@ def test_complaint_04_a_wrong_reduction_is_caught() -> None:
     outcome = verify(ZOO["mlp"].job(), "ddp", 2, serial=True, reduce=forget_last)
     assert not outcome.ok
     assert outcome.first is not None
-    assert (outcome.first.kind, outcome.first.name) == ("loss", "step 0")  # the first in the order of computation
+    assert (outcome.first.kind, outcome.first.name) == (
+        "loss",
+        "step 0",
+    )  # the first in the order of computation
     assert outcome.first.largest > outcome.first.tolerance
     assert {d.kind for d in outcome.differences if not d.ok} >= {"loss", "gradient", "weight"}
 
@@ -129,7 +134,12 @@ def norm_net() -> nn.Module:
 def test_every_pair_of_options_occurs() -> None:
     for first in range(len(CHOICES)):
         for second in range(first):
-            assert {(row[first], row[second]) for row in ROWS} == {("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")}
+            assert {(row[first], row[second]) for row in ROWS} == {
+                ("0", "0"),
+                ("0", "1"),
+                ("1", "0"),
+                ("1", "1"),
+            }
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -137,11 +147,15 @@ def test_complaint_07_every_pair_of_options_computes_the_same(row: str) -> None:
     chosen = {name: values[int(digit)] for (name, values), digit in zip(CHOICES, row, strict=True)}
     sync = {"overlap": chosen.pop("overlap"), "bucket_mib": chosen.pop("bucket_mib")}
     job = ZOO["mlp"].job(batch=14, steps=2, model=norm_net, data=unstack(vectors(28, 0)), **chosen)
-    outcome = verify(job, "ddp", 2, steps=2, serial=True, fp32=job.precision == "bf16", settings={"sync": sync})
+    outcome = verify(
+        job, "ddp", 2, steps=2, serial=True, fp32=job.precision == "bf16", settings={"sync": sync}
+    )
     if job.batch_norm == "local":  # means something else on two ranks, and verify says so
         assert any("batch_norm='local'" in notice for notice in outcome.notices)
         job = replace(job, model=lambda: nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 10)))
-        outcome = verify(job, "ddp", 2, steps=2, serial=True, fp32=job.precision == "bf16", settings={"sync": sync})
+        outcome = verify(
+            job, "ddp", 2, steps=2, serial=True, fp32=job.precision == "bf16", settings={"sync": sync}
+        )
     assert outcome.ok, outcome.first
 
 

@@ -23,7 +23,9 @@ def test_bytes_are_parsed(text: str, num_bytes: int) -> None:
     assert parse_bytes(text) == num_bytes
 
 
-@pytest.mark.parametrize(("text", "says"), [("much", "70GiB"), ("", "70GiB"), ("-5", "70GiB"), ("5 XB", "unknown unit 'XB'")])
+@pytest.mark.parametrize(
+    ("text", "says"), [("much", "70GiB"), ("", "70GiB"), ("-5", "70GiB"), ("5 XB", "unknown unit 'XB'")]
+)
 def test_what_is_no_amount_is_refused_with_an_example(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         parse_bytes(text)
@@ -31,13 +33,22 @@ def test_what_is_no_amount_is_refused_with_an_example(text: str, says: str) -> N
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1.5 * 2**30, "1.5 GiB"), (200 * 2**20, "200 MiB"), (2**70, "1048576 PiB")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1.5 * 2**30, "1.5 GiB"),
+        (200 * 2**20, "200 MiB"),
+        (2**70, "1048576 PiB"),
+    ],
 )
 def test_bytes_are_printed_in_binary_units(value: float, text: str) -> None:
     assert format_bytes(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(0, "0"), (999, "999"), (124_439_808, "124M"), (7_100_000, "7.1M"), (175e9, "175B")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (999, "999"), (124_439_808, "124M"), (7_100_000, "7.1M"), (175e9, "175B")]
+)
 def test_counts_are_printed_with_a_suffix(value: float, text: str) -> None:
     assert format_count(value) == text
 
@@ -49,7 +60,16 @@ def test_flops_are_printed_in_decimal_units(value: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(7200.0, "2 h 0 min"), (250.0, "4 min 10 s"), (59.0, "59 s"), (1.0, "1 s"), (0.0123, "12.3 ms"), (5e-6, "5 us"), (2e-9, "2 ns"), (0.0, "0 ns")],
+    [
+        (7200.0, "2 h 0 min"),
+        (250.0, "4 min 10 s"),
+        (59.0, "59 s"),
+        (1.0, "1 s"),
+        (0.0123, "12.3 ms"),
+        (5e-6, "5 us"),
+        (2e-9, "2 ns"),
+        (0.0, "0 ns"),
+    ],
 )
 def test_seconds_are_printed_from_nanoseconds_to_hours(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch: c10d warns of host names that do not matter here
+os.environ.setdefault(
+    "TORCH_CPP_LOG_LEVEL", "ERROR"
+)  # before torch: c10d warns of host names that do not matter here
 
 import typer
 from rich.console import Console
@@ -25,7 +27,8 @@ from plait.job.reference import load_job
 from plait.report.page import write_page
 from plait.report.text import print_report, report_json
 from plait.run.checkpoint import export_checkpoint
-from plait.run.train import Listener, train
+from plait.run.prepare import Listener
+from plait.run.train import train
 from plait.run.verify import verify
 
 _BadCommandLine: Any = typer.BadParameter.__mro__[2]
@@ -37,26 +40,50 @@ app = typer.Typer(
     epilog="With --debug, anywhere, an error shows where in plait it came from.",
 )  # fmt: skip
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="path.py[:function] or module:function; the function is `job` by default.")]
-PlanOption = Annotated[str | None, typer.Option("--plan", help="A plan's name (single, ddp) or a .yaml file.")]
+JobArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB", help="path.py[:function] or module:function; the function is `job` by default."
+    ),
+]
+PlanOption = Annotated[
+    str | None, typer.Option("--plan", help="A plan's name (single, ddp) or a .yaml file.")
+]
 RanksOption = Annotated[int | None, typer.Option("--ranks", help="Number of processes.")]
-SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the job (batch=128) or the plan (sync.bucket_mib=4).")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change the job (batch=128) or the plan (sync.bucket_mib=4)."
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
 
 
 @app.command()
 def run(
-    job: Annotated[str | None, typer.Argument(metavar="JOB", help="path.py[:function] or module:function; not needed with --resume.")] = None,
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="JOB", help="path.py[:function] or module:function; not needed with --resume."
+        ),
+    ] = None,
     plan: PlanOption = None,
     ranks: RanksOption = None,
     steps: Annotated[int | None, typer.Option(help="Stop after this many optimizer steps.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/NAME-TIME by default.")] = None,
     set_: SetOption = None,
     device: Annotated[str | None, typer.Option("--device", help="cpu (the default) or cuda.")] = None,
-    checkpoint_every: Annotated[int | None, typer.Option(help="Save a checkpoint every so many steps; one is saved at the end anyway.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder, on any number of ranks.")] = None,
-    record_samples: Annotated[bool | None, typer.Option(help="Write the sample ids of every step to samples.jsonl.")] = None,
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(help="Save a checkpoint every so many steps; one is saved at the end anyway."),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Continue the run in this folder, on any number of ranks.")
+    ] = None,
+    record_samples: Annotated[
+        bool | None, typer.Option(help="Write the sample ids of every step to samples.jsonl.")
+    ] = None,
     trace: Annotated[bool, typer.Option(help="Record every instruction of every rank.")] = True,
     hang_s: Annotated[float, typer.Option(help="Report a hang after so many seconds.")] = 300.0,
     json_: JsonOption = False,
@@ -67,14 +94,24 @@ def run(
     if reference is None:
         told = f"{resume} does not say which job it ran" if resume is not None else "no job was given"
         raise UsageError(f"{told}.", fix="name it: plait run path.py --plan ddp --ranks 2.")
-    given = {"steps": steps, "device": device, "checkpoint_every": checkpoint_every, "record_samples": record_samples}
+    given = {
+        "steps": steps,
+        "device": device,
+        "checkpoint_every": checkpoint_every,
+        "record_samples": record_samples,
+    }
     options = stored | {key: value for key, value in given.items() if value is not None}
-    plan = plan or (str(stored["plan_file"]) if "plan_file" in stored and ranks is None else stored.get("plan"))
+    plan = plan or (
+        str(stored["plan_file"]) if "plan_file" in stored and ranks is None else stored.get("plan")
+    )
     settings = [*stored.get("settings", []), *(set_ or [])]
     job_settings, plan_settings = parse_settings(settings)
     loaded = job_with(load_job(reference), job_settings)
     name = Path(reference.split(":")[0]).stem
-    remembered = {key: options.get(key) for key in REMEMBERED} | {"job": _anywhere(reference), "settings": settings}
+    remembered = {key: options.get(key) for key in REMEMBERED} | {
+        "job": _anywhere(reference),
+        "settings": settings,
+    }
     with show_progress(_console(json_), quiet=json_) as listener, _failing_after_start(listener) as heard:
         result = train(
             loaded, plan, ranks, steps=options.get("steps"), out=out or resume, device=options.get("device") or "cpu",
@@ -103,8 +140,12 @@ def run(
 @app.command()
 def graph(
     job: JobArgument,
-    batch: Annotated[int | None, typer.Option(help="Samples to capture with; the job's own micro-batch by default.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Draw the dataflow graph as a page that opens offline.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Samples to capture with; the job's own micro-batch by default.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Draw the dataflow graph as a page that opens offline.")
+    ] = None,
     json_: JsonOption = False,
 ) -> None:
     """Show what one training step of JOB computes: parameters, ops, FLOPs, memory, the costliest modules."""

@@ -12,7 +12,18 @@ from plait.errors import UsageError
 from plait.job.job import Job
 
 _PLAN_GROUPS = ("sync",)
-_JOB_KEYS = ("batch", "epochs", "steps", "seed", "clip_norm", "accumulate", "precision", "evaluate_every", "shuffle", "batch_norm")
+_JOB_KEYS = (
+    "batch",
+    "epochs",
+    "steps",
+    "seed",
+    "clip_norm",
+    "accumulate",
+    "precision",
+    "evaluate_every",
+    "shuffle",
+    "batch_norm",
+)
 
 REMEMBERED = ("job", "settings", "steps", "device", "checkpoint_every", "record_samples")
 """Options that --resume takes from the run, unless they are given anew."""
@@ -29,7 +40,9 @@ def parse_settings(entries: Sequence[str]) -> tuple[dict[str, Any], dict[str, An
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise UsageError(f"--set {entry!r}: the value cannot be read.", fix="quote it, or use a plain value.") from error
+            raise UsageError(
+                f"--set {entry!r}: the value cannot be read.", fix="quote it, or use a plain value."
+            ) from error
         group, dot, name = key.partition(".")
         if dot and group in _PLAN_GROUPS:
             plan.setdefault(group, {})[name] = value
@@ -60,7 +73,9 @@ def load_run_settings(folder: Path) -> dict[str, Any]:
     """What a run folder remembers of how it was started, for --resume."""
     path = folder / "environment.json"
     if not folder.is_dir():
-        raise UsageError(f"there is no run folder {folder} to resume.", fix="give the folder that plait run printed.")
+        raise UsageError(
+            f"there is no run folder {folder} to resume.", fix="give the folder that plait run printed."
+        )
     if not path.exists():
         return {}
     try:

@@ -1,6 +1,7 @@
 """A live display of training: a bar with loss, speed and time left in a terminal, plain lines elsewhere.
 
-In: events from `train` and `verify`. Out: text on the console. Nothing is shown for the first moments of what ends quickly.
+In: events from `train` and `verify`. Out: text on the console. Nothing is shown for the first moments of what
+ends quickly.
 """
 
 import time
@@ -44,7 +45,9 @@ class _Bar:
             self._progress.update(self._task, description=event["stage"], total=None, completed=0)
         if "started" in event:
             done = event.get("start_step", 0)
-            self._progress.update(self._task, description="training", total=event["total_steps"], completed=done)
+            self._progress.update(
+                self._task, description="training", total=event["total_steps"], completed=done
+            )
         metrics = event.get("metrics", {})
         if "loss" in metrics:
             self._progress.update(self._task, completed=metrics["step"] + 1, numbers=_numbers(metrics))
@@ -78,7 +81,9 @@ class _Lines:
             if self._total and not last:
                 per_step_s = (now - self._began) / (metrics["step"] + 1 - self._start)
                 left = f"  {format_seconds(per_step_s * (self._total - metrics['step'] - 1))} left"
-            self._console.print(f"step {metrics['step'] + 1}{of}  {_numbers(metrics)}{left}", highlight=False, soft_wrap=True)
+            self._console.print(
+                f"step {metrics['step'] + 1}{of}  {_numbers(metrics)}{left}", highlight=False, soft_wrap=True
+            )
 
 
 def _said(event: dict[str, Any]) -> list[str]:

@@ -15,12 +15,16 @@ def print_verification(outcome: Verification, console: Console, *, json_output: 
         return
     how = "all ranks in one process" if outcome.serial else "real processes"
     axes = " x ".join(f"{name}={size}" for name, size in outcome.plan.mesh.axes)
-    table = Table(title=f"{outcome.plan.name} ({axes}, {how}) against one process: {outcome.steps} steps in {outcome.dtype}")
+    table = Table(
+        title=f"{outcome.plan.name} ({axes}, {how}) against one process: {outcome.steps} steps in {outcome.dtype}"
+    )
     for column in ("what", "largest relative difference", "tolerance", "where", ""):
         table.add_column(column)
     for difference in outcome.differences:
         mark = "[green]ok[/green]" if difference.ok else "[red]differs[/red]"
-        table.add_row(difference.kind, f"{difference.largest:.1e}", f"{difference.tolerance:.0e}", difference.name, mark)
+        table.add_row(
+            difference.kind, f"{difference.largest:.1e}", f"{difference.tolerance:.0e}", difference.name, mark
+        )
     console.print(table)
     for notice in outcome.notices:
         console.print(f"notice: {notice}", highlight=False, soft_wrap=True)

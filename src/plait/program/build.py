@@ -190,6 +190,8 @@ class StepBuilder:
             late = graph.static_weight is None and not graph.weight_is_early
             loose = [name for name in ("total", *(("weight",) if late else ())) if name not in known]
             reads += [self._name(graph, scalars[name], number) for name in loose]
+        for name in reads:  # a gradient that is itself the result of a collective
+            self._wait(name, number)
         self._add(
             Accumulate,
             f"bucket {index}",

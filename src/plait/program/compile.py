@@ -1,7 +1,7 @@
 """Compile (graphs, plan) into a Program: what every rank does in one training step.
 
-In: one captured graph per micro-batch size (or the names of an uncapturable model's parameters), a resolved plan, the sizes of
-the micro-batches. Out: a checked `Program`. It is the only place that knows both a plan and a graph.
+In: one captured graph per micro-batch size (or the names of an uncapturable model's parameters), a resolved plan, the
+sizes of the micro-batches. Out: a checked `Program`. It is the only place that knows both a plan and a graph.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ import torch
 
 from plait.graph.graph import Graph
 from plait.plan.plan import DATA, Plan
-from plait.program.build import StepBuilder
 from plait.program.buckets import make_buckets
+from plait.program.build import StepBuilder
 from plait.program.check import check_program
 from plait.program.cut import Await, Piece, Reached, Start, cut
 from plait.program.localize import LocalGraph, localize
@@ -45,7 +45,9 @@ def compile_program(
     """Compile one step of `micro_batches`; `shares` are the samples of each rank, nearly equal where not given."""
     ranks = plan.mesh.size
     given = tuple(shares) if shares is not None else tuple(split(size, ranks) for size in micro_batches)
-    chosen = {(size, units): _place(graphs[size], units) for size, units in zip(micro_batches, given, strict=True)}
+    chosen = {
+        (size, units): _place(graphs[size], units) for size, units in zip(micro_batches, given, strict=True)
+    }
     first = graphs[micro_batches[0]]
     placed = chosen[(micro_batches[0], given[0])]
     buckets = make_buckets(first, placed, plan)
@@ -150,4 +152,14 @@ def _ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:
     return seen
 
 
-__all__ = ["Await", "Partial", "Reached", "Segment", "Settings", "Start", "compile_program", "replace", "split"]
+__all__ = [
+    "Await",
+    "Partial",
+    "Reached",
+    "Segment",
+    "Settings",
+    "Start",
+    "compile_program",
+    "replace",
+    "split",
+]

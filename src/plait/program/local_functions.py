@@ -1,6 +1,6 @@
 """What a rank computes where a global op is more than the same op on a piece: batch statistics over all ranks.
 
-In and out: real tensors of one rank (or fakes, for shapes). Communication happens between these functions, never in them.
+In and out: real tensors of one rank (or fakes, for shapes). Communication is between these functions, never in them.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,17 @@ def batch_statistics(x: Tensor, like: Tensor) -> Tensor:
 
 def combine_statistics(rows: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Mean and biased variance over all ranks from each rank's own (Chan et al. 1979), weighted by their counts."""
-    weight = torch.tensor([count / sum(counts) for count in counts], dtype=rows.dtype, device=rows.device).unsqueeze(1)
+    weight = torch.tensor(
+        [count / sum(counts) for count in counts], dtype=rows.dtype, device=rows.device
+    ).unsqueeze(1)
     means, variances = rows[:, 0], rows[:, 1]
     mean = (weight * means).sum(0)
     return mean, (weight * (variances + (means - mean) ** 2)).sum(0)
 
 
-def normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float) -> Tensor:
+def normalize(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
+) -> Tensor:
     """Normalize with given statistics."""
     if x.numel() == 0:
         return torch.empty_like(x)
@@ -83,7 +87,7 @@ def input_gradient(
 
 
 def nothing(inputs: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype | None) -> Tensor:
-    """Zeros in place of an op on an empty share; `inputs` are those of the op, so that what it waits for stays in the graph."""
+    """Zeros in place of an op on an empty share; the op's `inputs` keep what it waits for in the graph."""
     return inputs[0].new_zeros(shape, dtype=dtype)
 
 

@@ -1,8 +1,8 @@
 """Write the graph that one rank runs: local shapes, and communication where placements change.
 
 In: a global graph, the placements chosen on each axis, and the rank's coordinates. Out: a `LocalGraph` whose nodes have
-local fake values, with `communicate` nodes where ranks exchange data. Every node's local shape is checked against the one
-that its placement demands, so a wrong rule is found here and not by a wrong gradient.
+local fake values, with `communicate` nodes where ranks exchange data. Every node's local shape is checked against the
+one that its placement demands, so a wrong rule is found here and not by a wrong gradient.
 """
 
 import operator
@@ -56,8 +56,8 @@ def localize(
 ) -> LocalGraph:
     """The local graph of the rank at `coordinates`.
 
-    Its total, weight and gradients leave as they do in `like` (per axis, another micro-batch of the step with its graph), to
-    which they will be added; on their own, as they come.
+    Its total, weight and gradients leave as they do in `like` (per axis, another micro-batch of the step with its
+    graph), to which they will be added; on their own, as they come.
     """
     ends = [_ends(graph, placements) for placements in chosen]
     if like is not None:
@@ -68,9 +68,12 @@ def localize(
 def _ends(graph: Graph, placements: Placements) -> dict[str, Placement]:
     """How what leaves a graph is placed: partial sums stay, everything else is whole."""
     nodes = graph.nodes()
-    leaving = {"total": graph.total, "weight": graph.weight} | {f"gradient:{k}": v for k, v in graph.gradients.items()}
+    leaving = {"total": graph.total, "weight": graph.weight} | {
+        f"gradient:{k}": v for k, v in graph.gradients.items()
+    }
     return {
-        name: Partial() if isinstance(placements.of(nodes[node]), Partial) else Replicate() for name, node in leaving.items()
+        name: Partial() if isinstance(placements.of(nodes[node]), Partial) else Replicate()
+        for name, node in leaving.items()
     }
 
 
@@ -117,7 +120,9 @@ class _Localizer:
         new = self.graph.placeholder(node.name)
         value = node.meta["val"]
         with self.mode:
-            local_value = value.new_empty(self.local_shape(node)) if isinstance(value, torch.Tensor) else value
+            local_value = (
+                value.new_empty(self.local_shape(node)) if isinstance(value, torch.Tensor) else value
+            )
         new.meta |= {"val": local_value, "phase": "forward", "module": "", "origin": ""}
         self.values[node] = new
 
@@ -130,7 +135,9 @@ class _Localizer:
         if node.target is operator.getitem:
             source = self.values[node.args[0]]  # type: ignore[index]
             index: Any = node.args[1]
-            self.values[node] = source[index] if isinstance(source, list) else self.emit(operator.getitem, source, index)
+            self.values[node] = (
+                source[index] if isinstance(source, list) else self.emit(operator.getitem, source, index)
+            )
             self._check(node)
             return
         strategies = tuple(placements.strategies[node] for placements in self.chosen)
@@ -172,9 +179,12 @@ class _Localizer:
         return self.converted[(node, want)]
 
     def _convert_axis(self, value: fx.Node, index: int, have: Placement, want: Placement) -> fx.Node:
-        axis, coordinate = self.axes[index], self.coordinates[index]
+        axis = self.axes[index]
         if have == want or axis.size == 1:
             return value
+        if isinstance(want, Partial):
+            assert isinstance(have, Replicate), f"{have} cannot become a partial sum"
+            return self.emit(weighted_share, value, 1.0 / axis.size)
         if isinstance(have, Partial):
             value = self.emit(all_reduce, value, axis.name)
         elif isinstance(have, Shard):
@@ -234,7 +244,9 @@ class _Localizer:
         elif isinstance(value, (tuple, list)):
             pairs = list(enumerate(local.meta["val"]))
         for index, actual in pairs:
-            if not isinstance(actual, torch.Tensor) or (not isinstance(value, torch.Tensor) and value[index] is None):
+            if not isinstance(actual, torch.Tensor) or (
+                not isinstance(value, torch.Tensor) and value[index] is None
+            ):
                 continue
             expected = self.local_shape(node, index)
             if list(actual.shape) != expected and not _is_opaque(node):
@@ -248,7 +260,8 @@ class _Localizer:
         total = self._output(nodes[self.source.total], "total")
         weight = self._output(nodes[self.source.weight], "weight")
         gradients = {
-            name: self._output(nodes[node], f"gradient:{name}") for name, node in self.source.gradients.items()
+            name: self._output(nodes[node], f"gradient:{name}")
+            for name, node in self.source.gradients.items()
         }
         buffers = {}
         for name, node in self.source.new_buffers.items():
@@ -277,7 +290,10 @@ class _Localizer:
         self.current = node
         have = [placements.of(node) for placements in self.chosen]
         want = self._end(name)
-        reached = tuple(w if h == w or not isinstance(w, Partial) else Replicate() for h, w in zip(have, want, strict=True))
+        reached = tuple(
+            w if h == w or not isinstance(w, Partial) else Replicate()
+            for h, w in zip(have, want, strict=True)
+        )
         value = self.convert(node, reached)
         for axis, coordinate, now, wanted in zip(self.axes, self.coordinates, reached, want, strict=True):
             if now != wanted and axis.size > 1:
@@ -293,7 +309,9 @@ def _is_opaque(node: fx.Node) -> bool:
 def _map_nodes(value: Any, replace: Any) -> Any:
     """Replace nodes in nested arguments, in the order of `pytree` leaves."""
     leaves, spec = pytree.tree_flatten(value)
-    return pytree.tree_unflatten([replace(leaf) if isinstance(leaf, fx.Node) else leaf for leaf in leaves], spec)
+    return pytree.tree_unflatten(
+        [replace(leaf) if isinstance(leaf, fx.Node) else leaf for leaf in leaves], spec
+    )
 
 
 __all__ = ["LocalGraph", "Strategy", "localize"]

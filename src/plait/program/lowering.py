@@ -1,7 +1,7 @@
 """Ops whose local form is not the same op on the local pieces.
 
-Entered with `@lower(op, ...)`: a function `(Site) -> fx.Node | list[fx.Node]` that writes the local form of one node, with
-`site.emit` and `site.convert`. Everything else is written as the op itself, with the arguments' local pieces.
+Entered with `@lower(op, ...)`: a function `(Site) -> fx.Node | list[fx.Node]` that writes the local form of one node,
+with `site.emit` and `site.convert`. Everything else is written as the op itself, with the arguments' local pieces.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,8 @@ class Site:
     def is_partial(self) -> bool:
         """Whether the output is a sum over ranks of some axis, made from shards."""
         return any(
-            isinstance(s.outputs[0], Partial) and any(isinstance(p, Shard) for p in s.inputs) for s in self.strategies
+            isinstance(s.outputs[0], Partial) and any(isinstance(p, Shard) for p in s.inputs)
+            for s in self.strategies
         )
 
     def cut_axis(self) -> int | None:
@@ -70,7 +71,9 @@ class Site:
     def is_empty(self) -> bool:
         """Whether this rank has no units of an axis along which the op's inputs are cut."""
         return any(
-            axis.size > 1 and axis.units[coordinate] == 0 and any(isinstance(p, Shard) for p in strategy.inputs)
+            axis.size > 1
+            and axis.units[coordinate] == 0
+            and any(isinstance(p, Shard) for p in strategy.inputs)
             for axis, coordinate, strategy in zip(self.axes, self.coordinates, self.strategies, strict=True)
         )
 
@@ -81,7 +84,12 @@ class Site:
         if isinstance(value, torch.Tensor):
             return self.emit(local.nothing, inputs, self.shape(), value.dtype)
         return [
-            self.emit(local.nothing, inputs, self.shape(index) if present else [], value[index].dtype if present else None)
+            self.emit(
+                local.nothing,
+                inputs,
+                self.shape(index) if present else [],
+                value[index].dtype if present else None,
+            )
             for index, present in enumerate(isinstance(entry, torch.Tensor) for entry in value)
         ]
 
@@ -114,7 +122,16 @@ def lower_node(site: Site) -> Local:
     return special(site) if special is not None else site.same(*site.args)
 
 
-@lower(aten.view, aten._unsafe_view, aten.reshape, aten._reshape_copy, aten.expand, aten.new_zeros, aten.new_ones, aten.new_empty)
+@lower(
+    aten.view,
+    aten._unsafe_view,
+    aten.reshape,
+    aten._reshape_copy,
+    aten.expand,
+    aten.new_zeros,
+    aten.new_ones,
+    aten.new_empty,
+)
 def size_second(site: Site) -> Local:
     return site.same(site.args[0], site.shape(), *site.args[2:])
 
@@ -174,7 +191,8 @@ def elementwise_loss(site: Site) -> Local:
     filled = [*site.args, *([None] * (position - len(site.args)))][:position]
     total = site.same(*filled, 2, *site.args[position + 1 :])
     shapes = [arg.meta["val"].shape for arg in site.node.args[:2]]  # type: ignore[union-attr]
-    return site.emit(aten.div.Tensor, total, float(torch.broadcast_shapes(*shapes).numel()))
+    count = torch.broadcast_shapes(*shapes).numel()  # type: ignore[no-untyped-call]
+    return site.emit(aten.div.Tensor, total, float(count))
 
 
 _LOSS_GRADIENTS = {
@@ -258,7 +276,8 @@ def _local_batch_norm(site: Site, axis: AxisShares, coordinate: int) -> Local:
     y, mean, invstd, new_mean, new_var = parts
     fraction = axis.units[coordinate] / max(axis.total, 1)
     averaged = [
-        site.emit(all_reduce, site.emit(local.weighted_share, value, fraction), axis.name) for value in (new_mean, new_var)
+        site.emit(all_reduce, site.emit(local.weighted_share, value, fraction), axis.name)
+        for value in (new_mean, new_var)
     ]
     return [y, mean, invstd, *averaged]
 
@@ -275,4 +294,8 @@ def batch_norm_backward(site: Site) -> Local:
     own = site.emit(local.gradient_sums, grad, x, mean, invstd, eps)
     grad_weight, grad_bias = site.emit(local.take_row, own, 0), site.emit(local.take_row, own, 1)
     sums = site.emit(all_reduce, own, axis.name)
-    return [site.emit(local.input_gradient, grad, x, weight, mean, invstd, sums, count), grad_weight, grad_bias]
+    return [
+        site.emit(local.input_gradient, grad, x, weight, mean, invstd, sums, count),
+        grad_weight,
+        grad_bias,
+    ]

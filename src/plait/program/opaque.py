@@ -12,7 +12,17 @@ import torch
 from plait.plan.plan import DATA, Plan
 from plait.program.build import with_frees
 from plait.program.check import check_program
-from plait.program.instructions import Accumulate, Collective, Commit, Finish, Instruction, Load, Opaque, Update, Wait
+from plait.program.instructions import (
+    Accumulate,
+    Collective,
+    Commit,
+    Finish,
+    Instruction,
+    Load,
+    Opaque,
+    Update,
+    Wait,
+)
 from plait.program.program import Bucket, Program, RankProgram
 
 
@@ -73,7 +83,9 @@ def _buckets(plan: Plan, parameters: Sequence[ParameterShape]) -> tuple[Bucket, 
     return tuple(made)
 
 
-def _rank(buckets: tuple[Bucket, ...], order: list[str], num_micro: int, clip_norm: float | None) -> RankProgram:
+def _rank(
+    buckets: tuple[Bucket, ...], order: list[str], num_micro: int, clip_norm: float | None
+) -> RankProgram:
     instructions: list[Instruction] = []
 
     def add(cls: Any, name: str, kind: str, **fields: Any) -> int:
@@ -82,7 +94,9 @@ def _rank(buckets: tuple[Bucket, ...], order: list[str], num_micro: int, clip_no
 
     for number in range(num_micro):
         add(Load, f"load {number}", "data", micro_batch=number)
-        is_last = number == num_micro - 1  # buffers change with every micro-batch, and travel after the last one
+        is_last = (
+            number == num_micro - 1
+        )  # buffers change with every micro-batch, and travel after the last one
         wanted = [name for name in order if is_last or not name.startswith("buffer:")]
         writes = {name: f"{number}/gradient:{name}" for name in wanted}
         add(
@@ -92,7 +106,9 @@ def _rank(buckets: tuple[Bucket, ...], order: list[str], num_micro: int, clip_no
         for index, bucket in enumerate(buckets):
             if _is_buffers(bucket) and not is_last:
                 continue
-            carries = bucket.scalars or (("total", "weight") if bucket.axis is None and index == len(buckets) - 1 else ())
+            carries = bucket.scalars or (
+                ("total", "weight") if bucket.axis is None and index == len(buckets) - 1 else ()
+            )
             reads = (*(writes[name] for name in bucket.parameters), *(f"{number}/{name}" for name in carries))
             add(
                 Accumulate, f"bucket {index}", "backward", reads=reads, writes=(f"bucket:{index}",), bucket=index,
@@ -107,7 +123,15 @@ def _rank(buckets: tuple[Bucket, ...], order: list[str], num_micro: int, clip_no
             )  # fmt: skip
             add(Wait, f"wait for {name}", "wait", of=started, reads=(name,), writes=(name,))
     names = tuple(f"bucket:{index}" for index in range(len(buckets)))
-    add(Finish, "finish gradients", "update", reads=names, writes=("total", "weight"), late_weight=True, clip_norm=clip_norm)
+    add(
+        Finish,
+        "finish gradients",
+        "update",
+        reads=names,
+        writes=("total", "weight"),
+        late_weight=True,
+        clip_norm=clip_norm,
+    )
     add(Update, "update", "update", reads=names)
     for index, bucket in enumerate(buckets):
         if _is_buffers(bucket):

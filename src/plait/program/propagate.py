@@ -1,8 +1,9 @@
 """Choose, for every op of a graph, how it runs along one mesh axis.
 
 In: a graph, how the axis cuts, and the placements of the graph's inputs. Out: a `Strategy` per op and the places where
-tensors had to be gathered because no rule applied. The choice is the cheapest conversion at each op, in order; it depends
-on the graph and the units of the axis, never on the number of ranks, so that one rank and many see the same random numbers.
+tensors had to be gathered because no rule applied. The choice is the cheapest conversion at each op, in order; it
+depends on the graph and the units of the axis, never on the number of ranks, so that one rank and many see the same
+random numbers.
 """
 
 import operator
@@ -61,7 +62,12 @@ def propagate(graph: Graph, axis: AxisShares, inputs: Mapping[str, Placement]) -
             if node.target is operator.getitem:
                 outputs[node] = (outputs[node.args[0]][node.args[1]],)
                 continue
-            outers = {p.outer for n in node.all_input_nodes for p in outputs[n] if isinstance(p, Shard) and p.outer > 1}
+            outers = {
+                p.outer
+                for n in node.all_input_nodes
+                for p in outputs[n]
+                if isinstance(p, Shard) and p.outer > 1
+            }
             strategy = _choose(Op(node, axis, frozenset(outers)), outputs, gathered)
             strategies[node] = strategy
             outputs[node] = strategy.outputs
@@ -135,10 +141,10 @@ def conversion_cost(have: Placement, want: Placement) -> float:
     """Bytes moved per byte of the tensor to turn one placement into another."""
     if have == want:
         return 0.0
+    if isinstance(have, Replicate):
+        return _SLICE_COST  # a piece of it, or an equal part of the sum: both are made locally
     if isinstance(want, Partial):
         return inf
-    if isinstance(have, Replicate):
-        return _SLICE_COST
     if isinstance(have, Partial):
         return 2.0 if isinstance(want, Replicate) else 1.0 + _SLICE_COST
     return 1.0 if isinstance(want, Replicate) else 1.0 + _SLICE_COST
@@ -152,10 +158,14 @@ def _num_bytes(node: fx.Node) -> int:
 def _makes_pieces(op: Op) -> bool:
     """Factories and random numbers, whose pieces can be made where they are used."""
     name = str(op.node.target)
-    return name.startswith("plait.") or not any(t.op == "call_function" for t in op.tensors) and "index" not in name
+    if name.startswith("plait."):
+        return True
+    return "index" not in name and not any(t.op == "call_function" for t in op.tensors)
 
 
-def _wanted_by_users(node: fx.Node, outputs: Mapping[fx.Node, tuple[Placement, ...]], depth: int = 4) -> Placement | None:
+def _wanted_by_users(
+    node: fx.Node, outputs: Mapping[fx.Node, tuple[Placement, ...]], depth: int = 4
+) -> Placement | None:
     """How the first op that combines this tensor with a placed one of the same shape has that one."""
     if depth == 0 or not isinstance(node.meta["val"], torch.Tensor):
         return None
@@ -166,7 +176,11 @@ def _wanted_by_users(node: fx.Node, outputs: Mapping[fx.Node, tuple[Placement, .
             continue
         for other in user.all_input_nodes:
             known = outputs.get(other)
-            same = other is not node and isinstance(other.meta.get("val"), torch.Tensor) and other.meta["val"].shape == shape
+            same = (
+                other is not node
+                and isinstance(other.meta.get("val"), torch.Tensor)
+                and other.meta["val"].shape == shape
+            )
             if same and known is not None and isinstance(known[0], Shard):
                 return known[0]
         found = _wanted_by_users(user, outputs, depth - 1)

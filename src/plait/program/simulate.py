@@ -1,8 +1,8 @@
 """The simulator: interprets a program by advancing clocks.
 
-In: a program and how long each instruction takes. Out: a `Trace` of the same kind as a measured one. A rank's lanes are queues:
-an instruction starts when its lane is free and what it waits for is done; a collective starts when every rank of its group has
-issued it and lasts equally long for all.
+In: a program and how long each instruction takes. Out: a `Trace` of the same kind as a measured one. A rank's
+lanes are queues: an instruction starts when its lane is free and what it waits for is done; a collective
+starts when every rank of its group has issued it and lasts equally long for all.
 """
 
 from collections.abc import Callable, Mapping
@@ -60,7 +60,7 @@ def simulate(program: Program, duration: Duration, *, steps: int = 1) -> Trace:
                         index = counts[number].get(group, 0)
                         counts[number][group] = index + 1
                         meeting = meetings.setdefault((group, index), _Meeting(arrived={}))
-                        meeting.arrived[number] = max(rank.compute_s, rank.communication_s)
+                        meeting.arrived[number] = rank.compute_s
                         under_way[number][instruction.id] = meeting
                         if len(meeting.arrived) == len(group):
                             _hold(meeting, ranks, group, program, instruction, duration, step, spans)
@@ -84,7 +84,9 @@ def simulate(program: Program, duration: Duration, *, steps: int = 1) -> Trace:
             told = ", ".join(f"rank {number} in {name}" for number, name in stuck.items())
             raise ProgramError(f"the program deadlocks: {told}.")
     metadata: Mapping[str, object] = {"plan": program.plan.name, "mesh": dict(mesh.axes)}
-    return Trace(spans=tuple(spans), ranks=tuple(range(mesh.size)), source="simulated", metadata=dict(metadata))
+    return Trace(
+        spans=tuple(spans), ranks=tuple(range(mesh.size)), source="simulated", metadata=dict(metadata)
+    )
 
 
 def _hold(
@@ -98,11 +100,15 @@ def _hold(
     spans: list[Span],
 ) -> None:
     """Everybody is there: the collective runs on the communication lanes of the group."""
-    start = max(meeting.arrived.values())
+    start = max(*meeting.arrived.values(), *(ranks[member].communication_s for member in group))
     meeting.end_s = start + duration(group[0], instruction)
     for member in group:
         ranks[member].communication_s = meeting.end_s
-        own = next(i for i in program.of(member).instructions if isinstance(i, Collective) and i.name == instruction.name)
+        own = next(
+            i
+            for i in program.of(member).instructions
+            if isinstance(i, Collective) and i.name == instruction.name
+        )
         spans.append(_span(member, step, own, meeting.arrived[member], meeting.end_s))
 
 
@@ -123,14 +129,26 @@ def _span(rank: int, step: int, instruction: Instruction, start_s: float, end_s:
 
 
 def measured_durations(trace: Trace) -> Duration:
-    """Mean durations of a measured trace, by rank and instruction: waiting is left to the simulator."""
-    sums: dict[tuple[int, int], tuple[float, int]] = {}
+    """Mean durations of a measured trace, by rank and instruction.
+
+    Waiting is left to the simulator: a collective counts from its last arrival, or the end of the one before,
+    to where the first rank had its result.
+    """
+    spent: dict[tuple[int, int], list[float]] = {}
+    meetings: dict[tuple[int, int], list[Span]] = {}
     for span in trace.spans:
-        total, count = sums.get((span.rank, span.instruction), (0.0, 0))
-        sums[(span.rank, span.instruction)] = (total + span.end_s - span.start_s, count + 1)
-
-    def duration(rank: int, instruction: Instruction) -> float:
-        total, count = sums.get((rank, instruction.id), (0.0, 1))
-        return total / count
-
-    return duration
+        if span.lane == "communication":
+            meetings.setdefault((span.step, span.instruction), []).append(span)
+        else:
+            spent.setdefault((span.rank, span.instruction), []).append(span.end_s - span.start_s)
+    before_s = 0.0
+    for (_, number), spans in sorted(
+        meetings.items(), key=lambda item: max(span.start_s for span in item[1])
+    ):
+        end_s = min(span.end_s for span in spans)
+        lasted = max(0.0, end_s - max(before_s, *(span.start_s for span in spans)))
+        before_s = max(before_s, end_s)
+        for span in spans:
+            spent.setdefault((span.rank, number), []).append(lasted)
+    means = {key: sum(times) / len(times) for key, times in spent.items()}
+    return lambda rank, instruction: means.get((rank, instruction.id), 0.0)

@@ -1,7 +1,8 @@
 """Models that cannot be captured: their forward and backward run eagerly, as one opaque instruction.
 
-In: a rank's share of a micro-batch. Out: (total, weight, gradients of total, buffers weighted by the share), all of them summands
-over ranks. Random numbers come from torch's generator, seeded by (seed, step, micro-batch, first sample).
+In: a rank's share of a micro-batch. Out: (total, weight, gradients of total, buffers weighted by the share),
+all of them summands over ranks. Random numbers come from torch's generator, seeded by (seed, step, micro-
+batch, first sample).
 """
 
 from typing import Any
@@ -31,7 +32,10 @@ def run_eagerly(
         return [zero, zero.clone(), *gradients, *_buffers(state, parameters, share)]
     batch = pytree.tree_map_only(Tensor, lambda leaf: _place(leaf, state), share.batch)
     seed = (state.job.seed * 1_000_003 + step) * 1_000_003 + micro_batch * 65_537 + share.offset
-    with torch.random.fork_rng(devices=[state.device] if state.device.type == "cuda" else []), torch.enable_grad():
+    with (
+        torch.random.fork_rng(devices=[state.device] if state.device.type == "cuda" else []),
+        torch.enable_grad(),
+    ):
         torch.manual_seed(seed % (1 << 63))
         with state.job.autocast(state.device.type):
             result = state.job.objective_of(state.model, batch)
@@ -67,7 +71,9 @@ def _buffers(state: ModelState, parameters: tuple[str, ...], share: Share) -> li
     leads = 1.0 if len(share.ids) > 0 and share.offset == 0 else 0.0
     names = [name.removeprefix("buffer:") for name in parameters if name.startswith("buffer:")]
     buffers = [state.buffers[name].detach() for name in names]
-    return [buffer * fraction if buffer.is_floating_point() else buffer.double() * leads for buffer in buffers]
+    return [
+        buffer * fraction if buffer.is_floating_point() else buffer.double() * leads for buffer in buffers
+    ]
 
 
 def total_and_weight(

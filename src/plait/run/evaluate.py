@@ -1,6 +1,7 @@
 """Measure the model on held-out data, all ranks together; decide when training is done.
 
-In: the model, the job's evaluation data. Out: metrics over all of it, each sample counted once, the same on every rank.
+In: the model, the job's evaluation data. Out: metrics over all of it, each sample counted once, the same on
+every rank.
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """The run folder: everything that a run leaves behind, in files that people and programs can read.
 
-    plan.yaml   environment.json   metrics.jsonl   samples.jsonl (on request)   trace/   checkpoints/   report.html
+plan.yaml   environment.json   metrics.jsonl   samples.jsonl (on request)   trace/   checkpoints/   report.html
 """
 
 import json
@@ -25,7 +25,8 @@ def make_run_folder(out: Path | None, name: str, *, resuming: bool) -> Path:
     if out is not None:
         if (out / "metrics.jsonl").exists() and not resuming:
             raise UsageError(
-                f"{out} already holds a run.", fix=f"choose another --out, or continue it with --resume {out}."
+                f"{out} already holds a run.",
+                fix=f"choose another --out, or continue it with --resume {out}.",
             )
         folder = out
     else:
@@ -35,7 +36,9 @@ def make_run_folder(out: Path | None, name: str, *, resuming: bool) -> Path:
             folder = _claim(folder)
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"the run folder {folder} cannot be made: {error.strerror}.", fix="choose another --out.") from error
+        raise UsageError(
+            f"the run folder {folder} cannot be made: {error.strerror}.", fix="choose another --out."
+        ) from error
     return folder
 
 
@@ -102,7 +105,9 @@ class LineFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

@@ -1,7 +1,8 @@
 """plait inside a loop of the user's own: one optimizer step on this rank's share of the batch.
 
-In: a job, a plan, and processes that torchrun (or anything that sets RANK and WORLD_SIZE) started. Out: a `Step` to call with
-this rank's share, which may be empty. The ranks' shares may differ in size from call to call.
+In: a job, a plan, and processes that torchrun (or anything that sets RANK and WORLD_SIZE) started. Out: a
+`Step` to call with this rank's share, which may be empty. The ranks' shares may differ in size from call to
+call.
 """
 
 import os
@@ -48,7 +49,9 @@ class Step:
         layout = self._programs.captures.layout
         batch = share if share is not None else self._source.fetch(torch.zeros(0, dtype=torch.int64))
         count = next(
-            tensor.shape[0] for tensor, counts in zip(layout.tensors(batch), layout.has_samples, strict=True) if counts
+            tensor.shape[0]
+            for tensor, counts in zip(layout.tensors(batch), layout.has_samples, strict=True)
+            if counts
         )
         sizes = self._exchange(count)
         if sum(sizes) == 0:
@@ -94,7 +97,10 @@ class Step:
         layout = self._programs.captures.layout
         leaves, spec = torch.utils._pytree.tree_flatten(batch)
         counts = iter(layout.has_samples)
-        cut = [leaf.narrow(0, start, count) if isinstance(leaf, Tensor) and next(counts) else leaf for leaf in leaves]
+        cut = [
+            leaf.narrow(0, start, count) if isinstance(leaf, Tensor) and next(counts) else leaf
+            for leaf in leaves
+        ]
         return torch.utils._pytree.tree_unflatten(cut, spec)
 
     @property
@@ -138,5 +144,7 @@ def parallelize(
         )
     placed = choose_device(device, rank)
     if ranks > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if placed.type == "cuda" and ranks <= torch.cuda.device_count() else "gloo")
+        dist.init_process_group(
+            "nccl" if placed.type == "cuda" and ranks <= torch.cuda.device_count() else "gloo"
+        )
     return Step(job, chosen, rank, placed)

@@ -22,6 +22,7 @@ from plait.program.opaque import ParameterShape, compile_opaque
 from plait.program.program import Program
 from plait.run.eager import counts_samples
 
+
 def _summable(tensor: torch.Tensor) -> torch.dtype:
     """What a tensor travels as: counters as float64, which holds them exactly."""
     return tensor.dtype if tensor.is_floating_point() else torch.float64
@@ -84,7 +85,10 @@ class Programs:
                     }
             except CaptureError as error:
                 if self.plan.name not in OPAQUE_PLANS:
-                    raise PlanError(f"plan {self.plan.name} needs the inside of the model, but {error.what}", fix=error.fix) from error
+                    raise PlanError(
+                        f"plan {self.plan.name} needs the inside of the model, but {error.what}",
+                        fix=error.fix,
+                    ) from error
                 self.capture_error = error
             else:
                 settings = Settings(
@@ -92,7 +96,12 @@ class Programs:
                 )
                 return compile_program(graphs, self.plan, sizes, settings, units)
         return compile_opaque(
-            self.plan, self._shapes(), sizes, units, clip_norm=self.job.clip_norm, notices=self._opaque_notices()
+            self.plan,
+            self._shapes(),
+            sizes,
+            units,
+            clip_norm=self.job.clip_norm,
+            notices=self._opaque_notices(),
         )
 
     def _shapes(self) -> tuple[ParameterShape, ...]:
@@ -103,7 +112,9 @@ class Programs:
             if self.plan.mesh.size > 1:
                 entries += [(f"buffer:{n}", b) for n, b in model.named_buffers()]  # type: ignore[misc]
             self._parameters = tuple(
-                ParameterShape(name=n, shape=tuple(t.shape), dtype=dtype if dtype == torch.float64 else _summable(t))
+                ParameterShape(
+                    name=n, shape=tuple(t.shape), dtype=dtype if dtype == torch.float64 else _summable(t)
+                )
                 for n, t in entries
             )
         return self._parameters
@@ -116,5 +127,7 @@ class Programs:
                 "the loss counts as a mean over its samples; return (total, weight) from `objective` to say otherwise."
             )
         if self.plan.mesh.size > 1:
-            notices.append("run eagerly, batch norm uses each rank's own share, and dropout masks depend on the ranks.")
+            notices.append(
+                "run eagerly, batch norm uses each rank's own share, and dropout masks depend on the ranks."
+            )
         return tuple(notices)

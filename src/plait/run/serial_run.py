@@ -1,6 +1,7 @@
 """A whole training run in one process: all ranks of a plan, on real tensors, step by step.
 
-In: a job, a plan. Out: losses, gradients and final states, for verification and for stepping through with a debugger.
+In: a job, a plan. Out: losses, gradients and final states, for verification and for stepping through with a
+debugger.
 """
 
 from collections.abc import Callable
@@ -56,7 +57,8 @@ def run_serially(
     boxes = Mailboxes(plan.mesh, reduce)
     ranks = plan.mesh.size
     machines = [
-        Machine(rank, ModelState(job, device, dtype), SerialLinks(boxes, rank), Unobserved()) for rank in range(ranks)
+        Machine(rank, ModelState(job, device, dtype), SerialLinks(boxes, rank), Unobserved())
+        for rank in range(ranks)
     ]
     gradients: list[dict[str, Tensor]] = []
     machines[0].store.on_ready = lambda found: gradients.append({k: v.clone() for k, v in found.items()})
@@ -109,7 +111,11 @@ def _shares(
     order = None
     if num_samples is not None:
         order = SampleOrder(
-            num_samples=num_samples, batch=job.batch, accumulate=job.accumulate, seed=job.seed, shuffle=job.shuffle
+            num_samples=num_samples,
+            batch=job.batch,
+            accumulate=job.accumulate,
+            seed=job.seed,
+            shuffle=job.shuffle,
         )
     found = []
     for rank in range(plan.mesh.size):

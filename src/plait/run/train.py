@@ -1,13 +1,13 @@
-"""Train a job: from Python, from a notebook, from the command line. Everything that can go wrong beforehand does so here.
+"""Train a job: from Python, from a notebook, from the command line. Everything that can go wrong beforehand
+does so here.
 
-In: a job, a plan. Out: a `Result`, and a run folder. The model is captured and the program compiled before any process starts;
-workers inherit both.
+In: a job, a plan. Out: a `Result`, and a run folder. The model is captured and the program compiled before
+any process starts; workers inherit both.
 """
 
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,29 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from plait.errors import JobError, PlaitError, UsageError
-from plait.graph.graph import Graph
-from plait.job.checks import problems
-from plait.job.data import open_data
+from plait.errors import JobError, UsageError
 from plait.job.job import Job
-from plait.job.order import micro_batch_sizes, shares
-from plait.job.origin import where
-from plait.job.schedule import Schedule
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
-from plait.program.program import Program
 from plait.run.checkpoint import load_checkpoint, locate_checkpoint
-from plait.run.eager import try_eagerly
 from plait.run.folder import discard_if_empty, make_run_folder, write_environment
 from plait.run.launch import Interrupted, Seat, launch
+from plait.run.prepare import Listener, prepare
 from plait.run.programs import Programs
 from plait.run.worker import Task, run_worker
 from plait.trace.files import read_trace, write_chrome
 from plait.trace.recorder import clock_offset_ns
-
-Listener = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +51,9 @@ class Result:
         """The trained weights and buffers as a `state_dict` with the user's own names."""
         state = load_checkpoint(self.folder)
         persistent = {k: v for k, v in (state.parameters | state.buffers).items() if k not in state.transient}
-        return persistent | {alias: persistent[name] for alias, name in state.aliases.items() if name in persistent}
+        return persistent | {
+            alias: persistent[name] for alias, name in state.aliases.items() if name in persistent
+        }
 
 
 def train(
@@ -86,13 +79,18 @@ def train(
 ) -> Result:
     """Train `job` and return its result; see `plait run --help` for what the options mean."""
     if not isinstance(job, Job):
-        raise JobError(f"train takes a plait.Job, not {type(job).__name__}.", fix="call your job function first: train(job()).")
+        raise JobError(
+            f"train takes a plait.Job, not {type(job).__name__}.",
+            fix="call your job function first: train(job()).",
+        )
     chosen = resolve(plan if plan is not None else ("ddp" if (ranks or 1) > 1 else "single"), ranks, settings)
     if steps is not None:
         job = replace(job, steps=steps, epochs=None)
     tell = listener if listener is not None else (lambda event: None)
     check_options(device, checkpoint_every)
-    checkpoint = locate_checkpoint(Path(resume), on_notice=lambda text: tell({"notice": text})) if resume else None
+    checkpoint = (
+        locate_checkpoint(Path(resume), on_notice=lambda text: tell({"notice": text})) if resume else None
+    )
     start_step = _continued_from(checkpoint, job) if checkpoint else 0
     folder = make_run_folder(Path(out) if out else None, name, resuming=resume is not None)
     try:
@@ -102,7 +100,8 @@ def train(
         raise
     (folder / "plan.yaml").write_text(chosen.to_yaml())
     write_environment(
-        folder, {"ranks": chosen.mesh.size, "device": device, "batch": job.batch, "seed": job.seed, **(extra or {})}
+        folder,
+        {"ranks": chosen.mesh.size, "device": device, "batch": job.batch, "seed": job.seed, **(extra or {})},
     )
     task = Task(
         job=job,
@@ -145,7 +144,9 @@ def check_options(device: str, checkpoint_every: int | None) -> None:
             fix="use --device cpu, or install a CUDA build of torch.",
         )
     if checkpoint_every is not None and checkpoint_every < 1:
-        raise UsageError(f"checkpoint_every={checkpoint_every} is not a number of steps.", fix="use 1 or more.")
+        raise UsageError(
+            f"checkpoint_every={checkpoint_every} is not a number of steps.", fix="use 1 or more."
+        )
 
 
 def _continued_from(checkpoint: Path, job: Job) -> int:
@@ -159,67 +160,6 @@ def _continued_from(checkpoint: Path, job: Job) -> int:
                 fix=f"use --set {name}={before}, or start a new run.",
             )
     return state.step
-
-
-def prepare(job: Job, plan: Plan, device: str, dtype: torch.dtype, tell: Listener) -> Programs:
-    """Open the data, check the job against the plan, capture and compile the first step."""
-    source = open_data(job.data, job.collate)
-    found = [problem.partition("; ") for problem in problems(job, source.num_samples, plan.mesh.size)]
-    if found:
-        raise JobError("; ".join(what for what, _, _ in found) + ".", fix="; ".join(fix for _, _, fix in found) + ".")
-    programs = Programs(job, source, plan, torch.device(device), dtype)
-    if job.evaluate is not None:
-        programs.held_out = open_data(job.evaluate, job.collate)
-    began = time.perf_counter()
-    compiled = [
-        programs.for_sizes([shares(size, plan.mesh.size) for size in micro_batch_sizes(count, job.accumulate)])
-        for count in _step_sizes(job, source.num_samples)
-    ]
-    if programs.capture_error is not None:
-        try_eagerly(job, programs.captures.example)
-    else:
-        _try_optimizer(job, programs.captures.of_size(compiled[0].micro_batches[0]))
-    tell({"compiled_s": time.perf_counter() - began, "notices": _notices(compiled[0], programs)})
-    return programs
-
-
-def _try_optimizer(job: Job, graph: Graph) -> None:
-    """Build the optimizer and the schedule once, on parameters that take no memory."""
-    nodes = graph.nodes()
-    shapes = [(entry.name, nodes[entry.node].meta["val"]) for entry in graph.inputs_of("parameter") if entry.trainable]
-    named = [(name, nn.Parameter(torch.zeros((), dtype=t.dtype).expand(t.shape))) for name, t in shapes]
-    try:
-        Schedule(job.schedule, job.build_optimizer(named))
-    except PlaitError:
-        raise
-    except Exception as error:
-        place = where(error)
-        raise JobError(
-            f"the optimizer or its schedule failed{f' at {place}' if place else ''}: {type(error).__name__}: {error}",
-            fix="mend that line.",
-        ) from error
-
-
-def _step_sizes(job: Job, num_samples: int | None) -> list[int]:
-    """How many samples steps have: the batch, and what is left for the last step of an epoch if the run gets there."""
-    if num_samples is None:
-        return [job.batch]
-    rest = num_samples % job.batch
-    total = job.total_steps(num_samples)
-    ends_an_epoch = total is not None and total > num_samples // job.batch
-    return [min(job.batch, num_samples), *([rest] if rest and num_samples > job.batch and ends_an_epoch else [])]
-
-
-def _notices(program: Program, programs: Programs) -> list[str]:
-    found = list(program.notices)
-    if programs.capture_error is None:
-        unused = programs.captures.of_size(program.micro_batches[0]).unused
-        if unused:
-            found.append(f"unused by the loss, not trained: {', '.join(unused)}.")
-    if program.gathered and program.plan.mesh.size > 1:
-        ops = sorted({entry.op for entry in program.gathered})
-        found.append(f"tensors are gathered on every rank for {', '.join(ops)}: correct, but slower.")
-    return found
 
 
 def _run(task: Task, programs: Programs, tell: Listener) -> dict[str, Any]:
@@ -300,7 +240,9 @@ def _interruptible() -> Iterator[Callable[[Listener], Any]]:
         board.stop = True
 
     in_main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)} if in_main else {}
+    before = (
+        {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)} if in_main else {}
+    )
     try:
         yield lambda tell: _OwnSeat(board=board, emit=tell)
     finally:

@@ -1,11 +1,11 @@
 """Prove that a plan computes what one process computes.
 
-In: a job, a plan. Out: the largest differences in loss, gradients, weights and buffers after k steps, and the first tensor that
-differs beyond the tolerance. The reference is the `single` plan on the same micro-batches.
+In: a job, a plan. Out: the largest differences in loss, gradients, weights and buffers after k steps, and the
+first tensor that differs beyond the tolerance. The reference is the `single` plan on the same micro-batches.
 
-Tolerances (float64): 1e-9 of the tensor's largest value, with a floor of 1e-12 of the global norm. In fp32: losses and the first
-step's gradients within 1e-5 with a floor of 1e-5 of the global norm; weights within 10 times of what one process differs from itself
-when its batch is halved.
+Tolerances (float64): 1e-9 of the tensor's largest value, with a floor of 1e-12 of the global norm. In fp32:
+losses and the first step's gradients within 1e-5 with a floor of 1e-5 of the global norm; weights within 10
+times of what one process differs from itself when its batch is halved.
 """
 
 import copy
@@ -24,9 +24,10 @@ from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.run.checkpoint import load_checkpoint
+from plait.run.prepare import Listener
 from plait.run.serial import Reduce, add_up
 from plait.run.serial_run import Record, run_serially
-from plait.run.train import Listener, train
+from plait.run.train import train
 
 _FLOAT64 = 1e-9
 _FP32 = 1e-5
@@ -90,7 +91,9 @@ def verify(
 ) -> Verification:
     """Run `steps` steps both ways and compare."""
     if reduce is not add_up and not serial:
-        raise UsageError("another reduction can be planted in the serial interpreter only.", fix="give serial=True.")
+        raise UsageError(
+            "another reduction can be planted in the serial interpreter only.", fix="give serial=True."
+        )
     chosen = resolve(plan, ranks, settings)
     dtype = torch.float32 if fp32 else torch.float64
     job = replace(job, steps=steps, epochs=None, evaluate=None, metrics=None, until=None)
@@ -134,7 +137,9 @@ def in_float64(job: Job) -> Job:
 def _batch_norm_notice(job: Job, record: Record, plan: Plan) -> list[str]:
     has = any(name.endswith("running_mean") for name in record.buffers)
     if has and job.batch_norm == "local" and plan.mesh.size > 1:
-        return ["batch_norm='local': each rank normalizes its own share, so a difference from one process is expected."]
+        return [
+            "batch_norm='local': each rank normalizes its own share, so a difference from one process is expected."
+        ]
     return []
 
 
@@ -144,11 +149,20 @@ def _rounding_notice(reference: Record) -> list[str]:
     return []
 
 
-def _run_processes(job: Job, plan: Plan, steps: int, dtype: torch.dtype, device: str, tell: Listener) -> Record:
+def _run_processes(
+    job: Job, plan: Plan, steps: int, dtype: torch.dtype, device: str, tell: Listener
+) -> Record:
     with tempfile.TemporaryDirectory(prefix="plait-verify-") as scratch:
         folder = Path(scratch) / "run"
         result = train(
-            job, plan, out=folder, dtype=dtype, device=device, record_gradients=True, trace=False, listener=tell
+            job,
+            plan,
+            out=folder,
+            dtype=dtype,
+            device=device,
+            record_gradients=True,
+            trace=False,
+            listener=tell,
         )
         state = load_checkpoint(folder)
         gradients = tuple(load_file(path) for path in sorted(folder.glob("gradients-*.safetensors")))
@@ -168,7 +182,9 @@ def _self_difference(job: Job, plan: Plan, steps: int, reference: Record, dtype:
     doubled = min(job.accumulate * 2, job.batch)
     halved = run_serially(replace(job, accumulate=doubled), plan, steps, dtype)
     floor = _norm(reference.weights.values()) * _FP32_FLOOR
-    worst = max((_relative(reference.weights[n], halved.weights[n], floor) for n in reference.weights), default=0.0)
+    worst = max(
+        (_relative(reference.weights[n], halved.weights[n], floor) for n in reference.weights), default=0.0
+    )
     changes_the_model = worst > 1e-2  # batch statistics and random masks depend on the micro-batches
     return _FP32_WEIGHT_LIMIT if changes_the_model else 10 * worst
 
@@ -182,7 +198,9 @@ def compare(
     for step, (loss, other, ours, theirs) in enumerate(pairs):
         later = rough and step > 0  # from the second step on, AdamW has amplified the rounding of the first
         allowed = tolerance * (100 if later else 1)
-        found.append(Difference(kind="loss", name=f"step {step}", largest=_number(loss, other), tolerance=allowed))
+        found.append(
+            Difference(kind="loss", name=f"step {step}", largest=_number(loss, other), tolerance=allowed)
+        )
         if not later:
             floor = _norm(ours.values()) * (_FP32 if rough else 1e-3)
             found += _differences("gradient", f"at step {step}", ours, theirs, floor, tolerance)
@@ -194,12 +212,19 @@ def compare(
     ):
         floor = _norm(tensor for tensor in ours.values() if tensor.is_floating_point()) * share
         found += _differences(kind, after, ours, theirs, floor, weight_tolerance)
-    found.append(Difference(kind="spread", name="weights between ranks", largest=record.spread, tolerance=0.0))
+    found.append(
+        Difference(kind="spread", name="weights between ranks", largest=record.spread, tolerance=0.0)
+    )
     return found
 
 
 def _differences(
-    kind: str, when: str, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], floor: float, tolerance: float
+    kind: str,
+    when: str,
+    ours: Mapping[str, Tensor],
+    theirs: Mapping[str, Tensor],
+    floor: float,
+    tolerance: float,
 ) -> list[Difference]:
     return [
         Difference(

@@ -1,10 +1,9 @@
 """One rank's whole run: build, maybe resume, train step after step, evaluate, save.
 
-In: a `Task` (job, plan, settings) and a seat among the ranks. Out: files in the run folder, written by rank 0, and a small
-summary. The loop is the same for every plan: what differs is in the program.
+In: a `Task` (job, plan, settings) and a seat among the ranks. Out: files in the run folder, written by rank
+0, and a small summary. The loop is the same for every plan: what differs is in the program.
 """
 
-import hashlib
 import math
 import resource
 import sys
@@ -26,6 +25,7 @@ from plait.job.loader import LoadedStep, Loader
 from plait.job.order import SampleOrder
 from plait.plan.plan import Plan
 from plait.program.program import Program
+from plait.run.agreement import check_agreement, digest_of
 from plait.run.allocator import keep_freed_memory
 from plait.run.checkpoint import load_checkpoint
 from plait.run.checkpoint_saver import Saver
@@ -38,7 +38,6 @@ from plait.run.programs import Programs
 from plait.run.shared_links import links_between
 from plait.run.state import ModelState
 from plait.trace.recorder import Recorder
-
 
 Beside = Literal["data", "host", "evaluate", "checkpoint"]
 _SAY_EVERY_S = 0.1
@@ -98,7 +97,9 @@ def choose_device(device: str, rank: int) -> torch.device:
 
 
 class _Worker:
-    def __init__(self, task: Task, seat: Seat, programs: Programs, device: torch.device, stack: ExitStack) -> None:
+    def __init__(
+        self, task: Task, seat: Seat, programs: Programs, device: torch.device, stack: ExitStack
+    ) -> None:
         self.task, self.seat, self.programs, self.device = task, seat, programs, device
         self.job = task.job
         self.is_first = seat.rank == 0
@@ -118,11 +119,23 @@ class _Worker:
         if task.record_gradients and self.is_first:
             self.machine.store.on_ready = self._keep_gradients
         self.gradients: list[dict[str, Tensor]] = []
-        self.saver = Saver(task.folder / "checkpoints", time_limit_s=task.checkpoint_timeout_s) if self.is_first else None
+        self.saver = (
+            Saver(task.folder / "checkpoints", time_limit_s=task.checkpoint_timeout_s)
+            if self.is_first
+            else None
+        )
         below = self.start_step if task.resume is not None else None
-        self.metrics = stack.enter_context(LineFile(task.folder / "metrics.jsonl", keep_below=below)) if self.is_first else None
+        self.metrics = (
+            stack.enter_context(LineFile(task.folder / "metrics.jsonl", keep_below=below))
+            if self.is_first
+            else None
+        )
         wants_ids = self.is_first and task.record_samples
-        self.samples = stack.enter_context(LineFile(task.folder / "samples.jsonl", keep_below=below)) if wants_ids else None
+        self.samples = (
+            stack.enter_context(LineFile(task.folder / "samples.jsonl", keep_below=below))
+            if wants_ids
+            else None
+        )
         self.losses: list[float] = []
         self.stopped: str | None = None
         self.last_saved = -1
@@ -131,7 +144,7 @@ class _Worker:
         self.evaluation: dict[str, float] = {}
 
     def run(self) -> dict[str, Any]:
-        self._agree("initial weights", self._weights_digest())
+        self._agree("initial weights", digest_of(self.state.values()))
         program: Program | None = None
         started = time.perf_counter()
         with self._loader() as loader:
@@ -168,7 +181,11 @@ class _Worker:
         order = None
         if count is not None:
             order = SampleOrder(
-                num_samples=count, batch=job.batch, accumulate=job.accumulate, seed=job.seed, shuffle=job.shuffle
+                num_samples=count,
+                batch=job.batch,
+                accumulate=job.accumulate,
+                seed=job.seed,
+                shuffle=job.shuffle,
             )
         stop = self.task.stop_step if self.task.stop_step is not None else job.steps
         return Loader(
@@ -198,8 +215,9 @@ class _Worker:
             raise RunError(
                 f"the loss is {loss} at step {loaded.step} (epoch {loaded.epoch}).",
                 fix="lower the learning rate, set clip_norm, or check the data for NaN; "
-                f"the last checkpoint is of step {self.last_saved}." if self.last_saved >= 0 else
-                "lower the learning rate, set clip_norm, or check the data for NaN.",
+                f"the last checkpoint is of step {self.last_saved}."
+                if self.last_saved >= 0
+                else "lower the learning rate, set clip_norm, or check the data for NaN.",
             )
         if self.metrics is not None:
             self._write_metrics(loaded, loss, elapsed_s, outcome.norm)
@@ -284,26 +302,8 @@ class _Worker:
             self.recorder.record(step, _BESIDE[kind][0], began, time.perf_counter_ns())
 
     def _agree(self, what: str, digest: str) -> None:
-        """All ranks must have the same; a difference is found before the first step, not by a wrong result."""
-        if self.seat.ranks == 1:
-            return
-        self.seat.board.enter(self.start_step, -1, f"compare {what}", True)
-        found: list[Any] = [None] * self.seat.ranks
-        dist.all_gather_object(found, digest)
-        different = [rank for rank, other in enumerate(found) if other != found[0]]
-        if different:
-            raise RunError(
-                f"rank {different[0]} has another {what} than rank 0.",
-                fix="make the model and the data depend on the job's seed alone (no time, hostname or os.urandom).",
-            )
-
-    def _weights_digest(self) -> str:
-        digest = hashlib.sha256()
-        for name, tensor in self.state.values().items():
-            digest.update(name.encode())
-            value = tensor.detach().cpu().contiguous()
-            digest.update(value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b"")
-        return digest.hexdigest()
+        self.seat.board.enter(self.start_step, -1, f"compare {what}", self.seat.ranks > 1)
+        check_agreement(what, digest, self.seat.ranks)
 
     def _save(self) -> None:
         if self.saver is None or self.last_saved == self.state.steps_done:
@@ -330,7 +330,9 @@ class _Worker:
                 self.seat.emit({"notice": notice.message})
 
     def _keep_gradients(self, gradients: dict[str, Tensor]) -> None:
-        self.gradients.append({name: tensor.detach().cpu().clone().contiguous() for name, tensor in gradients.items()})
+        self.gradients.append(
+            {name: tensor.detach().cpu().clone().contiguous() for name, tensor in gradients.items()}
+        )
 
     def _finish(self, program: Program | None) -> dict[str, Any]:
         if self.job.evaluate is not None and not self.evaluation and self.stopped != "interrupted":
@@ -346,7 +348,9 @@ class _Worker:
             path = self.task.folder / "trace" / f"rank{self.seat.rank}.json"
             path.parent.mkdir(exist_ok=True)
             self.recorder.flush(path, metadata=metadata_of(program))
-        lost = [notice for notice in notices if notice.kind != "saved" and notice.step == self.state.steps_done]
+        lost = [
+            notice for notice in notices if notice.kind != "saved" and notice.step == self.state.steps_done
+        ]
         if lost:
             raise CheckpointError(f"the last checkpoint was not saved: {lost[-1].message}")
         return {

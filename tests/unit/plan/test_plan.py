@@ -55,15 +55,27 @@ def test_settings_replace_what_they_name() -> None:
         (lambda: resolve(ddp(3), 2), "data=3 has 3 ranks; 2 were asked for", "--ranks 3"),
         (lambda: resolve("nowhere.yaml", 2), "nowhere.yaml cannot be read: No such file", "check the path"),
         (lambda: with_settings(ddp(2), {"memory": {}}), "no setting memory", "sync.bucket_mib"),
-        (lambda: with_settings(ddp(2), {"sync": {"bucket": 1}}), "no setting sync.bucket", "sync.bucket_mib, sync.overlap"),
+        (
+            lambda: with_settings(ddp(2), {"sync": {"bucket": 1}}),
+            "no setting sync.bucket",
+            "sync.bucket_mib, sync.overlap",
+        ),
         (lambda: with_settings(ddp(2), {"sync": {"bucket_mib": -1}}), "sync.bucket_mib=-1", "0 or more"),
-        (lambda: with_settings(ddp(2), {"sync": {"bucket_mib": "big"}}), "sync.bucket_mib='big'", "0 or more"),
+        (
+            lambda: with_settings(ddp(2), {"sync": {"bucket_mib": "big"}}),
+            "sync.bucket_mib='big'",
+            "0 or more",
+        ),
         (lambda: Mesh(axes=((DATA, 0),)), "axis data=0", "data=1 or more"),
         (lambda: Mesh(axes=((DATA, "two"),)), "axis data=two", "data=1 or more"),  # type: ignore[arg-type]
         (lambda: Mesh(axes=((DATA, 2), (DATA, 2))), "names an axis twice: data, data", "each axis once"),
         (lambda: plan_from({"mesh": {}}, "x.yaml"), "x.yaml is not a plan", "plan: NAME"),
         (lambda: plan_from({"plan": "ddp", "mash": 1}, "x.yaml"), "unknown keys mash", "plan: NAME"),
-        (lambda: plan_from({"plan": "ddp", "mesh": 4}, "x.yaml"), "x.yaml is not a plan", "mesh: {axis: size}"),
+        (
+            lambda: plan_from({"plan": "ddp", "mesh": 4}, "x.yaml"),
+            "x.yaml is not a plan",
+            "mesh: {axis: size}",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_its_fix(make: Any, what: str, fix: str) -> None:

@@ -5,13 +5,13 @@ from dataclasses import replace
 from functools import cache
 
 import torch
+from tests.unit.run.training import captures
 
 from plait.graph.graph import Graph
 from plait.plan.named import resolve
 from plait.program.compile import Settings, compile_program
 from plait.program.instructions import Instruction
 from plait.program.program import Program
-from tests.unit.run.training import captures
 
 
 def graph_of(name: str, size: int) -> Graph:
@@ -21,10 +21,17 @@ def graph_of(name: str, size: int) -> Graph:
 
 @cache
 def program_of(
-    name: str, ranks: int, micro_batches: tuple[int, ...] = (7,), *, bucket_mib: float = 8.0, overlap: bool = True
+    name: str,
+    ranks: int,
+    micro_batches: tuple[int, ...] = (7,),
+    *,
+    bucket_mib: float = 8.0,
+    overlap: bool = True,
 ) -> Program:
     """A compiled case."""
-    plan = resolve("ddp" if ranks > 1 else "single", ranks, {"sync": {"bucket_mib": bucket_mib, "overlap": overlap}})
+    plan = resolve(
+        "ddp" if ranks > 1 else "single", ranks, {"sync": {"bucket_mib": bucket_mib, "overlap": overlap}}
+    )
     graphs = {size: graph_of(name, size) for size in set(micro_batches)}
     settings = Settings(clip_norm=1.0, batch_norm="global", device=torch.device("cpu"))
     return compile_program(graphs, plan, micro_batches, settings)

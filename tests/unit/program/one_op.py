@@ -1,7 +1,7 @@
 """Run one op on several ranks in one process, cut as a strategy says, and put its outputs together again.
 
-In: an op call on real tensors, a strategy, how an axis is cut. Out: the op's global outputs as the ranks computed them. The
-placements are given by hand; the local graphs are those of the real localizer.
+In: an op call on real tensors, a strategy, how an axis is cut. Out: the op's global outputs as the ranks computed
+them. The placements are given by hand; the local graphs are those of the real localizer.
 """
 
 import operator
@@ -50,10 +50,16 @@ class OneOp:
     def expected(self) -> list[Tensor]:
         """What the op gives when nothing is cut."""
         result = _run_whole(self)
-        return [entry for entry in ([result] if isinstance(result, Tensor) else result) if isinstance(entry, Tensor)]
+        return [
+            entry
+            for entry in ([result] if isinstance(result, Tensor) else result)
+            if isinstance(entry, Tensor)
+        ]
 
 
-def one_op(target: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None, *, key: Tensor | None = None) -> OneOp:
+def one_op(
+    target: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None, *, key: Tensor | None = None
+) -> OneOp:
     """The graph of one call; every tensor argument becomes a placeholder."""
     mode = FakeTensorMode()
     graph = fx.Graph()
@@ -120,17 +126,21 @@ def _run_whole(op: OneOp) -> Any:
 def run_on_ranks(
     op: OneOp, strategy: Strategy, axis: AxisShares, *, arrives: Placement | None = None
 ) -> list[list[Tensor]]:
-    """For every output, the whole tensor as each rank has it in the end; inputs arrive as the op wants them if not given."""
+    """For every output, the whole tensor as each rank has it in the end; inputs arrive as the op wants them."""
     placed = strategy.inputs if arrives is None else (arrives,) * len(strategy.inputs)
     placements = _placements(op, strategy, axis, placed)
     generator = torch.Generator().manual_seed(0)
-    tensors = [leaf for leaf in pytree.tree_leaves((op.node.args, op.node.kwargs)) if isinstance(leaf, fx.Node)]
+    tensors = [
+        leaf for leaf in pytree.tree_leaves((op.node.args, op.node.kwargs)) if isinstance(leaf, fx.Node)
+    ]
     shares: dict[str, list[Tensor]] = {SCALAR: [op.inputs[SCALAR]] * axis.size}
     for node, placement in zip(tensors, placed, strict=True):
         if node.name in op.inputs:
             shares[node.name] = distribute(op.inputs[node.name], placement, axis, generator)
     if op.key is not None:
-        shares[op.key] = [_with_first_sample(op.inputs[op.key], axis.offset(rank)) for rank in range(axis.size)]
+        shares[op.key] = [
+            _with_first_sample(op.inputs[op.key], axis.offset(rank)) for rank in range(axis.size)
+        ]
     ranks = []
     for rank in range(axis.size):
         local = localize(op.graph, [placements], [rank], local_batch_norm=False)
@@ -153,7 +163,9 @@ def _placements(op: OneOp, strategy: Strategy, axis: AxisShares, placed: Sequenc
         outputs[node] = (Replicate(),)
         if node.op == "call_function":
             strategies[node] = Strategy((), (Replicate(),))
-    tensors = [leaf for leaf in pytree.tree_leaves((op.node.args, op.node.kwargs)) if isinstance(leaf, fx.Node)]
+    tensors = [
+        leaf for leaf in pytree.tree_leaves((op.node.args, op.node.kwargs)) if isinstance(leaf, fx.Node)
+    ]
     for node, placement in zip(tensors, placed, strict=True):
         if node.op == "placeholder":
             outputs[node] = (placement,)
@@ -195,7 +207,7 @@ def _run_rank(graph: fx.Graph, given: dict[str, Any]) -> Generator[tuple[Any, ..
                 if node.target in (all_reduce, all_gather):
                     values[node] = yield (node.target, *args)
                 else:
-                    values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+                    values[node] = node.target(*args, **kwargs)
             elif node.op == "output":
                 return list(fx.map_arg(node.args[0], values.__getitem__))
     raise AssertionError("a graph without an output")
@@ -221,5 +233,3 @@ def _in_lock_step(ranks: list[Generator[tuple[Any, ...], Tensor, list[Any]]]) ->
             _, _, _, dim, extents = asked[0]
             assert [t.shape[dim] for t in tensors] == list(extents)
             replies = [torch.cat(tensors, dim)] * len(ranks)
-
-

@@ -2,16 +2,17 @@
 
 A dim of extent 6 is cut in shares of 2, 1 and 3 units, or 4, 0 and 2; one of extent 12 also in pieces of each of two parts.
 """
+# ruff: noqa: E501
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from tests.unit.program.one_op import Zeros
 from torch import Tensor
 
 from plait.graph.random_ops import random_key
-from tests.unit.program.one_op import Zeros
 
 aten = torch.ops.aten
 ours = torch.ops.plait
@@ -84,10 +85,16 @@ _adaptive, _adaptive_where = aten.adaptive_max_pool2d.default(_image, [2, 2])
 _rows, _gain, _shift = x(12, 3, 5), x(5), x(5)
 _, _row_mean, _row_rstd = aten.native_layer_norm.default(_rows, [5], _gain, _shift, 1e-5)
 _channel_gain, _channel_shift = x(6), x(6)
-_group_y, _group_mean, _group_rstd = aten.native_group_norm.default(_image, _channel_gain, _channel_shift, 6, 6, 16, 3, 1e-5)
-_batch_y, _batch_mean, _batch_invstd, _, _ = ours.batch_norm(_image, _channel_gain, _channel_shift, x(6), u(6), 0.1, 1e-5)
+_group_y, _group_mean, _group_rstd = aten.native_group_norm.default(
+    _image, _channel_gain, _channel_shift, 6, 6, 16, 3, 1e-5
+)
+_batch_y, _batch_mean, _batch_invstd, _, _ = ours.batch_norm(
+    _image, _channel_gain, _channel_shift, x(6), u(6), 0.1, 1e-5
+)
 _folded = x(1, 12, 4, 4)
-_, _folded_mean, _folded_rstd = aten.native_batch_norm.default(_folded, x(12), x(12), None, None, True, 0.1, 1e-5)
+_, _folded_mean, _folded_rstd = aten.native_batch_norm.default(
+    _folded, x(12), x(12), None, None, True, 0.1, 1e-5
+)
 _logits, _labels, _class_weight = x(12, 5).log_softmax(1), i(5, 12), u(5)
 _labels[1], _labels[7] = -100, -100
 _maps, _map_labels = x(6, 5, 3, 3).log_softmax(1), i(5, 6, 3, 3)
@@ -303,6 +310,19 @@ VIEWS = (
     e(aten.tril.default, x(12, 6, 6)), e(aten.triu.default, x(12, 6, 6), 1), e(aten.tril.default, x(6, 6)),
 )  # fmt: skip
 
+_sequence, _cell = x(3, 6, 4), (x(20, 4), x(20, 5), x(20), x(20), x(6, 5), x(6, 5))
+
+RECURRENT = (
+    *(e(ours.lstm_layer.default, _sequence, *_cell, reverse) for reverse in (False, True)),
+    *(
+        e(
+            ours.lstm_layer_backward.default, x(3, 6, 5), x(6, 5), x(6, 5), _sequence, *_cell,
+            *ours.lstm_layer(_sequence, *_cell, reverse), reverse,
+        )
+        for reverse in (False, True)
+    ),
+)  # fmt: skip
+
 DRAWN = (
     drawn(ours.bernoulli.default, [12, 6], torch.float64, 0.3),
     drawn(ours.bernoulli.default, [3, 12, 6], torch.float64, 0.7),
@@ -320,5 +340,6 @@ EXAMPLES: tuple[Example, ...] = (
     *IMAGES,
     *INDEXING,
     *VIEWS,
+    *RECURRENT,
     *DRAWN,
 )

@@ -1,12 +1,12 @@
 """Buckets: in the order of production, of the size asked for, the same for every rank."""
 
 import pytest
+from tests.unit.program.compiled import graph_of
 
 from plait.plan.named import resolve
 from plait.program.buckets import make_buckets
 from plait.program.compile import _place
 from plait.program.program import Bucket
-from tests.unit.program.compiled import graph_of
 
 
 def buckets(name: str, ranks: int, bucket_mib: float) -> tuple[Bucket, ...]:
@@ -27,7 +27,9 @@ def test_gradients_stand_in_the_order_in_which_the_backward_makes_them() -> None
     graph = graph_of("mlp", 7)
     order = list(graph.nodes())
     held = [parameter for bucket in buckets("mlp", 2, 0.0) for parameter in bucket.parameters]
-    assert [order.index(graph.gradients[name]) for name in held] == sorted(order.index(n) for n in graph.gradients.values())
+    assert [order.index(graph.gradients[name]) for name in held] == sorted(
+        order.index(n) for n in graph.gradients.values()
+    )
     assert held[-1].startswith("0."), "the first layer's gradients come last"
 
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.unit.program.compiled import program_of, with_instructions
 
 from plait.errors import ProgramError
 from plait.program.check import check_program
 from plait.program.instructions import Accumulate, Collective, Finish, Instruction, Load, Update, Wait
 from plait.program.program import Program
-from tests.unit.program.compiled import program_of, with_instructions
 
 Plant = Callable[[list[Instruction]], list[Instruction]]
 
@@ -46,7 +46,11 @@ def test_a_value_that_is_read_before_it_is_written() -> None:
     instructions = list(sound().classes[0].instructions)
     load = find(instructions, Load)
     first = next(i for i in instructions if set(i.reads) & set(load.writes))
-    says(lambda given: [i for i in given if i.id != load.id], f"instruction {text(first)} reads 0/batch", "before it is written")
+    says(
+        lambda given: [i for i in given if i.id != load.id],
+        f"instruction {text(first)} reads 0/batch",
+        "before it is written",
+    )
 
 
 def test_a_value_that_is_used_while_it_travels() -> None:
@@ -57,13 +61,17 @@ def test_a_value_that_is_used_while_it_travels() -> None:
     def plant(given: list[Instruction]) -> list[Instruction]:
         return [*(i for i in given if i.id != wait.id), wait]
 
-    says(plant, f"instruction {text(finish)} uses bucket:0 while instruction {text(sent)} is still communicating")
+    says(
+        plant,
+        f"instruction {text(finish)} uses bucket:0 while instruction {text(sent)} is still communicating",
+    )
 
 
 def test_a_collective_that_nobody_awaits() -> None:
     last = find(list(sound().classes[0].instructions), Update)
     extra = Collective(
-        id=last.id + 1, name="all_reduce weight", kind="communication", op="all_reduce", axis="data", reads=("weight",), writes=("weight",)
+        id=last.id + 1, name="all_reduce weight", kind="communication", op="all_reduce", axis="data",
+        reads=("weight",), writes=("weight",),
     )  # fmt: skip
     says(lambda given: [*given, extra], f"instruction {text(extra)} is never awaited")
 
@@ -71,7 +79,10 @@ def test_a_collective_that_nobody_awaits() -> None:
 def test_a_wait_for_nothing() -> None:
     wait = find(list(sound().classes[0].instructions), Wait, "bucket:0")
     again = replace(wait, id=900)
-    says(lambda given: _after(given, wait, again), f"instruction {text(again)} waits for {wait.of}, which is not under way")
+    says(
+        lambda given: _after(given, wait, again),
+        f"instruction {text(again)} waits for {wait.of}, which is not under way",
+    )
 
 
 def _after(given: list[Instruction], place: Instruction, new: Instruction) -> list[Instruction]:
@@ -98,11 +109,13 @@ def test_a_value_that_is_read_after_it_was_freed() -> None:
     def plant(given: list[Instruction]) -> list[Instruction]:
         return [replace(i, reads=(frees.frees[0],)) if i.id == update.id else i for i in given]
 
-    says(plant, f"instruction {text(update)} reads {frees.frees[0]}, which instruction {text(frees)} has freed")
+    says(
+        plant, f"instruction {text(update)} reads {frees.frees[0]}, which instruction {text(frees)} has freed"
+    )
 
 
 def test_ranks_that_start_their_collectives_in_another_order() -> None:
-    """Bucket 0 and bucket 1 travel in another order on the ranks of class 1: each of the two would wait for the other."""
+    """Buckets 0 and 1 travel in another order on the ranks of class 1: each would wait for the other."""
     program = sound()
     assert len(program.classes) == 2
 
@@ -127,7 +140,10 @@ def test_ranks_that_start_fewer_collectives() -> None:
 
 
 def test_a_bucket_that_is_never_summed() -> None:
-    says(lambda given: [i for i in given if "bucket:1" not in i.name], "bucket:1 is summed 0 times over data; it must be 1")
+    says(
+        lambda given: [i for i in given if "bucket:1" not in i.name],
+        "bucket:1 is summed 0 times over data; it must be 1",
+    )
 
 
 def test_a_bucket_that_is_summed_twice() -> None:

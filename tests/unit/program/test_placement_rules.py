@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from tests.unit.program.one_op import OneOp, one_op, run_on_ranks
+from tests.unit.program.op_examples import EXAMPLES, Example
 from torch import Tensor, fx
 
 from plait.program import lowering
 from plait.program.placement import AxisShares, P, Placement, R, Shard, Strategy
 from plait.program.propagate import candidates
 from plait.program.rules import Op, base
-from tests.unit.program.one_op import OneOp, one_op, run_on_ranks
-from tests.unit.program.op_examples import EXAMPLES, Example
 
 UNITS = ((2, 0, 1, 3), (1, 0), (6,))
 """Unequal shares and an empty one; a batch of one sample; a single rank."""
 NEVER_CUT = {
-    "aten.max.other", "aten.max.default", "aten.min.default", "aten.argmax.default", "aten.any.default", "aten.all.default", "aten.prod.default",
-    "aten.norm.Scalar",
+    "aten.max.other", "aten.max.default", "aten.min.default", "aten.argmax.default",
+    "aten.any.default", "aten.all.default", "aten.prod.default", "aten.norm.Scalar",
 }  # fmt: skip
 """Overloads under a rule for which it lists nothing: their inputs are gathered, which is correct."""
 
@@ -39,7 +39,9 @@ def test_every_strategy_of_a_rule_is_right(example: Example) -> None:
     for units in UNITS if example.target.overloadpacket in lowering._TABLE else UNITS[:2]:
         axis = AxisShares(name="data", units=units)
         for strategy in candidates(Op(op.node, axis, outers)):
-            if units == (1, 0) and strategy in tried:  # of a batch of one, only what could not be cut otherwise
+            if (
+                units == (1, 0) and strategy in tried
+            ):  # of a batch of one, only what could not be cut otherwise
                 continue
             if any(p == P and t.meta["val"].dtype == torch.bool for p, t in _pairs(op, strategy, axis)):
                 continue  # a mask is never a sum
@@ -55,7 +57,9 @@ def _pairs(op: OneOp, strategy: Strategy, axis: AxisShares) -> Iterator[tuple[Pl
 
 def _try(op: OneOp, strategy: Strategy, axis: AxisShares, example: Example) -> None:
     expected = op.expected
-    if example.key is not None:  # numbers depend on which dim holds the samples, so the reference is one rank with the same strategy
+    if (
+        example.key is not None
+    ):  # numbers depend on which dim holds the samples, so the reference is one rank with the same strategy
         alone = AxisShares(name=axis.name, units=(axis.total,))
         expected = [parts[0] for parts in run_on_ranks(op, strategy, alone)]
     found = run_on_ranks(op, strategy, axis)
@@ -66,9 +70,16 @@ def _try(op: OneOp, strategy: Strategy, axis: AxisShares, example: Example) -> N
             where = f"{op.node.target} as {_text(strategy)} on shares {axis.units}: output {position} of rank {rank}"
             assert actual.shape == whole.shape, where
             if example.values and position not in example.absent:
-                torch.testing.assert_close(
-                    actual, whole, rtol=example.tolerance, atol=example.tolerance, msg=lambda m, where=where: f"{where}: {m}"
-                )
+                wrong = _difference(actual, whole, example.tolerance)
+                assert not wrong, f"{where}: {wrong}"
+
+
+def _difference(actual: Tensor, wanted: Tensor, tolerance: float) -> str:
+    try:
+        torch.testing.assert_close(actual, wanted, rtol=tolerance, atol=tolerance)
+    except AssertionError as error:
+        return str(error)
+    return ""
 
 
 def _text(strategy: Strategy) -> str:

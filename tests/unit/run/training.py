@@ -1,15 +1,15 @@
-"""Train a case of the zoo in one process: eagerly, on one rank, on many. Captures and programs are shared between tests.
+"""Train a case of the zoo in one process: eagerly, on one rank, on many. Captures and programs are shared by tests.
 
 In: the name of a case and what differs from the default job. Out: a `Trained` with everything that parity compares.
 """
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import torch
+from tests.zoo import ZOO, Case, images
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -23,7 +23,6 @@ from plait.run.machine import Machine
 from plait.run.programs import Programs
 from plait.run.serial import Mailboxes, Reduce, SerialLinks, Unobserved, add_up, run_step
 from plait.run.state import ModelState
-from tests.zoo import ZOO, Case, images
 
 BATCH, NUM_SAMPLES, STEPS = 7, 19, 3
 """Steps of 7, 7 and 5 samples: the last one is smaller, and no number of ranks divides them evenly."""
@@ -31,22 +30,35 @@ BATCH, NUM_SAMPLES, STEPS = 7, 19, 3
 
 def small_batch_norm() -> nn.Module:
     return nn.Sequential(
-        *(nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.BatchNorm2d(4), nn.LeakyReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(
+            nn.Conv2d(3, 4, 3, stride=2, padding=1),
+            nn.BatchNorm2d(4),
+            nn.LeakyReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+        ),
         *(nn.Linear(64, 6, bias=False), nn.BatchNorm1d(6, affine=False), nn.Linear(6, 10)),
     )
 
 
 def other_norms() -> nn.Module:
     return nn.Sequential(
-        *(nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.GroupNorm(2, 4), nn.PReLU(4), nn.Upsample(scale_factor=2)),
+        *(
+            nn.Conv2d(3, 4, 3, stride=2, padding=1),
+            nn.GroupNorm(2, 4),
+            nn.PReLU(4),
+            nn.Upsample(scale_factor=2),
+        ),
         *(nn.Conv2d(4, 4, 3, stride=4), nn.InstanceNorm2d(4, affine=True), nn.Hardswish(), nn.AvgPool2d(2)),
         *(nn.ReflectionPad2d(1), nn.Flatten(), nn.Linear(64, 10)),
     )
 
 
-CASES: Mapping[str, Case] = {
+CASES: dict[str, Case] = {
     **{name: case for name, case in ZOO.items() if case.capturable},
-    "small_batch_norm": Case(model=small_batch_norm, samples=images, loss=nn.CrossEntropyLoss(), batch_statistics=True),
+    "small_batch_norm": Case(
+        model=small_batch_norm, samples=images, loss=nn.CrossEntropyLoss(), batch_statistics=True
+    ),
     "other_norms": Case(model=other_norms, samples=images, loss=nn.CrossEntropyLoss()),
 }
 
@@ -78,39 +90,73 @@ def captures(name: str, dtype: torch.dtype, precision: str) -> Captures:
     return Captures(case_job(name, dtype, precision=precision), None, dtype)
 
 
+def uncapturable_job(**changes: Any) -> Job:
+    """The job of a model whose Python control flow depends on the data."""
+    return ZOO["branching"].job(**({"batch": BATCH, "steps": STEPS, "num_samples": NUM_SAMPLES} | changes))
+
+
 def case_job(name: str, dtype: torch.dtype, **changes: Any) -> Job:
     """The job of a case; a loss that holds tensors (class weights) has them in the dtype of the run."""
     given: dict[str, Any] = {"batch": BATCH, "steps": STEPS, "num_samples": NUM_SAMPLES} | changes
-    job = CASES[name].job(**given)
+    job = {**ZOO, **CASES}[name].job(**given)
     return replace(job, loss=copy.deepcopy(job.loss).to(dtype)) if isinstance(job.loss, nn.Module) else job
 
 
 def train(
-    name: str, ranks: int, *, dtype: torch.dtype = torch.float64, reduce: Reduce = add_up, bucket_mib: float = 8.0, **changes: Any
+    name: str,
+    ranks: int,
+    *,
+    dtype: torch.dtype = torch.float64,
+    reduce: Reduce = add_up,
+    bucket_mib: float = 8.0,
+    **changes: Any,
 ) -> Trained:
     """All ranks in this process; one rank is the plan `single`."""
     job = case_job(name, dtype, **changes)
-    return train_job(job, ranks, dtype, captures(name, dtype, job.precision), reduce, bucket_mib)
+    known = programs(name, dtype, ranks, bucket_mib, job.precision, job.clip_norm, job.batch_norm)
+    return train_job(job, ranks, dtype, known, reduce)
+
+
+@cache
+def programs(
+    name: str,
+    dtype: torch.dtype,
+    ranks: int,
+    bucket_mib: float,
+    precision: str,
+    clip_norm: float | None,
+    batch_norm: str,
+) -> Programs:
+    """The programs of a case, whatever its optimizer and its samples."""
+    job = case_job(name, dtype, precision=precision, clip_norm=clip_norm, batch_norm=batch_norm)
+    plan = resolve("single" if ranks == 1 else "ddp", ranks, {"sync": {"bucket_mib": bucket_mib}})
+    made = Programs(job, open_data(job.data, job.collate), plan, torch.device("cpu"), dtype)
+    made.captures = captures(name, dtype, precision)
+    return made
 
 
 def train_job(
-    job: Job, ranks: int, dtype: torch.dtype, known: Captures | None = None, reduce: Reduce = add_up, bucket_mib: float = 8.0
+    job: Job, ranks: int, dtype: torch.dtype, known: Programs | None = None, reduce: Reduce = add_up
 ) -> Trained:
     """Like `train`, for a job of one's own."""
     source = open_data(job.data, job.collate)
-    plan = resolve("single" if ranks == 1 else "ddp", ranks, {"sync": {"bucket_mib": bucket_mib}})
     cpu = torch.device("cpu")
-    programs = Programs(job, source, plan, cpu, dtype)
-    programs.captures = known if known is not None else programs.captures
+    plan = known.plan if known is not None else resolve("single" if ranks == 1 else "ddp", ranks)
+    used = known if known is not None else Programs(job, source, plan, cpu, dtype)
     boxes = Mailboxes(plan.mesh, reduce)
-    machines = [Machine(rank, ModelState(job, cpu, dtype), SerialLinks(boxes, rank), Unobserved()) for rank in range(ranks)]
+    machines = [
+        Machine(rank, ModelState(job, cpu, dtype), SerialLinks(boxes, rank), Unobserved())
+        for rank in range(ranks)
+    ]
     gradients: list[dict[str, Tensor]] = []
-    machines[0].store.on_ready = lambda found: gradients.append({key: value.clone() for key, value in found.items()})
+    machines[0].store.on_ready = lambda found: gradients.append(
+        {key: value.clone() for key, value in found.items()}
+    )
     losses, norms, rates, weights, ids = [], [], [], [], []
     assert job.steps is not None
     for step in range(job.steps):
         shares = [_shares(job, source, step, rank, ranks) for rank in range(ranks)]
-        run_step(machines, programs.for_step(shares[0]), step, shares)
+        run_step(machines, used.for_step(shares[0]), step, shares)
         outcomes = [machine.outcome for machine in machines if machine.outcome is not None]
         assert len({outcome.loss for outcome in outcomes}) == 1, "ranks report different losses"
         losses.append(outcomes[0].loss)
@@ -121,7 +167,8 @@ def train_job(
     states = [dict(machine.state.model.state_dict()) for machine in machines]
     spread = max((_distance(states[0][key], other[key]) for other in states for key in other), default=0.0)
     return Trained(
-        losses=losses, gradients=gradients, state=states[0], norms=norms, rates=rates, weights=weights, ids=ids, spread=spread
+        losses=losses, gradients=gradients, state=states[0], norms=norms, rates=rates,
+        weights=weights, ids=ids, spread=spread,
     )  # fmt: skip
 
 
@@ -137,7 +184,11 @@ def _shares(job: Job, source: Any, step: int, rank: int, ranks: int) -> tuple[Sh
 def order_of(job: Job, num_samples: int) -> SampleOrder:
     """The order of the job's samples."""
     return SampleOrder(
-        num_samples=num_samples, batch=job.batch, accumulate=job.accumulate, seed=job.seed, shuffle=job.shuffle
+        num_samples=num_samples,
+        batch=job.batch,
+        accumulate=job.accumulate,
+        seed=job.seed,
+        shuffle=job.shuffle,
     )
 
 
@@ -148,11 +199,15 @@ def train_eagerly(name: str, dtype: torch.dtype = torch.float64, **changes: Any)
     optimizer = job.build_optimizer(list(model.named_parameters()))
     source = open_data(job.data, job.collate)
     order = order_of(job, source.num_samples or 0)
-    losses, gradients, norms = [], [], []
+    losses: list[float] = []
+    gradients: list[dict[str, Tensor]] = []
+    norms: list[tuple[float, ...]] = []
     assert job.steps is not None
     for step in range(job.steps):
         batch = pytree.tree_map_only(
-            Tensor, lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, source.fetch(order.at(step).ids)
+            Tensor,
+            lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf,
+            source.fetch(order.at(step).ids),
         )
         optimizer.zero_grad()
         loss = job.objective_of(model, batch)
@@ -164,19 +219,30 @@ def train_eagerly(name: str, dtype: torch.dtype = torch.float64, **changes: Any)
         optimizer.step()
         losses.append(loss.item())
     return Trained(
-        losses=losses, gradients=gradients, state=dict(model.state_dict()), norms=norms, rates=[], weights=[], ids=[], spread=0.0
+        losses=losses, gradients=gradients, state=dict(model.state_dict()), norms=norms, rates=[],
+        weights=[], ids=[], spread=0.0,
     )  # fmt: skip
 
 
-def compare(found: Trained, wanted: Trained, *, tolerance: float = 1e-9, floor: float = 1e-12, loss_tolerance: float = 1e-9) -> list[str]:
+def compare(
+    found: Trained,
+    wanted: Trained,
+    *,
+    tolerance: float = 1e-9,
+    floor: float = 1e-12,
+    loss_tolerance: float = 1e-9,
+) -> list[str]:
     """Every loss, gradient, weight and buffer that differs: by more than `tolerance` of its tensor's largest value, and
-    by more than `floor` of the norm of all tensors of its kind (gradients that are zero in exact arithmetic are noise)."""
+    by more than `floor` of the norm of all tensors of its kind (what is zero in exact arithmetic is noise)."""
     wrong = [
         f"loss of step {step}: {a} for {b}"
         for step, (a, b) in enumerate(zip(found.losses, wanted.losses, strict=True))
         if not abs(a - b) <= loss_tolerance * max(abs(b), 1.0)
     ]
-    pairs = [(f"gradient at step {s}", a, b) for s, (a, b) in enumerate(zip(found.gradients, wanted.gradients, strict=True))]
+    pairs = [
+        (f"gradient at step {s}", a, b)
+        for s, (a, b) in enumerate(zip(found.gradients, wanted.gradients, strict=True))
+    ]
     for kind, ours, theirs in [*pairs, ("state", found.state, wanted.state)]:
         if ours.keys() != theirs.keys():
             wrong.append(f"{kind} has {sorted(ours.keys() ^ theirs.keys())} on one side only")
@@ -198,5 +264,3 @@ def _largest(tensor: Tensor) -> float:
 
 def _distance(a: Tensor, b: Tensor) -> float:
     return _largest(a.double() - b.double()) if a.shape == b.shape else float("inf")
-
-

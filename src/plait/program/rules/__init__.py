@@ -3,4 +3,15 @@
 from plait.program.rules import indexing, pointwise, products, random, recurrent, reductions, views
 from plait.program.rules.base import Op, Rule, find_rule
 
-__all__ = ["Op", "Rule", "find_rule", "indexing", "pointwise", "products", "random", "recurrent", "reductions", "views"]
+__all__ = [
+    "Op",
+    "Rule",
+    "find_rule",
+    "indexing",
+    "pointwise",
+    "products",
+    "random",
+    "recurrent",
+    "reductions",
+    "views",
+]

@@ -1,8 +1,8 @@
 """The vocabulary of the rules: an op seen by its schema, and the table that rules enter.
 
 A rule is a function `(Op) -> list[Strategy]`, entered under the ops it speaks for with `@rule(aten.mm, ...)`.
-"All replicated" is always possible and never needs to be listed. A rule must be right for every shape it sees; it may be
-incomplete (then tensors are gathered, which is correct, slower, and reported).
+"All replicated" is always possible and never needs to be listed. A rule must be right for every shape it sees; it may
+be incomplete (then tensors are gathered, which is correct, slower, and reported).
 """
 
 from collections.abc import Callable, Sequence
@@ -119,4 +119,19 @@ def shards(ndim: int, *, skip: Sequence[int] = ()) -> list[int]:
     return [dim for dim in range(ndim) if dim not in skip]
 
 
-__all__ = ["AxisShares", "Op", "P", "Placement", "R", "Rule", "Shard", "Strategy", "aten", "find_rule", "ours", "rule", "shape_of", "shards"]
+__all__ = [
+    "AxisShares",
+    "Op",
+    "P",
+    "Placement",
+    "R",
+    "Rule",
+    "Shard",
+    "Strategy",
+    "aten",
+    "find_rule",
+    "ours",
+    "rule",
+    "shape_of",
+    "shards",
+]

@@ -52,7 +52,9 @@ def _layout(op: Op) -> tuple[int, int, int] | None:
     if places != list(range(places[0], places[0] + len(places))):
         return None
     tensors = [entry for entry in indices if isinstance(entry, fx.Node)]
-    if any(not entry.meta["val"].dtype.is_signed for entry in tensors):  # a boolean mask picks as many as it finds
+    if any(
+        not entry.meta["val"].dtype.is_signed for entry in tensors
+    ):  # a boolean mask picks as many as it finds
         return None
     return places[0], len(places), max(len(shape_of(entry)) for entry in tensors)
 
@@ -67,7 +69,7 @@ def _cut(shapes: list[tuple[int, ...]], dim: int, ndim: int, extent: int) -> tup
 
 def _is_zeros(node: fx.Node) -> bool:
     if node.target in (aten.full.default, aten.new_full.default, aten.full_like.default):
-        return node.args[-1] == 0
+        return bool(node.args[-1] == 0)
     return node.target in (aten.zeros.default, aten.new_zeros.default, aten.zeros_like.default)
 
 

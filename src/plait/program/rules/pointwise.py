@@ -22,13 +22,16 @@ def aligned(op: Op, dim: int) -> tuple[Placement, ...]:
 @rule(
     "pointwise", aten.clone, aten._to_copy, aten.lift_fresh_copy, aten.copy, aten.where, aten.masked_fill, aten.fill,
     aten.leaky_relu_backward, aten.hardtanh_backward, aten.elu_backward, aten.softplus_backward, aten.mish_backward,
-    aten.hardswish, aten.hardswish_backward, aten.hardsigmoid_backward, aten.hardshrink_backward, aten.softshrink_backward,
-    aten.log_sigmoid_forward, aten.log_sigmoid_backward, aten._prelu_kernel, aten._prelu_kernel_backward,
+    aten.hardswish, aten.hardswish_backward, aten.hardsigmoid_backward, aten.hardshrink_backward,
+    aten.softshrink_backward, aten.log_sigmoid_forward, aten.log_sigmoid_backward, aten._prelu_kernel,
+    aten._prelu_kernel_backward,
 )  # fmt: skip
 def pointwise(op: Op) -> list[Strategy]:
     """What torch tags as pointwise, and what it has not tagged though it is."""
     outputs = len(op.outputs)
-    found = [Strategy(aligned(op, dim), (Shard(dim),) * outputs) for dim in range(len(op.out)) if op.out[dim] != 1]
+    found = [
+        Strategy(aligned(op, dim), (Shard(dim),) * outputs) for dim in range(len(op.out)) if op.out[dim] != 1
+    ]
     return found + _partial(op)
 
 
@@ -60,7 +63,7 @@ def elementwise_loss(op: Op) -> list[Strategy]:
     """Reduced over everything: shards of any dim give a part of the sum (a mean is lowered to sum / count)."""
     if op.arg("reduction") == 0:
         return pointwise(op)
-    full = tuple(torch.broadcast_shapes(*op.shapes))
+    full = tuple(torch.broadcast_shapes(*op.shapes))  # type: ignore[no-untyped-call]
     return [Strategy(_aligned_to(op, full, dim), (P,)) for dim in range(len(full))]
 
 

@@ -30,7 +30,9 @@ def _dims(op: Op, ndim: int) -> tuple[list[int], bool]:
     if dims is None or (isinstance(dims, (list, tuple)) and not dims):
         return list(range(ndim)), bool(op.arg("keepdim")) if "keepdim" in names else False
     listed = [dims] if isinstance(dims, int) else list(dims)
-    return [int(dim) % max(ndim, 1) for dim in listed], bool(op.arg("keepdim")) if "keepdim" in names else False
+    return [int(dim) % max(ndim, 1) for dim in listed], bool(
+        op.arg("keepdim")
+    ) if "keepdim" in names else False
 
 
 @rule(
@@ -109,21 +111,25 @@ def cross_entropy_backward(op: Op) -> list[Strategy]:
     grad = Shard(0) if reduction == 0 else R
     found = [op.by_name((Shard(0),), grad_output=grad, self=Shard(0), target=Shard(0))]
     if reduction != 1:  # the weight is not looked at
-        found.append(op.by_name((Shard(0),), grad_output=grad, self=Shard(0), target=Shard(0), total_weight=P))
+        found.append(
+            op.by_name((Shard(0),), grad_output=grad, self=Shard(0), target=Shard(0), total_weight=P)
+        )
     return found
 
 
 @rule(
     aten.max_pool2d_with_indices, aten.max_pool2d_with_indices_backward, aten.avg_pool2d, aten.avg_pool2d_backward,
-    aten._adaptive_avg_pool2d, aten._adaptive_avg_pool2d_backward, aten.adaptive_max_pool2d, aten.adaptive_max_pool2d_backward,
+    aten._adaptive_avg_pool2d, aten._adaptive_avg_pool2d_backward, aten.adaptive_max_pool2d,
+    aten.adaptive_max_pool2d_backward,
     aten.max_pool3d_with_indices, aten.max_pool3d_with_indices_backward, aten.avg_pool3d, aten.avg_pool3d_backward,
     aten._adaptive_avg_pool3d, aten._adaptive_avg_pool3d_backward,
     aten.upsample_nearest1d, aten.upsample_nearest2d, aten.upsample_bilinear2d, aten.upsample_bicubic2d,
     aten.upsample_linear1d, aten.upsample_trilinear3d, aten.upsample_nearest3d,
     aten.upsample_nearest1d_backward, aten.upsample_nearest2d_backward, aten.upsample_bilinear2d_backward,
     aten.upsample_bicubic2d_backward, aten.upsample_linear1d_backward, aten.upsample_trilinear3d_backward,
-    aten.upsample_nearest3d_backward, aten.reflection_pad1d, aten.reflection_pad2d, aten.replication_pad1d, aten.replication_pad2d,
-    aten.reflection_pad1d_backward, aten.reflection_pad2d_backward, aten.replication_pad1d_backward, aten.replication_pad2d_backward,
+    aten.upsample_nearest3d_backward, aten.reflection_pad1d, aten.reflection_pad2d, aten.replication_pad1d,
+    aten.replication_pad2d, aten.reflection_pad1d_backward, aten.reflection_pad2d_backward,
+    aten.replication_pad1d_backward, aten.replication_pad2d_backward,
 )  # fmt: skip
 def per_image(op: Op) -> list[Strategy]:
     """Samples and channels, the dims before the spatial ones, are independent."""

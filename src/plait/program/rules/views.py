@@ -14,7 +14,11 @@ def view(op: Op) -> list[Strategy]:
             before = prod(op.shapes[0][d] for d in source if d < dim)
             for outer in {1, *op.outers}:
                 image = _image(op, result, before * outer)
-                if op.shapes[0][dim] % outer == 0 and op.axis.divides(op.shapes[0][dim] // outer) and image is not None:
+                if (
+                    op.shapes[0][dim] % outer == 0
+                    and op.axis.divides(op.shapes[0][dim] // outer)
+                    and image is not None
+                ):
                     found.append(Strategy((Shard(dim, outer),), (image,)))
     return found
 
@@ -33,7 +37,7 @@ def _image(op: Op, result: list[int], lead: int) -> Shard | None:
 
 
 def view_groups(source: tuple[int, ...], result: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
-    """Match the dims of two shapes with the same number of elements, in the finest groups; dims of extent 1 are left out."""
+    """Match the dims of two shapes with the same number of elements, in the finest groups, without dims of extent 1."""
     groups: list[tuple[list[int], list[int]]] = []
     left = [i for i, extent in enumerate(source) if extent != 1]
     right = [i for i, extent in enumerate(result) if extent != 1]
@@ -92,7 +96,9 @@ def changes_some_dims(op: Op) -> list[Strategy]:
     """Dims that keep their extent and are not named pass through."""
     touched = _touched(op)
     pads = op.node.target is aten.constant_pad_nd.default and op.arg("value") != 0
-    return ([] if pads else [Strategy((P,), (P,))]) + [op.same(Shard(dim)) for dim in shards(len(op.out), skip=touched)]
+    return ([] if pads else [Strategy((P,), (P,))]) + [
+        op.same(Shard(dim)) for dim in shards(len(op.out), skip=touched)
+    ]
 
 
 def _touched(op: Op) -> list[int]:
@@ -114,7 +120,14 @@ def select(op: Op) -> list[Strategy]:
     ]
 
 
-@rule(aten.split, aten.split_with_sizes, aten.chunk, aten.unsafe_split, aten.unsafe_split_with_sizes, aten.unsafe_chunk)
+@rule(
+    aten.split,
+    aten.split_with_sizes,
+    aten.chunk,
+    aten.unsafe_split,
+    aten.unsafe_split_with_sizes,
+    aten.unsafe_chunk,
+)
 def split(op: Op) -> list[Strategy]:
     return [op.same(P)] + [op.same(Shard(dim)) for dim in shards(len(op.shapes[0]), skip=[op.dim()])]
 
@@ -139,7 +152,8 @@ def cat(op: Op) -> list[Strategy]:
 def stack(op: Op) -> list[Strategy]:
     new = int(op.arg("dim")) % len(op.out)
     return [op.same(P)] + [
-        Strategy((Shard(dim - (dim > new)),) * len(op.tensors), (Shard(dim),)) for dim in shards(len(op.out), skip=[new])
+        Strategy((Shard(dim - (dim > new)),) * len(op.tensors), (Shard(dim),))
+        for dim in shards(len(op.out), skip=[new])
     ]
 
 
@@ -159,7 +173,8 @@ def slice_backward(op: Op) -> list[Strategy]:
     chosen = int(op.arg("dim")) % ndim
     shift = op.node.target is aten.select_backward.default
     return [Strategy((P,), (P,))] + [
-        Strategy((Shard(dim - (shift and dim > chosen)),), (Shard(dim),)) for dim in shards(ndim, skip=[chosen])
+        Strategy((Shard(dim - (shift and dim > chosen)),), (Shard(dim),))
+        for dim in shards(ndim, skip=[chosen])
     ]
 
 
@@ -172,11 +187,14 @@ def slice_scatter(op: Op) -> list[Strategy]:
 def select_scatter(op: Op) -> list[Strategy]:
     chosen = op.dim()
     return [op.same(P)] + [
-        Strategy((Shard(dim), Shard(dim - (dim > chosen))), (Shard(dim),)) for dim in shards(len(op.out), skip=[chosen])
+        Strategy((Shard(dim), Shard(dim - (dim > chosen))), (Shard(dim),))
+        for dim in shards(len(op.out), skip=[chosen])
     ]
 
 
-@rule(aten.zeros, aten.ones, aten.full, aten.empty, aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty)
+@rule(
+    aten.zeros, aten.ones, aten.full, aten.empty, aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty
+)
 def uniform_factory(op: Op) -> list[Strategy]:
     """The same number everywhere: any piece of it can be made locally."""
     return [Strategy((R,) * len(op.tensors), (Shard(dim),)) for dim in range(len(op.out))]

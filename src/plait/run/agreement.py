@@ -1,0 +1,38 @@
+"""Ranks must start from the same: a difference is found before the first step, not by a wrong result.
+
+In: what a rank has, as a digest. Out: nothing, or an error on every rank that names the first one that differs.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from plait.errors import RunError
+
+
+def check_agreement(what: str, digest: str, ranks: int) -> None:
+    """Compare digests over all ranks; all of them must call it."""
+    if ranks == 1:
+        return
+    found: list[Any] = [None] * ranks
+    dist.all_gather_object(found, digest)
+    different = [rank for rank, other in enumerate(found) if other != found[0]]
+    if different:
+        raise RunError(
+            f"the {what} of rank {different[0]} and rank 0 differ.",
+            fix="make the model and the data depend on the job's seed alone (no time, hostname or os.urandom).",
+        )
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """A digest of names and values, bit for bit."""
+    digest = hashlib.sha256()
+    for name, tensor in tensors.items():
+        digest.update(name.encode())
+        value = tensor.detach().cpu().contiguous()
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b"")
+    return digest.hexdigest()

@@ -1,0 +1,102 @@
+"""Everything that can be found out before a process starts: the data is opened, the step captured and
+compiled.
+
+In: a job and a plan. Out: the programs of its steps, with the opened data; or one error that names what is
+wrong with the job. The user's model, loss and optimizer have been tried once when it returns. It never starts
+a process.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from plait.errors import JobError, PlaitError
+from plait.graph.graph import Graph
+from plait.job.checks import problems
+from plait.job.data import open_data
+from plait.job.job import Job
+from plait.job.order import micro_batch_sizes, shares
+from plait.job.origin import where
+from plait.job.schedule import Schedule
+from plait.plan.plan import Plan
+from plait.program.program import Program
+from plait.run.eager import try_eagerly
+from plait.run.programs import Programs
+
+Listener = Callable[[dict[str, Any]], None]
+"""Is told of everything that a person may want to see while it goes on."""
+
+
+def prepare(job: Job, plan: Plan, device: str, dtype: torch.dtype, tell: Listener) -> Programs:
+    """Open the data, check the job against the plan, capture and compile the first step."""
+    source = open_data(job.data, job.collate)
+    found = [problem.partition("; ") for problem in problems(job, source.num_samples, plan.mesh.size)]
+    if found:
+        raise JobError(
+            "; ".join(what for what, _, _ in found) + ".", fix="; ".join(fix for _, _, fix in found) + "."
+        )
+    programs = Programs(job, source, plan, torch.device(device), dtype)
+    if job.evaluate is not None:
+        programs.held_out = open_data(job.evaluate, job.collate)
+    began = time.perf_counter()
+    compiled = [
+        programs.for_sizes(
+            [shares(size, plan.mesh.size) for size in micro_batch_sizes(count, job.accumulate)]
+        )
+        for count in _step_sizes(job, source.num_samples)
+    ]
+    if programs.capture_error is not None:
+        try_eagerly(job, programs.captures.example)
+    else:
+        _try_optimizer(job, programs.captures.of_size(compiled[0].micro_batches[0]))
+    tell({"compiled_s": time.perf_counter() - began, "notices": _notices(compiled[0], programs)})
+    return programs
+
+
+def _try_optimizer(job: Job, graph: Graph) -> None:
+    """Build the optimizer and the schedule once, on parameters that take no memory."""
+    nodes = graph.nodes()
+    shapes = [
+        (entry.name, nodes[entry.node].meta["val"])
+        for entry in graph.inputs_of("parameter")
+        if entry.trainable
+    ]
+    named = [(name, nn.Parameter(torch.zeros((), dtype=t.dtype).expand(t.shape))) for name, t in shapes]
+    try:
+        Schedule(job.schedule, job.build_optimizer(named))
+    except PlaitError:
+        raise
+    except Exception as error:
+        place = where(error)
+        raise JobError(
+            f"the optimizer or its schedule failed{f' at {place}' if place else ''}: {type(error).__name__}: {error}",
+            fix="mend that line.",
+        ) from error
+
+
+def _step_sizes(job: Job, num_samples: int | None) -> list[int]:
+    """How many samples steps have: the batch, and what is left for the last step of an epoch if the run gets there."""
+    if num_samples is None:
+        return [job.batch]
+    rest = num_samples % job.batch
+    total = job.total_steps(num_samples)
+    ends_an_epoch = total is not None and total > num_samples // job.batch
+    return [
+        min(job.batch, num_samples),
+        *([rest] if rest and num_samples > job.batch and ends_an_epoch else []),
+    ]
+
+
+def _notices(program: Program, programs: Programs) -> list[str]:
+    found = list(program.notices)
+    if programs.capture_error is None:
+        unused = programs.captures.of_size(program.micro_batches[0]).unused
+        if unused:
+            found.append(f"unused by the loss, not trained: {', '.join(unused)}.")
+    if program.gathered and program.plan.mesh.size > 1:
+        ops = sorted({entry.op for entry in program.gathered})
+        found.append(f"tensors are gathered on every rank for {', '.join(ops)}: correct, but slower.")
+    return found

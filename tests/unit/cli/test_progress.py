@@ -1,0 +1,69 @@
+"""What people see while a run goes on: lines for a log, a bar in a terminal, nothing when a program reads."""
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from plait.cli.progress import show_progress
+
+
+def step(number: int) -> dict[str, Any]:
+    return {"metrics": {"step": number, "loss": 1.5, "samples_per_s": 1234.0, "memory_bytes": 2**30}}
+
+
+def shown(events: list[dict[str, Any]], *, terminal: bool = False, quiet: bool = False) -> str:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=terminal, width=120, color_system=None)
+    with show_progress(console, quiet=quiet) as listener:
+        for event in events:
+            listener(event)
+    return text.getvalue()
+
+
+def test_lines_tell_the_first_and_the_last_step() -> None:
+    events = [{"started": "runs/x", "total_steps": 50}, *(step(number) for number in range(50))]
+    lines = shown(events).splitlines()
+    assert lines[0].startswith("step 1/50  loss 1.5  1,234 samples/s  1.0 GiB")
+    assert lines[0].endswith("left")
+    assert lines[-1].startswith("step 50/50")
+    assert "left" not in lines[-1]
+    assert len(lines) < 10  # a fast run does not flood a log
+
+
+def test_a_resumed_run_counts_from_where_it_goes_on() -> None:
+    lines = shown([{"started": "runs/x", "total_steps": 50, "start_step": 40}, step(40)]).splitlines()
+    assert lines[0].startswith("step 41/50")
+
+
+def test_a_stream_has_no_total() -> None:
+    assert shown([{"started": "runs/x", "total_steps": None}, step(0)]).startswith("step 1  loss")
+
+
+def test_notices_and_evaluations_are_told() -> None:
+    events: list[dict[str, Any]] = [
+        {"notices": ["running eagerly: x.py:3"], "compiled_s": 3.0},
+        {"notice": "a slow disk"},
+        {"metrics": {"step": 9, "epoch": 0, "evaluate": {"loss": 0.25, "accuracy": 0.5}}},
+        {"stage": "one process, 3 steps"},
+    ]
+    assert shown(events).splitlines() == [
+        "notice: running eagerly: x.py:3",
+        "captured and compiled in 3 s",
+        "notice: a slow disk",
+        "evaluation after step 10: loss 0.25  accuracy 0.5",
+        "one process, 3 steps",
+    ]
+
+
+def test_a_terminal_gets_a_bar() -> None:
+    text = shown(
+        [{"started": "runs/x", "total_steps": 4}, *(step(number) for number in range(4))], terminal=True
+    )
+    assert "training" in text
+    assert "4/4" in text
+    assert "loss 1.5" in text
+
+
+def test_quiet_says_nothing() -> None:
+    assert shown([{"notice": "a slow disk"}, step(0)], quiet=True) == ""

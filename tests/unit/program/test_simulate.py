@@ -1,0 +1,187 @@
+"""The simulator against step times worked out by hand, and against a real run's trace."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.zoo import ZOO
+
+import plait
+from plait.errors import ProgramError
+from plait.job.data import open_data
+from plait.plan.plan import Plan
+from plait.program.instructions import Collective, Compute, Instruction, Update, Wait
+from plait.program.program import Program, RankProgram
+from plait.program.simulate import measured_durations, simulate
+from plait.run.programs import Programs
+from plait.trace.files import read_trace
+from plait.trace.span import Trace
+
+DURATIONS = {"first": 2.0, "second": 2.0, "reduce 0": 3.0, "reduce 1": 3.0, "update": 1.0}
+
+
+def reduce(number: int, position: int) -> Collective:
+    return Collective(
+        id=position, name=f"reduce {number}", kind="communication", lane="communication", op="all_reduce", axis="data",
+        num_bytes=8,
+    )  # fmt: skip
+
+
+def wait(position: int, of: int) -> Wait:
+    return Wait(id=position, name=f"wait for {of}", kind="wait", of=of)
+
+
+def compute(name: str, position: int) -> Compute:
+    return Compute(id=position, name=name, kind="backward", segment=name)
+
+
+def program_of(*ranks: tuple[Instruction, ...]) -> Program:
+    """A program whose ranks do exactly this."""
+    return Program(
+        plan=plait.resolve("ddp", len(ranks)),
+        micro_batches=(len(ranks),),
+        shares=((1,) * len(ranks),),
+        buckets=(),
+        classes=tuple(RankProgram(instructions=own, segments={}, values={}, constants={}) for own in ranks),
+        members=tuple(range(len(ranks))),
+        gathered=(),
+        notices=(),
+        total_weight=1.0,
+        metric_scalars=(),
+    )
+
+
+UPDATE = Update(id=6, name="update", kind="update")
+OVERLAPPED = (
+    compute("first", 0),
+    reduce(0, 1),
+    compute("second", 2),
+    reduce(1, 3),
+    wait(4, 1),
+    wait(5, 3),
+    UPDATE,
+)
+ONE_BY_ONE = (
+    compute("first", 0),
+    reduce(0, 1),
+    wait(2, 1),
+    compute("second", 3),
+    reduce(1, 4),
+    wait(5, 4),
+    UPDATE,
+)
+
+
+def times(trace: Trace, rank: int = 0) -> dict[str, tuple[float, float]]:
+    return {span.name: (span.start_s, span.end_s) for span in trace.spans if span.rank == rank}
+
+
+def test_communication_is_hidden_behind_computation() -> None:
+    trace = simulate(
+        program_of(OVERLAPPED, OVERLAPPED), lambda rank, instruction: DURATIONS[instruction.name]
+    )
+    assert times(trace) == {
+        "first": (0, 2),
+        "reduce 0": (2, 5),
+        "second": (2, 4),
+        "reduce 1": (4, 8),  # issued at 4, begun at 5: one after the other on its lane
+        "wait for 1": (4, 5),
+        "wait for 3": (5, 8),
+        "update": (8, 9),
+    }
+    assert times(trace, 1) == times(trace, 0)
+    assert trace.source == "simulated"
+
+
+def test_without_overlap_a_step_is_the_sum() -> None:
+    trace = simulate(
+        program_of(ONE_BY_ONE, ONE_BY_ONE), lambda rank, instruction: DURATIONS[instruction.name]
+    )
+    assert times(trace)["update"] == (10, 11)
+
+
+def test_everybody_waits_for_the_slowest() -> None:
+    def duration(rank: int, instruction: Instruction) -> float:
+        return 10.0 if (rank, instruction.name) == (1, "second") else DURATIONS[instruction.name]
+
+    trace = simulate(program_of(OVERLAPPED, OVERLAPPED, OVERLAPPED), duration)
+    assert times(trace, 0)["wait for 3"] == (5, 15)  # from 12, when rank 1 comes, to 15
+    assert times(trace, 0)["reduce 1"] == (4, 15)
+    assert times(trace, 1)["reduce 1"] == (12, 15)
+    assert {times(trace, rank)["update"] for rank in range(3)} == {(15, 16)}
+
+
+def test_steps_follow_each_other() -> None:
+    trace = simulate(
+        program_of(OVERLAPPED, OVERLAPPED), lambda rank, instruction: DURATIONS[instruction.name], steps=3
+    )
+    ends = [span.end_s for span in trace.spans if span.name == "update" and span.rank == 0]
+    assert ends == [9, 18, 27]
+
+
+def test_a_deadlock_is_found_and_told() -> None:
+    alone = (compute("first", 0), UPDATE)
+    with pytest.raises(ProgramError, match="deadlocks: rank 0 in wait for 1"):
+        simulate(program_of(ONE_BY_ONE, alone), lambda rank, instruction: 1.0)
+
+
+def compiled(plan: Plan) -> Program:
+    job = ZOO["mlp"].job(batch=8)
+    source = open_data(job.data, job.collate)
+    sizes = [(4,) * plan.mesh.size]
+    return Programs(job, source, plan, torch.device("cpu")).for_sizes(sizes)
+
+
+def test_overlap_pays_in_a_compiled_program() -> None:
+    """With small buckets and slow links, sending while the backward goes on is faster than sending afterwards."""
+
+    def step_s(overlap: bool) -> float:
+        plan = plait.resolve("ddp", 2, {"sync": {"bucket_mib": 0, "overlap": overlap}})
+        trace = simulate(compiled(plan), lambda rank, instruction: 1.0)
+        return max(span.end_s for span in trace.spans)
+
+    assert step_s(True) < step_s(False)
+
+
+def test_a_compiled_program_takes_its_compute_and_what_is_not_hidden() -> None:
+    plan = plait.resolve("ddp", 2)
+    program = compiled(plan)
+    instructions = program.of(0).instructions
+    local = [i for i in instructions if not isinstance(i, Collective | Wait)]
+    free = simulate(program, lambda rank, i: 0.0 if isinstance(i, Collective) else 1.0)
+    assert max(span.end_s for span in free.spans) == len(local)
+    slow = simulate(program, lambda rank, i: 100.0 if isinstance(i, Collective) else 1.0)
+    collectives = [i for i in instructions if isinstance(i, Collective)]
+    assert 100 * len(collectives) < max(s.end_s for s in slow.spans) <= 100 * len(collectives) + len(local)
+    assert {(s.rank, s.instruction) for s in slow.spans} == {
+        (r, i.id) for r in range(2) for i in instructions
+    }
+
+
+@pytest.mark.timeout(60)
+def test_a_measured_trace_can_be_simulated_again(tmp_path: Path) -> None:
+    job = replace(ZOO["mlp"].job(batch=8, steps=6), shuffle=False)
+    result = plait.train(job, "ddp", 2, out=tmp_path / "run")
+    trace = read_trace(result.folder)
+    program = compiled(plait.resolve("ddp", 2))
+    again = simulate(program, measured_durations(trace))
+    names = {(span.rank, span.instruction): span.name for span in trace.spans}
+    assert {(span.rank, span.instruction): span.name for span in again.spans}.items() <= names.items()
+    for rank in (0, 1):
+        measured = (
+            sum(s.end_s - s.start_s for s in trace.spans if s.rank == rank and s.kind == "backward") / 6
+        )
+        simulated = sum(s.end_s - s.start_s for s in again.spans if s.rank == rank and s.kind == "backward")
+        assert simulated == pytest.approx(measured, rel=1e-6)
+
+
+@pytest.mark.parametrize("instructions", [ONE_BY_ONE, OVERLAPPED])
+def test_waiting_is_no_duration_of_a_collective(instructions: tuple[Instruction, ...]) -> None:
+    def duration(rank: int, instruction: Instruction) -> float:
+        return 10.0 if (rank, instruction.name) == (1, "first") else DURATIONS[instruction.name]
+
+    program = program_of(instructions, instructions)
+    learned = measured_durations(simulate(program, duration, steps=2))
+    assert learned(0, instructions[1]) == learned(1, instructions[1]) == 3.0  # rank 0 stood there for longer
+    assert times(simulate(program, learned)) == times(simulate(program, duration))
