@@ -43,7 +43,7 @@ format: setup
 	@$(BIN)/ruff format
 
 bench: $(VENV)/.bench-ready
-	$(BIN)/python bench/data_parallel.py
+	$(BIN)/python -m bench.data_parallel
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -112,3 +112,10 @@ def test_every_conversion_gives_the_same_tensor(have: Strategy, want: Strategy) 
     (parts,) = run_on_ranks(op, Strategy((want,), (want,)), axis, arrives=have)  # type: ignore[arg-type]
     for part in parts:
         torch.testing.assert_close(part, x.relu())
+
+
+def test_what_is_whole_can_become_a_sum() -> None:
+    x = torch.randn(12, 6, dtype=torch.float64)
+    axis = AxisShares(name="data", units=(2, 0, 1, 3))
+    (parts,) = run_on_ranks(one_op(aten.neg.default, (x,)), Strategy((P,), (P,)), axis, arrives=R)
+    torch.testing.assert_close(parts[0], -x)

@@ -63,7 +63,6 @@ def test_parameters_and_what_is_made_of_them_alone_stay_whole() -> None:
         (R, R, 0.0),
         (Shard(0), Shard(0), 0.0),
         (P, P, 0.0),
-        (R, P, inf),
         (Shard(0), P, inf),
         (P, R, 2.0),
         (Shard(0), R, 1.0),
@@ -78,6 +77,7 @@ def test_a_piece_costs_less_than_communication_and_more_than_nothing() -> None:
         0 < conversion_cost(R, Shard(0)) < conversion_cost(Shard(0), R) < conversion_cost(Shard(0), Shard(1))
     )
     assert conversion_cost(P, Shard(0)) < conversion_cost(P, R)
+    assert conversion_cost(R, P) == conversion_cost(R, Shard(0)), "a part of the sum is made locally too"
 
 
 def test_an_axis_knows_its_pieces() -> None:
