@@ -17,3 +17,10 @@ def _deterministic() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _grad_mode_is_left_alone() -> Iterator[None]:
+    """A test (or the code under it) that leaves gradients switched off would break whatever runs after it."""
+    yield
+    assert torch.is_grad_enabled(), "gradients were left switched off"

@@ -19,7 +19,9 @@ def test_the_example_prints_what_the_readme_says(tmp_path: Path) -> None:
     assert example is not None
     script = tmp_path / "example.py"
     script.write_text(example[1])
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=170, check=False)
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=170, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == example[2]
 

@@ -26,7 +26,7 @@ from plait.run.checkpoint import load_checkpoint, save_checkpoint
 pytestmark = pytest.mark.timeout(120)
 
 PLAIT = Path(sys.executable).parent / "plait"
-STEPS = 120
+STEPS = 80
 
 
 def lines(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -150,7 +150,9 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_notice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
-    whole = plait.train(jobs.plain(), ranks=1, out=folder, checkpoint_every=2)
+    whole = plait.train(jobs.plain(), ranks=1, out=tmp_path / "whole")
+    plait.train(jobs.plain(), ranks=1, steps=2, out=folder)
+    plait.train(jobs.plain(), ranks=1, steps=4, out=folder, resume=folder)
     newest = folder / "checkpoints" / "step-00000004" / "model.safetensors"
     content = bytearray(newest.read_bytes())
     content[-1] ^= 1
@@ -217,10 +219,10 @@ def test_complaint_12_a_full_disk_loses_no_checkpoint(
 
     monkeypatch.setattr(checkpoint_saver, "save_checkpoint", full)
     events: list[dict[str, Any]] = []
+    folder = tmp_path / "run"
+    plait.train(jobs.plain(), ranks=ranks, steps=2, out=folder)
     with pytest.raises(CheckpointError, match="last checkpoint was not saved: .*step 4 .*No space left"):
-        plait.train(
-            jobs.plain(), ranks=ranks, out=tmp_path / "run", checkpoint_every=2, listener=events.append
-        )
+        plait.train(jobs.plain(), ranks=ranks, out=folder, resume=folder, listener=events.append)
     assert load_checkpoint(tmp_path / "run").step == 2
     assert len(losses(tmp_path / "run")) == 4  # training went on
     assert any("step 4 cannot be written" in event.get("notice", "") for event in events)
@@ -259,7 +261,7 @@ def test_complaint_17_tied_weights_are_exported_once_and_load_anywhere(tmp_path:
 
 
 def test_export_takes_the_folder_of_one_checkpoint(tmp_path: Path) -> None:
-    plait.train(jobs.plain(), ranks=1, out=tmp_path / "run", checkpoint_every=2)
+    plait.train(jobs.plain(), ranks=1, steps=2, out=tmp_path / "run")
     shutil.move(tmp_path / "run" / "checkpoints" / "step-00000002", tmp_path / "step-00000002")
     assert jobs.cli("export", tmp_path / "step-00000002", "--out", tmp_path / "two.safetensors") == 0
     assert set(load_file(tmp_path / "two.safetensors")) == {"weight", "bias"}

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from plait.errors import JobError
 from plait.graph.attention_op import AttentionCapture
 from plait.graph.batch_norm_op import batch_norm
 from plait.graph.lstm_op import stacked_lstm
@@ -61,6 +62,11 @@ def _batch_norm(
 ) -> Tensor:
     if training:
         channels = x.shape[1]
+        if x.numel() == channels:
+            raise JobError(
+                f"batch norm needs more than one value per channel to train; a micro-batch gives it {tuple(x.shape)}.",
+                fix="choose batch and accumulate so that no micro-batch, the last of an epoch included, has one sample.",
+            )
         dtype = weight.dtype if weight is not None else x.dtype
         mean = running_mean if running_mean is not None else x.new_zeros(channels, dtype=dtype)
         var = running_var if running_var is not None else x.new_ones(channels, dtype=dtype)

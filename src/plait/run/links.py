@@ -92,9 +92,8 @@ def _all_gather(tensor: Tensor, dim: int, extents: Sequence[int], group: Any) ->
     work = dist.all_gather(pieces, padded, group=group, async_op=True)
 
     def finish() -> Tensor:
-        return torch.cat([piece[:extent] for piece, extent in zip(pieces, extents, strict=True)]).movedim(
-            0, dim
-        )
+        joined = torch.cat([piece[:extent] for piece, extent in zip(pieces, extents, strict=True)])
+        return joined.movedim(0, dim).contiguous()
 
     return _Pending(work, finish)
 

@@ -5,8 +5,6 @@ In: a `Task` (job, plan, settings) and a seat among the ranks. Out: files in the
 """
 
 import math
-import resource
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,7 +28,7 @@ from plait.run.allocator import keep_freed_memory
 from plait.run.checkpoint import load_checkpoint
 from plait.run.checkpoint_saver import Saver
 from plait.run.evaluate import Progress, evaluate
-from plait.run.folder import LineFile
+from plait.run.journal import Journal, peak_bytes
 from plait.run.launch import Seat, connect, disconnect
 from plait.run.machine import Machine
 from plait.run.observer import WorkerObserver, metadata_of
@@ -40,8 +38,6 @@ from plait.run.state import ModelState
 from plait.trace.recorder import Recorder
 
 Beside = Literal["data", "host", "evaluate", "checkpoint"]
-_SAY_EVERY_S = 0.1
-"""Between two events for the display."""
 _BESIDE: dict[Beside, tuple[int, str]] = {
     "data": (900_000_000, "wait for the loader"),
     "host": (900_000_001, "find or compile the program"),
@@ -125,22 +121,16 @@ class _Worker:
             else None
         )
         below = self.start_step if task.resume is not None else None
-        self.metrics = (
-            stack.enter_context(LineFile(task.folder / "metrics.jsonl", keep_below=below))
+        self.journal = (
+            stack.enter_context(
+                Journal(task.folder, seat.emit, keep_below=below, samples=task.record_samples)
+            )
             if self.is_first
-            else None
-        )
-        wants_ids = self.is_first and task.record_samples
-        self.samples = (
-            stack.enter_context(LineFile(task.folder / "samples.jsonl", keep_below=below))
-            if wants_ids
             else None
         )
         self.losses: list[float] = []
         self.stopped: str | None = None
         self.last_saved = -1
-        self.last_emitted = 0.0
-        self.unsaid: dict[str, Any] | None = None
         self.evaluation: dict[str, float] = {}
 
     def run(self) -> dict[str, Any]:
@@ -219,10 +209,8 @@ class _Worker:
                 if self.last_saved >= 0
                 else "lower the learning rate, set clip_norm, or check the data for NaN.",
             )
-        if self.metrics is not None:
-            self._write_metrics(loaded, loss, elapsed_s, outcome.norm)
-        if self.samples is not None:
-            self.samples.write({"step": loaded.step, "epoch": loaded.epoch, "ids": loaded.ids.tolist()})
+        if self.journal is not None:
+            self.journal.write_step(self._metrics(loaded, loss, elapsed_s, outcome.norm), loaded.ids)
         self._maybe_evaluate(loaded)
         every = self.task.checkpoint_every
         if every is not None and (loaded.step + 1) % every == 0:
@@ -230,8 +218,9 @@ class _Worker:
         if self.stopped is None and self.seat.board.stop_after(loaded.step):
             self.stopped = "interrupted"
 
-    def _write_metrics(self, loaded: LoadedStep, loss: float, elapsed_s: float, norm: Tensor | None) -> None:
-        assert self.metrics is not None
+    def _metrics(
+        self, loaded: LoadedStep, loss: float, elapsed_s: float, norm: Tensor | None
+    ) -> dict[str, Any]:
         entry: dict[str, Any] = {
             "step": loaded.step,
             "epoch": loaded.epoch,
@@ -242,25 +231,8 @@ class _Worker:
         }
         if norm is not None:
             entry["grad_norm"] = float(norm)
-        entry["memory_bytes"] = self._memory_bytes()
-        self.metrics.write(entry)
-        now = time.monotonic()
-        self.unsaid = entry
-        if now - self.last_emitted > _SAY_EVERY_S:
-            self.last_emitted = now
-            self._say()
-
-    def _say(self) -> None:
-        """Show the newest metrics, if nobody has seen them yet."""
-        if self.unsaid is not None:
-            self.seat.emit({"metrics": self.unsaid})
-            self.unsaid = None
-
-    def _memory_bytes(self) -> int:
-        if self.device.type == "cuda":
-            return int(torch.cuda.max_memory_allocated(self.device))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return int(peak if sys.platform == "darwin" else peak * 1024)
+        entry["memory_bytes"] = peak_bytes(self.device)
+        return entry
 
     def _maybe_evaluate(self, loaded: LoadedStep) -> None:
         job = self.job
@@ -276,11 +248,8 @@ class _Worker:
             held_out = self.programs.held_out
             assert held_out is not None
             self.evaluation = evaluate(self.state, held_out, self.seat.rank, self.seat.ranks, self._add_up)
-        if self.metrics is not None:
-            self._say()
-            entry = {"step": step, "epoch": epoch, "evaluate": self.evaluation}
-            self.metrics.write(entry)
-            self.seat.emit({"metrics": entry})
+        if self.journal is not None:
+            self.journal.write_evaluation({"step": step, "epoch": epoch, "evaluate": self.evaluation})
         reason = self.progress.reached(self.evaluation)
         if reason is not None:
             self.stopped = reason
@@ -308,9 +277,8 @@ class _Worker:
     def _save(self) -> None:
         if self.saver is None or self.last_saved == self.state.steps_done:
             return
-        for file in (self.metrics, self.samples):
-            if file is not None:  # a run resumed from here must find what led here, whatever kills this one
-                file.flush()
+        assert self.journal is not None
+        self.journal.flush()  # a run resumed from here must find what led here, whatever kills this one
         with self._beside(self.state.steps_done - 1, "checkpoint"):
             self.saver.submit(self.state.to_checkpoint(self._extra()))
         self.last_saved = self.state.steps_done
@@ -337,7 +305,8 @@ class _Worker:
     def _finish(self, program: Program | None) -> dict[str, Any]:
         if self.job.evaluate is not None and not self.evaluation and self.stopped != "interrupted":
             self._evaluate(self.state.steps_done - 1, 0)
-        self._say()
+        if self.journal is not None:
+            self.journal.say_newest()
         self._save()
         notices = self.saver.close() if self.saver is not None else []
         self._tell(notices)
