@@ -1,6 +1,6 @@
 """Overhead of plait's `single` over a plain eager loop on one CUDA device, interleaved in one run.
 
-    python bench/single_gpu.py [--repetitions 20]
+    python -m bench.single_gpu [--repetitions 20]
 
 Prints, per model and precision, the ratio plait / eager of the step time: median and quartiles.
 """
@@ -9,6 +9,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -74,8 +75,8 @@ def conv_job(precision: Precision) -> Job:
     g = torch.Generator().manual_seed(0)
     data = (torch.randn(512, 3, 64, 64, generator=g), torch.randint(0, 10, (512,), generator=g))
     return Job(
-        model=model, data=data, loss=nn.CrossEntropyLoss(), optimizer=lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
-        batch=256, steps=1, precision=precision,
+        model=model, data=data, loss=nn.CrossEntropyLoss(),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9), batch=256, steps=1, precision=precision,
     )  # fmt: skip
 
 
@@ -119,7 +120,7 @@ def main() -> None:
             for _ in range(3):
                 ours(batch)
                 plain()
-            pairs = [(seconds(lambda: ours(batch), 5), seconds(plain, 5)) for _ in range(repetitions)]
+            pairs = [(seconds(partial(ours, batch), 5), seconds(plain, 5)) for _ in range(repetitions)]
             low, middle, high = statistics.quantiles([a / b for a, b in pairs], n=4)
             eager_ms = 1e3 * statistics.median(b for _, b in pairs)
             print(

@@ -73,7 +73,9 @@ class WorkerError(RunError):
 class HangError(RunError):
     """Ranks wait for each other and nothing moves."""
 
-    def __init__(self, what: str, *, waiting: tuple[int, ...], missing: tuple[int, ...], fix: str | None = None) -> None:
+    def __init__(
+        self, what: str, *, waiting: tuple[int, ...], missing: tuple[int, ...], fix: str | None = None
+    ) -> None:
         super().__init__(what, fix=fix)
         self.waiting = waiting
         self.missing = missing

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.zoo import ZOO
 
 from plait.run.train import train
 from plait.run.verify import verify
-from tests.zoo import ZOO
 
 pytestmark = [
     pytest.mark.gpu,
@@ -48,4 +48,6 @@ def test_training_learns(tmp_path: Path, ranks: int, precision: str) -> None:
     result = train(job, ranks=ranks, device="cuda", out=tmp_path / "run")
     assert result.losses[-1] < 0.9 * result.losses[0]
     cpu = train(job, ranks=1, out=tmp_path / "cpu", steps=3)
-    assert torch.tensor(result.losses[:3]).allclose(torch.tensor(cpu.losses), rtol=2e-2 if precision == "bf16" else 1e-4)
+    assert torch.tensor(result.losses[:3]).allclose(
+        torch.tensor(cpu.losses), rtol=2e-2 if precision == "bf16" else 1e-4
+    )

@@ -41,11 +41,11 @@ class FunctionCapture(AttentionCapture):
         return super().__torch_function__(func, types, args, dict(kwargs or {}))
 
 
-def _suits_lstm_op(args: tuple[Any, ...]) -> bool:
+def _suits_lstm_op(args: Sequence[Any]) -> bool:
     """Training, with biases, without projections, on sequences of one length (not packed)."""
     if len(args) != 9 or isinstance(args[1], Tensor):
         return False
-    x, state, weights, has_biases, layers, _, train, bidirectional, _ = args
+    x, _, weights, has_biases, layers, _, train, bidirectional, _ = args
     plain = len(weights) == 4 * layers * (2 if bidirectional else 1)
     return bool(has_biases and train and plain and x.ndim == 3 and not torch.is_autocast_enabled("cpu"))
 
@@ -65,7 +65,7 @@ def _batch_norm(
         if x.numel() == channels:
             raise JobError(
                 f"batch norm needs more than one value per channel to train; a micro-batch gives it {tuple(x.shape)}.",
-                fix="choose batch and accumulate so that no micro-batch, the last of an epoch included, has one sample.",
+                fix="choose batch and accumulate so that no micro-batch, the last of an epoch too, has one sample.",
             )
         dtype = weight.dtype if weight is not None else x.dtype
         mean = running_mean if running_mean is not None else x.new_zeros(channels, dtype=dtype)

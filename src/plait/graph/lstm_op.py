@@ -1,8 +1,9 @@
 """One direction of one LSTM layer as an op that plans can partition: samples are independent, time is not cut.
 
-In: a sequence [time, samples, features], weights, the first state. Out: the outputs, the last state, and what the backward needs.
-On the CPU in fp32 and bf16 it runs torch's fused oneDNN layer, as eager torch does; on CUDA the backward runs cuDNN's forward again
-under autograd; in float64 it is written out. Written out op by op, the same layer takes 1.3 to 1.5 times as long.
+In: a sequence [time, samples, features], weights, the first state. Out: the outputs, the last state, and what the
+backward needs. On the CPU in fp32 and bf16 it runs torch's fused oneDNN layer, as eager torch does; on CUDA the
+backward runs cuDNN's forward again under autograd; in float64 it is written out. Written out op by op, the same layer
+takes 1.3 to 1.5 times as long.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +71,11 @@ lstm_layer.register_autograd(_differentiate, setup_context=_remember)
 
 
 def _is_fused(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16) and torch.backends.mkldnn.is_available()
+    return (
+        x.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    )
 
 
 def run_lstm_layer(
@@ -78,13 +83,33 @@ def run_lstm_layer(
 ) -> Four:
     """The op on real tensors."""
     if x.numel() == 0:
-        return x.new_zeros(x.shape[0], x.shape[1], h.shape[1]), h.clone(), c.clone(), x.new_empty(0, dtype=torch.uint8)
+        return (
+            x.new_zeros(x.shape[0], x.shape[1], h.shape[1]),
+            h.clone(),
+            c.clone(),
+            x.new_empty(0, dtype=torch.uint8),
+        )
     if not _is_fused(x):
-        y, last_h, last_c = _plain(x, w_ih, w_hh, b_ih, b_hh, h, c, reverse)
+        y, last_h, last_c = _plain((x, w_ih, w_hh, b_ih, b_hh, h, c), reverse)
         return y, last_h, last_c, x.new_empty(0, dtype=torch.uint8)
     with torch.enable_grad():  # without it oneDNN keeps no workspace; nothing here requires a gradient
         result: Four = aten.mkldnn_rnn_layer.default(
-            x.contiguous(), w_ih, w_hh, b_ih, b_hh, h, c, reverse, [], _LSTM, h.shape[1], 1, True, False, False, True
+            x.contiguous(),
+            w_ih,
+            w_hh,
+            b_ih,
+            b_hh,
+            h,
+            c,
+            reverse,
+            [],
+            _LSTM,
+            h.shape[1],
+            1,
+            True,
+            False,
+            False,
+            True,
         )
     return result
 
@@ -99,24 +124,23 @@ def run_lstm_layer_backward(
         zeros = [torch.zeros_like(tensor) for tensor in tensors]
         return (*zeros,)  # type: ignore[return-value]
     if x.device.type == "cuda":
-        # By autograd over cuDNN. Generated code calls this function itself: inside the dispatcher autograd is switched off.
+        # By autograd over cuDNN. Generated code calls this function itself: in the dispatcher autograd is off.
         with torch.enable_grad():
             leaves = [tensor.detach().requires_grad_() for tensor in tensors]
-            again = _plain(*leaves, reverse)
+            again = _plain(leaves, reverse)
         return torch.autograd.grad(again, leaves, (grad_y, grad_h, grad_c))  # type: ignore[return-value]
     if not _is_fused(x):
         return _through_time(grad_y, grad_h, grad_c, *tensors, reverse)
     result: Seven = aten.mkldnn_rnn_layer_backward.default(
-        x.contiguous(), w_ih, w_hh, b_ih, b_hh, h, c, y, last_h, last_c, grad_y.contiguous(), grad_h, grad_c, reverse, _LSTM,
-        h.shape[1], 1, True, True, False, [], False, workspace,
+        x.contiguous(), w_ih, w_hh, b_ih, b_hh, h, c, y, last_h, last_c, grad_y.contiguous(), grad_h, grad_c, reverse,
+        _LSTM, h.shape[1], 1, True, True, False, [], False, workspace,
     )  # fmt: skip
     return result
 
 
-def _plain(
-    x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, h: Tensor, c: Tensor, reverse: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _plain(tensors: Sequence[Tensor], reverse: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The layer by torch.lstm, time turned around for the reverse direction."""
+    x, w_ih, w_hh, b_ih, b_hh, h, c = tensors
     sequence = x.flip(0) if reverse else x
     y, last_h, last_c = torch.lstm(
         sequence, (h.unsqueeze(0), c.unsqueeze(0)), (w_ih, w_hh, b_ih, b_hh), True, 1, 0.0, True, False, False
@@ -144,7 +168,12 @@ def _through_time(
         i, f, g, o, old_c, squashed, old_h = kept[t]
         total_h = grad_y[t] + grad_h
         total_c = grad_c + total_h * o * (1 - squashed**2)
-        parts = (total_c * g * i * (1 - i), total_c * old_c * f * (1 - f), total_c * i * (1 - g**2), total_h * squashed * o * (1 - o))
+        parts = (
+            total_c * g * i * (1 - i),
+            total_c * old_c * f * (1 - f),
+            total_c * i * (1 - g**2),
+            total_h * squashed * o * (1 - o),
+        )
         grad_gates[t] = torch.cat(parts, dim=1)
         grad_w_hh += grad_gates[t].t() @ old_h
         grad_h, grad_c = grad_gates[t] @ w_hh, total_c * f

@@ -22,7 +22,9 @@ class Mesh:
             raise PlanError(f"the mesh names an axis twice: {', '.join(names)}.", fix="give each axis once.")
         for name, size in self.axes:
             if not isinstance(size, int) or size < 1:
-                raise PlanError(f"axis {name}={size} of the mesh is not a positive number.", fix=f"set {name}=1 or more.")
+                raise PlanError(
+                    f"axis {name}={size} of the mesh is not a positive number.", fix=f"set {name}=1 or more."
+                )
 
     @property
     def size(self) -> int:
@@ -44,5 +46,9 @@ class Mesh:
         return tuple(
             other
             for other in range(self.size)
-            if all(a == b for i, (a, b) in enumerate(zip(own, self.coordinates(other), strict=True)) if i != index)
+            if all(
+                a == b
+                for i, (a, b) in enumerate(zip(own, self.coordinates(other), strict=True))
+                if i != index
+            )
         )

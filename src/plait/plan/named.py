@@ -25,7 +25,9 @@ def resolve(plan: str | Path | Plan, ranks: int | None, settings: Mapping[str, A
     elif Path(plan).suffix in (".yaml", ".yml"):
         found = read_plan(Path(plan))
         if found.name not in NAMED:
-            raise PlanError(f"{plan} names the plan {found.name!r}, which does not exist.", fix=_choices(found.name))
+            raise PlanError(
+                f"{plan} names the plan {found.name!r}, which does not exist.", fix=_choices(found.name)
+            )
     else:
         raise PlanError(f"there is no plan {str(plan)!r}.", fix=_choices(str(plan)))
     if ranks is not None and found.mesh.size != ranks:

@@ -1,7 +1,7 @@
 """The value that says how a job is run: every decision, frozen, and a YAML file that people can read and write.
 
-In: a name with ranks, or a file. Out: a resolved `Plan`. Never looks at the model: whether a plan suits a job is checked
-where the two meet, in `program/compile.py`.
+In: a name with ranks, or a file. Out: a resolved `Plan`. Never looks at the model: whether a plan suits a job is
+checked where the two meet, in `program/compile.py`.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,9 @@ class Sync:
 
     def __post_init__(self) -> None:
         if not isinstance(self.bucket_mib, (int, float)) or self.bucket_mib < 0:
-            raise PlanError(f"sync.bucket_mib={self.bucket_mib!r} is not a size.", fix="set it to 0 or more MiB.")
+            raise PlanError(
+                f"sync.bucket_mib={self.bucket_mib!r} is not a size.", fix="set it to 0 or more MiB."
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +48,9 @@ class Plan:
     def to_yaml(self) -> str:
         """The plan as a file that `read_plan` takes."""
         sync = {field.name: getattr(self.sync, field.name) for field in fields(self.sync)}
-        return yaml.safe_dump({"plan": self.name, "mesh": dict(self.mesh.axes), "sync": sync}, sort_keys=False)
+        return yaml.safe_dump(
+            {"plan": self.name, "mesh": dict(self.mesh.axes), "sync": sync}, sort_keys=False
+        )
 
 
 def plan_from(values: Mapping[str, Any], where: str) -> Plan:
@@ -55,11 +59,14 @@ def plan_from(values: Mapping[str, Any], where: str) -> Plan:
     unknown = sorted(set(values) - allowed)
     if unknown or "plan" not in values or not isinstance(values.get("mesh", {}), Mapping):
         raise PlanError(
-            f"{where} is not a plan: " + (f"unknown keys {', '.join(unknown)}." if unknown else "`plan` or `mesh` is missing."),
+            f"{where} is not a plan: "
+            + (f"unknown keys {', '.join(unknown)}." if unknown else "`plan` or `mesh` is missing."),
             fix="give `plan: NAME`, `mesh: {axis: size}` and optionally `sync: {bucket_mib: 8}`.",
         )
     mesh = Mesh(axes=tuple((str(axis), size) for axis, size in values.get("mesh", {}).items()))
-    return with_settings(Plan(name=str(values["plan"]), mesh=mesh, sync=Sync()), {"sync": dict(values.get("sync") or {})})
+    return with_settings(
+        Plan(name=str(values["plan"]), mesh=mesh, sync=Sync()), {"sync": dict(values.get("sync") or {})}
+    )
 
 
 def read_plan(path: Path) -> Plan:
@@ -67,9 +74,13 @@ def read_plan(path: Path) -> Plan:
     try:
         values = yaml.safe_load(path.read_text())
     except OSError as error:
-        raise PlanError(f"the plan file {path} cannot be read: {error.strerror}.", fix="check the path.") from error
+        raise PlanError(
+            f"the plan file {path} cannot be read: {error.strerror}.", fix="check the path."
+        ) from error
     except yaml.YAMLError as error:
-        raise PlanError(f"{path} is not YAML: {error}.", fix="see docs/architecture.md for a plan file.") from error
+        raise PlanError(
+            f"{path} is not YAML: {error}.", fix="see docs/architecture.md for a plan file."
+        ) from error
     if not isinstance(values, Mapping):
         raise PlanError(f"{path} holds no plan.", fix="start it with `plan: ddp`.")
     return plan_from(values, str(path))

@@ -8,5 +8,7 @@ from plait.plan.plan import DATA, Plan, Sync
 def single(ranks: int) -> Plan:
     """Everything on one rank."""
     if ranks != 1:
-        raise PlanError(f"plan single runs on 1 rank, not {ranks}.", fix="drop --ranks, or choose --plan ddp.")
+        raise PlanError(
+            f"plan single runs on 1 rank, not {ranks}.", fix="drop --ranks, or choose --plan ddp."
+        )
     return Plan(name="single", mesh=Mesh(axes=((DATA, 1),)), sync=Sync())

@@ -38,7 +38,9 @@ PERSISTENT = ("parameter:", "buffer:", "constant:", "bucket:", "offset:")
 class StepBuilder:
     """Collects micro-batches, then writes the instructions of the step."""
 
-    def __init__(self, plan: Plan, buckets: tuple[Bucket, ...], clip_norm: float | None, device: torch.device) -> None:
+    def __init__(
+        self, plan: Plan, buckets: tuple[Bucket, ...], clip_norm: float | None, device: torch.device
+    ) -> None:
         self.plan = plan
         self.buckets = buckets
         self.clip_norm = clip_norm
@@ -75,7 +77,13 @@ class StepBuilder:
                 self._wait(f"bucket:{index}", None)
         names = tuple(f"bucket:{index}" for index in range(len(self.buckets)))
         self._add(
-            Finish, "finish gradients", "update", reads=names, writes=("total", "weight"), late_weight=late, clip_norm=self.clip_norm
+            Finish,
+            "finish gradients",
+            "update",
+            reads=names,
+            writes=("total", "weight"),
+            late_weight=late,
+            clip_norm=self.clip_norm,
         )
         self._add(Update, "update", "update", reads=names)
         return RankProgram(
@@ -113,15 +121,23 @@ class StepBuilder:
         local = self.micro[0][1]
         if self.plan.mesh.size > 1 and isinstance(local.weight_placement[0], Partial):
             self._start("weight", "all_reduce", self.plan.mesh.axes[0][0], None, 8)
-        return -1 if "weight" not in self.started else self.started["weight"]
+        return self.started.get("weight", -1)
 
     def _micro_batch(
-        self, graph: Graph, local: LocalGraph, rest: list[Piece], number: int, position: int, waiting: int | None
+        self,
+        graph: Graph,
+        local: LocalGraph,
+        rest: list[Piece],
+        number: int,
+        position: int,
+        waiting: int | None,
     ) -> None:
         last = position == len(self.micro) - 1
         reached = self._bucket_ends(local)
         if position == 0 and waiting is not None:
-            index = next((i for i, p in enumerate(rest) if isinstance(p, Segment) and p.phase == "backward"), len(rest))
+            index = next(
+                (i for i, p in enumerate(rest) if isinstance(p, Segment) and p.phase == "backward"), len(rest)
+            )
             self._pieces(graph, rest[:index], number, {})
             if waiting >= 0:
                 self._wait("weight", None)
@@ -132,7 +148,15 @@ class StepBuilder:
             names = tuple(local.new_buffers)
             reads = tuple(self._name(graph, node, number) for node in local.new_buffers.values())
             writes = tuple(f"buffer:{name}" for name in names)
-            self._add(Commit, "commit buffers", "update", reads=reads, writes=writes, buffers=names, micro_batch=number)
+            self._add(
+                Commit,
+                "commit buffers",
+                "update",
+                reads=reads,
+                writes=writes,
+                buffers=names,
+                micro_batch=number,
+            )
 
     def _bucket_ends(self, local: LocalGraph) -> dict[str, list[int]]:
         order = {node.name: index for index, node in enumerate(local.graph.nodes)}
@@ -179,7 +203,9 @@ class StepBuilder:
                 if index not in done:
                     self._fill(graph, local, index, number, fresh, send)
 
-    def _fill(self, graph: Graph, local: LocalGraph, index: int, number: int, fresh: bool, send: bool) -> None:
+    def _fill(
+        self, graph: Graph, local: LocalGraph, index: int, number: int, fresh: bool, send: bool
+    ) -> None:
         bucket = self.buckets[index]
         reads = [self._name(graph, local.gradients[name], number) for name in bucket.parameters]
         carried = bucket.scalars
@@ -245,7 +271,9 @@ class StepBuilder:
     def _wait(self, name: str, number: int | None) -> None:
         if name in self.started:
             of = self.started.pop(name)
-            self._add(Wait, f"wait for {name}", "wait", of=of, reads=(name,), writes=(name,), micro_batch=number)
+            self._add(
+                Wait, f"wait for {name}", "wait", of=of, reads=(name,), writes=(name,), micro_batch=number
+            )
 
     def _name(self, graph: Graph, local: str, number: int) -> str:
         names = self.names.setdefault(id(graph), {entry.node: entry for entry in graph.inputs})

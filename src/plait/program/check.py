@@ -1,8 +1,8 @@
 """Prove that a program is sound before anything runs.
 
-In: a `Program`. Out: nothing, or a `ProgramError` that names the instructions at fault. Checked: every value is written before it
-is read and freed once; every collective is awaited exactly once, before its result is read; all ranks of an axis start the same
-collectives in the same order; every gradient of a summed bucket is summed exactly once.
+In: a `Program`. Out: nothing, or a `ProgramError` that names the instructions at fault. Checked: every value is written
+before it is read and freed once; every collective is awaited exactly once, before its result is read; all ranks of an
+axis start the same collectives in the same order; every gradient of a summed bucket is summed exactly once.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,17 @@ def check_program(program: Program) -> None:
         _check_sums(program, entry)
     reference: Sequence[tuple[object, ...]] | None = None
     for index, entry in enumerate(program.classes):
-        order = [(c.op, c.axis, c.extents, c.num_bytes if c.op == "all_reduce" else 0, c.name) for c in _collectives(entry)]
+        order = [
+            (c.op, c.axis, c.extents, c.num_bytes if c.op == "all_reduce" else 0, c.name)
+            for c in _collectives(entry)
+        ]
         if reference is None:
             reference = order
         elif order != reference:
-            place = next((i for i, (a, b) in enumerate(zip(reference, order, strict=False)) if a != b), min(len(reference), len(order)))
+            place = next(
+                (i for i, (a, b) in enumerate(zip(reference, order, strict=False)) if a != b),
+                min(len(reference), len(order)),
+            )
             raise ProgramError(
                 f"ranks of class 0 and class {index} do not start the same collectives: number {place} is "
                 f"{_at(reference, place)} on one and {_at(order, place)} on the other."
@@ -53,13 +59,17 @@ def _check_values(entry: RankProgram) -> None:
                 )
             given = name.startswith(_GIVEN) or name in entry.constants or "/offset:" in name
             if name not in alive and not given:
-                raise ProgramError(f"instruction {instruction.id} ({instruction.name}) reads {name} before it is written.")
+                raise ProgramError(
+                    f"instruction {instruction.id} ({instruction.name}) reads {name} before it is written."
+                )
         for name in instruction.writes:
             alive[name] = instruction
             freed.pop(name, None)
         for name in instruction.frees:
             if name in freed:
-                raise ProgramError(f"{name} is freed by instruction {freed[name].id} and again by {instruction.id}.")
+                raise ProgramError(
+                    f"{name} is freed by instruction {freed[name].id} and again by {instruction.id}."
+                )
             freed[name] = instruction
             alive.pop(name, None)
 
@@ -70,7 +80,10 @@ def _check_waits(entry: RankProgram) -> None:
     for instruction in entry.instructions:
         if isinstance(instruction, Wait):
             if instruction.of not in open_:
-                raise ProgramError(f"instruction {instruction.id} ({instruction.name}) waits for {instruction.of}, which is not under way.")
+                raise ProgramError(
+                    f"instruction {instruction.id} ({instruction.name}) waits for {instruction.of}, "
+                    "which is not under way."
+                )
             started = open_.pop(instruction.of)
             for name in started.writes:
                 pending.pop(name, None)
@@ -102,4 +115,6 @@ def _check_sums(program: Program, entry: RankProgram) -> None:
         if len(sums) != wanted:
             raise ProgramError(f"{name} is summed {len(sums)} times over {bucket.axis}; it must be {wanted}.")
         if sums and not filled[-1].id < sums[0].id < updates[0]:
-            raise ProgramError(f"{name} is summed by instruction {sums[0].id}, not between its last gradient and the update.")
+            raise ProgramError(
+                f"{name} is summed by instruction {sums[0].id}, not between its last gradient and the update."
+            )

@@ -1,7 +1,7 @@
 """The communication that a local graph may ask for, as functions that stand in it as nodes.
 
-In a local graph they only describe: on fake tensors they give the shape of the result. `compile` cuts the graph at each of
-them and turns it into a `Collective`; none is ever called on real tensors.
+In a local graph they only describe: on fake tensors they give the shape of the result. `compile` cuts the graph at each
+of them and turns it into a `Collective`; none is ever called on real tensors.
 """
 
 from collections.abc import Sequence

@@ -46,7 +46,11 @@ def is_collective(node: fx.Node) -> bool:
 
 
 def cut(
-    nodes: Sequence[fx.Node], wanted: Collection[str], cut_after: Collection[str], prefix: str, device: torch.device
+    nodes: Sequence[fx.Node],
+    wanted: Collection[str],
+    cut_after: Collection[str],
+    prefix: str,
+    device: torch.device,
 ) -> list[Piece]:
     """Pieces that compute `wanted` (names), with a cut after each of `cut_after` and between forward and backward."""
     groups = _groups(nodes, cut_after)
@@ -60,14 +64,20 @@ def cut(
             continue
         inside = {node.name for node in group}
         inputs = dict.fromkeys(n.name for node in group for n in node.all_input_nodes if n.name not in inside)
-        outputs = [node.name for node in group if node.name in wanted_set or readers.get(node.name, -1) > count]
-        phase: Literal["forward", "backward"] = "backward" if group[0].meta["phase"] == "backward" else "forward"
+        outputs = [
+            node.name for node in group if node.name in wanted_set or readers.get(node.name, -1) > count
+        ]
+        phase: Literal["forward", "backward"] = (
+            "backward" if group[0].meta["phase"] == "backward" else "forward"
+        )
         pieces.append(make_segment(f"{prefix}{phase}_{count}", phase, group, list(inputs), outputs, device))
         count += 1
     return pieces
 
 
-def _groups(nodes: Sequence[fx.Node], cut_after: Collection[str]) -> list[list[fx.Node] | Start | Await | Reached]:
+def _groups(
+    nodes: Sequence[fx.Node], cut_after: Collection[str]
+) -> list[list[fx.Node] | Start | Await | Reached]:
     groups: list[list[fx.Node] | Start | Await | Reached] = []
     current: list[fx.Node] = []
     pending: set[fx.Node] = set()

@@ -49,7 +49,9 @@ class Mailboxes:
         """The result; the last one to ask clears the meeting."""
         if meeting not in self._results:
             tensors = [tensor for _, tensor in sorted(self._meetings.pop(meeting).items())]
-            joined = torch.cat(tensors, collective.dim) if collective.op == "all_gather" else self.reduce(tensors)
+            joined = (
+                torch.cat(tensors, collective.dim) if collective.op == "all_gather" else self.reduce(tensors)
+            )
             self._results[meeting] = (joined, 0)
         result, asked = self._results[meeting]
         self._results[meeting] = (result, asked + 1)
@@ -59,7 +61,9 @@ class Mailboxes:
 
 
 class _Meeting:
-    def __init__(self, boxes: Mailboxes, meeting: tuple[tuple[int, ...], int], collective: Collective, own: Tensor) -> None:
+    def __init__(
+        self, boxes: Mailboxes, meeting: tuple[tuple[int, ...], int], collective: Collective, own: Tensor
+    ) -> None:
         self._boxes, self._meeting, self._collective, self._own = boxes, meeting, collective, own
 
     def ready(self) -> bool:
@@ -107,7 +111,9 @@ class Unobserved:
 
 
 @torch.no_grad()
-def run_step(machines: Sequence[Machine], program: Program, step: int, shares: Sequence[Sequence[Share]]) -> None:
+def run_step(
+    machines: Sequence[Machine], program: Program, step: int, shares: Sequence[Sequence[Share]]
+) -> None:
     """One step of all ranks; `shares` by rank, then by micro-batch."""
     running = {m.rank: m.execute(program, step, share) for m, share in zip(machines, shares, strict=True)}
     while running:
@@ -120,6 +126,10 @@ def run_step(machines: Sequence[Machine], program: Program, step: int, shares: S
                 finished.append(rank)
         for rank in finished:
             del running[rank]
-        if not finished and places == {rank: getattr(machines[rank].observer, "place", None) for rank in running}:
-            told = ", ".join(f"rank {rank} in {place.name if place else '?'}" for rank, place in places.items())
+        if not finished and places == {
+            rank: getattr(machines[rank].observer, "place", None) for rank in running
+        }:
+            told = ", ".join(
+                f"rank {rank} in {place.name if place else '?'}" for rank, place in places.items()
+            )
             raise HangError(f"step {step}: all ranks wait: {told}.", waiting=tuple(running), missing=())

@@ -198,21 +198,21 @@ def _with_first_sample(key: Tensor, first: int) -> Tensor:
 def _run_rank(graph: fx.Graph, given: dict[str, Any]) -> Generator[tuple[Any, ...], Tensor, list[Any]]:
     """Runs a local graph; hands every collective to the caller, who sends its result back."""
     values: dict[fx.Node, Any] = {}
-    with torch.no_grad():
-        for node in graph.nodes:
-            if node.op == "placeholder":
-                values[node] = given[node.name]
-            elif node.op == "call_function":
-                args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-                if node.target in (all_reduce, all_gather):
-                    values[node] = yield (node.target, *args)
-                else:
-                    values[node] = node.target(*args, **kwargs)
-            elif node.op == "output":
-                return list(fx.map_arg(node.args[0], values.__getitem__))
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            values[node] = given[node.name]
+        elif node.op == "call_function":
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            if node.target in (all_reduce, all_gather):
+                values[node] = yield (node.target, *args)
+            else:
+                values[node] = node.target(*args, **kwargs)
+        elif node.op == "output":
+            return list(fx.map_arg(node.args[0], values.__getitem__))
     raise AssertionError("a graph without an output")
 
 
+@torch.no_grad()
 def _in_lock_step(ranks: list[Generator[tuple[Any, ...], Tensor, list[Any]]]) -> list[list[Any]]:
     replies: list[Tensor | None] = [None] * len(ranks)
     while True:
