@@ -32,6 +32,10 @@ class Sync:
             raise PlanError(
                 f"sync.bucket_mib={self.bucket_mib!r} is not a size.", fix="set it to 0 or more MiB."
             )
+        if not isinstance(self.overlap, bool):
+            raise PlanError(
+                f"sync.overlap={self.overlap!r} is neither true nor false.", fix="set it to true or false."
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,10 @@
 """What a worker tells others about itself while it works: its place, for the launcher; its spans, for the trace."""
 
+import time
 from collections.abc import Mapping
 from typing import Any, Protocol
+
+import torch
 
 from plait.program.instructions import Collective, Instruction, Wait
 from plait.program.program import Program
@@ -9,6 +12,8 @@ from plait.trace.recorder import Recorder
 
 _PER_PROGRAM = 1_000_000
 """Instruction ids of a run's n-th program start at n times this."""
+_STARTING = 500_000
+"""Added to a collective's id: the time for which starting it kept the compute lane busy."""
 
 
 class Place(Protocol):
@@ -17,10 +22,34 @@ class Place(Protocol):
     def enter(self, step: int, index: int, label: str, waiting: bool = False) -> None: ...
 
 
-class WorkerObserver:
-    """Writes every instruction to the board and to the recorder."""
+class CudaClock:
+    """When a GPU's stream began and ended something, told in the host's time once the GPU has got there."""
 
-    def __init__(self, place: Place | None, recorder: Recorder | None) -> None:
+    def __init__(self) -> None:
+        self._origin = self.mark()
+        self._origin.synchronize()
+        self._origin_ns = time.perf_counter_ns()
+
+    def mark(self) -> torch.cuda.Event:
+        """The moment at which the stream will have done all that it was given so far."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def host_ns(self, event: torch.cuda.Event) -> int:
+        """A mark that the stream has passed."""
+        return self._origin_ns + int(self._origin.elapsed_time(event) * 1e6)
+
+
+class WorkerObserver:
+    """Writes every instruction to the board and to the recorder; on a GPU, as long as the GPU took for it."""
+
+    def __init__(
+        self, place: Place | None, recorder: Recorder | None, clock: CudaClock | None = None
+    ) -> None:
+        self._clock = clock
+        self._began: torch.cuda.Event | None = None
+        self._unsettled: list[tuple[int, int, torch.cuda.Event, torch.cuda.Event]] = []
         self._place = place
         self._recorder = recorder
         self._base = 0
@@ -50,23 +79,48 @@ class WorkerObserver:
                 stage=instruction.stage,
                 num_bytes=instruction.num_bytes,
             )
+            if isinstance(instruction, Collective):
+                self._recorder.describe(
+                    base + _STARTING + instruction.id,
+                    kind="wait",
+                    name=f"start {instruction.name}",
+                    lane="compute",
+                    micro_batch=instruction.micro_batch,
+                    stage=instruction.stage,
+                )
 
     def entering(self, step: int, instruction: Instruction, waiting: bool) -> None:
         """Called before an instruction."""
         if self._place is not None:
             self._place.enter(step, instruction.id, instruction.name, waiting)
+        if self._clock is not None:
+            self._began = self._clock.mark()
 
     def done(self, step: int, instruction: Instruction, start_ns: int, end_ns: int) -> None:
         """Called after an instruction; a collective lasts until it was waited for."""
         if self._recorder is None:
             return
+        if self._clock is not None and not isinstance(instruction, Collective | Wait):
+            assert self._began is not None
+            self._unsettled.append((step, self._base + instruction.id, self._began, self._clock.mark()))
+            return
         if isinstance(instruction, Collective):
             self._started[instruction.id] = start_ns
+            self._recorder.record(step, self._base + _STARTING + instruction.id, start_ns, end_ns)
             return
         if isinstance(instruction, Wait):
             began = self._started.pop(instruction.of, start_ns)
             self._recorder.record(step, self._base + instruction.of, began, end_ns)
         self._recorder.record(step, self._base + instruction.id, start_ns, end_ns)
+
+    def settle(self, step: int) -> None:
+        """The device has finished `step`: write down what it did up to there."""
+        if self._clock is None or self._recorder is None:
+            return
+        done = [entry for entry in self._unsettled if entry[0] <= step]
+        self._unsettled = self._unsettled[len(done) :]
+        for number, instruction, began, ended in done:
+            self._recorder.record(number, instruction, self._clock.host_ns(began), self._clock.host_ns(ended))
 
 
 def metadata_of(program: Program) -> Mapping[str, Any]:

@@ -22,12 +22,15 @@ from plait.job.order import split
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.run.checkpoint_state import TrainingState
-from plait.run.links import ProcessLinks
 from plait.run.machine import Machine, StepOutcome
 from plait.run.programs import Programs
 from plait.run.serial import Unobserved
+from plait.run.shared_links import links_between
 from plait.run.state import ModelState
 from plait.run.worker import choose_device
+
+_TIMEOUT_S = 1800.0
+"""How long a rank waits for another before it gives up, as torch's process groups do."""
 
 
 class Step:
@@ -41,7 +44,7 @@ class Step:
         self._source = open_data(job.data, job.collate)
         self._programs = Programs(job, self._source, plan, device)
         self._state = ModelState(job, device)
-        links: Any = ProcessLinks(plan.mesh, rank) if self._ranks > 1 else None
+        links = links_between(plan.mesh, rank, device, timeout_s=_TIMEOUT_S)
         self._machine = Machine(rank, self._state, links, Unobserved())
 
     def __call__(self, share: Any) -> float:

@@ -30,8 +30,8 @@ from plait.run.checkpoint_saver import Saver
 from plait.run.evaluate import Progress, evaluate
 from plait.run.journal import Journal, peak_bytes
 from plait.run.launch import Seat, connect, disconnect
-from plait.run.machine import Machine
-from plait.run.observer import WorkerObserver, metadata_of
+from plait.run.machine import Machine, StepOutcome
+from plait.run.observer import CudaClock, WorkerObserver, metadata_of
 from plait.run.programs import Programs
 from plait.run.shared_links import links_between
 from plait.run.state import ModelState
@@ -74,6 +74,8 @@ def run_worker(task: Task, seat: Seat, programs: Programs) -> dict[str, Any]:
     keep_freed_memory()
     with ExitStack() as stack:
         device = choose_device(task.device, seat.rank)
+        if task.record_gradients:
+            stack.enter_context(exact_products())
         if seat.ranks > 1:
             backend = "nccl" if device.type == "cuda" and seat.ranks <= torch.cuda.device_count() else "gloo"
             connect(seat, backend, timeout_s=_timeout_s(task))
@@ -92,6 +94,20 @@ def choose_device(device: str, rank: int) -> torch.device:
     return chosen
 
 
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Without TF32, which rounds inputs to 10 bits: for comparing numbers, not for training."""
+    backends: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = False
+    try:
+        yield
+    finally:
+        for backend, allowed in zip(backends, before, strict=True):
+            backend.allow_tf32 = allowed
+
+
 class _Worker:
     def __init__(
         self, task: Task, seat: Seat, programs: Programs, device: torch.device, stack: ExitStack
@@ -104,7 +120,8 @@ class _Worker:
         if self.recorder is not None:
             for kind, (number, name) in _BESIDE.items():
                 self.recorder.describe(number, kind=kind, name=name, lane="compute")
-        self.observer = WorkerObserver(seat.board, self.recorder)
+        clock = CudaClock() if device.type == "cuda" and task.trace else None
+        self.observer = WorkerObserver(seat.board, self.recorder, clock)
         self.state = ModelState(self.job, device, task.dtype)
         self.progress = Progress(self.job.until)
         self.start_step = 0
@@ -129,6 +146,7 @@ class _Worker:
             else None
         )
         self.losses: list[float] = []
+        self.unread: tuple[LoadedStep, StepOutcome, float] | None = None
         self.stopped: str | None = None
         self.last_saved = -1
         self.evaluation: dict[str, float] = {}
@@ -199,8 +217,28 @@ class _Worker:
     def _after_step(self, loaded: LoadedStep, elapsed_s: float) -> None:
         outcome = self.machine.outcome
         assert outcome is not None
+        self._catch_up()
+        self.unread = (loaded, outcome, elapsed_s)
+        every = self.task.checkpoint_every
+        saves = every is not None and (loaded.step + 1) % every == 0
+        if self.device.type == "cpu" or saves or self._evaluation_is_due(loaded):
+            self._catch_up()
+        if self._evaluation_is_due(loaded):
+            self._evaluate(loaded.step, loaded.epoch)
+        if saves:
+            self._save()
+        if self.stopped is None and self.seat.board.stop_after(loaded.step):
+            self.stopped = "interrupted"
+
+    def _catch_up(self) -> None:
+        """Read the numbers of the last step. On a GPU this is done one step late, so that it never runs dry."""
+        if self.unread is None:
+            return
+        loaded, outcome, elapsed_s = self.unread
+        self.unread = None
         loss = outcome.loss
         self.losses.append(loss)
+        self.observer.settle(loaded.step)
         if not math.isfinite(loss):
             raise RunError(
                 f"the loss is {loss} at step {loaded.step} (epoch {loaded.epoch}).",
@@ -211,12 +249,6 @@ class _Worker:
             )
         if self.journal is not None:
             self.journal.write_step(self._metrics(loaded, loss, elapsed_s, outcome.norm), loaded.ids)
-        self._maybe_evaluate(loaded)
-        every = self.task.checkpoint_every
-        if every is not None and (loaded.step + 1) % every == 0:
-            self._save()
-        if self.stopped is None and self.seat.board.stop_after(loaded.step):
-            self.stopped = "interrupted"
 
     def _metrics(
         self, loaded: LoadedStep, loss: float, elapsed_s: float, norm: Tensor | None
@@ -234,14 +266,10 @@ class _Worker:
         entry["memory_bytes"] = peak_bytes(self.device)
         return entry
 
-    def _maybe_evaluate(self, loaded: LoadedStep) -> None:
-        job = self.job
-        if job.evaluate is None:
-            return
-        every = job.evaluate_every
+    def _evaluation_is_due(self, loaded: LoadedStep) -> bool:
+        every = self.job.evaluate_every
         due = loaded.ends_epoch if every is None else (loaded.step + 1) % every == 0
-        if due:
-            self._evaluate(loaded.step, loaded.epoch)
+        return due and self.job.evaluate is not None
 
     def _evaluate(self, step: int, epoch: int) -> None:
         with self._beside(step, "evaluate"):
@@ -303,6 +331,7 @@ class _Worker:
         )
 
     def _finish(self, program: Program | None) -> dict[str, Any]:
+        self._catch_up()
         if self.job.evaluate is not None and not self.evaluation and self.stopped != "interrupted":
             self._evaluate(self.state.steps_done - 1, 0)
         if self.journal is not None:
