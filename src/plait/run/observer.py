@@ -36,9 +36,15 @@ class CudaClock:
         event.record()
         return event
 
-    def host_ns(self, event: torch.cuda.Event) -> int:
-        """A mark that the stream has passed."""
-        return self._origin_ns + int(self._origin.elapsed_time(event) * 1e6)
+    def host_ns(self, moment: "Moment") -> int:
+        """A moment in the host's time; a mark must have been passed."""
+        if isinstance(moment, int):
+            return moment
+        return self._origin_ns + int(self._origin.elapsed_time(moment) * 1e6)
+
+
+Moment = int | torch.cuda.Event
+"""Nanoseconds of the host, or a mark on the device's stream."""
 
 
 class WorkerObserver:
@@ -49,7 +55,7 @@ class WorkerObserver:
     ) -> None:
         self._clock = clock
         self._began: torch.cuda.Event | None = None
-        self._unsettled: list[tuple[int, int, torch.cuda.Event, torch.cuda.Event]] = []
+        self._unsettled: list[tuple[int, int, Moment, Moment]] = []
         self._place = place
         self._recorder = recorder
         self._base = 0
@@ -100,27 +106,37 @@ class WorkerObserver:
         """Called after an instruction; a collective lasts until it was waited for."""
         if self._recorder is None:
             return
-        if self._clock is not None and not isinstance(instruction, Collective | Wait):
-            assert self._began is not None
-            self._unsettled.append((step, self._base + instruction.id, self._began, self._clock.mark()))
-            return
         if isinstance(instruction, Collective):
             self._started[instruction.id] = start_ns
-            self._recorder.record(step, self._base + _STARTING + instruction.id, start_ns, end_ns)
+            self.record(step, self._base + _STARTING + instruction.id, start_ns, end_ns)
             return
         if isinstance(instruction, Wait):
             began = self._started.pop(instruction.of, start_ns)
-            self._recorder.record(step, self._base + instruction.of, began, end_ns)
-        self._recorder.record(step, self._base + instruction.id, start_ns, end_ns)
+            self.record(step, self._base + instruction.of, began, end_ns)
+        elif self._clock is not None:
+            assert self._began is not None
+            self.record(step, self._base + instruction.id, self._began, self._clock.mark())
+            return
+        self.record(step, self._base + instruction.id, start_ns, end_ns)
+
+    def record(self, step: int, number: int, began: Moment, ended: Moment) -> None:
+        """One span; on a GPU it is kept until the device has finished the step."""
+        if self._recorder is None:
+            return
+        if self._clock is not None:
+            self._unsettled.append((step, number, began, ended))
+        else:
+            assert isinstance(began, int) and isinstance(ended, int)
+            self._recorder.record(step, number, began, ended)
 
     def settle(self, step: int) -> None:
         """The device has finished `step`: write down what it did up to there."""
         if self._clock is None or self._recorder is None:
             return
         done = [entry for entry in self._unsettled if entry[0] <= step]
-        self._unsettled = self._unsettled[len(done) :]
-        for number, instruction, began, ended in done:
-            self._recorder.record(number, instruction, self._clock.host_ns(began), self._clock.host_ns(ended))
+        self._unsettled = [entry for entry in self._unsettled if entry[0] > step]
+        for of_step, number, began, ended in done:
+            self._recorder.record(of_step, number, self._clock.host_ns(began), self._clock.host_ns(ended))
 
 
 def metadata_of(program: Program) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ In: a `Task` (job, plan, settings) and a seat among the ranks. Out: files in the
 
 import math
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -89,6 +90,8 @@ def choose_device(device: str, rank: int) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise RunError("device cuda was asked for, but torch sees no CUDA device.", fix="use --device cpu.")
+    # Parameters are the user's own tensors: they are never moved into one piece, as cuDNN would like them.
+    warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
     chosen = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(chosen)
     return chosen
@@ -166,6 +169,7 @@ class _Worker:
                 with torch.no_grad():
                     for _ in self.machine.execute(program, loaded.step, shares):
                         raise AssertionError("a process waits inside its links, never outside")
+                self._catch_up()  # with the step before, which a GPU is still busy with: its end paces the loop
                 self._after_step(loaded, time.perf_counter() - started)
                 started = time.perf_counter()
                 if self.stopped is not None:
@@ -217,7 +221,6 @@ class _Worker:
     def _after_step(self, loaded: LoadedStep, elapsed_s: float) -> None:
         outcome = self.machine.outcome
         assert outcome is not None
-        self._catch_up()
         self.unread = (loaded, outcome, elapsed_s)
         every = self.task.checkpoint_every
         saves = every is not None and (loaded.step + 1) % every == 0
@@ -295,8 +298,7 @@ class _Worker:
         self.seat.board.enter(step, -1, kind, False)
         began = time.perf_counter_ns()
         yield
-        if self.recorder is not None:
-            self.recorder.record(step, _BESIDE[kind][0], began, time.perf_counter_ns())
+        self.observer.record(step, _BESIDE[kind][0], began, time.perf_counter_ns())
 
     def _agree(self, what: str, digest: str) -> None:
         self.seat.board.enter(self.start_step, -1, f"compare {what}", self.seat.ranks > 1)
@@ -343,6 +345,7 @@ class _Worker:
             for step, entry in enumerate(self.gradients):
                 save_file(entry, self.task.folder / f"gradients-{step:06d}.safetensors")
         if self.recorder is not None and program is not None:
+            self.observer.settle(self.state.steps_done)
             path = self.task.folder / "trace" / f"rank{self.seat.rank}.json"
             path.parent.mkdir(exist_ok=True)
             self.recorder.flush(path, metadata=metadata_of(program))
