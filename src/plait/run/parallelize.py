@@ -22,12 +22,12 @@ from plait.job.order import split
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.run.checkpoint_state import TrainingState
+from plait.run.device import choose_device
 from plait.run.machine import Machine, StepOutcome
 from plait.run.programs import Programs
 from plait.run.serial import Unobserved
 from plait.run.shared_links import links_between
 from plait.run.state import ModelState
-from plait.run.worker import choose_device
 
 _TIMEOUT_S = 1800.0
 """How long a rank waits for another before it gives up, as torch's process groups do."""

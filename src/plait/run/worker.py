@@ -6,7 +6,6 @@ In: a `Task` (job, plan, settings) and a seat among the ranks. Out: files in the
 
 import math
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from plait.run.agreement import check_agreement, digest_of
 from plait.run.allocator import keep_freed_memory
 from plait.run.checkpoint import load_checkpoint
 from plait.run.checkpoint_saver import Saver
+from plait.run.device import choose_device, exact_products
 from plait.run.evaluate import Progress, evaluate
 from plait.run.journal import Journal, peak_bytes
 from plait.run.launch import Seat, connect, disconnect
@@ -82,33 +82,6 @@ def run_worker(task: Task, seat: Seat, programs: Programs) -> dict[str, Any]:
             connect(seat, backend, timeout_s=_timeout_s(task))
             stack.callback(disconnect)
         return _Worker(task, seat, programs, device, stack).run()
-
-
-def choose_device(device: str, rank: int) -> torch.device:
-    """The rank's device; ranks share GPUs where there are fewer than ranks."""
-    if device == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise RunError("device cuda was asked for, but torch sees no CUDA device.", fix="use --device cpu.")
-    # Parameters are the user's own tensors: they are never moved into one piece, as cuDNN would like them.
-    warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
-    chosen = torch.device("cuda", rank % torch.cuda.device_count())
-    torch.cuda.set_device(chosen)
-    return chosen
-
-
-@contextmanager
-def exact_products() -> Iterator[None]:
-    """Without TF32, which rounds inputs to 10 bits: for comparing numbers, not for training."""
-    backends: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
-    before = [backend.allow_tf32 for backend in backends]
-    for backend in backends:
-        backend.allow_tf32 = False
-    try:
-        yield
-    finally:
-        for backend, allowed in zip(backends, before, strict=True):
-            backend.allow_tf32 = allowed
 
 
 class _Worker:

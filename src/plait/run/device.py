@@ -1,0 +1,40 @@
+"""The device that a rank computes on, and how exactly.
+
+In: what the user asked for, and the rank. Out: a device, made this process's own.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from plait.errors import RunError
+
+
+def choose_device(device: str, rank: int) -> torch.device:
+    """The rank's device; ranks share GPUs where there are fewer than ranks."""
+    if device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise RunError("device cuda was asked for, but torch sees no CUDA device.", fix="use --device cpu.")
+    # Parameters are the user's own tensors: they are never moved into one piece, as cuDNN would like them.
+    warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+    chosen = torch.device("cuda", rank % torch.cuda.device_count())
+    torch.cuda.set_device(chosen)
+    return chosen
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Without TF32, which rounds inputs to 10 bits: for comparing numbers, not for training."""
+    backends: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = False
+    try:
+        yield
+    finally:
+        for backend, allowed in zip(backends, before, strict=True):
+            backend.allow_tf32 = allowed
