@@ -239,7 +239,7 @@ def test_complaint_12_a_slow_save_is_reported_and_never_a_deadlock(
     began = time.monotonic()
     with pytest.raises(CheckpointError, match="not written after"):
         plait.train(jobs.plain(), ranks=2, out=tmp_path / "run", checkpoint_timeout_s=0.5)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
 
 
 # --- export -------------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def test_a_rank_that_waits_for_a_dead_one_ends_with_an_error() -> None:
     start = time.monotonic()
     with pytest.raises(WorkerError, match="rank 1"):
         launch(main, ranks=2)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 30
 
 
 def test_a_peer_that_is_gone_is_noticed_without_a_launcher() -> None:
