@@ -20,6 +20,7 @@ from plait.job import objective as _objective
 from plait.job.batch import describe
 from plait.job.fields import Problem, is_whole, job_problems, until_problems
 from plait.job.optimizer import checked_optimizer
+from plait.job.order import SampleOrder
 from plait.job.schedule import first_parameter
 
 
@@ -100,6 +101,18 @@ class Job:
             return self.steps
         assert self.epochs is not None
         return None if num_samples is None else self.epochs * -(-num_samples // self.batch)
+
+    def order(self, num_samples: int | None) -> SampleOrder | None:
+        """The global order of the samples; None for a stream, which has its own."""
+        if num_samples is None:
+            return None
+        return SampleOrder(
+            num_samples=num_samples,
+            batch=self.batch,
+            accumulate=self.accumulate,
+            seed=self.seed,
+            shuffle=self.shuffle,
+        )
 
     def seed_everything(self) -> None:
         """Seed torch, random, and numpy where it is in use, from the job's seed."""

@@ -5,19 +5,20 @@ sizes of the micro-batches. Out: a checked `Program`. It is the only place that 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from plait.graph.graph import Graph
+from plait.job.order import shares as equal_shares
 from plait.plan.plan import DATA, Plan
 from plait.program.buckets import make_buckets
 from plait.program.build import StepBuilder
 from plait.program.check import check_program
-from plait.program.cut import Await, Piece, Reached, Start, cut
+from plait.program.cut import Piece, cut
 from plait.program.localize import LocalGraph, localize
-from plait.program.placement import AxisShares, Partial, Placement, Shard
-from plait.program.program import Bucket, Program, RankProgram, Segment
+from plait.program.placement import AxisShares, Placement, Shard
+from plait.program.program import Bucket, Program, RankProgram
 from plait.program.propagate import Placements, propagate
 
 
@@ -30,11 +31,6 @@ class Settings:
     device: torch.device
 
 
-def split(total: int, parts: int) -> tuple[int, ...]:
-    """Nearly equal consecutive sizes, the larger ones first."""
-    return tuple(total // parts + (1 if index < total % parts else 0) for index in range(parts))
-
-
 def compile_program(
     graphs: Mapping[int, Graph],
     plan: Plan,
@@ -44,7 +40,9 @@ def compile_program(
 ) -> Program:
     """Compile one step of `micro_batches`; `shares` are the samples of each rank, nearly equal where not given."""
     ranks = plan.mesh.size
-    given = tuple(shares) if shares is not None else tuple(split(size, ranks) for size in micro_batches)
+    given = (
+        tuple(shares) if shares is not None else tuple(equal_shares(size, ranks) for size in micro_batches)
+    )
     chosen = {
         (size, units): _place(graphs[size], units) for size, units in zip(micro_batches, given, strict=True)
     }
@@ -71,7 +69,6 @@ def compile_program(
         gathered=placed.gathered,
         notices=first.notices,
         total_weight=None if None in weights else float(sum(w for w in weights if w is not None)),
-        metric_scalars=("total", "weight"),
     )
     check_program(program)
     return program
@@ -150,16 +147,3 @@ def _ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:
             seen.add(current)
             stack.extend(current.all_input_nodes)
     return seen
-
-
-__all__ = [
-    "Await",
-    "Partial",
-    "Reached",
-    "Segment",
-    "Settings",
-    "Start",
-    "compile_program",
-    "replace",
-    "split",
-]

@@ -20,7 +20,7 @@ from plait.graph.loss import like_mode
 from plait.program.communicate import all_gather, all_reduce, local_piece, merge_dims, split_dim
 from plait.program.local_functions import weighted_share
 from plait.program.lowering import Local, Site, lower_node
-from plait.program.placement import Partial, Placement, Replicate, Shard, Strategy
+from plait.program.placement import Partial, Placement, Replicate, Shard
 from plait.program.propagate import Placements
 
 
@@ -312,6 +312,3 @@ def _map_nodes(value: Any, replace: Any) -> Any:
     return pytree.tree_unflatten(
         [replace(leaf) if isinstance(leaf, fx.Node) else leaf for leaf in leaves], spec
     )
-
-
-__all__ = ["LocalGraph", "Strategy", "localize"]

@@ -131,6 +131,9 @@ def lower_node(site: Site) -> Local:
     aten.new_zeros,
     aten.new_ones,
     aten.new_empty,
+    aten.new_full,
+    aten.slice_backward,
+    aten.select_backward,
 )
 def size_second(site: Site) -> Local:
     return site.same(site.args[0], site.shape(), *site.args[2:])
@@ -139,11 +142,6 @@ def size_second(site: Site) -> Local:
 @lower(aten.zeros, aten.ones, aten.full, aten.empty)
 def size_first(site: Site) -> Local:
     return site.same(site.shape(), *site.args[1:])
-
-
-@lower(aten.new_full, aten.slice_backward, aten.select_backward)
-def size_second_and_more(site: Site) -> Local:
-    return site.same(site.args[0], site.shape(), *site.args[2:])
 
 
 @lower(aten.native_group_norm)

@@ -57,7 +57,6 @@ def compile_opaque(
         gathered=(),
         notices=notices,
         total_weight=None,
-        metric_scalars=("total", "weight"),
     )
     check_program(program)
     return program

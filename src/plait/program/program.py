@@ -105,8 +105,6 @@ class Program:
     notices: tuple[str, ...]
     total_weight: float | None
     """The weight of the whole step, where it is known from the shapes."""
-    metric_scalars: tuple[str, ...]
-    """Names of the values that hold the step's `total` and `weight` afterwards."""
 
     def of(self, rank: int) -> RankProgram:
         """What one rank does."""

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from plait.graph.graph import Graph
-from plait.program.placement import AxisShares, P, Partial, Placement, R, Replicate, Shard, Strategy
+from plait.program.placement import AxisShares, Partial, Placement, R, Replicate, Shard, Strategy
 from plait.program.rules import Op, find_rule, views
 
 _SLICE_COST = 1e-3
@@ -187,6 +187,3 @@ def _wanted_by_users(
         if found is not None:
             return found
     return None
-
-
-__all__ = ["Gathered", "P", "Placements", "candidates", "conversion_cost", "propagate"]

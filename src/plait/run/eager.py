@@ -30,7 +30,7 @@ def run_eagerly(
     if len(share.ids) == 0:
         gradients: list[Any] = [torch.zeros_like(tensor) for tensor in tensors]
         return [zero, zero.clone(), *gradients, *_buffers(state, parameters, share)]
-    batch = pytree.tree_map_only(Tensor, lambda leaf: _place(leaf, state), share.batch)
+    batch = pytree.tree_map_only(Tensor, state.place, share.batch)
     seed = (state.job.seed * 1_000_003 + step) * 1_000_003 + micro_batch * 65_537 + share.offset
     with (
         torch.random.fork_rng(devices=[state.device] if state.device.type == "cuda" else []),
@@ -59,10 +59,6 @@ def try_eagerly(job: Job, batch: Any) -> None:
             f"{type(error).__name__}: {error}",
             fix="mend that line, or the shapes of what it is given.",
         ) from error
-
-
-def _place(leaf: Tensor, state: ModelState) -> Tensor:
-    return leaf.to(state.device, state.dtype if leaf.is_floating_point() else None)
 
 
 def _buffers(state: ModelState, parameters: tuple[str, ...], share: Share) -> list[Tensor]:

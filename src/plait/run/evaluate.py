@@ -32,7 +32,7 @@ def evaluate(state: ModelState, source: Source, rank: int, ranks: int, add_up: S
     try:
         with torch.no_grad(), state.job.autocast(state.device.type):
             for count, fetched in _batches(source, job.batch, rank, ranks):
-                batch = pytree.tree_map_only(Tensor, lambda leaf: _place(leaf, state), fetched)
+                batch = pytree.tree_map_only(Tensor, state.place, fetched)
                 for index, (total, weight) in enumerate(_measure(job, state, batch, count)):
                     sums[index] += torch.tensor([float(total), float(weight)], dtype=torch.float64)
     finally:
@@ -58,10 +58,6 @@ def _batches(source: Source, batch: int, rank: int, ranks: int) -> Iterator[tupl
     for start in range(first, end, per_rank):
         ids = torch.arange(start, min(start + per_rank, end))
         yield len(ids), source.fetch(ids)
-
-
-def _place(leaf: Tensor, state: ModelState) -> Tensor:
-    return leaf.to(state.device, state.dtype if leaf.is_floating_point() else None)
 
 
 def _measure(job: Job, state: ModelState, batch: Any, count: int) -> list[tuple[Any, Any]]:

@@ -134,11 +134,9 @@ class Machine:
         number = instruction.micro_batch
         assert number is not None
         share = self._shares[number]
-        device, dtype = self.state.device, self.state.dtype
         leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(share.batch) if isinstance(leaf, Tensor)]
         for index, leaf in enumerate(leaves):
-            wanted = dtype if leaf.is_floating_point() else leaf.dtype
-            self._values[f"{number}/batch.{index}"] = leaf.to(device, wanted, non_blocking=True)
+            self._values[f"{number}/batch.{index}"] = self.state.place(leaf)
         key = f"{number}/key"
         if key not in instruction.frees:  # nobody reads it where the model draws no random numbers
             self._values[key] = random_key(
@@ -146,7 +144,7 @@ class Machine:
                 step=self._step,
                 micro_batch=number,
                 first_sample=share.offset,
-                device=device,
+                device=self.state.device,
             )
         self._values[f"{number}/offset:data"] = share.offset
 

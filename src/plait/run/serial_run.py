@@ -13,7 +13,6 @@ from torch import Tensor
 from plait.job.data import open_data
 from plait.job.job import Job
 from plait.job.loader import Loader, Share
-from plait.job.order import SampleOrder
 from plait.plan.plan import Plan
 from plait.run.machine import Machine
 from plait.run.programs import Programs
@@ -108,15 +107,7 @@ def _rounds(programs: Programs, share: Share) -> bool:
 def _shares(
     job: Job, plan: Plan, step: int, num_samples: int | None, programs: Programs
 ) -> list[tuple[Share, ...]] | None:
-    order = None
-    if num_samples is not None:
-        order = SampleOrder(
-            num_samples=num_samples,
-            batch=job.batch,
-            accumulate=job.accumulate,
-            seed=job.seed,
-            shuffle=job.shuffle,
-        )
+    order = job.order(num_samples)
     found = []
     for rank in range(plan.mesh.size):
         with Loader(

@@ -45,6 +45,10 @@ class ModelState:
         named: dict[str, Any] = {f"parameter:{name}": p.detach() for name, p in self.parameters.items()}
         return named | {f"buffer:{name}": buffer for name, buffer in self.buffers.items()}
 
+    def place(self, leaf: Tensor) -> Tensor:
+        """A tensor of a batch on this rank's device, in its floating dtype where it has one."""
+        return leaf.to(self.device, self.dtype if leaf.is_floating_point() else leaf.dtype, non_blocking=True)
+
     def to_checkpoint(self, extra: dict[str, Any]) -> TrainingState:
         """Everything that the next step depends on."""
         parameters, buffers, aliases, transient = collect_model(self.model)

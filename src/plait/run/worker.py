@@ -20,7 +20,6 @@ from torch import Tensor
 from plait.errors import CheckpointError, RunError
 from plait.job.job import Job
 from plait.job.loader import LoadedStep, Loader
-from plait.job.order import SampleOrder
 from plait.plan.plan import Plan
 from plait.program.program import Program
 from plait.run.agreement import check_agreement, digest_of
@@ -162,20 +161,11 @@ class _Worker:
             number += 1
 
     def _loader(self) -> Loader:
-        job, count = self.job, self.source.num_samples
-        order = None
-        if count is not None:
-            order = SampleOrder(
-                num_samples=count,
-                batch=job.batch,
-                accumulate=job.accumulate,
-                seed=job.seed,
-                shuffle=job.shuffle,
-            )
+        job = self.job
         stop = self.task.stop_step if self.task.stop_step is not None else job.steps
         return Loader(
             source=self.source,
-            order=order,
+            order=job.order(self.source.num_samples),
             batch=job.batch,
             accumulate=job.accumulate,
             rank=self.seat.rank,

@@ -4,8 +4,9 @@ import pytest
 import torch
 from tests.unit.program.compiled import graph_of, program_of
 
+from plait.job.order import split
 from plait.plan.named import resolve
-from plait.program.compile import Settings, compile_program, split
+from plait.program.compile import Settings, compile_program
 from plait.program.instructions import Accumulate, Collective, Commit, Compute, Load, Tangent, Update, Wait
 
 

@@ -48,7 +48,6 @@ def program_of(*ranks: tuple[Instruction, ...]) -> Program:
         gathered=(),
         notices=(),
         total_weight=1.0,
-        metric_scalars=(),
     )
 
 
