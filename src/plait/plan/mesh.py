@@ -39,16 +39,18 @@ class Mesh:
             rank //= size
         return tuple(reversed(found))
 
+    def size_of(self, axis: str) -> int:
+        """Ranks along an axis, or along several joined by `+`; 1 where the mesh does not have it."""
+        sizes = dict(self.axes)
+        return prod(sizes.get(name, 1) for name in axis.split("+"))
+
     def group(self, rank: int, axis: str) -> tuple[int, ...]:
-        """The ranks that differ from `rank` in `axis` alone, itself included."""
-        index = [name for name, _ in self.axes].index(axis)
+        """The ranks that differ from `rank` in `axis` (or several joined by `+`) alone, itself included, in order."""
+        names = axis.split("+")
         own = self.coordinates(rank)
-        return tuple(
-            other
-            for other in range(self.size)
-            if all(
-                a == b
-                for i, (a, b) in enumerate(zip(own, self.coordinates(other), strict=True))
-                if i != index
-            )
-        )
+        strides = [prod(size for _, size in self.axes[i + 1 :]) for i in range(len(self.axes))]
+        found = [0]
+        for (name, size), stride, coordinate in zip(self.axes, strides, own, strict=True):
+            choices = range(size) if name in names else (coordinate,)
+            found = [base + stride * choice for base in found for choice in choices]
+        return tuple(found)

@@ -4,6 +4,7 @@ In: the pieces of each micro-batch. Out: a `RankProgram`. The order is that of a
 micro-batch forward and backward, buckets sent as soon as the last micro-batch has filled them, then the update.
 """
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,6 @@ import torch
 
 from plait.graph.graph import Graph, Input
 from plait.plan.plan import Plan
-from plait.program.communicate import all_gather
 from plait.program.cut import Await, Piece, Reached, Start
 from plait.program.instructions import (
     Accumulate,
@@ -235,23 +235,23 @@ class StepBuilder:
 
     def _start_node(self, graph: Graph, node: torch.fx.Node, number: int) -> None:
         source: Any = node.args[0]
-        axis = str(node.args[1])
-        reads = (self._name(graph, source.name, number),)
         name = self._name(graph, node.name, number)
-        gathers = node.target is all_gather
+        op: Any = node.target.__name__  # type: ignore[union-attr]
+        details = inspect.signature(node.target).bind(*node.args).arguments  # type: ignore[arg-type]
+        fields = {key: details[key] for key in ("dim", "before", "after", "fill") if key in details}
         self.started[name] = self._add(
             Collective,
-            f"{'all_gather' if gathers else 'all_reduce'} {node.name}",
+            f"{op} {node.name}",
             "communication",
             lane="communication",
-            op="all_gather" if gathers else "all_reduce",
-            axis=axis,
-            dim=int(node.args[2]) if gathers else 0,  # type: ignore[arg-type]
-            extents=tuple(node.args[3]) if gathers else (),  # type: ignore[arg-type]
-            reads=reads,
+            op=op,
+            axis=details["axis"],
+            extents=tuple(details.get("extents", ())),
+            **fields,
+            reads=(self._name(graph, source.name, number),),
             writes=(name,),
             micro_batch=number,
-            num_bytes=_bytes_of(node),
+            num_bytes=_bytes_of(source if op in ("reduce_scatter", "halo_add") else node),
         )
 
     def _start(self, name: str, op: str, axis: str, number: int | None, num_bytes: int) -> None:

@@ -22,7 +22,28 @@ def all_gather(x: Tensor, axis: str, dim: int, extents: Sequence[int]) -> Tensor
     return x.new_empty(shape)
 
 
-COLLECTIVES = (all_reduce, all_gather)
+def reduce_scatter(x: Tensor, axis: str, dim: int, extents: Sequence[int], own: int) -> Tensor:
+    """This rank's piece, of extent `own` on `dim`, of the sum of all ranks' tensors."""
+    shape = list(x.shape)
+    shape[dim] = own
+    return x.new_empty(shape)
+
+
+def halo(x: Tensor, axis: str, dim: int, before: int, after: int, fill: float) -> Tensor:
+    """The piece with `before` rows of the rank before it and `after` of the next one; `fill` at the two ends."""
+    shape = list(x.shape)
+    shape[dim] += before + after
+    return x.new_empty(shape)
+
+
+def halo_add(x: Tensor, axis: str, dim: int, before: int, after: int) -> Tensor:
+    """The transpose of `halo`: the outer rows are added to the ranks they belong to, and dropped at the two ends."""
+    shape = list(x.shape)
+    shape[dim] -= before + after
+    return x.new_empty(shape)
+
+
+COLLECTIVES = (all_reduce, all_gather, reduce_scatter, halo, halo_add)
 
 
 def local_piece(x: Tensor, dim: int, extent: int, per_unit: int, offset: int) -> Tensor:

@@ -65,12 +65,19 @@ class Opaque(Instruction):
 class Collective(Instruction):
     """Start communication along an axis; its result may be used after the `Wait` that names it."""
 
-    op: Literal["all_reduce", "all_gather"]
+    op: Literal["all_reduce", "all_gather", "reduce_scatter", "halo", "halo_add"]
     axis: str
+    """A mesh axis, or several joined by `+`: the ranks that meet differ in these coordinates alone."""
     dim: int = 0
-    """Dim on which pieces are joined."""
+    """Dim on which pieces are joined or cut."""
     extents: tuple[int, ...] = ()
-    """Extents of the pieces."""
+    """Extents of the pieces of an all_gather or reduce_scatter, one per rank."""
+    before: int = 0
+    """Rows of the rank before that a halo holds."""
+    after: int = 0
+    """Rows of the next rank that a halo holds."""
+    fill: float = 0.0
+    """What a halo holds beyond the two ends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

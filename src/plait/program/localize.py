@@ -20,6 +20,7 @@ from plait.graph.loss import like_mode
 from plait.program.communicate import all_gather, all_reduce, local_piece, merge_dims, split_dim
 from plait.program.local_functions import weighted_share
 from plait.program.lowering import Local, Site, lower_node
+from plait.program.lowerings import REGISTERED as _REGISTERED  # noqa: F401
 from plait.program.placement import Partial, Placement, Replicate, Shard
 from plait.program.propagate import Placements
 

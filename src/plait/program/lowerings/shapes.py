@@ -1,0 +1,35 @@
+"""Ops that are told a shape: the local one takes its place."""
+
+from plait.program.lowering import Local, Site, lower
+from plait.program.rules.base import aten
+
+
+@lower(
+    aten.view,
+    aten._unsafe_view,
+    aten.reshape,
+    aten._reshape_copy,
+    aten.expand,
+    aten.new_zeros,
+    aten.new_ones,
+    aten.new_empty,
+    aten.new_full,
+    aten.slice_backward,
+    aten.select_backward,
+)
+def size_second(site: Site) -> Local:
+    return site.same(site.args[0], site.shape(), *site.args[2:])
+
+
+@lower(aten.zeros, aten.ones, aten.full, aten.empty)
+def size_first(site: Site) -> Local:
+    return site.same(site.shape(), *site.args[1:])
+
+
+@lower(
+    aten.upsample_nearest1d_backward, aten.upsample_nearest2d_backward, aten.upsample_nearest3d_backward,
+    aten.upsample_bilinear2d_backward, aten.upsample_bicubic2d_backward, aten.upsample_linear1d_backward,
+    aten.upsample_trilinear3d_backward,
+)  # fmt: skip
+def upsample_backward(site: Site) -> Local:
+    return site.same(*site.args[:2], site.shape(), *site.args[3:])
