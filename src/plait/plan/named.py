@@ -1,6 +1,7 @@
 """The plans that can be asked for by name. A new one is a file with a function, and a line here."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
@@ -8,20 +9,36 @@ from typing import Any
 
 from plait.errors import PlanError
 from plait.plan.ddp import ddp
-from plait.plan.plan import Plan, read_plan, with_settings
+from plait.plan.domain import domain
+from plait.plan.mesh import Mesh
+from plait.plan.plan import AXES, DOMAIN, TENSOR, Plan, read_plan, with_settings
 from plait.plan.single import single
+from plait.plan.tensor import megatron, tensor
+from plait.plan.zero import zero1, zero2, zero3
 
-NAMED: Mapping[str, Callable[[int], Plan]] = MappingProxyType({"single": single, "ddp": ddp})
+NAMED: Mapping[str, Callable[[int], Plan]] = MappingProxyType(
+    {
+        "single": single, "ddp": ddp, "zero1": zero1, "zero2": zero2, "zero3": zero3,
+        "megatron": megatron, "tensor": tensor, "domain": domain,
+    }
+)  # fmt: skip
 
 
-def resolve(plan: str | Path | Plan, ranks: int | None, settings: Mapping[str, Any] | None = None) -> Plan:
-    """A plan from a name, a YAML file or a plan; `ranks` must agree with it where both are given."""
+def resolve(
+    plan: str | Path | Plan | None,
+    ranks: int | None,
+    settings: Mapping[str, Any] | None = None,
+    mesh: Mapping[str, int] | None = None,
+) -> Plan:
+    """A plan from a name, a YAML file or a plan; `mesh` sizes its axes, `ranks` must agree where both are given."""
     if ranks is not None and ranks < 1:
         raise PlanError(f"ranks={ranks} is not a number of processes.", fix="use 1 or more.")
+    if plan is None:
+        plan = _by_axes(mesh) if mesh else ("single" if ranks in (None, 1) else "ddp")
     if isinstance(plan, Plan):
         found = plan
     elif str(plan) in NAMED:
-        found = NAMED[str(plan)](ranks if ranks is not None else 1)
+        found = NAMED[str(plan)](1 if ranks is None or mesh else ranks)
     elif Path(plan).suffix in (".yaml", ".yml"):
         found = read_plan(Path(plan))
         if found.name not in NAMED:
@@ -30,6 +47,9 @@ def resolve(plan: str | Path | Plan, ranks: int | None, settings: Mapping[str, A
             )
     else:
         raise PlanError(f"there is no plan {str(plan)!r}.", fix=_choices(str(plan)))
+    if mesh:
+        found = _with_mesh(found, mesh)
+    _check_axes(found.mesh)
     if ranks is not None and found.mesh.size != ranks:
         axes = " x ".join(f"{name}={size}" for name, size in found.mesh.axes)
         raise PlanError(
@@ -37,6 +57,29 @@ def resolve(plan: str | Path | Plan, ranks: int | None, settings: Mapping[str, A
             fix=f"use --ranks {found.mesh.size}, or change the mesh.",
         )
     return with_settings(found, settings or {})
+
+
+def _by_axes(mesh: Mapping[str, int]) -> str:
+    return "megatron" if TENSOR in mesh else "domain" if DOMAIN in mesh else "ddp"
+
+
+def _with_mesh(plan: Plan, mesh: Mapping[str, int]) -> Plan:
+    """The plan on another mesh: axes that are named are sized, its own others stay."""
+    if plan.name == "single" and any(size != 1 for size in mesh.values()):
+        raise PlanError("plan single runs on 1 rank.", fix="drop --mesh, or choose another plan.")
+    sizes = {name: size for name, size in plan.mesh.axes if size != 1} | dict(mesh)
+    order = sorted(sizes, key=lambda name: AXES.index(name) if name in AXES else -1)
+    return replace(plan, mesh=Mesh(axes=tuple((name, sizes[name]) for name in order)))
+
+
+def _check_axes(mesh: Mesh) -> None:
+    unknown = [name for name, _ in mesh.axes if name not in AXES]
+    if unknown:
+        close = get_close_matches(unknown[0], AXES, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise PlanError(
+            f"no plan can use the mesh axis {unknown[0]!r}.", fix=f"{hint}the axes are {', '.join(AXES)}."
+        )
 
 
 def _choices(name: str) -> str:

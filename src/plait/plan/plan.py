@@ -1,21 +1,31 @@
 """The value that says how a job is run: every decision, frozen, and a YAML file that people can read and write.
 
-In: a name with ranks, or a file. Out: a resolved `Plan`. Never looks at the model: whether a plan suits a job is
-checked where the two meet, in `program/compile.py`.
+In: a name with ranks, or a file. Out: a `Plan`. Never looks at the model: whether a plan suits a job is checked where
+the two meet. What a plan leaves open (placements by pattern or by search) is resolved in `search/` before compiling.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import yaml
 
 from plait.errors import PlanError
 from plait.plan.mesh import Mesh
+from plait.plan.placements import AxisPlacements, placements_from
+from plait.units import parse_bytes
 
 DATA = "data"
 """The mesh axis on which the batch is cut."""
+TENSOR = "tensor"
+"""The mesh axis on which weights are cut."""
+DOMAIN = "domain"
+"""The mesh axis on which images or sequences are cut."""
+AXES = (DATA, DOMAIN, TENSOR)
+"""The axes that plans know, outermost first: ranks that exchange most are next to each other."""
+
+Choice = Literal["megatron", "auto"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,34 +42,116 @@ class Sync:
             raise PlanError(
                 f"sync.bucket_mib={self.bucket_mib!r} is not a size.", fix="set it to 0 or more MiB."
             )
-        if not isinstance(self.overlap, bool):
+        _check_bool("sync.overlap", self.overlap)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """What is kept whole on every rank of `data`, and what is not."""
+
+    zero: int = 0
+    """0: all whole; 1: optimizer state sharded; 2: gradients too; 3: parameters too."""
+    limit: str | None = None
+    """Memory of a rank that the choice of placements may use, such as 70GiB; None: what megatron needs."""
+
+    def __post_init__(self) -> None:
+        if self.zero not in (0, 1, 2, 3) or isinstance(self.zero, bool):
+            raise PlanError(f"memory.zero={self.zero!r} is no stage.", fix="set it to 0, 1, 2 or 3.")
+        if self.limit is not None:
+            try:
+                parse_bytes(str(self.limit))
+            except ValueError as error:
+                raise PlanError(
+                    f"memory.limit={self.limit!r} is not a size.", fix="write it like 70GiB."
+                ) from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tensor:
+    """How weights are cut on the `tensor` axis."""
+
+    choice: Choice = "megatron"
+    """`megatron`: by pattern; `auto`: by exact minimization of communication."""
+    sequence: bool = False
+    """Whether norms and dropout between the blocks run on pieces of the sequence."""
+    seconds: float = 20.0
+    """Time limit of the minimization."""
+
+    def __post_init__(self) -> None:
+        if self.choice not in get_args(Choice):
+            raise PlanError(f"tensor.choice={self.choice!r} is unknown.", fix="use megatron or auto.")
+        _check_bool("tensor.sequence", self.sequence)
+        if not isinstance(self.seconds, (int, float)) or self.seconds <= 0:
+            raise PlanError(f"tensor.seconds={self.seconds!r} is no time.", fix="set it to more than 0.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Domain:
+    """How samples are cut on the `domain` axis."""
+
+    dim: int | None = None
+    """The dim of the batch's tensors; None: the rows of images (2), the positions of sequences (1)."""
+
+    def __post_init__(self) -> None:
+        if self.dim is not None and (
+            not isinstance(self.dim, int) or isinstance(self.dim, bool) or self.dim < 1
+        ):
             raise PlanError(
-                f"sync.overlap={self.overlap!r} is neither true nor false.", fix="set it to true or false."
+                f"domain.dim={self.dim!r} is no dim beside the samples'.", fix="set it to 1 or more."
             )
+
+
+def _check_bool(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise PlanError(f"{name}={value!r} is neither true nor false.", fix="set it to true or false.")
+
+
+_GROUPS: Mapping[str, type] = {"sync": Sync, "memory": Memory, "tensor": Tensor, "domain": Domain}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """A resolved plan."""
+    """How a job is run."""
 
     name: str
     """The named plan that it came from."""
     mesh: Mesh
     """The ranks and their axes."""
-    sync: Sync
+    sync: Sync = Sync()
     """How gradients meet."""
+    memory: Memory = Memory()
+    """What is sharded over `data`."""
+    tensor: Tensor = Tensor()
+    """How weights are cut over `tensor`."""
+    domain: Domain = Domain()
+    """How samples are cut over `domain`."""
+    placements: tuple[AxisPlacements, ...] = ()
+    """Placements along axes other than `data`; what a person wrote stays, the rest is resolved before compiling."""
+
+    def placements_of(self, axis: str) -> AxisPlacements | None:
+        """What the plan says about an axis."""
+        return next((entry for entry in self.placements if entry.axis == axis), None)
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks among which the batch is split."""
+        return self.mesh.size_of(DATA)
 
     def to_yaml(self) -> str:
-        """The plan as a file that `read_plan` takes."""
-        sync = {field.name: getattr(self.sync, field.name) for field in fields(self.sync)}
-        return yaml.safe_dump(
-            {"plan": self.name, "mesh": dict(self.mesh.axes), "sync": sync}, sort_keys=False
-        )
+        """The plan as a file that `read_plan` takes; groups of settings that are as they come are left out."""
+        content: dict[str, Any] = {"plan": self.name, "mesh": dict(self.mesh.axes)}
+        for group, kind in _GROUPS.items():
+            value = getattr(self, group)
+            if value != kind() or group == "sync":
+                content[group] = {field.name: getattr(value, field.name) for field in fields(value)}
+        if self.placements:
+            content["placements"] = {entry.axis: entry.to_plain() for entry in self.placements}
+        return yaml.safe_dump(content, sort_keys=False, width=120)
 
 
 def plan_from(values: Mapping[str, Any], where: str) -> Plan:
     """A plan from the contents of a file; every problem is named with what is allowed."""
-    allowed = {"plan", "mesh", "sync"}
+    allowed = {"plan", "mesh", "placements", *_GROUPS}
     unknown = sorted(set(values) - allowed)
     if unknown or "plan" not in values or not isinstance(values.get("mesh", {}), Mapping):
         raise PlanError(
@@ -68,9 +160,12 @@ def plan_from(values: Mapping[str, Any], where: str) -> Plan:
             fix="give `plan: NAME`, `mesh: {axis: size}` and optionally `sync: {bucket_mib: 8}`.",
         )
     mesh = Mesh(axes=tuple((str(axis), size) for axis, size in values.get("mesh", {}).items()))
-    return with_settings(
-        Plan(name=str(values["plan"]), mesh=mesh, sync=Sync()), {"sync": dict(values.get("sync") or {})}
+    plan = Plan(
+        name=str(values["plan"]),
+        mesh=mesh,
+        placements=placements_from(values.get("placements") or {}, where),
     )
+    return with_settings(plan, {group: dict(values[group] or {}) for group in _GROUPS if group in values})
 
 
 def read_plan(path: Path) -> Plan:
@@ -92,12 +187,18 @@ def read_plan(path: Path) -> Plan:
 
 def with_settings(plan: Plan, settings: Mapping[str, Any]) -> Plan:
     """The plan with some settings replaced: `{"sync": {"bucket_mib": 1}}`."""
-    unknown = sorted(set(settings) - {"sync"})
-    known = {field.name for field in fields(Sync)}
-    unknown += sorted(f"sync.{key}" for key in set(settings.get("sync", {})) - known)
+    known = {group: {field.name for field in fields(kind)} for group, kind in _GROUPS.items()}
+    unknown = sorted(set(settings) - set(known))
+    for group in set(settings) & set(known):
+        unknown += sorted(f"{group}.{key}" for key in set(settings[group]) - known[group])
     if unknown:
+        choices = [f"{group}.{name}" for group, names in known.items() for name in sorted(names)]
         raise PlanError(
-            f"the plan has no setting {', '.join(unknown)}.",
-            fix="use one of " + ", ".join(f"sync.{name}" for name in sorted(known)) + ".",
+            f"the plan has no setting {', '.join(unknown)}.", fix="use one of " + ", ".join(choices) + "."
         )
-    return replace(plan, sync=replace(plan.sync, **settings.get("sync", {})))
+    changed = {group: replace(getattr(plan, group), **values) for group, values in settings.items()}
+    return replace(plan, **changed)
+
+
+SETTINGS = tuple(f"{group}.{field.name}" for group, kind in _GROUPS.items() for field in fields(kind))
+"""Every setting of a plan, as `--set` takes it."""

@@ -2,7 +2,7 @@
 
 from plait.errors import PlanError
 from plait.plan.mesh import Mesh
-from plait.plan.plan import DATA, Plan, Sync
+from plait.plan.plan import DATA, Plan
 
 
 def single(ranks: int) -> Plan:
@@ -11,4 +11,4 @@ def single(ranks: int) -> Plan:
         raise PlanError(
             f"plan single runs on 1 rank, not {ranks}.", fix="drop --ranks, or choose --plan ddp."
         )
-    return Plan(name="single", mesh=Mesh(axes=((DATA, 1),)), sync=Sync())
+    return Plan(name="single", mesh=Mesh(axes=((DATA, 1),)))

@@ -166,6 +166,10 @@ class _Localizer:
                 node.meta[key] = self.current.meta.get(key, "")
         return node
 
+    def offset(self, axis: str) -> fx.Node:
+        """The placeholder of this rank's offset along an axis, in units."""
+        return self.offsets[axis]
+
     def convert(self, node: fx.Node, want: tuple[Placement, ...]) -> fx.Node:
         """The local value of a global node under other placements; communication is inserted once and shared."""
         value = self.values[node]

@@ -26,6 +26,8 @@ class Writer(Protocol):
 
     def local_shape(self, node: fx.Node, output: int = 0) -> list[int]: ...
 
+    def offset(self, axis: str) -> fx.Node: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Site:
@@ -51,6 +53,10 @@ class Site:
     def shape(self, output: int = 0) -> list[int]:
         """Local shape of an output."""
         return self.writer.local_shape(self.node, output)
+
+    def offset(self, index: int) -> fx.Node:
+        """The units before this rank's own along an axis: an integer that is known when the step runs."""
+        return self.writer.offset(self.axes[index].name)
 
     def is_partial(self) -> bool:
         """Whether the output is a sum over ranks of some axis, made from shards."""

@@ -54,7 +54,7 @@ def test_settings_replace_what_they_name() -> None:
         (lambda: resolve("single", 2), "1 rank, not 2", "--plan ddp"),
         (lambda: resolve(ddp(3), 2), "data=3 has 3 ranks; 2 were asked for", "--ranks 3"),
         (lambda: resolve("nowhere.yaml", 2), "nowhere.yaml cannot be read: No such file", "check the path"),
-        (lambda: with_settings(ddp(2), {"memory": {}}), "no setting memory", "sync.bucket_mib"),
+        (lambda: with_settings(ddp(2), {"moon": {}}), "no setting moon", "sync.bucket_mib"),
         (
             lambda: with_settings(ddp(2), {"sync": {"bucket": 1}}),
             "no setting sync.bucket",
