@@ -139,7 +139,65 @@ def _image_job(model: Callable[[], nn.Module], batch: int) -> Job:
     return Job(model=model, data=_images(), loss=F.cross_entropy, optimizer=_sgd, batch=batch, epochs=10**6)
 
 
+class Block(nn.Module):
+    """A transformer block whose heads follow from the width that it is given, as the tutorial of DTensor asks for."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.size = width // heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.out = nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        h = self.norm1(x)
+        q, k, v = (
+            layer(h).view(batch, length, -1, self.size).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class BlockGPT(nn.Module):
+    """A decoder of such blocks."""
+
+    def __init__(self, layers: int, width: int, heads: int, length: int, vocabulary: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = (
+            nn.Embedding(vocabulary, width),
+            nn.Parameter(torch.zeros(length, width)),
+        )
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def _flat_loss(logits: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+def _block_job(batch: int) -> Job:
+    return Job(
+        model=lambda: BlockGPT(6, 512, 8, 128, 512),
+        data=_tokens(),
+        loss=_flat_loss,
+        optimizer=_adamw,
+        batch=batch,
+        epochs=10**6,
+    )
+
+
 CASES: Mapping[str, Case] = {
+    "block_gpt": Case(bound="both", job=partial(_block_job, 4), block=2, single_batch=4),
     "gpt": Case(bound="computation", job=partial(_gpt_job, 8), block=3, single_batch=4),
     "conv": Case(bound="computation", job=partial(_image_job, ConvNet, 32), block=3, single_batch=16),
     "mlp": Case(bound="communication", job=partial(_mlp_job, 16), block=4, single_batch=128),

@@ -1,7 +1,8 @@
 """The systems under comparison, each set up once in this process as its own documentation shows, then asked for k
 steps.
 
-In: a specification such as `plait`, `plait:bucket_mib=1`, `plait:untraced`, `ddp`, `accelerate`, `fabric`, `eager`.
+In: a specification such as `plait`, `plait:bucket_mib=1`, `plait:untraced`, `plait:plan=zero3`, `ddp`, `accelerate`,
+`fabric`, `eager`, `fsdp2`, `dtensor`.
 Out: a function that does k steps, data loading included. All share the process group of torchrun and the number of
 threads.
 """
@@ -13,6 +14,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -40,7 +50,10 @@ def make_system(specification: str, job: Job, rank: int, ranks: int, stack: Exit
     given = dict(entry.partition("=")[::2] for entry in options.split(",") if entry)
     if name == "plait":
         return _plait(job, rank, ranks, given, stack)
-    makers = {"ddp": _ddp, "accelerate": _accelerate, "fabric": _fabric, "eager": _eager}
+    makers = {
+        "ddp": _ddp, "accelerate": _accelerate, "fabric": _fabric, "eager": _eager, "fsdp2": _fsdp2,
+        "dtensor": _dtensor,
+    }  # fmt: skip
     return makers[name](job, rank, ranks, given)
 
 
@@ -52,19 +65,24 @@ def _plait(job: Job, rank: int, ranks: int, options: dict[str, str], stack: Exit
         sync["bucket_mib"] = float(options["bucket_mib"])
     if "blocking" in options:
         sync["overlap"] = False
-    plan = resolve("ddp" if ranks > 1 else "single", ranks, {"sync": sync} if sync else None)
+    name = options.get("plan", "ddp" if ranks > 1 else "single")
+    plan = resolve(name, ranks, {"sync": sync} if sync else None)
     source = open_data(job.data, job.collate)
     programs = Programs(job, source, plan, CPU)
     recorder = None if "untraced" in options else Recorder(rank)
     board = None if "untraced" in options else Board.create(ranks).post(rank)
     observer = WorkerObserver(board, recorder)
     links = links_between(plan.mesh, rank, CPU, timeout_s=60.0, share=options.get("links") != "gloo")
-    machine = Machine(rank, ModelState(job, CPU), links, observer)
+    state = ModelState(job, CPU, holding=programs.holding(rank, links, CPU))
+    machine = Machine(rank, state, links, observer)
     assert source.num_samples is not None
     order = SampleOrder(
         num_samples=source.num_samples, batch=job.batch, accumulate=1, seed=job.seed, shuffle=True
     )
-    loader = Loader(source=source, order=order, batch=job.batch, rank=rank, ranks=ranks, epochs=job.epochs)
+    loader = Loader(
+        source=source, order=order, batch=job.batch, rank=plan.data_coordinate(rank), ranks=plan.data_ranks,
+        epochs=job.epochs,
+    )  # fmt: skip
     loaded: Iterator[LoadedStep] = iter(stack.enter_context(loader))
 
     def steps(count: int) -> None:
@@ -152,6 +170,49 @@ def _fabric(job: Job, rank: int, ranks: int, options: dict[str, str]) -> Steps:
     model, optimizer = fabric.setup(model, optimizer)
     loader = fabric.setup_dataloaders(DataLoader(data, batch_size=job.batch // ranks, shuffle=True))
     return _loop(_batches(loader), model, job, optimizer, fabric.backward)
+
+
+def _fsdp2(job: Job, rank: int, ranks: int, options: dict[str, str]) -> Steps:
+    """As the tutorial of FSDP2 shows: every block, then the rest; gathered again in the backward."""
+    model = job.build_model().train()
+    mesh = init_device_mesh("cpu", (ranks,))
+    for block in model.blocks:  # type: ignore[union-attr]
+        fully_shard(block, mesh=mesh)  # type: ignore[arg-type]
+    fully_shard(model, mesh=mesh)
+    optimizer = job.build_optimizer(list(model.named_parameters()))
+    batches = _batches(_loader(job, rank, ranks))
+    return _loop(batches, model, job, optimizer, lambda loss: loss.backward())
+
+
+def _dtensor(job: Job, rank: int, ranks: int, options: dict[str, str]) -> Steps:
+    """As the tutorial of tensor parallelism shows, with the loss on sharded logits."""
+    model = job.build_model().train()
+    mesh = init_device_mesh("cpu", (ranks,))
+    column, row = ColwiseParallel(), RowwiseParallel()
+    block = {"query": column, "key": column, "value": column, "out": row, "up": column, "down": row}
+    for layer in model.blocks:  # type: ignore[union-attr]
+        parallelize_module(layer, mesh, block)  # type: ignore[arg-type]
+    ends = {
+        "tokens": RowwiseParallel(input_layouts=Replicate()),
+        "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+    }
+    parallelize_module(model, mesh, ends)  # type: ignore[arg-type]
+    cut = [p for p in model.parameters() if isinstance(p, DTensor)]
+    whole = [p for p in model.parameters() if not isinstance(p, DTensor)]
+    optimizer = torch.optim.AdamW([{"params": cut}, {"params": whole}], lr=1e-4)
+    data: Any = job.data
+    batches = _batches(DataLoader(data, batch_size=job.batch))
+
+    def steps(count: int) -> None:
+        with loss_parallel():
+            for _ in range(count):
+                tokens, target = next(batches)
+                optimizer.zero_grad(set_to_none=True)
+                assert job.loss is not None
+                job.loss(model(tokens), target).backward()
+                optimizer.step()
+
+    return steps
 
 
 def join() -> tuple[int, int]:

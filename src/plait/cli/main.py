@@ -19,11 +19,12 @@ import typer
 from rich.console import Console
 
 from plait.cli.graph_command import graph_command
-from plait.cli.options import REMEMBERED, job_with, load_run_settings, parse_settings
+from plait.cli.options import REMEMBERED, job_with, load_run_settings, parse_mesh, parse_settings
 from plait.cli.progress import show_progress
 from plait.cli.verify_command import print_verification
 from plait.errors import JobError, PlaitError, PlanError, UsageError
 from plait.job.reference import load_job
+from plait.plan.named import NAMED
 from plait.report.page import write_page
 from plait.report.text import print_report, report_json
 from plait.run.checkpoint import export_checkpoint
@@ -47,7 +48,10 @@ JobArgument = Annotated[
     ),
 ]
 PlanOption = Annotated[
-    str | None, typer.Option("--plan", help="A plan's name (single, ddp) or a .yaml file.")
+    str | None, typer.Option("--plan", help=f"A plan's name ({', '.join(NAMED)}) or a .yaml file.")
+]
+MeshOption = Annotated[
+    str | None, typer.Option("--mesh", metavar="AXIS=N,...", help="Ranks along each axis: data=2,tensor=2.")
 ]
 RanksOption = Annotated[int | None, typer.Option("--ranks", help="Number of processes.")]
 SetOption = Annotated[
@@ -70,6 +74,7 @@ def run(
     ] = None,
     plan: PlanOption = None,
     ranks: RanksOption = None,
+    mesh: MeshOption = None,
     steps: Annotated[int | None, typer.Option(help="Stop after this many optimizer steps.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/NAME-TIME by default.")] = None,
     set_: SetOption = None,
@@ -101,9 +106,8 @@ def run(
         "record_samples": record_samples,
     }
     options = stored | {key: value for key, value in given.items() if value is not None}
-    plan = plan or (
-        str(stored["plan_file"]) if "plan_file" in stored and ranks is None else stored.get("plan")
-    )
+    same = ranks is None and mesh is None
+    plan = plan or (str(stored["plan_file"]) if "plan_file" in stored and same else stored.get("plan"))
     settings = [*stored.get("settings", []), *(set_ or [])]
     job_settings, plan_settings = parse_settings(settings)
     loaded = job_with(load_job(reference), job_settings)
@@ -115,9 +119,9 @@ def run(
     with show_progress(_console(json_), quiet=json_) as listener, _failing_after_start(listener) as heard:
         result = train(
             loaded, plan, ranks, steps=options.get("steps"), out=out or resume, device=options.get("device") or "cpu",
-            settings=plan_settings, checkpoint_every=options.get("checkpoint_every"), resume=resume,
-            record_samples=bool(options.get("record_samples")), trace=trace, hang_s=hang_s, listener=heard, name=name,
-            extra=remembered,
+            settings=plan_settings, mesh=parse_mesh(mesh), checkpoint_every=options.get("checkpoint_every"),
+            resume=resume, record_samples=bool(options.get("record_samples")), trace=trace, hang_s=hang_s,
+            listener=heard, name=name, extra=remembered,
         )  # fmt: skip
     if trace:
         write_page(result.folder)
@@ -155,8 +159,9 @@ def graph(
 @app.command(name="verify")
 def verify_(
     job: JobArgument,
-    plan: PlanOption = "ddp",
-    ranks: RanksOption = 2,
+    plan: PlanOption = None,
+    ranks: RanksOption = None,
+    mesh: MeshOption = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps to compare.")] = 3,
     fp32: Annotated[bool, typer.Option("--fp32", help="Compare in float32 instead of float64.")] = False,
     serial: Annotated[bool, typer.Option("--serial", help="All ranks in this process; 64 are fine.")] = False,
@@ -169,8 +174,8 @@ def verify_(
     loaded = job_with(load_job(job), job_settings)
     with show_progress(_console(json_), quiet=json_) as listener:
         outcome = verify(
-            loaded, plan or "ddp", ranks, steps=steps, fp32=fp32, serial=serial, device=device,
-            settings=plan_settings, listener=listener,
+            loaded, plan or (None if mesh else "ddp"), ranks or (None if mesh else _ranks_of(plan)), steps=steps,
+            fp32=fp32, serial=serial, device=device, settings=plan_settings, mesh=parse_mesh(mesh), listener=listener,
         )  # fmt: skip
     print_verification(outcome, _console(False), json_output=json_)
     raise typer.Exit(0 if outcome.ok else 1)
@@ -233,6 +238,11 @@ def _anywhere(reference: str) -> str:
     """The reference with a path that holds from every folder, for resuming."""
     path, colon, function = reference.partition(":")
     return f"{Path(path).resolve()}{colon}{function}" if path.endswith(".py") else reference
+
+
+def _ranks_of(plan: str | None) -> int | None:
+    """Ranks to verify a plan on where none are given: 2, or what a file says."""
+    return 1 if plan == "single" else 2 if plan is None or plan in NAMED else None
 
 
 def _console(to_stderr: bool) -> Console:

@@ -10,8 +10,9 @@ import yaml
 
 from plait.errors import UsageError
 from plait.job.job import Job
+from plait.plan.plan import SETTINGS
 
-_PLAN_GROUPS = ("sync",)
+_PLAN_GROUPS = tuple(dict.fromkeys(setting.partition(".")[0] for setting in SETTINGS))
 _JOB_KEYS = (
     "batch",
     "epochs",
@@ -51,9 +52,24 @@ def parse_settings(entries: Sequence[str]) -> tuple[dict[str, Any], dict[str, An
         else:
             raise UsageError(
                 f"--set {key}: there is no such setting.",
-                fix=f"of the job: {', '.join(_JOB_KEYS)}; of the plan: sync.bucket_mib, sync.overlap.",
+                fix=f"of the job: {', '.join(_JOB_KEYS)}; of the plan: {', '.join(SETTINGS)}.",
             )
     return job, plan
+
+
+def parse_mesh(text: str | None) -> dict[str, int] | None:
+    """`data=2,tensor=2` as axes and their sizes."""
+    if text is None:
+        return None
+    mesh: dict[str, int] = {}
+    for entry in text.split(","):
+        name, separator, size = entry.strip().partition("=")
+        if not separator or not size.isdigit() or name in mesh:
+            raise UsageError(
+                f"--mesh {text!r} is not AXIS=SIZE,...", fix="write it like --mesh data=2,tensor=2."
+            )
+        mesh[name] = int(size)
+    return mesh
 
 
 def job_with(job: Job, settings: Mapping[str, Any]) -> Job:

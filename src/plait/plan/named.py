@@ -11,7 +11,7 @@ from plait.errors import PlanError
 from plait.plan.ddp import ddp
 from plait.plan.domain import domain
 from plait.plan.mesh import Mesh
-from plait.plan.plan import AXES, DOMAIN, TENSOR, Plan, read_plan, with_settings
+from plait.plan.plan import AXES, DATA, DOMAIN, TENSOR, Plan, read_plan, with_settings
 from plait.plan.single import single
 from plait.plan.tensor import megatron, tensor
 from plait.plan.zero import zero1, zero2, zero3
@@ -47,8 +47,8 @@ def resolve(
             )
     else:
         raise PlanError(f"there is no plan {str(plan)!r}.", fix=_choices(str(plan)))
-    if mesh:
-        found = _with_mesh(found, mesh)
+    if mesh or DATA not in dict(found.mesh.axes):
+        found = _with_mesh(found, mesh or {})
     _check_axes(found.mesh)
     if ranks is not None and found.mesh.size != ranks:
         axes = " x ".join(f"{name}={size}" for name, size in found.mesh.axes)
@@ -67,7 +67,7 @@ def _with_mesh(plan: Plan, mesh: Mapping[str, int]) -> Plan:
     """The plan on another mesh: axes that are named are sized, its own others stay."""
     if plan.name == "single" and any(size != 1 for size in mesh.values()):
         raise PlanError("plan single runs on 1 rank.", fix="drop --mesh, or choose another plan.")
-    sizes = {name: size for name, size in plan.mesh.axes if size != 1} | dict(mesh)
+    sizes = {DATA: 1} | {name: size for name, size in plan.mesh.axes if size != 1} | dict(mesh)
     order = sorted(sizes, key=lambda name: AXES.index(name) if name in AXES else -1)
     return replace(plan, mesh=Mesh(axes=tuple((name, sizes[name]) for name in order)))
 

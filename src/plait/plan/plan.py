@@ -137,6 +137,17 @@ class Plan:
         """Ranks among which the batch is split."""
         return self.mesh.size_of(DATA)
 
+    def data_coordinate(self, rank: int) -> int:
+        """Which share of the batch a rank has."""
+        return next(
+            (
+                at
+                for (name, _), at in zip(self.mesh.axes, self.mesh.coordinates(rank), strict=True)
+                if name == DATA
+            ),
+            0,
+        )
+
     def to_yaml(self) -> str:
         """The plan as a file that `read_plan` takes; groups of settings that are as they come are left out."""
         content: dict[str, Any] = {"plan": self.name, "mesh": dict(self.mesh.axes)}

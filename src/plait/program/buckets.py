@@ -1,83 +1,104 @@
 """Group gradients into buckets, in the order in which the backward produces them.
 
-In: a graph, its placements, a plan. Out: buckets that are the same on every rank.
+In: a graph, how its gradients leave it, where parameters are held, a plan. Out: buckets that are the same on every rank.
 """
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from plait.graph.graph import Graph
-from plait.plan.plan import DATA, Plan
-from plait.program.placement import Partial
+from plait.plan.plan import Plan
+from plait.program.layout import Layout
+from plait.program.placement import AxisShares, Partial, Placement
 from plait.program.program import Bucket
-from plait.program.propagate import Placements
 
 FIRST_BUCKET_BYTES = 1 << 20
 """The first bucket is small, so that communication starts early."""
 
+Ends = Sequence[Mapping[str, Placement]]
+"""How what leaves a graph is placed, per axis."""
 
-def make_buckets(graph: Graph, placed: Placements, plan: Plan) -> tuple[Bucket, ...]:
+
+def sums_of(graph: Graph, ends: Ends, axes: Sequence[AxisShares]) -> dict[str, tuple[str, ...]]:
+    """For each gradient, `total` and `weight`: the axes over which it is still to be summed."""
+    names = ["total", "weight", *(f"gradient:{name}" for name in graph.gradients)]
+    return {
+        name.removeprefix("gradient:"): tuple(
+            axis.name
+            for axis, end in zip(axes, ends, strict=True)
+            if isinstance(end[name], Partial) and axis.size > 1
+        )
+        for name in names
+    }
+
+
+def make_buckets(
+    graph: Graph, sums: Mapping[str, tuple[str, ...]], layout: Layout, plan: Plan
+) -> tuple[Bucket, ...]:
     """Buckets of summed gradients first, in order of production; then one of those that need no sum, by dtype."""
     nodes = graph.nodes()
     order = {name: index for index, name in enumerate(nodes)}
+    if layout.groups:
+        made = [
+            Bucket(
+                parameters=group.parameters,
+                shapes=group.shapes,
+                dtype=nodes[graph.gradients[group.parameters[0]]].meta["val"].dtype,
+                axis="+".join(sums[group.parameters[0]]),
+                group=group,
+            )
+            for group in layout.groups
+            if group.trained
+        ]
+        return _with_scalars(made, graph, sums)
+    coordinates = plan.mesh.coordinates(0)
     names = sorted(graph.gradients, key=lambda name: order[graph.gradients[name]])
-    several = plan.mesh.size > 1
-    summed = [n for n in names if several and isinstance(placed.of(nodes[graph.gradients[n]]), Partial)]
-    whole = [n for n in names if n not in set(summed)]
     limit = plan.sync.bucket_mib * 2**20
     buckets: list[list[str]] = []
-    room = 0.0
-    previous: torch.dtype | None = None
-    for name in summed:
+    room: dict[object, float] = {}
+    open_: dict[object, int] = {}
+    for name in (n for n in names if sums[n]):
         value = nodes[graph.gradients[name]].meta["val"]
-        size = value.numel() * value.element_size()
-        if (
-            not buckets or value.dtype != previous or room <= 0
-        ):  # over rather than under: a bias joins its weight
+        size = torch.Size(layout.local_shape(name, coordinates)).numel() * value.element_size()
+        key = (value.dtype, sums[name])
+        if room.get(key, 0.0) <= 0:  # over rather than under: a bias joins its weight
+            open_[key] = len(buckets)
+            room[key] = limit if buckets else min(limit, FIRST_BUCKET_BYTES)
             buckets.append([])
-            room = min(limit, FIRST_BUCKET_BYTES) if len(buckets) == 1 else limit
-        buckets[-1].append(name)
-        room -= size
-        previous = value.dtype
-    made = [_bucket(graph, nodes, group, DATA) for group in buckets]
-    if whole:
-        made.append(_bucket(graph, nodes, whole, None))
-    return _with_scalars(tuple(made), graph, placed, several)
-
-
-def _bucket(graph: Graph, nodes: dict[str, torch.fx.Node], names: list[str], axis: str | None) -> Bucket:
-    values = [nodes[graph.gradients[name]].meta["val"] for name in names]
-    return Bucket(
-        parameters=tuple(names),
-        shapes=tuple(tuple(value.shape) for value in values),
-        dtype=values[0].dtype,
-        axis=axis,
-    )
+        buckets[open_[key]].append(name)
+        room[key] -= size
+    whole = [n for n in names if not sums[n]]
+    made = []
+    for group in [*buckets, *([whole] if whole else [])]:
+        values = [nodes[graph.gradients[name]].meta["val"] for name in group]
+        made.append(
+            Bucket(
+                parameters=tuple(group),
+                shapes=tuple(layout.local_shape(name, coordinates) for name in group),
+                dtype=values[0].dtype,
+                axis="+".join(sums[group[0]]) or None,
+            )
+        )
+    return _with_scalars(made, graph, sums)
 
 
 def _with_scalars(
-    buckets: tuple[Bucket, ...], graph: Graph, placed: Placements, several: bool
+    buckets: list[Bucket], graph: Graph, sums: Mapping[str, tuple[str, ...]]
 ) -> tuple[Bucket, ...]:
-    """Scalars that must be summed travel at the end of the last summed bucket: no message of their own."""
+    """Scalars that must be summed travel at the end of the last bucket that is summed alike: no message of their own."""
     nodes = graph.nodes()
-    wanted = []
-    if several and isinstance(placed.of(nodes[graph.total]), Partial):
-        wanted.append("total")
     late = graph.static_weight is None and not graph.weight_is_early
-    if several and late and isinstance(placed.of(nodes[graph.weight]), Partial):
-        wanted.append("weight")
-    if not wanted:
-        return buckets
-    total_dtype = nodes[graph.total].meta["val"].dtype
-    for index in reversed(range(len(buckets))):
-        bucket = buckets[index]
-        if bucket.axis is not None and bucket.dtype == total_dtype:
-            changed = Bucket(
-                parameters=bucket.parameters,
-                shapes=bucket.shapes,
-                dtype=bucket.dtype,
-                axis=bucket.axis,
-                scalars=tuple(wanted),
-            )
-            return (*buckets[:index], changed, *buckets[index + 1 :])
-    extra = Bucket(parameters=(), shapes=(), dtype=total_dtype, axis=DATA, scalars=tuple(wanted))
-    return (*buckets, extra)
+    wanted = [name for name in ("total", *(("weight",) if late else ())) if sums[name]]
+    dtype = nodes[graph.total].meta["val"].dtype
+    for axis in dict.fromkeys("+".join(sums[name]) for name in wanted):
+        names = tuple(name for name in wanted if "+".join(sums[name]) == axis)
+        for index in reversed(range(len(buckets))):
+            bucket = buckets[index]
+            if bucket.axis == axis and bucket.dtype == dtype and bucket.group is None and bucket.parameters:
+                buckets[index] = replace(bucket, scalars=names)
+                break
+        else:
+            buckets.append(Bucket(parameters=(), shapes=(), dtype=dtype, axis=axis, scalars=names))
+    return tuple(buckets)

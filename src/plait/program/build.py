@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from plait.graph.graph import Graph, Input
-from plait.plan.plan import Plan
+from plait.plan.plan import DATA, Plan
 from plait.program.cut import Await, Piece, Reached, Start
+from plait.program.gathers import Window, groups_by_input, windows
 from plait.program.instructions import (
     Accumulate,
     Collective,
@@ -21,28 +22,39 @@ from plait.program.instructions import (
     Compute,
     Finish,
     Instruction,
+    Keep,
     Load,
+    SquareSum,
     Tally,
     Tangent,
     Update,
     Wait,
 )
+from plait.program.layout import Layout
 from plait.program.localize import LocalGraph
 from plait.program.placement import Partial
 from plait.program.program import Bucket, RankProgram, Segment, Value
 
-PERSISTENT = ("parameter:", "buffer:", "constant:", "bucket:", "offset:")
+PERSISTENT = ("parameter:", "buffer:", "constant:", "bucket:", "offset:", "chunk:", "shard:")
 """Values that outlive the step."""
+IN_FLIGHT = 2
+"""Buckets that may travel at once where gradients are sharded: whatever is summed is given up at once."""
 
 
 class StepBuilder:
     """Collects micro-batches, then writes the instructions of the step."""
 
     def __init__(
-        self, plan: Plan, buckets: tuple[Bucket, ...], clip_norm: float | None, device: torch.device
+        self,
+        plan: Plan,
+        buckets: tuple[Bucket, ...],
+        layout: Layout,
+        clip_norm: float | None,
+        device: torch.device,
     ) -> None:
         self.plan = plan
         self.buckets = buckets
+        self.layout = layout
         self.clip_norm = clip_norm
         self.device = device
         self.micro: list[tuple[Graph, LocalGraph, list[Piece], list[Piece], int]] = []
@@ -52,6 +64,8 @@ class StepBuilder:
         self.constants: dict[str, torch.Tensor] = {}
         self.started: dict[str, int] = {}
         self.names: dict[int, dict[str, Input]] = {}
+        self.travelling: list[tuple[int, bool, int]] = []
+        """Sharded buckets under way: (bucket, whether its sum is the first of the step, micro-batch)."""
 
     def add_micro_batch(
         self, graph: Graph, local: LocalGraph, early: list[Piece], rest: list[Piece], number: int
@@ -71,27 +85,44 @@ class StepBuilder:
                 self._load(graph, number)
             self._micro_batch(graph, local, rest, number, position, waiting)
             waiting = waiting if waiting is None else -1
+        self._finish_gradients()
+        return RankProgram(
+            instructions=tuple(with_frees(self.instructions, fetched=self.layout.zero == 3)),
+            segments=self.segments,
+            values=self.values,
+            constants=self.constants,
+        )
+
+    def _finish_gradients(self) -> None:
         late = self.micro[0][0].static_weight is None and not self.micro[0][0].weight_is_early
+        while self.travelling:
+            self._settle()
         for index, bucket in enumerate(self.buckets):
             if bucket.axis is not None:
                 self._wait(f"bucket:{index}", None)
-        names = tuple(f"bucket:{index}" for index in range(len(self.buckets)))
+        names = tuple(
+            f"{'bucket' if bucket.group is None else 'shard'}:{index}"
+            for index, bucket in enumerate(self.buckets)
+        )
+        squares: tuple[str, ...] = ()
+        trained = [name for bucket in self.buckets for name in bucket.parameters]
+        cut = {axis for name in trained for axis in self.layout.cut_axes(name)}
+        if self.clip_norm is not None and cut:
+            axes = tuple(name for name, _ in self.plan.mesh.axes if name in cut)
+            self._add(SquareSum, "squares", "update", reads=names, writes=("squares",), axes=axes)
+            self._start("squares", "all_reduce", "+".join(axes), None, 8)
+            self._wait("squares", None)
+            squares = ("squares",)
         self._add(
             Finish,
             "finish gradients",
             "update",
-            reads=names,
+            reads=(*names, *squares),
             writes=("total", "weight"),
             late_weight=late,
             clip_norm=self.clip_norm,
         )
         self._add(Update, "update", "update", reads=names)
-        return RankProgram(
-            instructions=tuple(with_frees(self.instructions)),
-            segments=self.segments,
-            values=self.values,
-            constants=self.constants,
-        )
 
     def _add(self, cls: Any, name: str, kind: str, **fields: Any) -> int:
         instruction = cls(id=len(self.instructions), name=name, kind=kind, **fields)
@@ -119,8 +150,13 @@ class StepBuilder:
             names.append(self._name(graph, local.weight, number))
         self._add(Tally, "weight of the step", "forward", reads=tuple(names), writes=("weight",))
         local = self.micro[0][1]
-        if self.plan.mesh.size > 1 and isinstance(local.weight_placement[0], Partial):
-            self._start("weight", "all_reduce", self.plan.mesh.axes[0][0], None, 8)
+        axes = [
+            name
+            for (name, size), placement in zip(self.plan.mesh.axes, local.weight_placement, strict=True)
+            if size > 1 and isinstance(placement, Partial)
+        ]
+        if axes:
+            self._start("weight", "all_reduce", "+".join(axes), None, 8)
         return self.started.get("weight", -1)
 
     def _micro_batch(
@@ -134,16 +170,17 @@ class StepBuilder:
     ) -> None:
         last = position == len(self.micro) - 1
         reached = self._bucket_ends(local)
+        fetch = _Fetch(self, graph, rest, number, position)
         if position == 0 and waiting is not None:
             index = next(
                 (i for i, p in enumerate(rest) if isinstance(p, Segment) and p.phase == "backward"), len(rest)
             )
-            self._pieces(graph, rest[:index], number, {})
+            self._pieces(graph, rest[:index], number, {}, fetch=fetch)
             if waiting >= 0:
                 self._wait("weight", None)
             self._add(Tangent, "tangent", "forward", reads=("weight",), writes=("tangent",), weight=None)
             rest = rest[index:]
-        self._pieces(graph, rest, number, reached, local=local, fresh=position == 0, send=last)
+        self._pieces(graph, rest, number, reached, fetch=fetch, local=local, fresh=position == 0, send=last)
         if local.new_buffers:
             names = tuple(local.new_buffers)
             reads = tuple(self._name(graph, node, number) for node in local.new_buffers.values())
@@ -174,6 +211,7 @@ class StepBuilder:
         number: int,
         reached: dict[str, list[int]],
         *,
+        fetch: "_Fetch | None" = None,
         local: LocalGraph | None = None,
         fresh: bool = True,
         send: bool = False,
@@ -181,6 +219,8 @@ class StepBuilder:
         done: set[int] = set()
         for piece in pieces:
             if isinstance(piece, Segment):
+                if fetch is not None:
+                    fetch.before(piece)
                 self._add(
                     Compute,
                     piece.name,
@@ -218,6 +258,12 @@ class StepBuilder:
             reads += [self._name(graph, scalars[name], number) for name in loose]
         for name in reads:  # a gradient that is itself the result of a collective
             self._wait(name, number)
+        scattered = bucket.group is not None
+        pooled = scattered and self.layout.zero >= 2
+        while pooled and (
+            len(self.travelling) == IN_FLIGHT or index in [other for other, *_ in self.travelling]
+        ):
+            self._settle()
         self._add(
             Accumulate,
             f"bucket {index}",
@@ -225,13 +271,76 @@ class StepBuilder:
             reads=tuple(reads),
             writes=(f"bucket:{index}",),
             bucket=index,
-            fresh=fresh,
+            fresh=fresh or pooled,
             micro_batch=number,
         )
-        if send and bucket.axis is not None:
+        if scattered and (send or pooled):
+            self._start_scatter(index, number)
+            self.travelling.append((index, fresh or not pooled, number))
+            if not self.plan.sync.overlap:
+                self._settle()
+        elif send and bucket.axis is not None and not scattered:
             self._start(f"bucket:{index}", "all_reduce", bucket.axis, number, bucket.num_bytes)
             if not self.plan.sync.overlap:
                 self._wait(f"bucket:{index}", number)
+
+    def _start_scatter(self, index: int, number: int) -> None:
+        bucket = self.buckets[index]
+        assert bucket.group is not None
+        name = f"shard:{index}"
+        self.started[name] = self._add(
+            Collective,
+            f"reduce_scatter bucket:{index}",
+            "communication",
+            lane="communication",
+            op="reduce_scatter",
+            axis=DATA,
+            extents=(bucket.group.chunk_elements,) * bucket.group.chunks,
+            reads=(f"bucket:{index}",),
+            writes=(name,),
+            micro_batch=number,
+            num_bytes=bucket.num_bytes,
+        )
+
+    def _settle(self) -> None:
+        """Take this rank's part of the bucket that has travelled longest."""
+        index, fresh, number = self.travelling.pop(0)
+        bucket, name = self.buckets[index], f"shard:{index}"
+        assert bucket.group is not None
+        self._wait(name, number)
+        if bucket.other_axes is not None:
+            num_bytes = bucket.group.chunk_elements * bucket.dtype.itemsize
+            self._start(name, "all_reduce", bucket.other_axes, number, num_bytes)
+            self._wait(name, number)
+        self._add(
+            Keep, f"keep shard {index}", "backward", reads=(name,), writes=(name,), bucket=index, fresh=fresh,
+            micro_batch=number,
+        )  # fmt: skip
+
+    def start_gather(self, group: int, number: int) -> int:
+        """Begin to fetch the parameters of a group from the ranks that hold them."""
+        entry = self.layout.groups[group]
+        return self._add(
+            Collective,
+            f"all_gather parameters {group}",
+            "communication",
+            lane="communication",
+            op="all_gather",
+            axis=DATA,
+            extents=(entry.chunk_elements,) * entry.chunks,
+            reads=(f"chunk:{group}",),
+            writes=tuple(f"parameter:{name}" for name in entry.parameters),
+            micro_batch=number,
+            num_bytes=entry.num_elements * entry.dtype.itemsize,
+        )
+
+    def end_gather(self, group: int, started: int, number: int) -> None:
+        """Wait until they are there."""
+        names = tuple(f"parameter:{name}" for name in self.layout.groups[group].parameters)
+        self._add(
+            Wait, f"wait for parameters {group}", "wait", of=started, reads=names, writes=names,
+            micro_batch=number,
+        )  # fmt: skip
 
     def _start_node(self, graph: Graph, node: torch.fx.Node, number: int) -> None:
         source: Any = node.args[0]
@@ -307,15 +416,58 @@ def _bytes_of(node: torch.fx.Node) -> int:
     return int(value.numel() * value.element_size())
 
 
-def with_frees(instructions: list[Instruction]) -> list[Instruction]:
-    """Name in each instruction the values that nobody reads afterwards."""
+class _Fetch:
+    """Gathers the parameters of one micro-batch before the pieces that read them, one window ahead."""
+
+    def __init__(
+        self, builder: StepBuilder, graph: Graph, pieces: Sequence[Piece], number: int, position: int
+    ) -> None:
+        layout = builder.layout
+        group_of = groups_by_input(graph, layout)
+        self.builder, self.number = builder, number
+        self.index = {piece.name: i for i, piece in enumerate(pieces) if isinstance(piece, Segment)}
+        if layout.zero == 3:
+            self.windows = windows(pieces, group_of)
+        else:  # what was gathered in the first micro-batch stays
+            self.windows = windows(pieces, group_of, nearby=len(pieces)) if position == 0 else []
+        self.started: dict[Window, int] = {}
+
+    def before(self, piece: Segment) -> None:
+        """Have at hand what a piece reads."""
+        index = self.index[piece.name]
+        opening = [window for window in self.windows if window.first == index]
+        for window in opening:
+            self._start(window)
+        for window in opening:
+            self.builder.end_gather(window.group, self.started[window], self.number)
+        if opening and self.builder.plan.sync.overlap:
+            ahead = next((w for w in self.windows if w not in self.started), None)
+            busy = {w.group for w in self.windows if w in self.started and w.last >= index}
+            if ahead is not None and ahead.group not in busy:
+                self._start(ahead)
+
+    def _start(self, window: Window) -> None:
+        if window not in self.started:
+            self.started[window] = self.builder.start_gather(window.group, self.number)
+
+
+def with_frees(instructions: list[Instruction], *, fetched: bool = False) -> list[Instruction]:
+    """Name in each instruction the values that nobody reads afterwards, or not before they are made again.
+
+    `fetched`: parameters do not outlive the step, nor the stretch for which they were gathered.
+    """
+    kept = {"total", "weight"}
+    persistent = tuple(prefix for prefix in PERSISTENT if not (fetched and prefix == "parameter:"))
     last: dict[str, int] = {}
+    frees: dict[int, list[str]] = {}
     for instruction in instructions:
+        if isinstance(instruction, Collective) and instruction.op == "all_gather":
+            for name in instruction.writes:
+                if name in last and not name.startswith(persistent):
+                    frees.setdefault(last[name], []).append(name)
         for name in (*instruction.reads, *instruction.writes):
             last[name] = instruction.id
-    kept = {"total", "weight"}
-    frees: dict[int, list[str]] = {}
     for name, index in last.items():
-        if not name.startswith(PERSISTENT) and name not in kept and "/offset:" not in name:
+        if not name.startswith(persistent) and name not in kept and "/offset:" not in name:
             frees.setdefault(index, []).append(name)
     return [replace(instruction, frees=tuple(frees.get(instruction.id, ()))) for instruction in instructions]

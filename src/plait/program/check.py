@@ -8,16 +8,17 @@ axis start the same collectives in the same order; every gradient of a summed bu
 from collections.abc import Sequence
 
 from plait.errors import ProgramError
-from plait.program.instructions import Accumulate, Collective, Instruction, Update, Wait
+from plait.program.instructions import Accumulate, Collective, Instruction, Keep, Update, Wait
 from plait.program.program import Program, RankProgram
 
-_GIVEN = ("parameter:", "buffer:", "constant:")
+_GIVEN = ("buffer:", "constant:", "chunk:")
 
 
 def check_program(program: Program) -> None:
     """Raise where the program could deadlock, read what is not there, or miss a sum."""
+    given = _GIVEN if program.layout.groups else (*_GIVEN, "parameter:")
     for entry in program.classes:
-        _check_values(entry)
+        _check_values(entry, given)
         _check_waits(entry)
         _check_sums(program, entry)
     reference: Sequence[tuple[object, ...]] | None = None
@@ -47,7 +48,7 @@ def _collectives(entry: RankProgram) -> list[Collective]:
     return [instruction for instruction in entry.instructions if isinstance(instruction, Collective)]
 
 
-def _check_values(entry: RankProgram) -> None:
+def _check_values(entry: RankProgram, always: tuple[str, ...]) -> None:
     alive: dict[str, Instruction] = {}
     freed: dict[str, Instruction] = {}
     for instruction in entry.instructions:
@@ -57,7 +58,7 @@ def _check_values(entry: RankProgram) -> None:
                     f"instruction {instruction.id} ({instruction.name}) reads {name}, which instruction "
                     f"{freed[name].id} ({freed[name].name}) has freed."
                 )
-            given = name.startswith(_GIVEN) or name in entry.constants or "/offset:" in name
+            given = name.startswith(always) or name in entry.constants or "/offset:" in name
             if name not in alive and not given:
                 raise ProgramError(
                     f"instruction {instruction.id} ({instruction.name}) reads {name} before it is written."
@@ -108,13 +109,29 @@ def _check_sums(program: Program, entry: RankProgram) -> None:
     for index, bucket in enumerate(program.buckets):
         name = f"bucket:{index}"
         filled = [i for i in entry.instructions if isinstance(i, Accumulate) and i.bucket == index]
-        if not filled or [i.fresh for i in filled] != [True] + [False] * (len(filled) - 1):
-            raise ProgramError(f"{name} is not filled afresh once and then added to.")
         sums = [i for i in entry.instructions if isinstance(i, Collective) and i.reads == (name,)]
-        wanted = 1 if bucket.axis is not None else 0
+        each = bucket.group is not None and program.layout.zero >= 2
+        fresh = [True] * len(filled) if each else [True] + [False] * (len(filled) - 1)
+        if not filled or [i.fresh for i in filled] != fresh:
+            raise ProgramError(
+                f"{name} is not filled afresh {'each time' if each else 'once and then added to'}."
+            )
+        wanted = len(filled) if each else 1 if bucket.axis is not None else 0
         if len(sums) != wanted:
             raise ProgramError(f"{name} is summed {len(sums)} times over {bucket.axis}; it must be {wanted}.")
-        if sums and not filled[-1].id < sums[0].id < updates[0]:
+        if sums and not filled[-1].id < sums[-1].id < updates[0]:
             raise ProgramError(
-                f"{name} is summed by instruction {sums[0].id}, not between its last gradient and the update."
+                f"{name} is summed by instruction {sums[-1].id}, not between its last gradient and the update."
             )
+        if bucket.group is not None:
+            _check_kept(entry, index, wanted, updates[0])
+
+
+def _check_kept(entry: RankProgram, index: int, wanted: int, update: int) -> None:
+    kept = [i for i in entry.instructions if isinstance(i, Keep) and i.bucket == index]
+    if len(kept) != wanted or [i.fresh for i in kept] != [True] + [False] * (wanted - 1):
+        raise ProgramError(
+            f"shard:{index} is kept {len(kept)} times, once afresh; it must be {wanted} times."
+        )
+    if kept[-1].id > update:
+        raise ProgramError(f"shard:{index} is kept by instruction {kept[-1].id}, after the update.")

@@ -51,9 +51,9 @@ def local_piece(x: Tensor, dim: int, extent: int, per_unit: int, offset: int) ->
     return x.narrow(dim, offset * per_unit, extent).contiguous()
 
 
-def split_dim(x: Tensor, dim: int, outer: int) -> Tensor:
-    """`dim` as two dims, the first of extent `outer`."""
-    return x.reshape([*x.shape[:dim], outer, x.shape[dim] // outer, *x.shape[dim + 1 :]])
+def split_dim(x: Tensor, dim: int, outer: int, inner: int) -> Tensor:
+    """`dim` as two dims."""
+    return x.reshape([*x.shape[:dim], outer, inner, *x.shape[dim + 1 :]])
 
 
 def merge_dims(x: Tensor, dim: int) -> Tensor:

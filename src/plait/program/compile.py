@@ -12,12 +12,16 @@ import torch
 from plait.graph.graph import Graph
 from plait.job.order import shares as equal_shares
 from plait.plan.plan import DATA, Plan
-from plait.program.buckets import make_buckets
+from plait.program.buckets import Ends, make_buckets, sums_of
 from plait.program.build import StepBuilder
 from plait.program.check import check_program
 from plait.program.cut import Piece, cut
-from plait.program.localize import LocalGraph, localize
-from plait.program.placement import AxisShares, Placement, Shard
+from plait.program.gathers import groups_by_input
+from plait.program.groups import make_layout
+from plait.program.layout import Layout
+from plait.program.localize import LocalGraph, ends_of, localize
+from plait.program.pins import input_placements, pinned_strategies
+from plait.program.placement import AxisShares, Placement, Shard, Strategy
 from plait.program.program import Bucket, Program, RankProgram
 from plait.program.propagate import Placements, propagate
 
@@ -37,26 +41,38 @@ def compile_program(
     micro_batches: Sequence[int],
     settings: Settings,
     shares: Sequence[tuple[int, ...]] | None = None,
+    layout: Layout | None = None,
 ) -> Program:
-    """Compile one step of `micro_batches`; `shares` are the samples of each rank, nearly equal where not given."""
-    ranks = plan.mesh.size
+    """Compile one step of `micro_batches`.
+
+    `shares` are the samples of each rank of `data`, nearly equal where not given; `layout` is where the run already
+    holds its parameters.
+    """
     given = (
-        tuple(shares) if shares is not None else tuple(equal_shares(size, ranks) for size in micro_batches)
+        tuple(shares)
+        if shares is not None
+        else tuple(equal_shares(size, plan.data_ranks) for size in micro_batches)
     )
     chosen = {
-        (size, units): _place(graphs[size], units) for size, units in zip(micro_batches, given, strict=True)
+        (size, units): place(graphs[size], plan, units)
+        for size, units in zip(micro_batches, given, strict=True)
     }
-    first = graphs[micro_batches[0]]
-    placed = chosen[(micro_batches[0], given[0])]
-    buckets = make_buckets(first, placed, plan)
+    first, placed = graphs[micro_batches[0]], chosen[(micro_batches[0], given[0])]
+    sharded = plan.memory.zero > 0 and plan.data_ranks > 1
+    ends = [ends_of(first, p, summed=sharded and p.axis.name == DATA) for p in placed]
+    sums = sums_of(first, ends, [p.axis for p in placed])
+    if layout is None:
+        layout = make_layout(first, placed, plan, sums)
+    buckets = make_buckets(first, sums, layout, plan)
+    compiler = _Compiler(graphs, chosen, plan, micro_batches, given, ends, buckets, layout, settings)
     classes: list[RankProgram] = []
     index_of: dict[tuple[int, ...], int] = {}
     members = []
-    for rank in range(ranks):
-        own = tuple(units[rank] for units in given)
+    for rank in range(plan.mesh.size):
+        own = tuple(units[plan.data_coordinate(rank)] for units in given)
         if own not in index_of:
             index_of[own] = len(classes)
-            classes.append(_compile_rank(graphs, chosen, plan, micro_batches, given, rank, buckets, settings))
+            classes.append(compiler.rank(rank))
         members.append(index_of[own])
     weights = [graphs[size].static_weight for size in micro_batches]
     program = Program(
@@ -66,7 +82,8 @@ def compile_program(
         buckets=buckets,
         classes=tuple(classes),
         members=tuple(members),
-        gathered=placed.gathered,
+        layout=layout,
+        gathered=tuple(entry for p in placed if p.axis.size > 1 for entry in p.gathered),
         notices=first.notices,
         total_weight=None if None in weights else float(sum(w for w in weights if w is not None)),
     )
@@ -74,48 +91,70 @@ def compile_program(
     return program
 
 
-def _place(graph: Graph, units: tuple[int, ...]) -> Placements:
-    axis = AxisShares(name=DATA, units=units)
-    inputs: dict[str, Placement] = {
-        entry.node: Shard(0)
-        for entry, counts in zip(graph.inputs_of("batch"), graph.batch.has_samples, strict=True)
-        if counts
-    }
-    return propagate(graph, axis, inputs)
+def place(graph: Graph, plan: Plan, units: tuple[int, ...]) -> tuple[Placements, ...]:
+    """Placements of everything on every axis of the mesh; `units` are the samples of each rank of `data`."""
+    found: dict[str, Placements] = {}
+    for name, size in sorted(plan.mesh.axes, key=lambda axis: axis[0] != DATA):
+        axis = AxisShares(name=name, units=units if name == DATA else (1,) * size)
+        inputs: dict[str, Placement] = {}
+        pins: dict[torch.fx.Node, Strategy] = {}
+        if name == DATA:
+            entries = zip(graph.inputs_of("batch"), graph.batch.has_samples, strict=True)
+            inputs = {entry.node: Shard(0) for entry, counts in entries if counts}
+        elif (said := plan.placements_of(name)) is not None:
+            inputs = input_placements(graph, axis, said)
+            pins = pinned_strategies(graph, axis, said)
+        found[name] = propagate(graph, axis, inputs, pins=pins, others=tuple(found.values()))
+    return tuple(found[name] for name, _ in plan.mesh.axes)
 
 
-def _compile_rank(
-    graphs: Mapping[int, Graph],
-    chosen: Mapping[tuple[int, tuple[int, ...]], Placements],
-    plan: Plan,
-    micro_batches: Sequence[int],
-    shares: Sequence[tuple[int, ...]],
-    rank: int,
-    buckets: tuple[Bucket, ...],
-    settings: Settings,
-) -> RankProgram:
-    builder = StepBuilder(plan, buckets, settings.clip_norm, settings.device)
-    locals_: dict[tuple[int, tuple[int, ...]], tuple[LocalGraph, list[Piece], list[Piece]]] = {}
-    for number, (size, units) in enumerate(zip(micro_batches, shares, strict=True)):
-        key = (size, units)
-        if key not in locals_:
-            graph = graphs[size]
-            first = (micro_batches[0], shares[0])
-            local = localize(
-                graph,
-                [chosen[key]],
-                plan.mesh.coordinates(rank),
-                local_batch_norm=settings.batch_norm == "local",
-                like=[(graphs[first[0]], chosen[first])],
-            )
-            prefix = f"{len(locals_)}."
-            locals_[key] = (local, *_pieces(graph, local, buckets, prefix, settings.device))
-        builder.add_micro_batch(graphs[size], *locals_[key], number)
-    return builder.finish()
+class _Compiler:
+    def __init__(
+        self,
+        graphs: Mapping[int, Graph],
+        chosen: Mapping[tuple[int, tuple[int, ...]], tuple[Placements, ...]],
+        plan: Plan,
+        micro_batches: Sequence[int],
+        shares: Sequence[tuple[int, ...]],
+        ends: Ends,
+        buckets: tuple[Bucket, ...],
+        layout: Layout,
+        settings: Settings,
+    ) -> None:
+        self.graphs, self.chosen, self.plan = graphs, chosen, plan
+        self.micro_batches, self.shares, self.ends = micro_batches, shares, ends
+        self.buckets, self.layout, self.settings = buckets, layout, settings
+
+    def rank(self, rank: int) -> RankProgram:
+        """What the ranks with the same samples as `rank` do."""
+        settings = self.settings
+        builder = StepBuilder(self.plan, self.buckets, self.layout, settings.clip_norm, settings.device)
+        done: dict[tuple[int, tuple[int, ...]], tuple[LocalGraph, list[Piece], list[Piece]]] = {}
+        for number, key in enumerate(zip(self.micro_batches, self.shares, strict=True)):
+            graph = self.graphs[key[0]]
+            if key not in done:
+                local = localize(
+                    graph,
+                    self.chosen[key],
+                    self.plan.mesh.coordinates(rank),
+                    local_batch_norm=self.settings.batch_norm == "local",
+                    ends=self.ends,
+                )
+                pieces = _pieces(
+                    graph, local, self.buckets, self.layout, f"{len(done)}.", self.settings.device
+                )
+                done[key] = (local, *pieces)
+            builder.add_micro_batch(graph, *done[key], number)
+        return builder.finish()
 
 
 def _pieces(
-    graph: Graph, local: LocalGraph, buckets: tuple[Bucket, ...], prefix: str, device: torch.device
+    graph: Graph,
+    local: LocalGraph,
+    buckets: tuple[Bucket, ...],
+    layout: Layout,
+    prefix: str,
+    device: torch.device,
 ) -> tuple[list[Piece], list[Piece]]:
     """(pieces that compute the weight early, pieces of the rest)."""
     nodes = list(local.graph.nodes)
@@ -125,16 +164,19 @@ def _pieces(
     for bucket in buckets:
         names = [local.gradients[name] for name in bucket.parameters if name in local.gradients]
         ends += [max(names, key=order.__getitem__)] if names else []
+    group_of = groups_by_input(graph, layout)
     early: list[Piece] = []
     wanted = {local.total, *local.gradients.values(), *local.new_buffers.values()}
     if graph.static_weight is None:
         if graph.weight_is_early:
             needed = _ancestors(by_name[local.weight])
-            early = cut([n for n in nodes if n in needed], {local.weight}, (), f"{prefix}weight_", device)
+            early = cut(
+                [n for n in nodes if n in needed], {local.weight}, (), f"{prefix}weight_", device, group_of
+            )
         else:
             wanted.add(local.weight)
     needed = set().union(*(_ancestors(by_name[name]) for name in wanted))
-    rest = cut([n for n in nodes if n in needed], wanted, ends, prefix, device)
+    rest = cut([n for n in nodes if n in needed], wanted, ends, prefix, device, group_of)
     return early, rest
 
 

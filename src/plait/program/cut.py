@@ -4,7 +4,8 @@ In: a local graph and the nodes after which to cut. Out: a list of pieces in exe
 `Start` (a collective is issued) and `Await` (its result is needed). Communication is never hidden inside a segment.
 """
 
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,9 +52,13 @@ def cut(
     cut_after: Collection[str],
     prefix: str,
     device: torch.device,
+    group_of: Mapping[str, int] | None = None,
 ) -> list[Piece]:
-    """Pieces that compute `wanted` (names), with a cut after each of `cut_after` and between forward and backward."""
-    groups = _groups(nodes, cut_after)
+    """Pieces that compute `wanted` (names), with a cut after each of `cut_after` and between forward and backward.
+
+    `group_of` names inputs that are fetched in groups: a piece starts where a group is needed that is not at hand.
+    """
+    groups = _groups(nodes, cut_after, group_of or {})
     wanted_set = set(wanted)
     readers = _readers(groups, wanted_set)
     pieces: list[Piece] = []
@@ -76,12 +81,13 @@ def cut(
 
 
 def _groups(
-    nodes: Sequence[fx.Node], cut_after: Collection[str]
+    nodes: Sequence[fx.Node], cut_after: Collection[str], group_of: Mapping[str, int]
 ) -> list[list[fx.Node] | Start | Await | Reached]:
     groups: list[list[fx.Node] | Start | Await | Reached] = []
     current: list[fx.Node] = []
     pending: set[fx.Node] = set()
     marks = set(cut_after)
+    at_hand: deque[int] = deque(maxlen=2)
 
     def close() -> None:
         nonlocal current
@@ -94,8 +100,11 @@ def _groups(
             continue
         awaited = [n for n in node.all_input_nodes if n in pending]
         changed = bool(current) and current[-1].meta["phase"] != node.meta["phase"]
-        if awaited or changed or is_collective(node):
+        needed = [group_of[n.name] for n in node.all_input_nodes if n.name in group_of]
+        fetched = [group for group in dict.fromkeys(needed) if group not in at_hand]
+        if awaited or changed or fetched or is_collective(node):
             close()
+        at_hand.extend(fetched)
         for n in awaited:
             groups.append(Await(n))
             pending.discard(n)

@@ -6,6 +6,8 @@ writes and frees; it never holds a tensor. Values are named by strings:
     parameter:fc.weight   buffer:bn.running_mean   constant:_tensor_constant0
     0/batch.1   0/key   0/addmm_3      of micro-batch 0
     bucket:2    tangent    weight      of the step
+    chunk:2     what this rank holds of a group of parameters; gathered, it becomes parameter:...
+    shard:2     what this rank gets of a summed bucket
 """
 
 from dataclasses import dataclass, field
@@ -107,6 +109,22 @@ class Accumulate(Instruction):
 
     bucket: int
     fresh: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Keep(Instruction):
+    """Keep this rank's part of a summed bucket: taken over where fresh, else added."""
+
+    bucket: int
+    fresh: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SquareSum(Instruction):
+    """Add up the squares of this rank's gradients, each part of a gradient on one rank alone: for the global norm."""
+
+    axes: tuple[str, ...]
+    """The axes over which the sum is going to be summed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ one that its placement demands, so a wrong rule is found here and not by a wrong
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,12 @@ from torch.utils import _pytree as pytree
 from plait.errors import ProgramError
 from plait.graph.graph import Graph
 from plait.graph.loss import like_mode
-from plait.program.communicate import all_gather, all_reduce, local_piece, merge_dims, split_dim
+from plait.plan.plan import DATA
+from plait.program.conversions import Conversion
 from plait.program.local_functions import weighted_share
 from plait.program.lowering import Local, Site, lower_node
 from plait.program.lowerings import REGISTERED as _REGISTERED  # noqa: F401
-from plait.program.placement import Partial, Placement, Replicate, Shard
+from plait.program.placement import Partial, Placement, R, Replicate, Shard
 from plait.program.propagate import Placements
 
 
@@ -53,29 +54,32 @@ def localize(
     coordinates: Sequence[int],
     *,
     local_batch_norm: bool,
-    like: Sequence[tuple[Graph, Placements]] | None = None,
+    ends: Sequence[Mapping[str, Placement]] | None = None,
 ) -> LocalGraph:
-    """The local graph of the rank at `coordinates`.
-
-    Its total, weight and gradients leave as they do in `like` (per axis, another micro-batch of the step with its
-    graph), to which they will be added; on their own, as they come.
-    """
-    ends = [_ends(graph, placements) for placements in chosen]
-    if like is not None:
-        ends = [_ends(other, placements) for other, placements in like]
+    """The local graph of the rank at `coordinates`; its total, weight and gradients leave as `ends` says, per axis."""
+    if ends is None:
+        ends = [ends_of(graph, placements) for placements in chosen]
     return _Localizer(graph, tuple(chosen), tuple(coordinates), local_batch_norm, ends).build()
 
 
-def _ends(graph: Graph, placements: Placements) -> dict[str, Placement]:
-    """How what leaves a graph is placed: partial sums stay, everything else is whole."""
+def ends_of(graph: Graph, placements: Placements, *, summed: bool = False) -> dict[str, Placement]:
+    """How what leaves a graph is placed: gradients like their parameters, partial sums as they are, the rest whole.
+
+    `summed`: gradients of whole parameters leave as partial sums in any case, because they will be reduced.
+    """
     nodes = graph.nodes()
-    leaving = {"total": graph.total, "weight": graph.weight} | {
-        f"gradient:{k}": v for k, v in graph.gradients.items()
-    }
-    return {
-        name: Partial() if isinstance(placements.of(nodes[node]), Partial) else Replicate()
-        for name, node in leaving.items()
-    }
+    found: dict[str, Placement] = {}
+    for name, node in (("total", graph.total), ("weight", graph.weight)):
+        found[name] = Partial() if isinstance(placements.of(nodes[node]), Partial) else R
+    held = {entry.name: placements.of(nodes[entry.node]) for entry in graph.inputs_of("parameter")}
+    for name, node in graph.gradients.items():
+        own = held.get(name, R)
+        if isinstance(own, Shard):
+            found[f"gradient:{name}"] = own
+        else:
+            is_sum = summed or isinstance(placements.of(nodes[node]), Partial)
+            found[f"gradient:{name}"] = Partial() if is_sum else R
+    return found
 
 
 class _Localizer:
@@ -85,7 +89,7 @@ class _Localizer:
         chosen: tuple[Placements, ...],
         coordinates: tuple[int, ...],
         local_batch_norm: bool,
-        ends: Sequence[dict[str, Placement]],
+        ends: Sequence[Mapping[str, Placement]],
     ) -> None:
         self.source = graph
         self.ends = ends
@@ -95,10 +99,11 @@ class _Localizer:
         self.local_batch_norm = local_batch_norm
         self.graph = fx.Graph()
         self.values: dict[fx.Node, Local] = {}
-        self.converted: dict[tuple[fx.Node, tuple[Placement, ...]], fx.Node] = {}
+        self.converted: dict[tuple[fx.Node, tuple[Placement, ...], str], fx.Node] = {}
         self.current: fx.Node | None = None
         self.mode = like_mode(next(iter(graph.graph.nodes)))
         self.offsets: dict[str, fx.Node] = {}
+        self.batch = {entry.node for entry in graph.inputs_of("batch")}
 
     def build(self) -> LocalGraph:
         nodes = list(self.source.graph.nodes)
@@ -111,21 +116,38 @@ class _Localizer:
             self.offsets[axis.name] = offset
         for node in nodes:
             self.current = node
-            if node.op == "get_attr":
+            if node.op == "placeholder":
+                self._cut_input(node)
+            elif node.op == "get_attr":
                 self._constant(node)
             elif node.op == "call_function":
                 self._op(node)
         return self._finish()
 
     def _placeholder(self, node: fx.Node) -> None:
+        """Parameters come as this rank holds them; a batch comes with this rank's samples, and otherwise whole."""
         new = self.graph.placeholder(node.name)
         value = node.meta["val"]
         with self.mode:
             local_value = (
-                value.new_empty(self.local_shape(node)) if isinstance(value, torch.Tensor) else value
+                value.new_empty(self._shape_under(value.shape, self._as_given(node)))
+                if isinstance(value, torch.Tensor)
+                else value
             )
         new.meta |= {"val": local_value, "phase": "forward", "module": "", "origin": ""}
         self.values[node] = new
+
+    def _as_given(self, node: fx.Node) -> tuple[Placement, ...]:
+        placements = tuple(placements.of(node) for placements in self.chosen)
+        if node.name not in self.batch:
+            return placements
+        return tuple(p if axis.name == DATA else R for p, axis in zip(placements, self.axes, strict=True))
+
+    def _cut_input(self, node: fx.Node) -> None:
+        have, want = self._as_given(node), tuple(placements.of(node) for placements in self.chosen)
+        value = self.values[node]
+        if have != want and isinstance(value, fx.Node):
+            self.values[node] = self._conversion(node, have).to(value, want)
 
     def _constant(self, node: fx.Node) -> None:
         new = self.graph.get_attr(str(node.target))
@@ -171,69 +193,37 @@ class _Localizer:
         return self.offsets[axis]
 
     def convert(self, node: fx.Node, want: tuple[Placement, ...]) -> fx.Node:
-        """The local value of a global node under other placements; communication is inserted once and shared."""
+        """The local value of a global node under other placements; communication is inserted once and shared.
+
+        What is gathered on an axis that cuts to save memory is gathered again in the backward, so that nobody keeps it
+        in between.
+        """
         value = self.values[node]
         assert isinstance(value, fx.Node), f"{node} has several outputs"
         have = tuple(placements.of(node) for placements in self.chosen)
         if have == want:
             return value
-        if (node, want) not in self.converted:
-            for index, (old, new) in enumerate(zip(have, want, strict=True)):
-                value = self._convert_axis(value, index, old, new)
-            self.converted[(node, want)] = value
-        return self.converted[(node, want)]
+        grows = any(
+            isinstance(a, Shard) and a != b and axis.name != DATA
+            for a, b, axis in zip(have, want, self.axes, strict=True)
+        )
+        phase = self.current.meta.get("phase", "") if grows and self.current is not None else ""
+        if (node, want, phase) not in self.converted:
+            self.converted[(node, want, phase)] = self._conversion(node, have).to(value, want)
+        return self.converted[(node, want, phase)]
 
-    def _convert_axis(self, value: fx.Node, index: int, have: Placement, want: Placement) -> fx.Node:
-        axis = self.axes[index]
-        if have == want or axis.size == 1:
-            return value
-        if isinstance(want, Partial):
-            assert isinstance(have, Replicate), f"{have} cannot become a partial sum"
-            return self.emit(weighted_share, value, 1.0 / axis.size)
-        if isinstance(have, Partial):
-            value = self.emit(all_reduce, value, axis.name)
-        elif isinstance(have, Shard):
-            value = self._gather(value, index, have)
-        if isinstance(want, Shard):
-            value = self._take_piece(value, index, want)
-        return value
-
-    def _gather(self, value: fx.Node, index: int, have: Shard) -> fx.Node:
-        axis = self.axes[index]
-        per_unit = self._per_unit(value, have, index)
-        extents = [units * per_unit for units in axis.units]
-        if have.outer == 1:
-            return self.emit(all_gather, value, axis.name, have.dim, extents)
-        parts = self.emit(split_dim, value, have.dim, have.outer)
-        return self.emit(merge_dims, self.emit(all_gather, parts, axis.name, have.dim + 1, extents), have.dim)
-
-    def _take_piece(self, value: fx.Node, index: int, want: Shard) -> fx.Node:
-        axis, coordinate = self.axes[index], self.coordinates[index]
-        extent = value.meta["val"].shape[want.dim] // want.outer
-        piece = (axis.local(extent, coordinate), extent // axis.total, self.offsets[axis.name])
-        if want.outer == 1:
-            return self.emit(local_piece, value, want.dim, *piece)
-        parts = self.emit(split_dim, value, want.dim, want.outer)
-        return self.emit(merge_dims, self.emit(local_piece, parts, want.dim + 1, *piece), want.dim)
-
-    def _per_unit(self, value: fx.Node, have: Shard, index: int) -> int:
-        """Extent of one unit, also where this rank has none: taken from the global node."""
-        axis, coordinate = self.axes[index], self.coordinates[index]
-        own = axis.units[coordinate]
-        if own:
-            return int(value.meta["val"].shape[have.dim]) // own // have.outer
-        for node, local in self.values.items():
-            if local is value:
-                return int(node.meta["val"].shape[have.dim]) // axis.total // have.outer
-        raise ProgramError(f"no global counterpart of {value.name}.")
+    def _conversion(self, node: fx.Node, have: Sequence[Placement]) -> Conversion:
+        return Conversion(self, node.meta["val"].shape, self.axes, self.coordinates, have)
 
     def local_shape(self, node: fx.Node, output: int = 0) -> list[int]:
         """The shape that a node's placement gives this rank."""
         value = node.meta["val"]
         tensor = value if isinstance(value, torch.Tensor) else value[output]
-        shape = [int(extent) for extent in tensor.shape]
-        for placements, axis, coordinate in zip(self.chosen, self.axes, self.coordinates, strict=True):
-            placement = placements.outputs[node][output]
+        return self._shape_under(tensor.shape, [p.outputs[node][output] for p in self.chosen])
+
+    def _shape_under(self, full: Sequence[int], placements: Sequence[Placement]) -> list[int]:
+        shape = [int(extent) for extent in full]
+        for placement, axis, coordinate in zip(placements, self.axes, self.coordinates, strict=True):
             if isinstance(placement, Shard):
                 shape[placement.dim] = axis.local(shape[placement.dim], coordinate)
         return shape

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from plait.program import local_functions as local
 from plait.program.placement import AxisShares, Partial, Shard, Strategy
-from plait.program.rules.base import aten, ours
+from plait.program.rules.base import ours
 
 Local = fx.Node | list[fx.Node]
 
@@ -103,19 +103,21 @@ Lowering = Callable[[Site], Local]
 _TABLE: dict[Any, Lowering] = {}
 
 
-def lower(*targets: Any) -> Callable[[Lowering], Lowering]:
-    """Enter a lowering for op packets."""
+_MEETS: set[Any] = {ours.batch_norm, ours.batch_norm_backward}
+"""Ops that a rank with an empty share must run too: their local form communicates, or has something to add."""
+
+
+def lower(*targets: Any, empty: bool = False) -> Callable[[Lowering], Lowering]:
+    """Enter a lowering for op packets. `empty`: it is called for an empty share too."""
 
     def enter(function: Lowering) -> Lowering:
         for target in targets:
             _TABLE[target] = function
+            if empty:
+                _MEETS.add(target)
         return function
 
     return enter
-
-
-_MEETS = (ours.batch_norm, ours.batch_norm_backward, aten.nll_loss_forward, aten.nll_loss2d_forward)
-"""Ops whose local form communicates: a rank with an empty share must take part."""
 
 
 def lower_node(site: Site) -> Local:

@@ -23,6 +23,7 @@ from plait.program.instructions import (
     Update,
     Wait,
 )
+from plait.program.layout import Layout
 from plait.program.program import Bucket, Program, RankProgram
 
 
@@ -54,6 +55,7 @@ def compile_opaque(
         buckets=buckets,
         classes=(_rank(buckets, order, len(sizes), clip_norm),),
         members=(0,) * plan.mesh.size,
+        layout=Layout(mesh=plan.mesh, axes=(), parameters={}),
         gathered=(),
         notices=notices,
         total_weight=None,

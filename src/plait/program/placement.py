@@ -74,6 +74,27 @@ class AxisShares:
         return sum(self.units[:coordinate])
 
 
+def overlaps(a: Placement, first: AxisShares, b: Placement, second: AxisShares) -> bool:
+    """Whether two axes would cut the same digit of a dim's index, which they cannot both do."""
+    if not (isinstance(a, Shard) and isinstance(b, Shard)) or a.dim != b.dim:
+        return False
+    return not (_is_above(a, first, b) or _is_above(b, second, a))
+
+
+def _is_above(a: Shard, axis: AxisShares, b: Shard) -> bool:
+    """Whether `a` cuts a more significant digit than `b`."""
+    end = a.outer * axis.total
+    return end > 0 and b.outer >= end and b.outer % end == 0
+
+
+def parse_placement(text: str) -> Placement:
+    """`R`, `P`, `S(0)` or `S(0/3)`, as `str` writes it."""
+    if text in ("R", "P"):
+        return R if text == "R" else P
+    dim, _, outer = text.removeprefix("S(").removesuffix(")").partition("/")
+    return Shard(int(dim), int(outer or 1))
+
+
 @dataclass(frozen=True, slots=True)
 class Strategy:
     """One way to run an op on an axis: what its tensors must be, and what comes out."""
@@ -82,3 +103,12 @@ class Strategy:
     """One per tensor argument, in the order of the flattened arguments."""
     outputs: tuple[Placement, ...]
     """One per output tensor."""
+
+    def __str__(self) -> str:
+        return f"{' '.join(map(str, self.inputs))} -> {' '.join(map(str, self.outputs))}".strip()
+
+
+def parse_strategy(text: str) -> Strategy:
+    """`R S(1) -> S(1)`, as `str` writes it."""
+    inputs, _, outputs = text.partition("->")
+    return Strategy(tuple(map(parse_placement, inputs.split())), tuple(map(parse_placement, outputs.split())))

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 import torch
 
-from plait.plan.plan import Plan
+from plait.plan.plan import DATA, Plan
 from plait.program.instructions import Collective, Instruction
+from plait.program.layout import Group, Layout
 from plait.program.propagate import Gathered
 
 ValueKind = Literal["parameter", "gradient", "optimizer", "activation", "buffer", "input", "scalar"]
@@ -59,19 +60,29 @@ class Bucket:
     shapes: tuple[tuple[int, ...], ...]
     dtype: torch.dtype
     axis: str | None
-    """The axis over which it is summed; None: nothing to sum."""
+    """The axes over which it is summed, joined by `+`; None: nothing to sum."""
     scalars: tuple[str, ...] = ()
     """Further scalars at its end: `total`, `weight`."""
+    group: Group | None = None
+    """Where its gradients are cut over `data` like their parameters: each rank gets the sum of its own chunk alone."""
 
     @property
     def num_elements(self) -> int:
-        """Elements of the flat tensor, scalars included."""
+        """Elements of the flat tensor, scalars and padding included."""
+        if self.group is not None:
+            return self.group.num_elements
         return sum(torch.Size(shape).numel() for shape in self.shapes) + len(self.scalars)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the flat tensor."""
         return self.num_elements * self.dtype.itemsize
+
+    @property
+    def other_axes(self) -> str | None:
+        """Axes over which a rank's chunk is summed, after `data`."""
+        names = [name for name in (self.axis or "").split("+") if name != DATA]
+        return "+".join(names) or None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,12 +105,14 @@ class Program:
     micro_batches: tuple[int, ...]
     """Samples of each micro-batch, over all ranks."""
     shares: tuple[tuple[int, ...], ...]
-    """Samples of each rank, by micro-batch."""
+    """Samples of each rank of `data`, by micro-batch."""
     buckets: tuple[Bucket, ...]
     """The same on all ranks."""
     classes: tuple[RankProgram, ...]
     members: tuple[int, ...]
     """The class of each rank."""
+    layout: Layout
+    """Where parameters are held; the same for all programs of a run."""
     gathered: tuple[Gathered, ...]
     """Where a tensor had to be made whole for want of a rule."""
     notices: tuple[str, ...]

@@ -7,7 +7,7 @@ random numbers.
 """
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -15,8 +15,18 @@ import torch
 from torch import fx
 
 from plait.graph.graph import Graph
-from plait.program.placement import AxisShares, Partial, Placement, R, Replicate, Shard, Strategy
-from plait.program.rules import Op, find_rule, views
+from plait.program.placement import (
+    AxisShares,
+    Partial,
+    Placement,
+    R,
+    Replicate,
+    Shard,
+    Strategy,
+    overlaps,
+)
+from plait.program.rules import Op, find_rule
+from plait.program.rules.base import further_rules, lists_outers
 
 _SLICE_COST = 1e-3
 """Taking a local piece of a replicated tensor costs next to nothing, but not nothing."""
@@ -50,8 +60,19 @@ class Placements:
         return self.outputs[node][0]
 
 
-def propagate(graph: Graph, axis: AxisShares, inputs: Mapping[str, Placement]) -> Placements:
-    """Placements of everything, given those of the inputs by placeholder name (replicated where not named)."""
+def propagate(
+    graph: Graph,
+    axis: AxisShares,
+    inputs: Mapping[str, Placement],
+    *,
+    pins: Mapping[fx.Node, Strategy] | None = None,
+    others: Sequence["Placements"] = (),
+) -> Placements:
+    """Placements of everything, given those of the inputs by placeholder name (replicated where not named).
+
+    `pins` are strategies that ops must have; `others` are what was chosen on other axes, whose cuts are taken.
+    """
+    pinned = pins or {}
     strategies: dict[fx.Node, Strategy] = {}
     outputs: dict[fx.Node, tuple[Placement, ...]] = {}
     gathered: list[Gathered] = []
@@ -68,13 +89,23 @@ def propagate(graph: Graph, axis: AxisShares, inputs: Mapping[str, Placement]) -
                 for p in outputs[n]
                 if isinstance(p, Shard) and p.outer > 1
             }
-            strategy = _choose(Op(node, axis, frozenset(outers)), outputs, gathered)
+            op = Op(node, axis, frozenset(outers))
+            taken = [(p.axis, p.strategies[node]) for p in others]
+            strategy = pinned.get(node)
+            if strategy is None:
+                strategy = _choose(op, outputs, gathered, taken)
             strategies[node] = strategy
             outputs[node] = strategy.outputs
     return Placements(axis=axis, strategies=strategies, outputs=outputs, gathered=tuple(gathered))
 
 
-def _choose(op: Op, outputs: Mapping[fx.Node, tuple[Placement, ...]], gathered: list[Gathered]) -> Strategy:
+Taken = Sequence[tuple[AxisShares, Strategy]]
+"""How other axes run an op."""
+
+
+def _choose(
+    op: Op, outputs: Mapping[fx.Node, tuple[Placement, ...]], gathered: list[Gathered], taken: Taken
+) -> Strategy:
     have = [outputs[tensor][0] for tensor in op.tensors]
     whole = op.same(R)
     rule = find_rule(op.node.target)
@@ -82,8 +113,9 @@ def _choose(op: Op, outputs: Mapping[fx.Node, tuple[Placement, ...]], gathered: 
         wanted = _wanted_by_users(op.node, outputs) if rule is not None and _makes_pieces(op) else None
         if wanted is None or rule is None:
             return whole
-        return next((s for s in rule(op) if s.outputs[0] == wanted and set(s.inputs) <= {R}), whole)
-    best = min(candidates(op), key=lambda s: _cost(op, have, s))
+        makes = (s for s in candidates(op, taken) if s.outputs[0] == wanted and set(s.inputs) <= {R})
+        return next(makes, whole)
+    best = min(candidates(op, taken), key=lambda s: _cost(op, have, s))
     if best == whole:
         for tensor, placement in zip(op.tensors, have, strict=True):
             if isinstance(placement, Shard):
@@ -99,13 +131,23 @@ def _choose(op: Op, outputs: Mapping[fx.Node, tuple[Placement, ...]], gathered: 
     return best
 
 
-def candidates(op: Op) -> list[Strategy]:
-    """Every way to run an op whose pieces are whole units; the last one is "all replicated"."""
+def candidates(op: Op, taken: Taken = ()) -> list[Strategy]:
+    """Every way to run an op whose pieces are whole units and not `taken`; the last one is "all replicated"."""
     rule = find_rule(op.node.target)
     listed = rule(op) if rule is not None else []
-    if rule is not views.view:  # which lists the shards with outer parts itself
-        listed = [*listed, *(_regrouped(s, outer) for outer in op.outers for s in listed)]
-    return [*(s for s in listed if _is_even(op, s)), op.same(R)]
+    if not lists_outers(rule):
+        plain = [s for s in listed if not _has_outer(s)]
+        listed = [*listed, *(_regrouped(s, outer) for outer in op.outers for s in plain)]
+    listed = [*listed, *(s for more in further_rules(op.node.target) for s in more(op))]
+    return [*(s for s in listed if _is_even(op, s) and _is_free(op, s, taken)), op.same(R)]
+
+
+def _is_free(op: Op, strategy: Strategy, taken: Taken) -> bool:
+    return not any(
+        overlaps(a, op.axis, b, axis)
+        for axis, other in taken
+        for a, b in zip((*strategy.inputs, *strategy.outputs), (*other.inputs, *other.outputs), strict=True)
+    )
 
 
 def _is_even(op: Op, strategy: Strategy) -> bool:
@@ -118,6 +160,10 @@ def _fits(op: Op, placement: Placement, shape: tuple[int, ...]) -> bool:
         return True
     extent = shape[placement.dim]
     return extent % placement.outer == 0 and op.axis.divides(extent // placement.outer)
+
+
+def _has_outer(strategy: Strategy) -> bool:
+    return any(isinstance(p, Shard) and p.outer > 1 for p in (*strategy.inputs, *strategy.outputs))
 
 
 def _regrouped(strategy: Strategy, outer: int) -> Strategy:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from plait.plan.plan import DATA
 from plait.program.program import Bucket
 from plait.run.links import Links
 from plait.run.state import ModelState
@@ -25,6 +26,9 @@ class GradientStore:
         self._scalars: dict[Bucket, list[Tensor]] = {}
         self._loose: list[Tensor] = []
         self._copies: dict[Bucket, list[bool]] = {}
+        self._kept: dict[Bucket, Tensor] = {}
+        self._spare: dict[torch.dtype, list[Tensor]] = {}
+        self._borrowed: dict[Bucket, Tensor] = {}
         self.on_ready: Callable[[dict[str, Tensor]], None] | None = None
         """Called with all gradients, by parameter name, before the update: for verification."""
 
@@ -32,6 +36,11 @@ class GradientStore:
         """The bucket's gradients and scalars as one tensor."""
         if bucket not in self._flat:
             assert bucket.axis is not None
+            if bucket.group is not None:
+                self._flat[bucket] = flat = self._room(bucket)
+                self._views[bucket] = bucket.group.views(flat)
+                self._scalars[bucket] = []
+                return flat
             flat = self._links.buffer(bucket.num_elements, bucket.dtype, self._state.device, bucket.axis)
             sizes = [torch.Size(shape).numel() for shape in bucket.shapes]
             pieces = torch.split(flat, [*sizes, *([1] * len(bucket.scalars))])
@@ -39,6 +48,60 @@ class GradientStore:
             self._views[bucket] = [p.view(s) for p, s in zip(pieces, bucket.shapes, strict=False)]
             self._scalars[bucket] = [piece.view(()) for piece in pieces[len(bucket.shapes) :]]
         return self._flat[bucket]
+
+    def _room(self, bucket: Bucket) -> Tensor:
+        """Memory for a bucket of which this rank will keep a part: its own, or borrowed until then."""
+        assert bucket.group is not None
+        if not self._is_pooled():
+            return self._links.buffer(bucket.num_elements, bucket.dtype, self._state.device, DATA)
+        spare = self._spare.setdefault(bucket.dtype, [])
+        fits = [room for room in spare if room.numel() >= bucket.num_elements]
+        if fits:
+            room = min(fits, key=Tensor.numel)
+            spare[:] = [other for other in spare if other is not room]
+        else:
+            holding = self._state.holding
+            assert holding is not None
+            largest = max(group.num_elements for group in holding.layout.groups)
+            room = self._links.buffer(largest, bucket.dtype, self._state.device, DATA)
+        self._borrowed[bucket] = room
+        return room[: bucket.num_elements]
+
+    def _is_pooled(self) -> bool:
+        holding = self._state.holding
+        return holding is not None and holding.layout.zero >= 2
+
+    def keep(self, bucket: Bucket, part: Tensor, *, fresh: bool) -> None:
+        """This rank's part of the sum; the memory in which the bucket travelled is given back."""
+        assert bucket.group is not None
+        if not self._is_pooled():
+            self._kept[bucket] = part
+            return
+        if not fresh:
+            self._kept[bucket].add_(part)
+        elif bucket in self._kept:
+            self._kept[bucket].copy_(part)
+        else:
+            self._kept[bucket] = part.clone()
+        self._spare[bucket.dtype].append(self._borrowed.pop(bucket))
+        self._flat.pop(bucket)
+        self._views.pop(bucket)
+
+    def squares(self, buckets: Sequence[Bucket], axes: Sequence[str]) -> Tensor:
+        """The squares of this rank's gradients, each part of a gradient counted on one rank of `axes` alone."""
+        holding = self._state.holding
+        assert holding is not None
+        layout = holding.layout
+        mesh_axes = [name for name, _ in layout.mesh.axes]
+        own = dict(zip(mesh_axes, layout.mesh.coordinates(holding.rank), strict=True))
+        counted = [
+            tensor
+            for name, tensor in self.gradients(buckets).items()
+            if all(own[axis] == 0 for axis in axes if axis not in layout.cut_axes(name))
+        ]
+        if not counted:
+            return torch.zeros((), dtype=self._state.dtype, device=self._state.device)
+        return torch.stack(torch._foreach_norm(counted)).square().sum()
 
     def place(self, bucket: Bucket, position: int) -> Tensor:
         """The memory of one gradient of a bucket that travels: whoever makes the gradient may write it here."""
@@ -90,13 +153,20 @@ class GradientStore:
         return found | dict(zip(names, self._loose, strict=False))
 
     def gradients(self, buckets: Sequence[Bucket]) -> dict[str, Tensor]:
-        """All gradients by parameter name."""
+        """All gradients by parameter name, as this rank has them."""
         return {
             name: tensor
             for bucket in buckets
-            for name, tensor in zip(bucket.parameters, self._views.get(bucket, ()), strict=True)
+            for name, tensor in zip(bucket.parameters, self._parts(bucket), strict=True)
             if not name.startswith("buffer:")
         }
+
+    def _parts(self, bucket: Bucket) -> Sequence[Tensor]:
+        if bucket.group is None:
+            return self._views.get(bucket, ())
+        holding = self._state.holding
+        assert holding is not None
+        return bucket.group.chunk_views(self._kept[bucket], holding.data_coordinate)
 
     def buffer(self, name: str) -> Tensor:
         """A buffer that travelled in a bucket."""
@@ -106,16 +176,28 @@ class GradientStore:
         raise KeyError(name)
 
     def finish(
-        self, buckets: Sequence[Bucket], *, late_weight: Tensor | None, clip_norm: float | None
+        self,
+        buckets: Sequence[Bucket],
+        *,
+        late_weight: Tensor | None,
+        clip_norm: float | None,
+        squares: Tensor | None = None,
     ) -> Tensor | None:
-        """Divide by the weight and clip by the global norm; returns the norm where it was needed."""
+        """Divide by the weight and clip by the global norm; returns the norm where it was needed.
+
+        `squares` is the sum of all squares where this rank does not have all gradients.
+        """
         tensors = list(self.gradients(buckets).values())
         if not tensors or (late_weight is None and clip_norm is None):
             return None
         factor = late_weight.reciprocal() if late_weight is not None else None
         norm = None
         if clip_norm is not None:
-            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
+            norm = (
+                torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
+                if squares is None
+                else squares.sqrt()
+            )
             norm = norm * factor if factor is not None else norm
             scale = (clip_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
             factor = scale * factor if factor is not None else scale

@@ -5,8 +5,10 @@ torch.distributed, `SharedLinks` (in `shared_links.py`) through memory; the seri
 own. Everything else of a rank is the same in all of them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -14,6 +16,10 @@ from torch import Tensor
 
 from plait.plan.mesh import Mesh
 from plait.program.instructions import Collective
+
+_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""Renamed in torch 2.13; the old names warn there."""
 
 
 class Handle(Protocol):
@@ -29,82 +35,230 @@ class Handle(Protocol):
 class Links(Protocol):
     """Starts collectives for one rank."""
 
-    def start(self, collective: Collective, tensor: Tensor) -> Handle:
-        """Begin; an all-reduce may work in place on `tensor`."""
+    def start(self, collective: Collective, tensor: Tensor, out: Tensor | None = None) -> Handle:
+        """Begin; nobody writes to `tensor` before the result is there.
+
+        An all_reduce may work in `tensor`, and a reduce_scatter in one of `buffer`, whose piece is then the result.
+        `out`: where an all_gather on dim 0 leaves its result, contiguous; `tensor` may be its own piece of it.
+        """
 
     def buffer(self, count: int, dtype: torch.dtype, device: torch.device, axis: str) -> Tensor:
-        """A flat tensor of zeros, in memory from which these links send fastest along `axis`."""
+        """A flat tensor of zeros, in memory from which these links send fastest along `axis`.
+
+        An all_gather may read pieces of it on other ranks in place: it is not written before all have their result.
+        """
+
+
+def axes_that_meet(mesh: Mesh) -> list[str]:
+    """Every choice of axes along which ranks can meet, joined by `+`, in an order that all ranks share."""
+    names = [name for name, size in mesh.axes if size > 1]
+    return ["+".join(chosen) for count in range(1, len(names) + 1) for chosen in combinations(names, count)]
+
+
+def meeting_axes(mesh: Mesh, axis: str) -> str:
+    """The name in `axes_that_meet` of an axis, or of several joined by `+` in any order; "" where one rank is alone."""
+    names = axis.split("+")
+    return "+".join(name for name, size in mesh.axes if size > 1 and name in names)
+
+
+class Finished:
+    """A collective that had nobody to wait for."""
+
+    def __init__(self, outcome: Tensor) -> None:
+        self._outcome = outcome
+
+    def ready(self) -> bool:
+        """Always."""
+        return True
+
+    def result(self) -> Tensor:
+        """What it was made with."""
+        return self._outcome
+
+
+def alone(collective: Collective, tensor: Tensor, out: Tensor | None) -> Handle:
+    """A collective of one rank."""
+    if collective.op == "halo":
+        return Finished(with_halo(tensor, None, None, collective))
+    if collective.op == "halo_add":
+        return Finished(with_halo_added(tensor, None, None, collective))
+    if out is None:
+        return Finished(tensor)
+    return Finished(out if out.data_ptr() == tensor.data_ptr() else out.copy_(tensor.view(out.shape)))
+
+
+def with_halo(own: Tensor, before: Tensor | None, after: Tensor | None, collective: Collective) -> Tensor:
+    """A piece between the rows of its neighbours; the fill where there is none."""
+
+    def filled(count: int) -> Tensor:
+        shape = list(own.shape)
+        shape[collective.dim] = count
+        return own.new_full(shape, collective.fill)
+
+    first = filled(collective.before) if before is None else before
+    last = filled(collective.after) if after is None else after
+    return torch.cat([first, own, last], collective.dim)
+
+
+def with_halo_added(
+    own: Tensor, before: Tensor | None, after: Tensor | None, collective: Collective
+) -> Tensor:
+    """A piece without its outer rows, plus those of its neighbours that lie on it (`before`: of the rank before)."""
+    dim = collective.dim
+    extent = own.shape[dim] - collective.before - collective.after
+    inner = own.narrow(dim, collective.before, extent).clone(memory_format=torch.contiguous_format)
+    if before is not None:
+        inner.narrow(dim, 0, collective.after).add_(before)
+    if after is not None:
+        inner.narrow(dim, extent - collective.before, collective.before).add_(after)
+    return inner
+
+
+def edges(tensor: Tensor, collective: Collective) -> tuple[Tensor, Tensor]:
+    """The rows that go to the rank before and to the next one."""
+    extent, dim = tensor.shape[collective.dim], collective.dim
+    up, down = collective.after, collective.before
+    if collective.op == "halo_add":  # its own outer rows, which lie on the neighbours
+        up, down = down, up
+    return tensor.narrow(dim, 0, up), tensor.narrow(dim, extent - down, down)
 
 
 class _Pending:
-    """A collective of torch.distributed that is under way."""
+    """Communication of torch.distributed that is under way."""
 
-    def __init__(self, work: Any, finish: Any) -> None:
-        self._work = work
+    def __init__(self, works: Sequence[Any], finish: Callable[[], Tensor]) -> None:
+        self._works = works
         self._finish = finish
 
     def ready(self) -> bool:
         return True
 
     def result(self) -> Tensor:
-        self._work.wait()
-        result: Tensor = self._finish()
-        return result
+        for work in self._works:
+            work.wait()
+        return self._finish()
 
 
 class ProcessLinks:
     """Links of one rank to the processes of its mesh."""
 
     def __init__(self, mesh: Mesh, rank: int) -> None:
-        self._groups: Mapping[str, Any] = {axis: _group(mesh, axis, rank) for axis, _ in mesh.axes}
+        self._mesh = mesh
+        self._rank = rank
+        self._buffers: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+        self._groups: Mapping[str, Any] = {axes: _group(mesh, axes, rank) for axes in axes_that_meet(mesh)}
 
-    def start(self, collective: Collective, tensor: Tensor) -> Handle:
+    def start(self, collective: Collective, tensor: Tensor, out: Tensor | None = None) -> Handle:
         """Begin a collective without waiting for it."""
-        group = self._groups[collective.axis]
-        if collective.op == "all_reduce":
-            return _Pending(dist.all_reduce(tensor, group=group, async_op=True), lambda: tensor)
-        return _all_gather(tensor, collective.dim, collective.extents, group)
+        axes = meeting_axes(self._mesh, collective.axis)
+        if not axes:
+            return alone(collective, tensor, out)
+        group, ranks = self._groups[axes], self._mesh.group(self._rank, axes)
+        own = ranks.index(self._rank)
+        match collective.op:
+            case "all_reduce":
+                return _Pending([dist.all_reduce(tensor, group=group, async_op=True)], lambda: tensor)
+            case "all_gather":
+                return _all_gather(tensor, collective, out, group)
+            case "reduce_scatter":
+                in_place = tensor.untyped_storage().data_ptr() in self._buffers
+                return _reduce_scatter(tensor, collective, own, group, in_place)
+        return _exchange_edges(tensor, collective, ranks, own, group)
 
     def buffer(self, count: int, dtype: torch.dtype, device: torch.device, axis: str) -> Tensor:
         """Any memory will do."""
-        return torch.zeros(count, dtype=dtype, device=device)
+        buffer = torch.zeros(count, dtype=dtype, device=device)
+        self._buffers[buffer.data_ptr()] = buffer
+        return buffer
 
 
-def _group(mesh: Mesh, axis: str, rank: int) -> Any:
-    """The process group along an axis; every rank makes all groups, in the same order, as torch demands."""
-    if len(mesh.axes) == 1:
+def _group(mesh: Mesh, axes: str, rank: int) -> Any:
+    """The process group along some axes; every rank makes all groups, in the same order, as torch demands."""
+    if mesh.size_of(axes) == mesh.size:
         return dist.group.WORLD
     own = None
-    for group in sorted({mesh.group(other, axis) for other in range(mesh.size)}):
+    for group in sorted({mesh.group(other, axes) for other in range(mesh.size)}):
         made = dist.new_group(list(group))
         if rank in group:
             own = made
     return own
 
 
-def _all_gather(tensor: Tensor, dim: int, extents: Sequence[int], group: Any) -> Handle:
-    """Gather pieces of unequal extent: padded to the largest, joined without the padding."""
-    front = tensor.movedim(dim, 0)
+def _all_gather(tensor: Tensor, collective: Collective, out: Tensor | None, group: Any) -> Handle:
+    """Pieces of one extent land side by side; unequal ones are padded to the largest and joined without the padding."""
+    dim, extents = collective.dim, collective.extents
+    front = tensor.movedim(dim, 0).contiguous()
+    rest = front.shape[1:]
     largest = max(extents)
-    padded = front.new_zeros((largest, *front.shape[1:]))
+    if largest * rest.numel() == 0:
+        return Finished(tensor.movedim(dim, 0).new_empty((sum(extents), *rest)).movedim(0, dim).contiguous())
+    if len(set(extents)) == 1:
+        whole = out if out is not None else front.new_empty((sum(extents), *rest))
+        work = _gather_single(whole, front, group=group, async_op=True)
+        return _Pending([work], lambda: whole if dim == 0 else whole.movedim(0, dim).contiguous())
+    padded = front.new_zeros((largest, *rest))
     padded[: front.shape[0]] = front
-    pieces = [torch.empty_like(padded) for _ in extents]
-    work = dist.all_gather(pieces, padded, group=group, async_op=True)
+    pieces = front.new_empty((len(extents), largest, *rest))
+    work = _gather_single(pieces.view(-1, *rest), padded, group=group, async_op=True)
 
     def finish() -> Tensor:
-        joined = torch.cat([piece[:extent] for piece, extent in zip(pieces, extents, strict=True)])
-        return joined.movedim(0, dim).contiguous()
+        joined = [piece[:extent] for piece, extent in zip(pieces, extents, strict=True)]
+        if out is not None:
+            return torch.cat(joined, out=out.view(sum(extents), *rest)).view(out.shape)
+        return torch.cat(joined).movedim(0, dim).contiguous()
 
-    return _Pending(work, finish)
+    return _Pending([work], finish)
+
+
+def _reduce_scatter(tensor: Tensor, collective: Collective, own: int, group: Any, in_place: bool) -> Handle:
+    """Pieces of one extent are summed as they lie; unequal ones are padded to the largest."""
+    dim, extents = collective.dim, collective.extents
+    front = tensor.movedim(dim, 0).contiguous()
+    rest, largest = front.shape[1:], max(extents)
+    if largest * rest.numel() == 0:
+        return Finished(tensor.narrow(dim, 0, 0))
+    if len(set(extents)) == 1:
+        piece = front.narrow(0, own * largest, largest)
+        piece = piece if in_place else torch.empty_like(piece)
+        work = _scatter_single(piece, front, group=group, async_op=True)
+        return _Pending([work], lambda: piece if dim == 0 else piece.movedim(0, dim).contiguous())
+    padded = front.new_zeros((len(extents), largest, *rest))
+    for place, part in zip(padded, torch.split(front, list(extents)), strict=True):
+        place[: part.shape[0]] = part
+    piece = torch.empty_like(padded[own])
+    work = _scatter_single(piece, padded.view(-1, *rest), group=group, async_op=True)
+    return _Pending([work], lambda: piece[: extents[own]].movedim(0, dim).contiguous())
+
+
+def _exchange_edges(
+    tensor: Tensor, collective: Collective, ranks: Sequence[int], own: int, group: Any
+) -> Handle:
+    """Each rank's outer rows to its neighbours, both ways at once."""
+    up, down = (edge.contiguous() for edge in edges(tensor, collective))
+    before = torch.empty_like(down) if own > 0 and down.numel() else None
+    after = torch.empty_like(up) if own + 1 < len(ranks) and up.numel() else None
+    wanted = []
+    if own > 0:
+        wanted += [(dist.isend, up, own - 1), (dist.irecv, before, own - 1)]
+    if own + 1 < len(ranks):
+        wanted += [(dist.irecv, after, own + 1), (dist.isend, down, own + 1)]
+    moves = [
+        dist.P2POp(move, edge, ranks[peer], group)
+        for move, edge, peer in wanted
+        if edge is not None and edge.numel()
+    ]
+    works = dist.batch_isend_irecv(moves) if moves else []
+    joined = with_halo if collective.op == "halo" else with_halo_added
+    return _Pending(works, lambda: joined(tensor, before, after, collective))
 
 
 class NoLinks:
-    """The links of a rank that is alone: its programs have no collective."""
+    """The links of a rank that is alone."""
 
-    def start(self, collective: Collective, tensor: Tensor) -> Handle:
-        """Never called."""
-        raise AssertionError("a program of one rank has no collective")
+    def start(self, collective: Collective, tensor: Tensor, out: Tensor | None = None) -> Handle:
+        """Done at once."""
+        return alone(collective, tensor, out)
 
     def buffer(self, count: int, dtype: torch.dtype, device: torch.device, axis: str) -> Tensor:
-        """Never called."""
-        raise AssertionError("a program of one rank has no bucket to send")
+        """Any memory will do."""
+        return torch.zeros(count, dtype=dtype, device=device)

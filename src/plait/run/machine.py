@@ -15,6 +15,7 @@ from torch import Tensor
 
 from plait.graph.random_ops import random_key
 from plait.job.loader import Share
+from plait.plan.plan import DATA
 from plait.program import instructions as ins
 from plait.program.program import Bucket, Program, RankProgram
 from plait.run.eager import run_eagerly
@@ -57,13 +58,15 @@ class Machine:
         self.store = GradientStore(state, links)
         self.outcome: StepOutcome | None = None
         self._values: dict[str, Any] = state.values()
-        self._pending: dict[int, tuple[Handle, str]] = {}
+        self._pending: dict[int, tuple[Handle, ins.Collective]] = {}
         self._constants: dict[int, dict[str, Tensor]] = {}
         self._places: dict[str, tuple[Bucket, int]] = {}
         self._places_by_program: dict[int, dict[str, tuple[Bucket, int]]] = {}
         self._program: Program | None = None
         self._shares: Sequence[Share] = ()
         self._step = 0
+        self._axes: list[str] = []
+        self._coordinates: tuple[int, ...] = ()
         self._norm: Tensor | None = None
         self._run: dict[type, Callable[[Any], None]] = {
             ins.Load: self._load,
@@ -73,6 +76,8 @@ class Machine:
             ins.Tally: self._tally,
             ins.Tangent: self._tangent,
             ins.Accumulate: self._accumulate,
+            ins.Keep: self._keep,
+            ins.SquareSum: self._square_sum,
             ins.Finish: self._finish,
             ins.Update: self._update,
             ins.Commit: self._commit,
@@ -82,6 +87,8 @@ class Machine:
         """One step, under the caller's `torch.no_grad`: a generator must not change the mode of its caller."""
         own = program.of(self.rank)
         self._program, self._shares, self._step, self._norm = program, shares, step, None
+        self._axes = [name for name, _ in program.plan.mesh.axes]
+        self._coordinates = program.plan.mesh.coordinates(self.rank)
         self._values |= self._constants_of(own)
         self._places = self._places_of(program, own)
         entering, done, clock = self.observer.entering, self.observer.done, time.perf_counter_ns
@@ -89,10 +96,10 @@ class Machine:
             start = clock()
             if isinstance(instruction, ins.Wait):
                 entering(step, instruction, True)
-                handle, name = self._pending.pop(instruction.of)
+                handle, started = self._pending.pop(instruction.of)
                 while not handle.ready():
                     yield
-                self._values[name] = handle.result()
+                self._arrive(started, handle.result())
             else:
                 entering(step, instruction, False)
                 self._run[type(instruction)](instruction)
@@ -124,7 +131,7 @@ class Machine:
             for instruction in own.instructions:
                 if isinstance(instruction, ins.Accumulate) and instruction.fresh:
                     bucket = program.buckets[instruction.bucket]
-                    if bucket.axis is not None:
+                    if bucket.axis is not None and (bucket.group is None or program.layout.zero < 2):
                         for position, name in enumerate(instruction.reads[: len(bucket.parameters)]):
                             found.setdefault(name, (bucket, position))
             self._places_by_program[key] = found
@@ -146,7 +153,8 @@ class Machine:
                 first_sample=share.offset,
                 device=self.state.device,
             )
-        self._values[f"{number}/offset:data"] = share.offset
+        for axis, coordinate in zip(self._axes, self._coordinates, strict=True):
+            self._values[f"{number}/offset:{axis}"] = share.offset if axis == DATA else coordinate
 
     def _compute(self, instruction: ins.Compute) -> None:
         assert self._program is not None
@@ -170,13 +178,26 @@ class Machine:
 
     def _collective(self, instruction: ins.Collective) -> None:
         name = instruction.reads[0]
+        out = None
         if name.startswith("bucket:"):
             tensor = self.store.flat(self._bucket(int(name.removeprefix("bucket:"))))
         else:
             tensor = self._values[name]
             if instruction.op == "all_reduce" and instruction.writes != instruction.reads:
                 tensor = tensor.clone(memory_format=torch.contiguous_format)
-        self._pending[instruction.id] = (self.links.start(instruction, tensor), instruction.writes[0])
+        if name.startswith("chunk:"):
+            assert self.state.holding is not None
+            out = self.state.holding.room(int(name.removeprefix("chunk:")))
+        self._pending[instruction.id] = (self.links.start(instruction, tensor, out), instruction)
+
+    def _arrive(self, started: ins.Collective, result: Tensor) -> None:
+        name = started.reads[0]
+        if name.startswith("chunk:"):
+            assert self._program is not None
+            group = self._program.layout.groups[int(name.removeprefix("chunk:"))]
+            self._values.update(zip(started.writes, group.views(result), strict=True))
+        else:
+            self._values[started.writes[0]] = result
 
     def _tally(self, instruction: ins.Tally) -> None:
         parts = [self._values[name] for name in instruction.reads]
@@ -202,6 +223,14 @@ class Machine:
         self.store.add(bucket, tensors, fresh=instruction.fresh)
         self._values[f"bucket:{instruction.bucket}"] = None
 
+    def _keep(self, instruction: ins.Keep) -> None:
+        name = instruction.reads[0]
+        self.store.keep(self._bucket(instruction.bucket), self._values[name], fresh=instruction.fresh)
+
+    def _square_sum(self, instruction: ins.SquareSum) -> None:
+        assert self._program is not None
+        self._values["squares"] = self.store.squares(self._program.buckets, instruction.axes)
+
     def _finish(self, instruction: ins.Finish) -> None:
         assert self._program is not None
         program = self._program
@@ -217,6 +246,7 @@ class Machine:
             program.buckets,
             late_weight=weight if instruction.late_weight else None,
             clip_norm=instruction.clip_norm,
+            squares=self._values.get("squares"),
         )
 
     def _update(self, instruction: ins.Update) -> None:

@@ -6,7 +6,8 @@ call.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.run.checkpoint_state import TrainingState
 from plait.run.device import choose_device
+from plait.run.exchange import exchange
 from plait.run.machine import Machine, StepOutcome
 from plait.run.programs import Programs
 from plait.run.serial import Unobserved
@@ -38,13 +40,13 @@ class Step:
 
     def __init__(self, job: Job, plan: Plan, rank: int, device: torch.device) -> None:
         self._rank = rank
-        self._ranks = plan.mesh.size
+        self._plan = plan
         self._job = job
         self._device = device
         self._source = open_data(job.data, job.collate)
         self._programs = Programs(job, self._source, plan, device)
-        self._state = ModelState(job, device)
         links = links_between(plan.mesh, rank, device, timeout_s=_TIMEOUT_S)
+        self._state = ModelState(job, device, holding=self._programs.holding(rank, links, device))
         self._machine = Machine(rank, self._state, links, Unobserved())
 
     def __call__(self, share: Any) -> float:
@@ -68,18 +70,27 @@ class Step:
         return self.outcome.loss
 
     def _exchange(self, count: int) -> tuple[int, ...]:
-        if self._ranks == 1:
+        if self._plan.mesh.size == 1:
             return (count,)
         own = torch.tensor([count], device=self._device if dist.get_backend() == "nccl" else None)
-        found = [torch.empty_like(own) for _ in range(self._ranks)]
+        found = [torch.empty_like(own) for _ in range(self._plan.mesh.size)]
         dist.all_gather(found, own)
-        return tuple(int(tensor) for tensor in found)
+        counts: dict[int, int] = {}
+        for rank, tensor in enumerate(found):
+            share = self._plan.data_coordinate(rank)
+            if counts.setdefault(share, int(tensor)) != int(tensor):
+                raise UsageError(
+                    f"rank {rank} gave {int(tensor)} samples where another rank of share {share} gave {counts[share]}.",
+                    fix="give the same samples to all ranks that differ in other axes than data.",
+                )
+        return tuple(counts[share] for share in range(self._plan.data_ranks))
 
     def _split(self, batch: Any, sizes: tuple[int, ...]) -> list[Share]:
         """The job's micro-batches: every rank cuts its share into as many pieces."""
         pieces = min(self._job.accumulate, max(sizes))
         by_rank = [split(size, pieces) for size in sizes]
-        own = by_rank[self._rank]
+        share = self._plan.data_coordinate(self._rank)
+        own = by_rank[share]
         shares = []
         for number in range(pieces):
             start = sum(own[:number])
@@ -90,7 +101,7 @@ class Step:
                     batch=piece,
                     ids=tuple(range(own[number])),
                     sizes=units,
-                    offset=sum(units[: self._rank]),
+                    offset=sum(units[:share]),
                     global_offset=0,
                 )
             )
@@ -116,7 +127,22 @@ class Step:
     @property
     def model(self) -> nn.Module:
         """The module that is trained, with the user's own names; for evaluation."""
+        if self._state.holding is not None:
+            raise UsageError(
+                f"under plan {self._plan.name} no rank holds the whole model.",
+                fix="use `with step.whole_model() as model:` on all ranks.",
+            )
         return self._state.model
+
+    @contextmanager
+    def whole_model(self) -> Iterator[nn.Module]:
+        """The module with all of its parameters, for evaluation; all ranks must enter it."""
+        with self._state.whole_model(self._fetch) as model:
+            yield model
+
+    def _fetch(self, name: str, part: Tensor) -> list[Tensor]:
+        assert self._state.holding is not None
+        return exchange(self._state.holding.layout, name, part)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -124,8 +150,8 @@ class Step:
         return self._state.optimizer
 
     def checkpoint(self) -> TrainingState:
-        """What `plait.run.checkpoint.save_checkpoint` takes."""
-        return self._state.to_checkpoint({"seed": self._job.seed})
+        """What `plait.run.checkpoint.save_checkpoint` takes; all ranks must call it."""
+        return self._state.to_checkpoint({"seed": self._job.seed}, self._fetch)
 
 
 def parallelize(
@@ -134,12 +160,13 @@ def parallelize(
     *,
     device: str = "cpu",
     settings: Mapping[str, Any] | None = None,
+    mesh: Mapping[str, int] | None = None,
 ) -> Step:
     """Prepare `job` under `plan` in this process, which is one of those that torchrun started (or the only one)."""
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if dist.is_initialized():
         rank, ranks = dist.get_rank(), dist.get_world_size()
-    chosen = resolve(plan, ranks if not isinstance(plan, Plan) else None, settings)
+    chosen = resolve(plan, ranks if not isinstance(plan, Plan) else None, settings, mesh)
     if chosen.mesh.size != ranks:
         raise PlanError(
             f"the plan is for {chosen.mesh.size} ranks, but {ranks} processes were started.",

@@ -24,6 +24,7 @@ from plait.job.schedule import Schedule
 from plait.plan.plan import Plan
 from plait.program.program import Program
 from plait.run.eager import try_eagerly
+from plait.run.elementwise import check_elementwise
 from plait.run.programs import Programs
 
 Listener = Callable[[dict[str, Any]], None]
@@ -33,7 +34,7 @@ Listener = Callable[[dict[str, Any]], None]
 def prepare(job: Job, plan: Plan, device: str, dtype: torch.dtype, tell: Listener) -> Programs:
     """Open the data, check the job against the plan, capture and compile the first step."""
     source = open_data(job.data, job.collate)
-    found = [problem.partition("; ") for problem in problems(job, source.num_samples, plan.mesh.size)]
+    found = [problem.partition("; ") for problem in problems(job, source.num_samples, plan.data_ranks)]
     if found:
         raise JobError(
             "; ".join(what for what, _, _ in found) + ".", fix="; ".join(fix for _, _, fix in found) + "."
@@ -44,7 +45,7 @@ def prepare(job: Job, plan: Plan, device: str, dtype: torch.dtype, tell: Listene
     began = time.perf_counter()
     compiled = [
         programs.for_sizes(
-            [shares(size, plan.mesh.size) for size in micro_batch_sizes(count, job.accumulate)]
+            [shares(size, plan.data_ranks) for size in micro_batch_sizes(count, job.accumulate)]
         )
         for count in _step_sizes(job, source.num_samples)
     ]
@@ -52,6 +53,10 @@ def prepare(job: Job, plan: Plan, device: str, dtype: torch.dtype, tell: Listene
         try_eagerly(job, programs.captures.example)
     else:
         _try_optimizer(job, programs.captures.of_size(compiled[0].micro_batches[0]))
+        layout = programs.layout
+        if layout is not None:
+            trained = [name for bucket in compiled[0].buckets for name in bucket.parameters]
+            check_elementwise(job, [(n, layout.parameters[n].shape) for n in trained], plan.name)
     tell({"compiled_s": time.perf_counter() - began, "notices": _notices(compiled[0], programs)})
     return programs
 
@@ -91,7 +96,7 @@ def _step_sizes(job: Job, num_samples: int | None) -> list[int]:
 
 
 def _notices(program: Program, programs: Programs) -> list[str]:
-    found = list(program.notices)
+    found = [*programs.choices, *program.notices]
     if programs.capture_error is None:
         unused = programs.captures.of_size(program.micro_batches[0]).unused
         if unused:

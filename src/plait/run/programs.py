@@ -13,14 +13,20 @@ import torch
 
 from plait.errors import CaptureError, PlanError
 from plait.graph.from_job import Captures
+from plait.graph.graph import Graph
 from plait.job.data import Source
 from plait.job.job import Job
 from plait.job.loader import Share
+from plait.job.order import micro_batch_sizes, shares
 from plait.plan.plan import Plan
 from plait.program.compile import Settings, compile_program
+from plait.program.layout import Layout
 from plait.program.opaque import ParameterShape, compile_opaque
 from plait.program.program import Program
 from plait.run.eager import counts_samples
+from plait.run.holding import Holding
+from plait.run.links import Links
+from plait.search.resolve import resolve_placements
 
 
 def _summable(tensor: torch.Tensor) -> torch.dtype:
@@ -57,6 +63,10 @@ class Programs:
         self.capture_error: CaptureError | None = None
         self.held_out: Source | None = None
         """The job's evaluation data, opened."""
+        self.choices: tuple[str, ...] = ()
+        """How what the plan left open was chosen."""
+        self._layout: Layout | None = None
+        self._is_resolved = False
         self._programs: dict[Any, Program] = {}
         self._parameters: tuple[ParameterShape, ...] | None = None
 
@@ -94,7 +104,10 @@ class Programs:
                 settings = Settings(
                     clip_norm=self.job.clip_norm, batch_norm=self.job.batch_norm, device=self.device
                 )
-                return compile_program(graphs, self.plan, sizes, settings, units)
+                self._resolve(graphs[sizes[0]])
+                program = compile_program(graphs, self.plan, sizes, settings, units, self._layout)
+                self._layout = program.layout
+                return program
         return compile_opaque(
             self.plan,
             self._shapes(),
@@ -103,6 +116,27 @@ class Programs:
             clip_norm=self.job.clip_norm,
             notices=self._opaque_notices(),
         )
+
+    def _resolve(self, graph: Graph) -> None:
+        """Choose what the plan leaves open, once for the whole run."""
+        if not self._is_resolved:
+            self.plan, self.choices = resolve_placements(graph, self.plan)
+            self._is_resolved = True
+
+    @property
+    def layout(self) -> Layout | None:
+        """Where parameters are held; None: whole on every rank."""
+        if self._layout is None and self.capture_error is None:
+            count = min(self.job.batch, self.captures.source.num_samples or self.job.batch)
+            self.for_sizes(
+                [shares(size, self.plan.data_ranks) for size in micro_batch_sizes(count, self.job.accumulate)]
+            )
+        return None if self._layout is None or self._layout.is_whole else self._layout
+
+    def holding(self, rank: int, links: Links, device: torch.device) -> Holding | None:
+        """What a rank holds of the parameters; None: all."""
+        layout = self.layout
+        return Holding(layout, rank, links, device) if layout is not None else None
 
     def _shapes(self) -> tuple[ParameterShape, ...]:
         if self._parameters is None:

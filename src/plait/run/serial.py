@@ -14,7 +14,7 @@ from plait.job.loader import Share
 from plait.plan.mesh import Mesh
 from plait.program.instructions import Collective, Instruction
 from plait.program.program import Program
-from plait.run.links import Handle
+from plait.run.links import Handle, edges, with_halo, with_halo_added
 from plait.run.machine import Machine
 
 Reduce = Callable[[Sequence[Tensor]], Tensor]
@@ -35,7 +35,7 @@ class Mailboxes:
         self.mesh = mesh
         self.reduce = reduce
         self._meetings: dict[tuple[tuple[int, ...], int], dict[int, Tensor]] = {}
-        self._results: dict[tuple[tuple[int, ...], int], tuple[Tensor, int]] = {}
+        self._results: dict[tuple[tuple[int, ...], int], tuple[Sequence[Tensor], int]] = {}
 
     def arrive(self, meeting: tuple[tuple[int, ...], int], rank: int, tensor: Tensor) -> None:
         """Leave a tensor."""
@@ -45,14 +45,12 @@ class Mailboxes:
         """Whether everybody has arrived."""
         return meeting in self._results or len(self._meetings.get(meeting, ())) == len(meeting[0])
 
-    def collect(self, meeting: tuple[tuple[int, ...], int], collective: Collective) -> Tensor:
-        """The result; the last one to ask clears the meeting."""
+    def collect(self, meeting: tuple[tuple[int, ...], int], collective: Collective) -> Sequence[Tensor]:
+        """What everybody left, or its sum alone where one is made; the last one to ask clears the meeting."""
         if meeting not in self._results:
             tensors = [tensor for _, tensor in sorted(self._meetings.pop(meeting).items())]
-            joined = (
-                torch.cat(tensors, collective.dim) if collective.op == "all_gather" else self.reduce(tensors)
-            )
-            self._results[meeting] = (joined, 0)
+            is_sum = collective.op in ("all_reduce", "reduce_scatter")
+            self._results[meeting] = ([self.reduce(tensors)] if is_sum else tensors, 0)
         result, asked = self._results[meeting]
         self._results[meeting] = (result, asked + 1)
         if asked + 1 == len(meeting[0]):
@@ -62,18 +60,44 @@ class Mailboxes:
 
 class _Meeting:
     def __init__(
-        self, boxes: Mailboxes, meeting: tuple[tuple[int, ...], int], collective: Collective, own: Tensor
+        self,
+        boxes: Mailboxes,
+        meeting: tuple[tuple[int, ...], int],
+        collective: Collective,
+        rank: int,
+        tensor: Tensor,
+        out: Tensor | None,
     ) -> None:
-        self._boxes, self._meeting, self._collective, self._own = boxes, meeting, collective, own
+        self._boxes, self._meeting, self._collective = boxes, meeting, collective
+        self._own = meeting[0].index(rank)
+        self._tensor, self._out = tensor, out
 
     def ready(self) -> bool:
         return self._boxes.complete(self._meeting)
 
     def result(self) -> Tensor:
-        result = self._boxes.collect(self._meeting, self._collective)
-        if self._collective.op == "all_gather":
-            return result.clone()
-        return self._own.copy_(result)
+        collective, own = self._collective, self._own
+        found = self._boxes.collect(self._meeting, collective)
+        match collective.op:
+            case "all_reduce":
+                return self._tensor.copy_(found[0])
+            case "all_gather":
+                return _joined(found, collective, self._out)
+            case "reduce_scatter":
+                start = sum(collective.extents[:own])
+                piece = found[0].narrow(collective.dim, start, collective.extents[own])
+                return piece.clone(memory_format=torch.contiguous_format)
+        before = edges(found[own - 1], collective)[1] if own > 0 else None
+        after = edges(found[own + 1], collective)[0] if own + 1 < len(found) else None
+        if collective.op == "halo":
+            return with_halo(found[own], before, after, collective)
+        return with_halo_added(found[own], before, after, collective)
+
+
+def _joined(pieces: Sequence[Tensor], collective: Collective, out: Tensor | None) -> Tensor:
+    if out is None:
+        return torch.cat(list(pieces), collective.dim)
+    return out.copy_(torch.cat(list(pieces)).view(out.shape))
 
 
 class SerialLinks:
@@ -84,13 +108,13 @@ class SerialLinks:
         self._rank = rank
         self._counts: dict[tuple[int, ...], int] = {}
 
-    def start(self, collective: Collective, tensor: Tensor) -> Handle:
+    def start(self, collective: Collective, tensor: Tensor, out: Tensor | None = None) -> Handle:
         """Leave a copy of the tensor in the mailbox."""
         group = self._boxes.mesh.group(self._rank, collective.axis)
         number = self._counts.get(group, 0)
         self._counts[group] = number + 1
         self._boxes.arrive((group, number), self._rank, tensor.clone())
-        return _Meeting(self._boxes, (group, number), collective, tensor)
+        return _Meeting(self._boxes, (group, number), collective, self._rank, tensor, out)
 
     def buffer(self, count: int, dtype: torch.dtype, device: torch.device, axis: str) -> Tensor:
         """Any memory will do."""

@@ -6,6 +6,7 @@ debugger.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from plait.job.data import open_data
 from plait.job.job import Job
 from plait.job.loader import Loader, Share
 from plait.plan.plan import Plan
+from plait.program.layout import Layout
 from plait.run.machine import Machine
 from plait.run.programs import Programs
 from plait.run.serial import Mailboxes, Reduce, SerialLinks, Unobserved, add_up, run_step
@@ -55,12 +57,15 @@ def run_serially(
     programs = Programs(job, source, plan, device, dtype)
     boxes = Mailboxes(plan.mesh, reduce)
     ranks = plan.mesh.size
-    machines = [
-        Machine(rank, ModelState(job, device, dtype), SerialLinks(boxes, rank), Unobserved())
-        for rank in range(ranks)
-    ]
+    machines = []
+    for rank in range(ranks):
+        links = SerialLinks(boxes, rank)
+        holding = programs.holding(rank, links, device)
+        machines.append(Machine(rank, ModelState(job, device, dtype, holding), links, Unobserved()))
+    parts: list[dict[str, Tensor]] = [{} for _ in machines]
+    for machine in machines:
+        machine.store.on_ready = partial(_remember, parts[machine.rank])
     gradients: list[dict[str, Tensor]] = []
-    machines[0].store.on_ready = lambda found: gradients.append({k: v.clone() for k, v in found.items()})
     losses: list[float] = []
     norms: list[float] = []
     notices: tuple[str, ...] = ()
@@ -73,6 +78,7 @@ def run_serially(
         notices = program.notices
         rounds = rounds or _rounds(programs, by_rank[0][0])
         run_step(machines, program, step, by_rank)
+        gradients.append(_assemble(parts, program.layout))
         outcome = machines[0].outcome
         assert outcome is not None
         losses.append(outcome.loss)
@@ -84,12 +90,26 @@ def run_serially(
         losses=tuple(losses),
         norms=tuple(norms),
         gradients=tuple(gradients),
-        weights={name: p.detach() for name, p in first.parameters.items()},
+        weights=_assemble(
+            [{name: p.detach() for name, p in m.state.parameters.items()} for m in machines],
+            first.holding.layout if first.holding is not None else None,
+        ),
         buffers=dict(first.buffers),
         spread=_spread(machines),
         notices=notices,
         rounds_to_float32=rounds,
     )
+
+
+def _remember(parts: dict[str, Tensor], found: dict[str, Tensor]) -> None:
+    parts.update((name, tensor.clone()) for name, tensor in found.items())
+
+
+def _assemble(parts: list[dict[str, Tensor]], layout: Layout | None) -> dict[str, Tensor]:
+    """Whole tensors from what each rank has of them."""
+    if layout is None or layout.is_whole:
+        return dict(parts[0])
+    return {name: layout.assemble(name, [part[name] for part in parts]) for name in parts[0]}
 
 
 def _rounds(programs: Programs, share: Share) -> bool:
@@ -108,25 +128,33 @@ def _shares(
     job: Job, plan: Plan, step: int, num_samples: int | None, programs: Programs
 ) -> list[tuple[Share, ...]] | None:
     order = job.order(num_samples)
-    found = []
-    for rank in range(plan.mesh.size):
+    found: list[tuple[Share, ...]] = []
+    for own in range(plan.data_ranks):
         with Loader(
-            source=programs.captures.source, order=order, batch=job.batch, accumulate=job.accumulate, rank=rank,
-            ranks=plan.mesh.size, start_step=step, stop_step=step + 1, depth=1,
+            source=programs.captures.source, order=order, batch=job.batch, accumulate=job.accumulate, rank=own,
+            ranks=plan.data_ranks, start_step=step, stop_step=step + 1, depth=1,
         ) as loader:  # fmt: skip
             loaded = next(iter(loader), None)
         if loaded is None:
             return None
         found.append(loaded.micro_batches)
-    return found
+    return [found[plan.data_coordinate(rank)] for rank in range(plan.mesh.size)]
 
 
 def _spread(machines: list[Machine]) -> float:
-    """Largest difference between rank 0's weights and another rank's."""
+    """Largest difference between ranks that hold the same part of a tensor."""
     largest = 0.0
-    reference = machines[0].state.values()
-    for machine in machines[1:]:
-        for name, tensor in machine.state.values().items():
+    reference: dict[object, Tensor] = {}
+    for machine in machines:
+        state = machine.state
+        layout = state.holding.layout if state.holding is not None else None
+        held = {name: parameter.detach() for name, parameter in state.parameters.items()}
+        for name, tensor in (*held.items(), *state.buffers.items()):
+            place: tuple[int, ...] = ()
+            if layout is not None and name in state.parameters:
+                own = zip(layout.mesh.axes, layout.mesh.coordinates(machine.rank), strict=True)
+                place = tuple(at for (axis, _), at in own if axis in layout.cut_axes(name))
+            other = reference.setdefault((name, place), tensor)
             if tensor.numel():
-                largest = max(largest, float((tensor.double() - reference[name].double()).abs().max()))
+                largest = max(largest, float((tensor.double() - other.double()).abs().max()))
     return largest

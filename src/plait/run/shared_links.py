@@ -1,11 +1,11 @@
 """Links through memory that all ranks of one host share: sums without sockets, in the order of ranks.
 
 In: collectives on CPU tensors, best in memory that `buffer` gave. Out: results that are equal bit for bit on every
-rank. Rank r of an axis adds up the r-th part of every rank's tensor and writes it back to all of them, so each byte
-is read once and written once. Nothing runs in the background: a rank does its part when it starts a later collective
-or waits for one. A wait gives the processor away, ends with an error when a peer's process is gone, and can be
-interrupted. It is never used between hosts, with devices, or on processors that reorder stores (`share_memory` says
-so and the caller falls back).
+rank. Rank r of an axis adds up the r-th part of every rank's tensor and writes it back to all of them (to its own
+alone, where it is a reduce_scatter), so each byte is read once and written once. Nothing runs in the background: a rank
+does its part when it starts a later collective or waits for one. A wait gives the processor away, ends with an error
+when a peer's process is gone, and can be interrupted. It is never used between hosts, with devices, or on processors
+that reorder stores (`share_memory` says so and the caller falls back).
 """
 
 import mmap
@@ -22,8 +22,20 @@ from torch import Tensor
 
 from plait.plan.mesh import Mesh
 from plait.program.instructions import Collective
-from plait.run.links import Handle, Links, NoLinks, ProcessLinks
-from plait.run.shared_memory import ARRIVED, DONE, PLACES, RING, Arena, Region, has_ended, host, is_suitable
+from plait.run import shared_parts
+from plait.run.links import Handle, Links, NoLinks, ProcessLinks, alone, axes_that_meet, meeting_axes
+from plait.run.shared_memory import (
+    ARRIVED,
+    DONE,
+    PLACE_WORDS,
+    PLACES,
+    RING,
+    Arena,
+    Region,
+    has_ended,
+    host,
+    is_suitable,
+)
 
 _SMALL_BYTES = 1 << 15
 """Up to this size every rank adds up everything by itself: one meeting instead of two."""
@@ -41,51 +53,63 @@ class _Started:
     collective: Collective
     region: Region
     tensor: Tensor
+    out: Tensor | None
     in_place: bool
     """Whether `tensor` lies in `region`."""
     is_done: bool = False
     outcome: Tensor | None = None
+    """The result; None while it is made in the region by all."""
+
+    @property
+    def is_overwritten(self) -> bool:
+        """Whether the memory that others read may be written to as soon as the result is there."""
+        return self.in_place and self.collective.op == "reduce_scatter"
 
 
 class _Axis:
     """The collectives of one rank with its peers on one axis, in the order in which all of them start them."""
 
-    def __init__(self, arenas: Sequence[Arena], own: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        arenas: Sequence[Arena],
+        own: int,
+        block: int,
+        buffers: Mapping[int, Region],
+        timeout_s: float,
+    ) -> None:
         self._arenas = arenas
         self._own = own
-        self._words = arenas[own].words
-        self._others = [arena.words for index, arena in enumerate(arenas) if index != own]
+        self._blocks = [arena.block(block) for arena in arenas]
+        self._words = self._blocks[own]
+        self._others = [words for index, words in enumerate(self._blocks) if index != own]
         self._timeout_s = timeout_s
         self._count = 0
         self._queue: deque[_Started] = deque()
-        self._buffers: dict[int, Region] = {}
+        self._buffers = buffers
         self._spare: list[tuple[int, Region]] = []
 
-    def buffer(self, count: int, dtype: torch.dtype) -> Tensor:
-        region = self._arenas[self._own].extend(count * dtype.itemsize)
-        tensor = region.tensor(count, dtype)
-        self._buffers[tensor.data_ptr()] = region
-        return tensor
-
-    def start(self, collective: Collective, tensor: Tensor) -> Handle:
+    def start(self, collective: Collective, tensor: Tensor, out: Tensor | None) -> Handle:
         number = self._count
         if number >= RING:
             self._wait(DONE, number - RING + 1)
-        region = self._buffers.get(tensor.data_ptr())
-        in_place = region is not None and tensor.is_contiguous()
+            self._progress()  # this rank, too, must be done with the place that it now uses again
+        region = self._buffers.get(tensor.untyped_storage().data_ptr())
+        in_place = region is not None and tensor.is_contiguous() and collective.op not in ("halo", "halo_add")
+        start = int(tensor.storage_offset()) * tensor.element_size() if in_place else 0
         if region is None or not in_place:
-            region = self._scratch(tensor)
-        started = _Started(number, collective, region, tensor, in_place)
-        words, place = self._words, PLACES + 2 * (number % RING)
-        words[place], words[place + 1] = region.offset, region.size
+            region = self._scratch(collective, tensor)
+        started = _Started(number, collective, region, tensor, out, in_place)
+        words, place = self._words, PLACES + PLACE_WORDS * (number % RING)
+        words[place], words[place + 1], words[place + 2] = region.offset, region.size, start
         self._count = words[ARRIVED] = number + 1
         self._queue.append(started)
         self._progress()
         return _Meeting(self, started)
 
-    def _scratch(self, tensor: Tensor) -> Region:
-        """A region with a copy of `tensor`, used again once all have left the collective that had it."""
-        needed = tensor.numel() * tensor.element_size()
+    def _scratch(self, collective: Collective, tensor: Tensor) -> Region:
+        """A region with a copy of what others read, used again once all have left the collective that had it."""
+        parts = shared_parts.staged(tensor, collective)
+        needed = sum(part.numel() for part in parts) * tensor.element_size()
         left = self._least(DONE)
         for index, (number, region) in enumerate(self._spare):
             if (
@@ -97,7 +121,10 @@ class _Axis:
                 break
         else:
             region = self._arenas[self._own].extend(needed)
-        region.tensor(tensor.numel(), tensor.dtype).view(tensor.shape).copy_(tensor)
+        start = 0
+        for part in parts:
+            region.tensor(part.numel(), part.dtype, start).view(part.shape).copy_(part)
+            start += part.numel() * part.element_size()
         return region
 
     def _least(self, word: int) -> int:
@@ -113,49 +140,63 @@ class _Axis:
             self._words[DONE] = started.number + 1
 
     def _do(self, started: _Started) -> None:
-        tensor, place = started.tensor, PLACES + 2 * (started.number % RING)
-        found = [a.region(a.words[place], a.words[place + 1]) for a in self._arenas]
-        if started.collective.op == "all_gather":
-            started.outcome = _joined(found, tensor, started.collective)
-            return
-        parts = [region.tensor(tensor.numel(), tensor.dtype) for region in found]
-        if not started.in_place and tensor.numel() * tensor.element_size() <= _SMALL_BYTES:
-            total = parts[0].clone()
-            for part in parts[1:]:
-                total.add_(part)
-            started.outcome = tensor.copy_(total.view(tensor.shape))
-            return
-        size = -(-tensor.numel() // len(parts))
-        own = [part[self._own * size : (self._own + 1) * size] for part in parts]
-        if own[0].numel() == 0:
-            return
-        torch.add(own[0], own[1], out=own[0])
-        for part in own[2:]:
-            own[0].add_(part)
-        for part in own[1:]:
-            part.copy_(own[0])
+        tensor, collective, own = started.tensor, started.collective, self._own
+        parts = self._parts(started)
+        match collective.op:
+            case "all_gather":
+                started.outcome = shared_parts.joined(parts, tensor.shape, collective, started.out)
+            case "reduce_scatter":
+                started.outcome = shared_parts.sum_piece(
+                    parts, tensor.shape, collective, own, started.in_place
+                )
+            case "all_reduce":
+                if not started.in_place and tensor.numel() * tensor.element_size() <= _SMALL_BYTES:
+                    started.outcome = tensor.copy_(shared_parts.sum_of_all(parts).view(tensor.shape))
+                else:
+                    shared_parts.sum_for_all(parts, own)
+            case _:
+                started.outcome = shared_parts.between_neighbours(parts, tensor, collective, own)
+
+    def _parts(self, started: _Started) -> list[Tensor]:
+        """What every rank lets others read."""
+        tensor, collective = started.tensor, started.collective
+        counts = [tensor.numel()] * len(self._arenas)
+        if collective.op == "all_gather":
+            row = torch.Size((*tensor.shape[: collective.dim], *tensor.shape[collective.dim + 1 :])).numel()
+            counts = [extent * row for extent in collective.extents]
+        elif collective.op in ("halo", "halo_add"):
+            edges = shared_parts.staged(tensor, collective)
+            counts = [sum(edge.numel() for edge in edges)] * len(self._arenas)
+        place = PLACES + PLACE_WORDS * (started.number % RING)
+        found = []
+        for arena, words, count in zip(self._arenas, self._blocks, counts, strict=True):
+            region = arena.region(words[place], words[place + 1])
+            found.append(region.tensor(count, tensor.dtype, words[place + 2]))
+        return found
 
     def finish(self, started: _Started) -> Tensor:
         if not started.is_done:
             self._wait(ARRIVED, started.number + 1)
             self._progress()
-        if started.outcome is None:
+        outcome = started.outcome
+        if outcome is None or started.is_overwritten:
             self._wait(DONE, started.number + 1)
+        if outcome is None:
+            outcome = started.tensor
             if not started.in_place:
-                tensor = started.tensor
-                tensor.copy_(started.region.tensor(tensor.numel(), tensor.dtype).view(tensor.shape))
+                count = outcome.numel()
+                outcome.copy_(started.region.tensor(count, outcome.dtype).view(outcome.shape))
         if not started.in_place:
             self._spare.append((started.number, started.region))
-        return started.outcome if started.outcome is not None else started.tensor
+        return outcome
 
     def _wait(self, word: int, count: int) -> None:
         """Until every other rank's counter has reached `count`."""
         began = looked = 0.0
         spins = 0
-        for index, arena in enumerate(self._arenas):
+        for index, words in enumerate(self._blocks):
             if index == self._own:
                 continue
-            words = arena.words
             while words[word] < count:
                 spins += 1
                 if spins < _SPINS:
@@ -192,16 +233,31 @@ class _Meeting:
 class SharedLinks:
     """Links of one rank to the ranks of its mesh, all of them processes of this host."""
 
-    def __init__(self, axes: Mapping[str, _Axis]) -> None:
-        self._axes = axes
+    def __init__(self, mesh: Mesh, rank: int, arenas: Sequence[Arena], timeout_s: float) -> None:
+        self._mesh = mesh
+        self._own = arenas[rank]
+        self._buffers: dict[int, Region] = {}
+        self._axes: dict[str, _Axis] = {}
+        for index, axes in enumerate(axes_that_meet(mesh)):
+            ranks = mesh.group(rank, axes)
+            peers = [arenas[peer] for peer in ranks]
+            self._axes[axes] = _Axis(peers, ranks.index(rank), index, self._buffers, timeout_s)
 
-    def start(self, collective: Collective, tensor: Tensor) -> Handle:
-        """Begin a collective; the sum of a tensor that `buffer` gave is made in place."""
-        return self._axes[collective.axis].start(collective, tensor)
+    def start(self, collective: Collective, tensor: Tensor, out: Tensor | None = None) -> Handle:
+        """Begin a collective; others read a tensor of `buffer` where it lies, and its sum is made in place."""
+        axis = self._axes.get(collective.axis)
+        if axis is None:
+            axes = meeting_axes(self._mesh, collective.axis)
+            if not axes:
+                return alone(collective, tensor, out)
+            axis = self._axes[collective.axis] = self._axes[axes]
+        return axis.start(collective, tensor, out)
 
     def buffer(self, count: int, dtype: torch.dtype, device: torch.device, axis: str) -> Tensor:
-        """A tensor that travels along `axis` without being copied."""
-        return self._axes[axis].buffer(count, dtype)
+        """A tensor that travels, along any axis, without being copied."""
+        region = self._own.extend(count * dtype.itemsize)
+        self._buffers[region.bytes.data_ptr()] = region
+        return region.tensor(count, dtype)
 
 
 def links_between(
@@ -216,32 +272,23 @@ def links_between(
 
 def share_memory(mesh: Mesh, rank: int, timeout_s: float) -> SharedLinks | None:
     """Open each other's memory; None, on all ranks, where one of them cannot. They meet through torch.distributed."""
-    own = {axis: _attempt(Arena.create) for axis, size in mesh.axes if size > 1} if is_suitable() else {}
-    told = {axis: (arena.file, arena.pid) for axis, arena in own.items() if arena is not None}
+    num_blocks = len(axes_that_meet(mesh))
+    own = _attempt(lambda: Arena.create(num_blocks)) if is_suitable() else None
     everybody: list[Any] = [None] * mesh.size
-    dist.all_gather_object(everybody, (host(), told))
-    axes: dict[str, _Axis | None] = {}
-    for axis, arena in own.items():
-        peers = mesh.group(rank, axis)
-        near = arena is not None and all(
-            everybody[peer][0] == host() and axis in everybody[peer][1] for peer in peers
-        )
-        axes[axis] = _attempt(lambda: _open(arena, axis, peers, rank, everybody, timeout_s)) if near else None  # noqa: B023
+    dist.all_gather_object(everybody, (host(), own and (own.file, own.pid)))
+    arenas = None
+    if own is not None and all(place == host() and told for place, told in everybody):
+        arenas = _attempt(lambda: _open(own, rank, [told for _, told in everybody], num_blocks))
     agreed: list[Any] = [None] * mesh.size
-    dist.all_gather_object(agreed, bool(axes) and None not in axes.values())
-    return (
-        SharedLinks({name: axis for name, axis in axes.items() if axis is not None}) if all(agreed) else None
-    )
+    dist.all_gather_object(agreed, arenas is not None)
+    return SharedLinks(mesh, rank, arenas, timeout_s) if all(agreed) and arenas is not None else None
 
 
-def _open(
-    arena: Any, axis: str, peers: Sequence[int], rank: int, everybody: Sequence[Any], timeout_s: float
-) -> _Axis:
-    arenas = []
-    for peer in peers:
-        file, pid = everybody[peer][1][axis]
-        arenas.append(arena if peer == rank else Arena(os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR), pid))
-    return _Axis(arenas, peers.index(rank), timeout_s)
+def _open(own: Arena, rank: int, told: Sequence[tuple[int, int]], num_blocks: int) -> list[Arena]:
+    return [
+        own if peer == rank else Arena(os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR), pid, num_blocks)
+        for peer, (file, pid) in enumerate(told)
+    ]
 
 
 def _attempt(make: Callable[[], Any]) -> Any:
@@ -249,11 +296,3 @@ def _attempt(make: Callable[[], Any]) -> Any:
         return make()
     except OSError:
         return None
-
-
-def _joined(regions: Sequence[Region], own: Tensor, collective: Collective) -> Tensor:
-    pieces = []
-    for region, extent in zip(regions, collective.extents, strict=True):
-        shape = (*own.shape[: collective.dim], extent, *own.shape[collective.dim + 1 :])
-        pieces.append(region.tensor(torch.Size(shape).numel(), own.dtype).view(shape))
-    return torch.cat(pieces, collective.dim)

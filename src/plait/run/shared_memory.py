@@ -17,8 +17,10 @@ from plait.run.board import anonymous_file
 RING = 1024
 """Collectives of one axis that may be under way at once; a rank that is further ahead waits."""
 ARRIVED, DONE, PLACES = 0, 1, 8
-"""Words of a rank's control block: how many collectives it has started, finished, and where its tensors lie."""
-_CONTROL_BYTES = 8 * (PLACES + 2 * RING)
+"""Words of a control block: how many collectives a rank has started, finished, and where its tensors lie."""
+PLACE_WORDS = 3
+"""Of each tensor: the offset and the size of its region, and the byte in it where the tensor starts."""
+_BLOCK_WORDS = PLACES + PLACE_WORDS * RING
 
 
 class Region:
@@ -31,26 +33,31 @@ class Region:
         self.size = size
         self.bytes = torch.frombuffer(mmap.mmap(file, size, offset=offset), dtype=torch.uint8)
 
-    def tensor(self, count: int, dtype: torch.dtype) -> Tensor:
-        """Its first elements as a flat tensor."""
-        return self.bytes[: count * dtype.itemsize].view(dtype)
+    def tensor(self, count: int, dtype: torch.dtype, start: int = 0) -> Tensor:
+        """Elements from byte `start` on, as a flat tensor."""
+        return self.bytes[start : start + count * dtype.itemsize].view(dtype)
 
 
 class Arena:
-    """One rank's shared file: a control block, then regions one after another. Only its owner makes it longer."""
+    """One rank's shared file: control blocks, then regions one after another. Only its owner makes it longer."""
 
-    def __init__(self, file: int, pid: int) -> None:
+    def __init__(self, file: int, pid: int, num_blocks: int) -> None:
         self.file = file
         self.pid = pid
-        self.words = memoryview(mmap.mmap(file, _CONTROL_BYTES)).cast("Q")
-        self._end = _rounded(_CONTROL_BYTES)
+        self._words = memoryview(mmap.mmap(file, 8 * _BLOCK_WORDS * num_blocks)).cast("Q")
+        self._end = _rounded(8 * _BLOCK_WORDS * num_blocks)
         self._regions: dict[int, Region] = {}
 
     @classmethod
-    def create(cls) -> Self:
+    def create(cls, num_blocks: int) -> Self:
+        """The own one, with a control block for each group of ranks that it meets."""
         file = anonymous_file("plait-gradients")
-        os.posix_fallocate(file, 0, _rounded(_CONTROL_BYTES))
-        return cls(file, os.getpid())
+        os.posix_fallocate(file, 0, _rounded(8 * _BLOCK_WORDS * num_blocks))
+        return cls(file, os.getpid(), num_blocks)
+
+    def block(self, index: int) -> memoryview:
+        """The words of one group."""
+        return self._words[index * _BLOCK_WORDS : (index + 1) * _BLOCK_WORDS]
 
     def extend(self, num_bytes: int) -> Region:
         """A new region. The memory is claimed at once: a full host is an error here, not a crash at a later write."""

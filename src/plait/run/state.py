@@ -1,9 +1,13 @@
 """The tensors that outlive a step on one rank: parameters, buffers, optimizer state.
 
-In: a job. Out: the user's own module and optimizer on this rank's device, and both ways between them and a checkpoint.
+In: a job, and where its parameters are held. Out: the user's own module and optimizer on this rank's device, and both
+ways between them and a checkpoint, which always holds whole tensors under the user's names.
 """
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,61 +15,170 @@ from torch import Tensor, nn
 
 from plait.job.job import Job
 from plait.job.schedule import Schedule
+from plait.run.agreement import digest_of
 from plait.run.checkpoint_state import (
+    OptimizerState,
     TrainingState,
     collect_model,
     collect_optimizer,
     restore_model,
     restore_optimizer,
 )
+from plait.run.holding import Exchange, Holding
 
 
 class ModelState:
-    """One rank's copy of what is trained."""
+    """One rank's part of what is trained: all of it, or what a `Holding` says."""
 
-    def __init__(self, job: Job, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        job: Job,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        holding: Holding | None = None,
+    ) -> None:
         self.job = job
         self.device = device
         self.dtype = dtype
+        self.holding = holding
         model = job.build_model()
         if model is job.model:  # the user's own instance stays as it was given
             model = copy.deepcopy(model)
         if dtype != torch.float32:
             model = model.to(dtype)
-        self.model: nn.Module = model.to(device).train()
-        self.parameters: dict[str, nn.Parameter] = dict(self.model.named_parameters())
+        self.model: nn.Module = (model.to(device) if holding is None else model).train()
+        self.digest = digest_of(dict(self.model.named_parameters()) | dict(self.model.named_buffers()))
+        """Of the whole model as it starts."""
+        whole = dict(self.model.named_parameters())
+        self._shapes = {name: parameter.shape for name, parameter in whole.items()}
+        self.parameters: dict[str, nn.Parameter] = whole
+        self.optimizer = job.build_optimizer([(n, p) for n, p in whole.items() if p.requires_grad])
+        if holding is not None:
+            self.parameters = holding.adopt(whole)
+            holding.point(self.optimizer, whole)
+            self._let_go()
+            for name, buffer in self.model.named_buffers():
+                _set_buffer(self.model, name, buffer.to(device))
         self.buffers: dict[str, Tensor] = dict(self.model.named_buffers())
         self.named = [(name, p) for name, p in self.parameters.items() if p.requires_grad]
-        self.optimizer = job.build_optimizer(self.named)
         self.schedule = Schedule(job.schedule, self.optimizer)
         self.steps_done = 0
 
     def values(self) -> dict[str, Any]:
         """What instructions call these tensors."""
-        named: dict[str, Any] = {f"parameter:{name}": p.detach() for name, p in self.parameters.items()}
+        if self.holding is not None:
+            named: dict[str, Any] = dict(self.holding.values())
+        else:
+            named = {f"parameter:{name}": p.detach() for name, p in self.parameters.items()}
         return named | {f"buffer:{name}": buffer for name, buffer in self.buffers.items()}
 
     def place(self, leaf: Tensor) -> Tensor:
         """A tensor of a batch on this rank's device, in its floating dtype where it has one."""
         return leaf.to(self.device, self.dtype if leaf.is_floating_point() else leaf.dtype, non_blocking=True)
 
-    def to_checkpoint(self, extra: dict[str, Any]) -> TrainingState:
-        """Everything that the next step depends on."""
+    @contextmanager
+    def whole_model(self, exchange: Exchange | None) -> Iterator[nn.Module]:
+        """The user's module with all of its parameters, for as long as somebody needs to run it."""
+        if self.holding is None:
+            yield self.model
+            return
+        assert exchange is not None
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                part = self.parameters[name].detach()
+                parameter.data = self.holding.assemble(name, part, exchange).to(self.device)
+        try:
+            yield self.model
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        for parameter in self.model.parameters():
+            parameter.data = torch.empty(0, dtype=parameter.dtype, device=self.device)
+
+    def to_checkpoint(self, extra: dict[str, Any], exchange: Exchange | None = None) -> TrainingState:
+        """Everything that the next step depends on; where ranks hold parts, all of them must call it."""
         parameters, buffers, aliases, transient = collect_model(self.model)
+        optimizer = collect_optimizer(self.optimizer, self.named)
+        if self.holding is not None:
+            assert exchange is not None
+            parameters = {
+                name: self.holding.assemble(name, self.parameters[name].detach(), exchange)
+                for name in parameters
+            }
+            optimizer = self._whole_optimizer(optimizer, exchange)
         return TrainingState(
             step=self.steps_done,
             parameters=parameters,
             buffers=buffers,
             aliases=aliases,
             transient=transient,
-            optimizer=collect_optimizer(self.optimizer, self.named),
+            optimizer=optimizer,
             schedule=self.schedule.state_dict(),
             extra=extra,
         )
 
+    def _whole_optimizer(self, state: OptimizerState, exchange: Exchange) -> OptimizerState:
+        assert self.holding is not None
+        holding = self.holding
+        tensors = {
+            name: {
+                key: holding.assemble(name, value, exchange) if holding.is_like(name, value) else value
+                for key, value in sorted(entries.items())
+            }
+            for name, entries in state.tensors.items()
+        }
+        groups = [
+            group | {"shapes": [list(self._shapes[name]) for name in group["names"]]}
+            for group in state.groups
+        ]
+        return replace(state, tensors=tensors, groups=groups)
+
     def load(self, state: TrainingState) -> None:
         """Continue from a checkpoint, whatever plan wrote it."""
-        restore_model(self.model, state)
-        restore_optimizer(self.optimizer, self.named, state.optimizer)
+        optimizer = state.optimizer
+        if self.holding is None:
+            restore_model(self.model, state)
+        else:
+            with self._whole_from(state):
+                restore_model(self.model, state)
+                self.holding.load(dict(self.model.named_parameters()))
+            optimizer = self._own_part(optimizer)
+        restore_optimizer(self.optimizer, self.named, optimizer)
         self.schedule.load_state_dict(state.schedule)
         self.steps_done = state.step
+        self.digest = digest_of(state.parameters | state.buffers)
+
+    @contextmanager
+    def _whole_from(self, state: TrainingState) -> Iterator[None]:
+        """The module with whole parameters for a moment, so that names and shapes are checked as always."""
+        for name, parameter in self.model.named_parameters():
+            parameter.data = torch.empty(self._shapes[name], dtype=parameter.dtype)
+        try:
+            yield
+        finally:
+            self._let_go()
+
+    def _own_part(self, state: OptimizerState) -> OptimizerState:
+        assert self.holding is not None
+        layout, rank = self.holding.layout, self.holding.rank
+        tensors = {
+            name: {
+                key: layout.take(name, value, rank).contiguous()
+                if value.shape == self._shapes.get(name) and value.dim() > 0
+                else value
+                for key, value in entries.items()
+            }
+            for name, entries in state.tensors.items()
+        }
+        groups = [
+            group | {"shapes": [list(self.parameters[name].shape) for name in group["names"]]}
+            for group in state.groups
+            if all(name in self.parameters for name in group["names"])
+        ]
+        return replace(state, tensors=tensors, groups=groups)
+
+
+def _set_buffer(model: nn.Module, name: str, tensor: Tensor) -> None:
+    path, _, last = name.rpartition(".")
+    model.get_submodule(path)._buffers[last] = tensor

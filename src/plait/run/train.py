@@ -65,6 +65,7 @@ def train(
     out: str | Path | None = None,
     device: str = "cpu",
     settings: Mapping[str, Any] | None = None,
+    mesh: Mapping[str, int] | None = None,
     checkpoint_every: int | None = None,
     checkpoint_timeout_s: float = 120.0,
     resume: str | Path | None = None,
@@ -83,7 +84,7 @@ def train(
             f"train takes a plait.Job, not {type(job).__name__}.",
             fix="call your job function first: train(job()).",
         )
-    chosen = resolve(plan if plan is not None else ("ddp" if (ranks or 1) > 1 else "single"), ranks, settings)
+    chosen = resolve(plan, ranks, settings, mesh)
     if steps is not None:
         job = replace(job, steps=steps, epochs=None)
     tell = listener if listener is not None else (lambda event: None)
@@ -98,6 +99,7 @@ def train(
     except BaseException:
         discard_if_empty(folder)
         raise
+    chosen = programs.plan
     (folder / "plan.yaml").write_text(chosen.to_yaml())
     write_environment(
         folder,

@@ -78,7 +78,7 @@ class Verification:
 
 def verify(
     job: Job,
-    plan: str | Path | Plan = "ddp",
+    plan: str | Path | Plan | None = "ddp",
     ranks: int | None = None,
     *,
     steps: int = 3,
@@ -86,6 +86,7 @@ def verify(
     serial: bool = False,
     device: str = "cpu",
     settings: Mapping[str, object] | None = None,
+    mesh: Mapping[str, int] | None = None,
     reduce: Reduce = add_up,
     listener: Listener | None = None,
 ) -> Verification:
@@ -94,9 +95,9 @@ def verify(
         raise UsageError(
             "another reduction can be planted in the serial interpreter only.", fix="give serial=True."
         )
-    chosen = resolve(plan, ranks, settings)
+    chosen = resolve(plan, ranks, settings, mesh)
     dtype = torch.float32 if fp32 else torch.float64
-    job = replace(job, steps=steps, epochs=None, evaluate=None, metrics=None, until=None)
+    job = replace(job, steps=steps, epochs=None, evaluate=None, evaluate_every=None, metrics=None, until=None)
     if not fp32:
         job = replace(in_float64(job), precision="fp32")
     one = resolve("single", 1)

@@ -22,12 +22,13 @@ from plait.job.job import Job
 from plait.job.loader import LoadedStep, Loader
 from plait.plan.plan import Plan
 from plait.program.program import Program
-from plait.run.agreement import check_agreement, digest_of
+from plait.run.agreement import check_agreement
 from plait.run.allocator import keep_freed_memory
 from plait.run.checkpoint import load_checkpoint
 from plait.run.checkpoint_saver import Saver
 from plait.run.device import choose_device, exact_products
 from plait.run.evaluate import Progress, evaluate
+from plait.run.exchange import exchange
 from plait.run.journal import Journal, peak_bytes
 from plait.run.launch import Seat, connect, disconnect
 from plait.run.machine import Machine, StepOutcome
@@ -97,14 +98,14 @@ class _Worker:
                 self.recorder.describe(number, kind=kind, name=name, lane="compute")
         clock = CudaClock() if device.type == "cuda" and task.trace else None
         self.observer = WorkerObserver(seat.board, self.recorder, clock)
-        self.state = ModelState(self.job, device, task.dtype)
+        links = links_between(task.plan.mesh, seat.rank, device, timeout_s=_timeout_s(task))
+        self.state = ModelState(self.job, device, task.dtype, programs.holding(seat.rank, links, device))
         self.progress = Progress(self.job.until)
         self.start_step = 0
         if task.resume is not None:
             self._resume(task.resume)
-        links = links_between(task.plan.mesh, seat.rank, device, timeout_s=_timeout_s(task))
         self.machine = Machine(seat.rank, self.state, links, self.observer)
-        if task.record_gradients and self.is_first:
+        if task.record_gradients:
             self.machine.store.on_ready = self._keep_gradients
         self.gradients: list[dict[str, Tensor]] = []
         self.saver = (
@@ -127,7 +128,7 @@ class _Worker:
         self.evaluation: dict[str, float] = {}
 
     def run(self) -> dict[str, Any]:
-        self._agree("initial weights", digest_of(self.state.values()))
+        self._agree("initial weights", self.state.digest)
         program: Program | None = None
         started = time.perf_counter()
         with self._loader() as loader:
@@ -168,8 +169,8 @@ class _Worker:
             order=job.order(self.source.num_samples),
             batch=job.batch,
             accumulate=job.accumulate,
-            rank=self.seat.rank,
-            ranks=self.seat.ranks,
+            rank=self.task.plan.data_coordinate(self.seat.rank),
+            ranks=self.task.plan.data_ranks,
             start_step=self.start_step,
             stop_step=stop,
             epochs=job.epochs,
@@ -241,7 +242,10 @@ class _Worker:
         with self._beside(step, "evaluate"):
             held_out = self.programs.held_out
             assert held_out is not None
-            self.evaluation = evaluate(self.state, held_out, self.seat.rank, self.seat.ranks, self._add_up)
+            with self.state.whole_model(self._exchange):
+                self.evaluation = evaluate(
+                    self.state, held_out, self.seat.rank, self.seat.ranks, self._add_up
+                )
         if self.journal is not None:
             self.journal.write_evaluation({"step": step, "epoch": epoch, "evaluate": self.evaluation})
         reason = self.progress.reached(self.evaluation)
@@ -268,14 +272,21 @@ class _Worker:
         check_agreement(what, digest, self.seat.ranks)
 
     def _save(self) -> None:
-        if self.saver is None or self.last_saved == self.state.steps_done:
+        if self.last_saved == self.state.steps_done or (self.saver is None and self.state.holding is None):
             return
-        assert self.journal is not None
-        self.journal.flush()  # a run resumed from here must find what led here, whatever kills this one
+        if self.journal is not None:
+            self.journal.flush()  # a run resumed from here must find what led here, whatever kills this one
         with self._beside(self.state.steps_done - 1, "checkpoint"):
-            self.saver.submit(self.state.to_checkpoint(self._extra()))
+            state = self.state.to_checkpoint(self._extra(), self._exchange)
+            if self.saver is not None:
+                self.saver.submit(state)
         self.last_saved = self.state.steps_done
-        self._tell(self.saver.poll())
+        if self.saver is not None:
+            self._tell(self.saver.poll())
+
+    def _exchange(self, name: str, part: Tensor) -> list[Tensor]:
+        assert self.state.holding is not None
+        return exchange(self.state.holding.layout, name, part)
 
     def _extra(self) -> dict[str, Any]:
         return {
@@ -291,9 +302,13 @@ class _Worker:
                 self.seat.emit({"notice": notice.message})
 
     def _keep_gradients(self, gradients: dict[str, Tensor]) -> None:
-        self.gradients.append(
-            {name: tensor.detach().cpu().clone().contiguous() for name, tensor in gradients.items()}
-        )
+        holding = self.state.holding
+        if holding is not None:
+            gradients = {name: holding.assemble(name, g, self._exchange) for name, g in gradients.items()}
+        if self.is_first:
+            self.gradients.append(
+                {name: g.detach().cpu().clone().contiguous() for name, g in gradients.items()}
+            )
 
     def _finish(self, program: Program | None) -> dict[str, Any]:
         self._catch_up()

@@ -9,14 +9,21 @@ from tests.unit.run.training import captures
 
 from plait.graph.graph import Graph
 from plait.plan.named import resolve
-from plait.program.compile import Settings, compile_program
+from plait.program.compile import Settings, compile_program, place
 from plait.program.instructions import Instruction
 from plait.program.program import Program
+from plait.program.propagate import Placements
 
 
 def graph_of(name: str, size: int) -> Graph:
     """The captured micro-step of a case in float64."""
     return captures(name, torch.float64, "fp32").of_size(size)
+
+
+def placed_on_data(graph: Graph, units: tuple[int, ...]) -> Placements:
+    """What `ddp` chooses where ranks have so many samples."""
+    (placed,) = place(graph, resolve("ddp", len(units)), units)
+    return placed
 
 
 @cache

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from plait.graph.graph import BatchLayout, Graph
-from plait.program.communicate import all_gather, all_reduce
+from plait.program.communicate import all_gather, all_reduce, reduce_scatter
 from plait.program.localize import localize
 from plait.program.placement import AxisShares, Partial, Placement, Replicate, Strategy
 from plait.program.propagate import Placements
@@ -203,7 +203,7 @@ def _run_rank(graph: fx.Graph, given: dict[str, Any]) -> Generator[tuple[Any, ..
             values[node] = given[node.name]
         elif node.op == "call_function":
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-            if node.target in (all_reduce, all_gather):
+            if node.target in (all_reduce, all_gather, reduce_scatter):
                 values[node] = yield (node.target, *args)
             else:
                 values[node] = node.target(*args, **kwargs)
@@ -229,6 +229,9 @@ def _in_lock_step(ranks: list[Generator[tuple[Any, ...], Tensor, list[Any]]]) ->
         tensors = [entry[1] for entry in asked]
         if asked[0][0] is all_reduce:
             replies = [sum(tensors[1:], start=tensors[0])] * len(ranks)
+        elif asked[0][0] is reduce_scatter:
+            _, _, _, dim, extents, _ = asked[0]
+            replies = list(sum(tensors[1:], start=tensors[0]).split(list(extents), dim))
         else:
             _, _, _, dim, extents = asked[0]
             assert [t.shape[dim] for t in tensors] == list(extents)

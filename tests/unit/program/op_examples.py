@@ -97,6 +97,10 @@ _, _folded_mean, _folded_rstd = aten.native_batch_norm.default(
 )
 _logits, _labels, _class_weight = x(12, 5).log_softmax(1), i(5, 12), u(5)
 _labels[1], _labels[7] = -100, -100
+_words, _word_labels, _word_weight = x(7, 12).log_softmax(1), i(12, 7), u(12)
+_word_labels[2], _word_labels[5] = -100, -100
+_weight_of_words = _word_weight[_word_labels.clamp(min=0)][_word_labels != -100].sum()
+_pixels, _pixel_labels = x(2, 6, 6, 3).log_softmax(1), i(6, 2, 6, 3)
 _maps, _map_labels = x(6, 5, 3, 3).log_softmax(1), i(5, 6, 3, 3)
 _weight_of_all = _class_weight[_labels.clamp(min=0)][_labels != -100].sum()
 
@@ -130,6 +134,7 @@ POINTWISE = (
     e(aten.where.self, m(12, 6), x(12, 6), x(6)), e(aten.where.self, m(12, 1), x(12, 6), x()), e(aten.fill.Scalar, x(12, 6), 2.0),
     e(aten.masked_fill.Scalar, x(12, 6), m(12, 6), -3.0), e(aten.masked_fill.Scalar, x(12, 6), m(6), -3.0),
     e(aten.masked_fill.Tensor, x(12, 6), m(12, 1), x()), e(aten.fill.Tensor, x(12, 6), x()),
+    e(aten.masked_fill.Scalar, x(12, 6), m(12, 6), 0), e(aten.where.ScalarOther, m(12, 6), x(12, 6), 0.0), e(aten.where.ScalarOther, m(12, 6), x(12, 6), 1.0),
     e(aten.zeros_like.default, x(12, 6)), e(aten.ones_like.default, x(12, 6)), e(aten.full_like.default, x(12, 6), 2.5),
     shape_only(aten.empty_like.default, x(12, 6)),
 )  # fmt: skip
@@ -166,6 +171,19 @@ LOSSES = (
         e(aten.nll_loss2d_backward.default, x(6, 3, 3) if r == 0 else _scalar, _maps, _map_labels, None, r, -100, torch.tensor(54.0).double())
         for r in (0, 1, 2)
     ),
+    Example(aten.nll_loss_forward.default, (_words, _word_labels, _word_weight, 0, -100), absent=(1,)),
+    *(e(aten.nll_loss_forward.default, _words, _word_labels, w, r, -100) for r in (1, 2) for w in (None, _word_weight)),
+    e(aten.nll_loss_forward.default, _words, _word_labels.clamp(min=3), _word_weight, 1, 3),
+    *(
+        e(aten.nll_loss_backward.default, x(7) if r == 0 else _scalar, _words, _word_labels, w, r, -100, _weight_of_words)
+        for r in (0, 1, 2) for w in (None, _word_weight)
+    ),
+    *(e(aten.nll_loss2d_forward.default, _pixels, _pixel_labels, u(6), r, 2) for r in (1, 2)),
+    Example(aten.nll_loss2d_forward.default, (_pixels, _pixel_labels, None, 0, 2), absent=(1,)),
+    *(
+        e(aten.nll_loss2d_backward.default, x(2, 6, 3) if r == 0 else _scalar, _pixels, _pixel_labels, u(6), r, 2, torch.tensor(7.0).double())
+        for r in (0, 1, 2)
+    ),
 )  # fmt: skip
 
 PRODUCTS = (
@@ -192,6 +210,31 @@ PRODUCTS = (
         for mask, causal in ((None, True), (_look, False), (_added, False))
     ),
     e(aten._scaled_dot_product_flash_attention_for_cpu.default, _q, _k, _v, 0.0, True),
+    e(aten.convolution.default, _image, x(12, 6, 3, 3), x(12), [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
+    e(aten.convolution.default, _image, x(6, 12, 2, 2), x(12), [2, 2], [0, 0], [1, 1], True, [0, 0], 1),
+    e(aten.convolution.default, x(6, 12, 8), x(12, 2, 3), x(12), [1], [1], [1], False, [0], 6),
+    e(aten.convolution.default, x(6, 12, 8), x(12, 1, 3), None, [1], [1], [1], False, [0], 12),
+    e(aten.convolution.default, x(6, 12, 8), x(12, 2, 3), x(12), [1], [1], [1], True, [0], 6),
+    e(
+        aten.convolution_backward.default, x(6, 12, 4, 4), _image, x(12, 6, 3, 3), [12], [1, 1], [1, 1], [1, 1], False, [0, 0], 1,
+        [True, True, True],
+    ),
+    e(
+        aten.convolution_backward.default, x(6, 12, 8, 8), _image, x(6, 12, 2, 2), [12], [2, 2], [0, 0], [1, 1], True, [0, 0], 1,
+        [True, True, True],
+    ),
+    e(
+        aten.convolution_backward.default, x(6, 12, 8), x(6, 12, 8), x(12, 1, 3), [12], [1], [1], [1], False, [0], 12,
+        [True, True, True],
+    ),
+    e(
+        aten.convolution_backward.default, x(6, 12, 8), x(6, 12, 8), x(12, 2, 3), None, [1], [1], [1], False, [0], 6,
+        [True, True, False],
+    ),
+    e(aten.embedding.default, x(12, 6), i(12, 12, 6)), e(aten.embedding.default, x(12, 5), i(12, 7), 3),
+    e(aten.embedding_dense_backward.default, x(12, 6), i(12, 12), 12, -1, False),
+    e(aten.embedding_dense_backward.default, x(20, 5), i(12, 20), 12, 3, False),
+    e(aten.embedding_dense_backward.default, x(20, 5), i(12, 20), 12, 3, True),
     e(aten.embedding.default, x(9, 6), i(9, 12, 6)), e(aten.embedding.default, x(9, 6), i(9, 12), 2),
     e(aten.embedding_dense_backward.default, x(12, 6, 6), i(9, 12, 6), 9, -1, False),
     e(aten.embedding_dense_backward.default, x(12, 6), i(3, 12), 9, 2, False),
@@ -217,6 +260,12 @@ REDUCTIONS = (
     e(aten._log_softmax_backward_data.default, x(12, 6), x(12, 6).log_softmax(1), -1, torch.float64),
     e(aten.cumsum.default, x(12, 6), 1), e(aten.cumsum.default, x(12, 6), 0), e(aten.cumprod.default, x(12, 6), 1),
     e(aten.logcumsumexp.default, x(12, 6), 1), e(aten.sort.default, x(12, 6)), e(aten.sort.default, x(12, 6), 0, True),
+    e(aten.glu.default, x(3, 24), 1), e(aten.glu_backward.default, x(3, 12), x(3, 24), -1), e(aten.any.dims, m(12, 6, 3), [1, 2]), e(aten.all.dims, m(12, 6, 3), [1]),
+    e(aten.amax.default, i(9, 12, 6), [0], True), e(aten.linalg_vector_norm.default, x(12, 6), 3), e(aten.linalg_vector_norm.default, x(12, 6), 1, [0], True),
+    e(aten.logsumexp.default, x(3, 12), [1], True), e(aten._log_softmax.default, x(3, 12), 1, False), e(aten._softmax.default, x(3, 12, 2), 1, False),
+    e(aten._softmax_backward_data.default, x(3, 12), x(3, 12).softmax(1), 1, torch.float64),
+    e(aten._log_softmax_backward_data.default, x(3, 12), x(3, 12).log_softmax(1), -1, torch.float64),
+    e(aten._log_softmax.default, torch.full((3, 12), -torch.inf, dtype=torch.float64).scatter(1, i(12, 3, 1), 1.0), 1, False),
     e(aten.glu.default, x(12, 6, 6), 1), e(aten.glu_backward.default, x(12, 3), x(12, 6), -1), e(aten.sort.stable, x(12, 6), stable=True, dim=1), e(aten.topk.default, x(12, 6), 3), e(aten.topk.default, x(12, 6), 2, 0, False),
 )  # fmt: skip
 
@@ -282,6 +331,15 @@ INDEXING = (
     e(aten.scatter.src, x(12, 6), 1, i(6, 12, 1), x(12, 1)), e(aten.scatter.value, x(12, 6), 1, i(6, 12, 1), 1.5),
     e(aten.scatter_add.default, x(12, 6), 1, i(6, 12, 8), x(12, 8)), e(aten.scatter_add.default, x(12, 6), 0, i(12, 3, 6), x(3, 6)),
     e(aten.scatter_reduce.two, x(12, 6), 1, i(6, 12, 8), x(12, 8), "amax"),
+    e(aten.index.Tensor, x(12, 5), [i(12, 7) - 12]), e(aten.index.Tensor, x(5, 12, 2), [None, i(12, 3, 2)]), e(aten.index.Tensor, m(12, 5), [i(12, 7)]),
+    e(aten.index_put.default, x(12, 5), [i(12, 7)], x(7, 5), True), e(aten.index_put.default, x(12, 5), [torch.tensor([3, -1, 7])], x(5), False),
+    e(aten.index_put.default, x(3, 12, 6), [None, torch.tensor([3, 1, 7])], x(3, 3, 6), False), e(aten.gather.default, m(5, 12), 1, i(12, 5, 7)),
+    e(aten.gather.default, x(5, 12), 1, i(12, 5, 7)), e(aten.gather.default, x(5, 7), -1, i(7, 5, 12)),
+    e(aten.scatter.src, x(5, 12), 1, i(12, 5, 1), x(5, 1)), e(aten.scatter.value, x(5, 12), -1, i(12, 5, 1), 1.5), e(aten.scatter.value, m(5, 12), 1, i(12, 5, 1), True),
+    e(aten.scatter_add.default, x(5, 12), 1, i(12, 5, 7), x(5, 7)), e(aten.scatter_add.default, x(5, 7), 1, i(7, 5, 12), x(5, 12)),
+    e(aten.scatter_reduce.two, x(5, 12), 1, i(12, 5, 8), x(5, 8), "amax"),
+    e(aten.index_add.default, x(12, 6), 0, i(12, 7), x(7, 6)), e(aten.index_add.default, x(6, 5), 1, i(5, 12), x(6, 12), alpha=2.0),
+    e(aten.index_select.default, x(12, 5), 0, i(12, 7)), e(aten.index_select.default, x(5, 12), -1, i(12, 7)),
     e(aten.index_select.default, x(12, 6), 1, i(6, 6)), e(aten.index_select.default, x(9, 6), 0, i(9, 12)),
 )  # fmt: skip
 
@@ -304,6 +362,12 @@ VIEWS = (
     e(aten.unbind.int, x(12, 6, 2), 2), e(aten.unbind.int, x(3, 12)), e(aten.cat.default, [x(12, 6), x(12, 3)], 1), e(aten.cat.default, [x(6, 6), x(12, 6)]),
     e(aten.stack.default, [x(12, 6), x(12, 6)], -1), e(aten.stack.default, [x(12, 6), x(12, 6)], 1), e(aten.repeat.default, x(12, 6), [1, 3]),
     e(aten.repeat.default, x(12, 6), [2, 1, 1]), e(aten.slice_backward.default, x(12, 3), [12, 6], 1, 2, 5, 1), e(aten.slice_backward.default, x(4, 6), [12, 6], 0, 1, 5, 1),
+    e(aten.split.Tensor, x(2, 36), 12, 1), e(aten.split_with_sizes.default, x(2, 72), [24, 24, 24], -1), e(aten.chunk.default, x(24, 2), 2), e(aten.unsafe_chunk.default, x(2, 24), 2, 1),
+    e(aten.split_with_sizes.default, x(2, 48), [24, 12, 12], 1), e(aten.cat.default, [x(2, 12), x(2, 12)], 1), e(aten.cat.default, [x(24, 2), x(12, 2), x(12, 2)]),
+    e(aten.slice.Tensor, x(2, 36), 1, 12, 24), e(aten.slice.Tensor, x(2, 36), 1, 12, 9223372036854775807), e(aten.slice.Tensor, x(36, 2), 0, -12), e(aten.slice.Tensor, x(12, 2), 0),
+    e(aten.slice_backward.default, x(2, 12), [2, 36], 1, 12, 24, 1), e(aten.slice_backward.default, x(24, 2), [36, 2], 0, 12, 9223372036854775807, 1),
+    e(aten.select.int, x(3, 12), 1, 7), e(aten.select.int, m(3, 12), 1, 7), e(aten.select_backward.default, x(3), [3, 12], 1, -2), e(aten.repeat.default, x(12, 6), [2, 3]),
+    e(aten.new_zeros.default, x(12, 6), [6, 5]), e(aten.new_full.default, x(6), [12, 6], 2.5),
     e(aten.select_backward.default, x(12, 6), [12, 3, 6], 1, 2), e(aten.slice_scatter.default, x(12, 6), x(12, 3), 1, 2, 5), e(aten.select_scatter.default, x(12, 3, 6), x(12, 6), 1, 2),
     e(aten.zeros.default, [12, 6], **_F64), e(aten.ones.default, [12, 6], **_F64), e(aten.full.default, [12, 6], 2.5, **_F64), shape_only(aten.empty.memory_format, [12, 6], **_F64),
     e(aten.new_zeros.default, x(3), [12, 6]), e(aten.new_ones.default, x(3), [12, 6]), e(aten.new_full.default, x(3), [12, 6], 2.5), shape_only(aten.new_empty.default, x(3), [12, 6]),

@@ -1,11 +1,12 @@
 """Buckets: in the order of production, of the size asked for, the same for every rank."""
 
 import pytest
-from tests.unit.program.compiled import graph_of
+from tests.unit.program.compiled import graph_of, placed_on_data
 
 from plait.plan.named import resolve
-from plait.program.buckets import make_buckets
-from plait.program.compile import _place
+from plait.program.buckets import make_buckets, sums_of
+from plait.program.groups import make_layout
+from plait.program.localize import ends_of
 from plait.program.program import Bucket
 
 
@@ -13,7 +14,9 @@ def buckets(name: str, ranks: int, bucket_mib: float) -> tuple[Bucket, ...]:
     graph = graph_of(name, 7)
     units = tuple(7 // ranks + (rank < 7 % ranks) for rank in range(ranks))
     plan = resolve("ddp" if ranks > 1 else "single", ranks, {"sync": {"bucket_mib": bucket_mib}})
-    return make_buckets(graph, _place(graph, units), plan)
+    placed = [placed_on_data(graph, units)]
+    sums = sums_of(graph, [ends_of(graph, p) for p in placed], [p.axis for p in placed])
+    return make_buckets(graph, sums, make_layout(graph, placed, plan, sums), plan)
 
 
 @pytest.mark.parametrize("name", ["mlp", "gpt_tied", "unused_parameter"])

@@ -4,14 +4,13 @@ from collections import Counter
 
 import pytest
 import torch
-from tests.unit.program.compiled import graph_of
+from tests.unit.program.compiled import graph_of, placed_on_data
 from tests.unit.program.one_op import one_op, run_on_ranks
 
 from plait.errors import ProgramError
 from plait.program.communicate import all_gather, all_reduce
-from plait.program.compile import _place
 from plait.program.local_functions import nothing, weighted_share
-from plait.program.localize import LocalGraph, localize
+from plait.program.localize import LocalGraph, ends_of, localize
 from plait.program.placement import AxisShares, P, R, Shard, Strategy
 
 aten = torch.ops.aten
@@ -19,7 +18,7 @@ aten = torch.ops.aten
 
 def local(name: str, units: tuple[int, ...], rank: int, size: int = 7) -> LocalGraph:
     graph = graph_of(name, size)
-    return localize(graph, [_place(graph, units)], [rank], local_batch_norm=False)
+    return localize(graph, [placed_on_data(graph, units)], [rank], local_batch_norm=False)
 
 
 def communication(graph: LocalGraph) -> Counter[str]:
@@ -81,13 +80,13 @@ def test_what_leaves_is_whole_or_a_sum() -> None:
 def test_a_micro_batch_leaves_its_gradients_like_the_first_of_the_step() -> None:
     """One sample cannot be cut: its gradients are whole on every rank, and only the rank that has it may add them."""
     first, last = graph_of("mlp", 4), graph_of("mlp", 1)
-    like = [(first, _place(first, (2, 2)))]
-    placed = _place(last, (1, 0))
+    ends = [ends_of(first, placed_on_data(first, (2, 2)))]
+    placed = placed_on_data(last, (1, 0))
     alone = localize(last, [placed], [0], local_batch_norm=False)
     whole = [name for name, placement in alone.gradient_placements.items() if placement == (R,)]
     assert whole
     for rank, fraction in enumerate((1.0, 0.0)):
-        found = localize(last, [placed], [rank], local_batch_norm=False, like=like)
+        found = localize(last, [placed], [rank], local_batch_norm=False, ends=ends)
         assert set(found.gradient_placements.values()) == {(P,)}
         assert found.total_placement == (P,)
         shares = [node.args[1] for node in found.graph.nodes if node.target is weighted_share]

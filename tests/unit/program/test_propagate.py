@@ -4,11 +4,10 @@ from math import inf
 
 import pytest
 import torch
-from tests.unit.program.compiled import graph_of
+from tests.unit.program.compiled import graph_of, placed_on_data
 from tests.unit.program.one_op import one_op
 from tests.unit.run.training import CASES
 
-from plait.program.compile import _place
 from plait.program.placement import AxisShares, P, Partial, Placement, R, Shard
 from plait.program.propagate import candidates, conversion_cost, propagate
 from plait.program.rules import Op
@@ -21,14 +20,14 @@ aten = torch.ops.aten
 )
 def test_no_tensor_is_gathered_where_samples_do_not_meet(name: str) -> None:
     """All but the padding mask of BERT, 8 bytes a sample, which transformers indexes with the samples' numbers."""
-    placed = _place(graph_of(name, 7), (3, 2, 2))
+    placed = placed_on_data(graph_of(name, 7), (3, 2, 2))
     assert sum(entry.num_bytes for entry in placed.gathered) <= (56 if name == "hf_bert" else 0)
 
 
 @pytest.mark.parametrize("name", ["mlp", "gpt_tied", "small_batch_norm", "other_norms", "masked_gpt"])
 def test_every_gradient_is_a_partial_sum(name: str) -> None:
     graph = graph_of(name, 7)
-    placed, nodes = _place(graph, (4, 3)), graph.nodes()
+    placed, nodes = placed_on_data(graph, (4, 3)), graph.nodes()
     assert {parameter for parameter, node in graph.gradients.items() if placed.of(nodes[node]) != P} == set()
     assert placed.of(nodes[graph.total]) == P
 
@@ -37,9 +36,9 @@ def test_every_gradient_is_a_partial_sum(name: str) -> None:
 def test_the_choice_does_not_depend_on_the_number_of_ranks(name: str) -> None:
     """Else one rank and many would draw other random numbers."""
     graph = graph_of(name, 7)
-    reference = _place(graph, (7,))
+    reference = placed_on_data(graph, (7,))
     for units in ((4, 3), (3, 2, 2), (2, 2, 2, 1), (1,) * 7 + (0,)):
-        assert _place(graph, units).strategies == reference.strategies
+        assert placed_on_data(graph, units).strategies == reference.strategies
 
 
 def test_an_op_without_a_rule_is_told() -> None:
@@ -52,7 +51,7 @@ def test_an_op_without_a_rule_is_told() -> None:
 
 def test_parameters_and_what_is_made_of_them_alone_stay_whole() -> None:
     graph = graph_of("gpt", 7)
-    placed, nodes = _place(graph, (4, 3)), graph.nodes()
+    placed, nodes = placed_on_data(graph, (4, 3)), graph.nodes()
     assert {placed.of(nodes[entry.node]) for entry in graph.inputs_of("parameter")} == {R}
     assert {placed.of(nodes[entry.node]) for entry in graph.inputs_of("batch")} == {Shard(0)}
 

@@ -12,6 +12,7 @@ from plait.errors import ProgramError
 from plait.job.data import open_data
 from plait.plan.plan import Plan
 from plait.program.instructions import Collective, Compute, Instruction, Update, Wait
+from plait.program.layout import Layout
 from plait.program.program import Program, RankProgram
 from plait.program.simulate import measured_durations, simulate
 from plait.run.programs import Programs
@@ -38,8 +39,10 @@ def compute(name: str, position: int) -> Compute:
 
 def program_of(*ranks: tuple[Instruction, ...]) -> Program:
     """A program whose ranks do exactly this."""
+    plan = plait.resolve("ddp", len(ranks))
     return Program(
-        plan=plait.resolve("ddp", len(ranks)),
+        plan=plan,
+        layout=Layout(mesh=plan.mesh, axes=(), parameters={}),
         micro_batches=(len(ranks),),
         shares=((1,) * len(ranks),),
         buckets=(),

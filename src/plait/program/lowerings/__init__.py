@@ -1,6 +1,32 @@
 """Local forms of ops, one small file per family, all entered in one table."""
 
-from plait.program.lowerings import losses, norms, random, shapes
+from plait.program.lowerings import (
+    indexing,
+    losses,
+    norms,
+    products,
+    random,
+    reductions,
+    sequence,
+    shapes,
+    softmax,
+    spatial,
+    views,
+    vocabulary,
+)
 
-REGISTERED = (losses, norms, random, shapes)
+REGISTERED = (
+    indexing,
+    losses,
+    norms,
+    products,
+    random,
+    reductions,
+    sequence,
+    shapes,
+    softmax,
+    spatial,
+    views,
+    vocabulary,
+)
 """Importing them enters their lowerings."""

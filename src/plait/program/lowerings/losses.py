@@ -2,8 +2,7 @@
 
 import torch
 
-from plait.program.communicate import all_reduce
-from plait.program.lowering import Local, Site, item, lower
+from plait.program.lowering import Local, Site, lower
 from plait.program.rules.base import aten
 
 
@@ -53,16 +52,3 @@ def elementwise_loss_backward(site: Site) -> Local:
     grad = site.emit(aten.div.Tensor, site.args[0], float(site.node.meta["val"].numel()))
     filled = [*site.args[1:], *([None] * (position - len(site.args)))][: position - 1]
     return site.same(grad, *filled, 2, *site.args[position + 1 :])
-
-
-@lower(aten.nll_loss_forward, aten.nll_loss2d_forward)
-def cross_entropy(site: Site) -> Local:
-    """A mean in the middle of a graph: the local sum over the weight of all ranks."""
-    scores, labels, class_weight, reduction, ignored = site.args
-    cut = site.cut_axis()
-    if reduction != 1 or cut is None:
-        return site.same(*site.args)
-    both = site.same(scores, labels, class_weight, 2, ignored)
-    total, weight = (site.emit(item, both, index) for index in (0, 1))
-    weight = site.emit(all_reduce, weight, site.axes[cut].name)
-    return [site.emit(aten.div.Tensor, total, weight), weight]

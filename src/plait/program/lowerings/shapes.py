@@ -4,20 +4,14 @@ from plait.program.lowering import Local, Site, lower
 from plait.program.rules.base import aten
 
 
-@lower(
-    aten.view,
-    aten._unsafe_view,
-    aten.reshape,
-    aten._reshape_copy,
-    aten.expand,
-    aten.new_zeros,
-    aten.new_ones,
-    aten.new_empty,
-    aten.new_full,
-    aten.slice_backward,
-    aten.select_backward,
-)
+@lower(aten.view, aten._unsafe_view, aten.reshape, aten._reshape_copy, aten.expand)
 def size_second(site: Site) -> Local:
+    return site.same(site.args[0], site.shape(), *site.args[2:])
+
+
+@lower(aten.new_zeros, aten.new_ones, aten.new_empty, aten.new_full, empty=True)
+def made_like(site: Site) -> Local:
+    """What is made does not depend on the share of what it is made like."""
     return site.same(site.args[0], site.shape(), *site.args[2:])
 
 
@@ -27,7 +21,6 @@ def size_first(site: Site) -> Local:
 
 
 @lower(
-    aten.upsample_nearest1d_backward, aten.upsample_nearest2d_backward, aten.upsample_nearest3d_backward,
     aten.upsample_bilinear2d_backward, aten.upsample_bicubic2d_backward, aten.upsample_linear1d_backward,
     aten.upsample_trilinear3d_backward,
 )  # fmt: skip

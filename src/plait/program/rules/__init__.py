@@ -1,6 +1,6 @@
 """How placements pass through ops: one small file per family, all entered in one table."""
 
-from plait.program.rules import indexing, pointwise, products, random, recurrent, reductions, views
+from plait.program.rules import indexing, pointwise, products, random, recurrent, reductions, spatial, views
 from plait.program.rules.base import Op, Rule, find_rule
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "random",
     "recurrent",
     "reductions",
+    "spatial",
     "views",
 ]

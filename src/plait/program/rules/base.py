@@ -87,17 +87,45 @@ class Op:
 
 Rule = Callable[[Op], list[Strategy]]
 _TABLE: dict[Any, Rule] = {}
+_LISTS_OUTERS: set[Rule] = set()
+_FURTHER: dict[Any, list[Rule]] = {}
 
 
-def rule(*targets: Any) -> Callable[[Rule], Rule]:
-    """Enter a rule for op packets (all overloads) or single overloads."""
+def rule(*targets: Any, outers: bool = False) -> Callable[[Rule], Rule]:
+    """Enter a rule for op packets (all overloads) or single overloads.
+
+    `outers`: the rule lists shards with outer parts itself; all others hold for each part as for the whole.
+    """
 
     def enter(function: Rule) -> Rule:
         for target in targets:
             _TABLE[target] = function
+        if outers:
+            _LISTS_OUTERS.add(function)
         return function
 
     return enter
+
+
+def lists_outers(function: Rule | None) -> bool:
+    """Whether a rule lists the shards with outer parts itself."""
+    return function in _LISTS_OUTERS
+
+
+def further(*targets: Any) -> Callable[[Rule], Rule]:
+    """Enter strategies of op packets beside those of their rule; none of them holds for outer parts."""
+
+    def enter(function: Rule) -> Rule:
+        for target in targets:
+            _FURTHER.setdefault(target, []).append(function)
+        return function
+
+    return enter
+
+
+def further_rules(target: Any) -> list[Rule]:
+    """What was entered beside the rule of an op."""
+    return _FURTHER.get(getattr(target, "overloadpacket", None), [])
 
 
 def find_rule(target: Any) -> Rule | None:
@@ -112,6 +140,11 @@ def find_rule(target: Any) -> Rule | None:
 def shape_of(node: fx.Node) -> tuple[int, ...]:
     """Shape of a node's (only) tensor."""
     return tuple(node.meta["val"].shape)
+
+
+def can_be_sum(op: Op) -> bool:
+    """Whether the output may be a sum over ranks: numbers may, masks not."""
+    return op.node.meta["val"].dtype != torch.bool  # type: ignore[no-any-return]
 
 
 def shards(ndim: int, *, skip: Sequence[int] = ()) -> list[int]:
@@ -129,7 +162,11 @@ __all__ = [
     "Shard",
     "Strategy",
     "aten",
+    "can_be_sum",
     "find_rule",
+    "further",
+    "further_rules",
+    "lists_outers",
     "ours",
     "rule",
     "shape_of",

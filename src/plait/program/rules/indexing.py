@@ -2,7 +2,19 @@
 
 from torch import fx
 
-from plait.program.rules.base import Op, P, Placement, R, Shard, Strategy, aten, rule, shape_of, shards
+from plait.program.rules.base import (
+    Op,
+    P,
+    Placement,
+    R,
+    Shard,
+    Strategy,
+    aten,
+    can_be_sum,
+    rule,
+    shape_of,
+    shards,
+)
 
 
 @rule(aten.index, aten._unsafe_index)
@@ -23,20 +35,28 @@ def index(op: Op) -> list[Strategy]:
             cut = _cut(op.shapes[1:], dim, index_ndim, op.out[first + dim])
             found.append(Strategy((R, *cut), (Shard(first + dim),)))
     found.append(Strategy((P, *(R,) * picks), (P,)))
+    if picks == 1 and can_be_sum(op):  # a rank finds what it has; the others add it
+        found.append(Strategy((Shard(first), R), (P,)))
     return found
 
 
 @rule(aten.index_put, aten._unsafe_index_put)
 def index_put(op: Op) -> list[Strategy]:
-    """Accumulating into zeros: every rank adds what it has."""
+    """Dims that are not indexed pass through; of a dim that is, a rank has some rows. Into zeros, every rank adds."""
     layout = _layout(op)
-    if layout is None or not op.arg("accumulate") or not _is_zeros(op.tensors[0]):
+    if layout is None:
         return []
     first, count, index_ndim = layout
-    values = op.shapes[-1]
+    values, picks = op.shapes[-1], len(op.tensors) - 2
+    found = [Strategy((Shard(first), R, R), (Shard(first),))] if picks == 1 else []
     if len(values) != len(op.out) - count + index_ndim:  # broadcast from the right: its dims are others
-        return []
-    found = []
+        return found
+    for dim in shards(len(op.out), skip=range(first, first + count)):
+        own = dim if dim < first else dim - count + index_ndim
+        if values[own] == op.out[dim]:
+            found.append(Strategy((Shard(dim), *(R,) * picks, Shard(own)), (Shard(dim),)))
+    if not op.arg("accumulate") or not _is_zeros(op.tensors[0]):
+        return found
     for dim in range(index_ndim):
         extent = values[first + dim]
         cut = _cut(op.shapes[1:-1], dim, index_ndim, extent)
@@ -75,18 +95,46 @@ def _is_zeros(node: fx.Node) -> bool:
 
 @rule(aten.gather)
 def gather(op: Op) -> list[Strategy]:
-    dims = shards(len(op.out), skip=[op.dim()])
-    return [op.same(Shard(dim)) for dim in dims if op.shapes[0][dim] == op.shapes[1][dim]]
+    """Along the dim that is indexed, a rank finds what it has, or looks for its own indices in everything."""
+    chosen = op.dim()
+    found = [op.same(Shard(dim)) for dim in shards(len(op.out), skip=[chosen])]
+    found = [s for s in found if op.shapes[0][s.outputs[0].dim] == op.shapes[1][s.outputs[0].dim]]  # type: ignore[union-attr]
+    found.append(Strategy((R, Shard(chosen)), (Shard(chosen),)))
+    if can_be_sum(op):
+        found += [Strategy((Shard(chosen), R), (P,)), Strategy((P, R), (P,))]
+    return found
 
 
 @rule(aten.scatter, aten.scatter_add, aten.scatter_reduce)
 def scatter(op: Op) -> list[Strategy]:
-    dims = shards(len(op.out), skip=[op.dim()])
-    return [op.same(Shard(dim)) for dim in dims if len({shape[dim] for shape in op.shapes if shape}) == 1]
+    chosen, count = op.dim(), len(op.tensors)
+    dims = shards(len(op.out), skip=[chosen])
+    found = [op.same(Shard(dim)) for dim in dims if len({shape[dim] for shape in op.shapes if shape}) == 1]
+    found.append(Strategy((Shard(chosen), *(R,) * (count - 1)), (Shard(chosen),)))
+    if op.node.target is aten.scatter_add.default:
+        found.append(Strategy((P, R, P), (P,)))
+        if op.shapes[1][chosen] == op.shapes[2][chosen]:
+            found.append(Strategy((P, Shard(chosen), Shard(chosen)), (P,)))
+    return found
 
 
 @rule(aten.index_select)
 def index_select(op: Op) -> list[Strategy]:
     chosen = op.dim()
     found = [Strategy((Shard(dim), R), (Shard(dim),)) for dim in shards(len(op.out), skip=[chosen])]
-    return [*found, Strategy((R, Shard(0)), (Shard(chosen),))]
+    found.append(Strategy((R, Shard(0)), (Shard(chosen),)))
+    if can_be_sum(op):
+        found += [Strategy((Shard(chosen), R), (P,)), Strategy((P, R), (P,))]
+    return found
+
+
+@rule(aten.index_add)
+def index_add(op: Op) -> list[Strategy]:
+    chosen = op.dim()
+    dims = shards(len(op.out), skip=[chosen])
+    return [
+        *(Strategy((Shard(dim), R, Shard(dim)), (Shard(dim),)) for dim in dims),
+        Strategy((Shard(chosen), R, R), (Shard(chosen),)),
+        Strategy((P, Shard(0), Shard(chosen)), (P,)),
+        Strategy((P, R, P), (P,)),
+    ]

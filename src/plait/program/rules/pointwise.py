@@ -4,7 +4,7 @@ import torch
 
 from plait.program.rules.base import Op, P, Placement, R, Shard, Strategy, aten, rule
 
-_UNARY_LINEAR = {aten.neg.default, aten.clone.default}
+_UNARY_LINEAR = {aten.neg.default, aten.clone.default, aten.lift_fresh_copy.default}
 _SUMS = {aten.add.Tensor, aten.sub.Tensor}
 _PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar}
 
@@ -42,6 +42,14 @@ def _partial(op: Op) -> list[Strategy]:
         return []
     if target in _UNARY_LINEAR or target is aten._to_copy.default or (target in _SUMS and count == 2):
         return [Strategy((P,) * count, (P,))]
+    if target in (aten.lerp.Scalar, aten.where.self) and count > 1:
+        return [Strategy((*(R,) * (count - 2), P, P), (P,))]
+    if target in (aten.masked_fill.Scalar, aten.where.ScalarOther):
+        is_zero = op.arg("value" if target is aten.masked_fill.Scalar else "other") == 0
+        linear = (P, R) if target is aten.masked_fill.Scalar else (R, P)
+        return [Strategy(linear, (P,))] if is_zero and count == 2 else []
+    if target is aten.addcmul.default and count == 3:
+        return [Strategy((P, P, R), (P,)), Strategy((P, R, P), (P,))]
     if target in _PRODUCTS:
         found = [Strategy((P, *(R,) * (count - 1)), (P,))] if op.node.args[0] is op.tensors[0] else []
         if target is aten.mul.Tensor and count == 2:

@@ -19,7 +19,20 @@ def reduction(op: Op) -> list[Strategy]:
     if op.node.target in (aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim):
         found += [Strategy((Shard(dim),), (P,)) for dim in reduced]
         found.append(Strategy((P,), (P,)))
+    elif op.node.target in _ASSOCIATIVE and _is_associative(op):  # the lowering exchanges the ranks' results
+        found += [Strategy((Shard(dim),), (R,)) for dim in reduced]
     return found
+
+
+_ASSOCIATIVE = {
+    aten.amax.default, aten.amin.default, aten.max.default, aten.min.default, aten.any.default, aten.any.dim,
+    aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims, aten.prod.default, aten.prod.dim_int,
+    aten.logsumexp.default, aten.linalg_vector_norm.default,
+}  # fmt: skip
+
+
+def _is_associative(op: Op) -> bool:
+    return op.node.target is not aten.linalg_vector_norm.default or op.arg("ord") in (1, 2, float("inf"))
 
 
 def _dims(op: Op, ndim: int) -> tuple[list[int], bool]:
@@ -36,13 +49,32 @@ def _dims(op: Op, ndim: int) -> tuple[list[int], bool]:
 
 
 @rule(
-    aten._softmax, aten._log_softmax, aten._softmax_backward_data, aten._log_softmax_backward_data,
-    aten.cumsum, aten.cumprod, aten.logcumsumexp, aten.sort, aten.topk, aten.glu, aten.glu_backward,
+    aten._softmax, aten._log_softmax, aten._softmax_backward_data, aten._log_softmax_backward_data
 )  # fmt: skip
+def softmax(op: Op) -> list[Strategy]:
+    """Every dim may be cut: where a row is on several ranks, the lowering exchanges its peak and sum."""
+    return [op.same(Shard(dim)) for dim in range(len(op.shapes[0]))]
+
+
+@rule(aten.cumsum, aten.cumprod, aten.logcumsumexp, aten.sort, aten.topk)
 def along_one_dim(op: Op) -> list[Strategy]:
     """Elements of one dim meet; the others are independent."""
     found = [op.same(Shard(dim)) for dim in shards(len(op.shapes[0]), skip=[op.dim()])]
     return [*found, op.same(P)] if op.node.target is aten.cumsum.default else found
+
+
+@rule(aten.glu, aten.glu_backward)
+def glu(op: Op) -> list[Strategy]:
+    """The dim is two halves that meet element by element: each of them may be cut."""
+    ndim, dim = len(op.shapes[0]), int(op.arg("dim")) % len(op.shapes[0])
+    found = [op.same(Shard(other)) for other in shards(ndim, skip=[dim])]
+    for outer in sorted({1, *op.outers} | {n // 2 for n in op.outers if n % 2 == 0}):
+        half, both = Shard(dim, outer), Shard(dim, 2 * outer)
+        if op.node.target is aten.glu.default:
+            found.append(Strategy((both,), (half,)))
+        else:
+            found.append(Strategy((half, both), (both,)))
+    return found
 
 
 @rule(aten.native_layer_norm)
@@ -95,12 +127,19 @@ def channel_norm(op: Op) -> list[Strategy]:
 
 @rule(aten.nll_loss_forward, aten.nll_loss2d_forward)
 def cross_entropy(op: Op) -> list[Strategy]:
-    """A shard gives a part of the sum and of the weight; the lowering of a mean divides by the weight of all ranks."""
+    """A shard gives a part of the sum and of the weight; the lowering of a mean divides by the weight of all ranks.
+
+    Where classes are cut, every rank knows all labels and so their weight, and adds the losses of its own classes.
+    """
     reduction = op.arg("reduction")
     if len(op.shapes[0]) < 2:
         return []
-    outputs = (Shard(0), R) if reduction == 0 else (P, P) if reduction == 2 else (P, R)
-    return [op.by_name(outputs, self=Shard(0), target=Shard(0))]
+    found = [op.by_name((P, R), self=Shard(1))]
+    for dim in shards(len(op.shapes[0]), skip=[1]):
+        own = dim - (dim > 1)
+        outputs = (Shard(own), R) if reduction == 0 else (P, P) if reduction == 2 else (P, R)
+        found.append(op.by_name(outputs, self=Shard(dim), target=Shard(own)))
+    return found
 
 
 @rule(aten.nll_loss_backward, aten.nll_loss2d_backward)
@@ -108,12 +147,13 @@ def cross_entropy_backward(op: Op) -> list[Strategy]:
     if len(op.out) < 2:
         return []
     reduction = op.arg("reduction")
-    grad = Shard(0) if reduction == 0 else R
-    found = [op.by_name((Shard(0),), grad_output=grad, self=Shard(0), target=Shard(0))]
-    if reduction != 1:  # the weight is not looked at
-        found.append(
-            op.by_name((Shard(0),), grad_output=grad, self=Shard(0), target=Shard(0), total_weight=P)
-        )
+    found = [op.by_name((Shard(1),), self=Shard(1)), op.by_name((P,), grad_output=P)]
+    for dim in shards(len(op.out), skip=[1]):
+        own = Shard(dim - (dim > 1))
+        inputs = {"grad_output": own if reduction == 0 else R, "self": Shard(dim), "target": own}
+        found.append(op.by_name((Shard(dim),), **inputs))
+        if reduction != 1:  # the weight is not looked at
+            found.append(op.by_name((Shard(dim),), **inputs, total_weight=P))
     return found
 
 

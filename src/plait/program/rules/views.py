@@ -1,11 +1,26 @@
 """Ops that move elements without computing: views, splits, joins, indexing with constants, factories."""
 
-from math import prod
+from collections.abc import Sequence
+from math import gcd, prod
 
-from plait.program.rules.base import Op, P, R, Shard, Strategy, aten, rule, shards
+from torch import fx
+
+from plait.program.rules.base import (
+    Op,
+    P,
+    Placement,
+    R,
+    Shard,
+    Strategy,
+    aten,
+    can_be_sum,
+    rule,
+    shape_of,
+    shards,
+)
 
 
-@rule(aten.view, aten._unsafe_view, aten.reshape, aten._reshape_copy)
+@rule(aten.view, aten._unsafe_view, aten.reshape, aten._reshape_copy, outers=True)
 def view(op: Op) -> list[Strategy]:
     """A shard survives where the cut digit of the index still has a dim of the result to stand in."""
     found = [Strategy((P,), (P,))]
@@ -96,9 +111,31 @@ def changes_some_dims(op: Op) -> list[Strategy]:
     """Dims that keep their extent and are not named pass through."""
     touched = _touched(op)
     pads = op.node.target is aten.constant_pad_nd.default and op.arg("value") != 0
-    return ([] if pads else [Strategy((P,), (P,))]) + [
-        op.same(Shard(dim)) for dim in shards(len(op.out), skip=touched)
-    ]
+    found = [] if pads else [Strategy((P,), (P,))]
+    found += [op.same(Shard(dim)) for dim in shards(len(op.out), skip=touched)]
+    if op.node.target is aten.slice.Tensor and int(op.arg("step")) == 1:
+        dim = op.dim()
+        found += [
+            Strategy((Shard(dim, outer),), (Shard(dim, count),))
+            for outer, count in _slice_parts(op, op.shapes[0][dim], op.out[dim])
+        ]
+    return found
+
+
+def _slice_parts(op: Op, extent: int, taken: int) -> list[tuple[int, int]]:
+    """(outer, count): in `outer` parts of the dim, the slice is `count` whole ones; all of the dim is any number."""
+    start = slice_start(op.arg("start"), extent)
+    if not taken:
+        return []
+    fewest = extent // gcd(start, taken, extent)
+    outers = {n for n in (fewest, *op.outers, *(n * extent // taken for n in op.outers)) if n % fewest == 0}
+    return [(n, n * taken // extent) for n in sorted(outers) if extent % n == 0]
+
+
+def slice_start(start: int | None, extent: int) -> int:
+    """The first index of a slice."""
+    first = int(start or 0)
+    return min(max(first + extent if first < 0 else first, 0), extent)
 
 
 def _touched(op: Op) -> list[int]:
@@ -114,8 +151,12 @@ def _touched(op: Op) -> list[int]:
 
 @rule(aten.select)
 def select(op: Op) -> list[Strategy]:
+    """An index of a dim that is cut is on one rank: the others add nothing."""
     chosen, ndim = op.dim(), len(op.shapes[0])
-    return [Strategy((P,), (P,))] + [
+    found = [Strategy((P,), (P,))]
+    if can_be_sum(op):
+        found.append(Strategy((Shard(chosen),), (P,)))
+    return found + [
         Strategy((Shard(dim),), (Shard(dim - (dim > chosen)),)) for dim in shards(ndim, skip=[chosen])
     ]
 
@@ -129,7 +170,26 @@ def select(op: Op) -> list[Strategy]:
     aten.unsafe_chunk,
 )
 def split(op: Op) -> list[Strategy]:
-    return [op.same(P)] + [op.same(Shard(dim)) for dim in shards(len(op.shapes[0]), skip=[op.dim()])]
+    """Pieces of a dim with outer parts are some of these each: S(d/3) of a fused projection is three times S(d)."""
+    dim = op.dim()
+    found = [op.same(P)] + [op.same(Shard(other)) for other in shards(len(op.shapes[0]), skip=[dim])]
+    sizes = [shape[dim] for shape in op.outputs]
+    for outer, counts in _joined_parts(op, sizes):
+        found.append(Strategy((Shard(dim, outer),), tuple(Shard(dim, count) for count in counts)))
+    return found
+
+
+def _joined_parts(op: Op, sizes: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
+    """(outer, counts): ways to see a dim as equal parts of which each of its pieces, of these sizes, has whole ones."""
+    extent, largest = sum(sizes), gcd(*sizes)
+    if not largest:
+        return []
+    parts = {largest, *(extent // n for n in op.outers), *(size // n for n in op.outers for size in sizes)}
+    return [
+        (extent // part, tuple(size // part for size in sizes))
+        for part in sorted(parts, reverse=True)
+        if part and largest % part == 0
+    ]
 
 
 @rule(aten.unbind)
@@ -143,9 +203,14 @@ def unbind(op: Op) -> list[Strategy]:
 
 @rule(aten.cat)
 def cat(op: Op) -> list[Strategy]:
+    """The inverse of `split`: where all pieces have equal parts, the whole has all of these."""
     if any(len(shape) != len(op.out) for shape in op.shapes):
         return []
-    return [op.same(P)] + [op.same(Shard(dim)) for dim in shards(len(op.out), skip=[op.dim()])]
+    dim = op.dim()
+    found = [op.same(P)] + [op.same(Shard(other)) for other in shards(len(op.out), skip=[dim])]
+    for outer, counts in _joined_parts(op, [shape[dim] for shape in op.shapes]):
+        found.append(Strategy(tuple(Shard(dim, count) for count in counts), (Shard(dim, outer),)))
+    return found
 
 
 @rule(aten.stack)
@@ -159,12 +224,15 @@ def stack(op: Op) -> list[Strategy]:
 
 @rule(aten.repeat)
 def repeat(op: Op) -> list[Strategy]:
+    """A dim that is repeated has as many outer parts more."""
     extra = len(op.out) - len(op.shapes[0])
-    return [Strategy((P,), (P,))] + [
-        Strategy((Shard(dim),), (Shard(dim + extra),))
-        for dim in range(len(op.shapes[0]))
-        if op.shapes[0][dim] == op.out[dim + extra]
-    ]
+    found = [Strategy((P,), (P,))]
+    for dim, extent in enumerate(op.shapes[0]):
+        times = op.out[dim + extra] // extent if extent else 0
+        if times:
+            outers = sorted({1, *op.outers})
+            found += [Strategy((Shard(dim, n),), (Shard(dim + extra, n * times),)) for n in outers]
+    return found
 
 
 @rule(aten.slice_backward, aten.select_backward)
@@ -172,10 +240,18 @@ def slice_backward(op: Op) -> list[Strategy]:
     ndim = len(op.out)
     chosen = int(op.arg("dim")) % ndim
     shift = op.node.target is aten.select_backward.default
-    return [Strategy((P,), (P,))] + [
+    found = [Strategy((P,), (P,))] + [
         Strategy((Shard(dim - (shift and dim > chosen)),), (Shard(dim),))
         for dim in shards(ndim, skip=[chosen])
     ]
+    if shift:
+        return [*found, Strategy((R,), (Shard(chosen),))]
+    if int(op.arg("step")) == 1:
+        found += [
+            Strategy((Shard(chosen, count),), (Shard(chosen, outer),))
+            for outer, count in _slice_parts(op, op.out[chosen], op.shapes[0][chosen])
+        ]
+    return found
 
 
 @rule(aten.slice_scatter)
@@ -196,8 +272,15 @@ def select_scatter(op: Op) -> list[Strategy]:
     aten.zeros, aten.ones, aten.full, aten.empty, aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty
 )
 def uniform_factory(op: Op) -> list[Strategy]:
-    """The same number everywhere: any piece of it can be made locally."""
-    return [Strategy((R,) * len(op.tensors), (Shard(dim),)) for dim in range(len(op.out))]
+    """The same number everywhere: any piece of it can be made locally, whatever the tensor that it is made like."""
+    likes: list[tuple[Placement, ...]] = [(R,) * len(op.tensors)]
+    likes += [(placement,) for tensor in op.tensors[:1] for placement in _any_placement(tensor)]
+    outputs: list[Placement] = [R, *(Shard(dim) for dim in range(len(op.out)))]
+    return [Strategy(like, (output,)) for like in likes for output in outputs]
+
+
+def _any_placement(tensor: fx.Node) -> list[Placement]:
+    return [P, *(Shard(dim) for dim in range(len(shape_of(tensor))))]
 
 
 @rule(aten.tril, aten.triu)

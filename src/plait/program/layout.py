@@ -1,0 +1,184 @@
+"""Where the parameters of a model are held: which piece of each, on which rank.
+
+In: the shapes of parameters, their placements along mesh axes, groups that lie in one flat tensor cut over `data`.
+Out: a rank's piece of a whole tensor, and the whole from all pieces. Optimizer state lies like its parameter. It never
+communicates: whoever assembles has fetched the pieces.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
+
+import torch
+from torch import Tensor
+
+from plait.plan.mesh import Mesh
+from plait.plan.plan import DATA
+from plait.program.placement import AxisShares, Placement, Shard
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Parameters that lie one after the other in a flat tensor, of which each rank of `data` holds an equal chunk."""
+
+    parameters: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    """As this rank's coordinates on the other axes leave them."""
+    dtype: torch.dtype
+    chunks: int
+    """Ranks of `data`."""
+    trained: bool
+    """Whether gradients come back for them."""
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Where each parameter starts in the flat tensor."""
+        return tuple(accumulate((prod(shape) for shape in self.shapes), initial=0))[:-1]
+
+    @property
+    def chunk_elements(self) -> int:
+        """Elements that a rank holds; the last chunk may end in padding."""
+        return -(-sum(prod(shape) for shape in self.shapes) // self.chunks)
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the flat tensor, padding included."""
+        return self.chunk_elements * self.chunks
+
+    def span(self, index: int, chunk: int) -> tuple[int, int]:
+        """(start, end) of a chunk's part of one parameter, counted in its own elements; empty where start == end."""
+        start, size = self.starts[index], prod(self.shapes[index])
+        first = chunk * self.chunk_elements - start
+        low = min(max(first, 0), size)
+        return low, min(max(first + self.chunk_elements, low), size)
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """The parameters in a whole flat tensor."""
+        return [
+            flat[start : start + prod(shape)].view(shape)
+            for start, shape in zip(self.starts, self.shapes, strict=True)
+        ]
+
+    def chunk_views(self, flat: Tensor, chunk: int) -> list[Tensor]:
+        """Each parameter's part of one chunk, flat."""
+        base = chunk * self.chunk_elements
+        found = []
+        for index, start in enumerate(self.starts):
+            low, high = self.span(index, chunk)
+            found.append(flat[start + low - base : start + high - base] if high > low else flat[:0])
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """One parameter."""
+
+    shape: tuple[int, ...]
+    """Of the whole."""
+    placements: tuple[Placement, ...]
+    """Per mesh axis; on `data` always replicated: cutting over `data` is what groups are for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """How every parameter is held."""
+
+    mesh: Mesh
+    axes: tuple[AxisShares, ...]
+    """One per mesh axis."""
+    parameters: Mapping[str, Held]
+    groups: tuple[Group, ...] = ()
+    """Empty: nothing is cut over `data`."""
+    zero: int = 0
+    """What is cut over `data`: 1 optimizer state, 2 gradients too, 3 parameters too."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank holds everything."""
+        return not self.groups and not any(self.cut_axes(name) for name in self.parameters)
+
+    def cut_axes(self, name: str) -> tuple[str, ...]:
+        """The axes whose ranks hold different parts of a parameter and of its gradient."""
+        held = self.parameters[name]
+        cut = [
+            axis.name
+            for axis, placement in zip(self.axes, held.placements, strict=True)
+            if isinstance(placement, Shard) and axis.size > 1
+        ]
+        return (DATA, *cut) if self.groups else tuple(cut)
+
+    def place_of(self, name: str) -> tuple[Group, int]:
+        """The group of a parameter, and its position there."""
+        for group in self.groups:
+            if name in group.parameters:
+                return group, group.parameters.index(name)
+        raise KeyError(name)
+
+    def local_shape(self, name: str, coordinates: Sequence[int]) -> tuple[int, ...]:
+        """Shape of a rank's piece, before it is cut over `data`."""
+        held = self.parameters[name]
+        shape = list(held.shape)
+        for placement, axis, coordinate in zip(held.placements, self.axes, coordinates, strict=True):
+            if isinstance(placement, Shard):
+                shape[placement.dim] = axis.local(shape[placement.dim], coordinate)
+        return tuple(shape)
+
+    def held_shape(self, name: str, rank: int) -> tuple[int, ...]:
+        """Shape of what a rank holds."""
+        if not self.groups:
+            return self.local_shape(name, self.mesh.coordinates(rank))
+        group, index = self.place_of(name)
+        low, high = group.span(index, self._data(rank))
+        return (high - low,)
+
+    def local(self, name: str, whole: Tensor, rank: int) -> Tensor:
+        """A rank's piece of a tensor shaped like a parameter, before it is cut over `data`; it may share memory."""
+        coordinates = self.mesh.coordinates(rank)
+        return self._view(name, whole, coordinates).reshape(self.local_shape(name, coordinates))
+
+    def take(self, name: str, whole: Tensor, rank: int) -> Tensor:
+        """What a rank holds of a tensor shaped like a parameter; it may share memory with the whole."""
+        local = self.local(name, whole, rank)
+        if not self.groups:
+            return local
+        group, index = self.place_of(name)
+        low, high = group.span(index, self._data(rank))
+        return local.reshape(-1)[low:high]
+
+    def assemble(self, name: str, pieces: Sequence[Tensor]) -> Tensor:
+        """The whole from what every rank holds, in the order of ranks."""
+        held = self.parameters[name]
+        whole = pieces[0].new_empty(held.shape)
+        for rank in range(self.mesh.size):
+            if self._data(rank) != 0:
+                continue
+            coordinates = self.mesh.coordinates(rank)
+            piece = pieces[rank]
+            if self.groups:
+                piece = torch.cat([pieces[other] for other in self.mesh.group(rank, DATA)])
+            view = self._view(name, whole, coordinates)
+            view.copy_(piece.reshape(view.shape))
+        return whole
+
+    def _data(self, rank: int) -> int:
+        names = [name for name, _ in self.mesh.axes]
+        return self.mesh.coordinates(rank)[names.index(DATA)] if DATA in names else 0
+
+    def _view(self, name: str, whole: Tensor, coordinates: Sequence[int]) -> Tensor:
+        """A rank's piece as a view of the whole, with the outer parts of a dim as a dim of their own."""
+        held = self.parameters[name]
+        view = whole
+        shards = [
+            (placement, axis, coordinate)
+            for placement, axis, coordinate in zip(held.placements, self.axes, coordinates, strict=True)
+            if isinstance(placement, Shard)
+        ]
+        for placement, axis, coordinate in sorted(shards, key=lambda entry: -entry[0].dim):
+            inner = whole.shape[placement.dim] // placement.outer
+            per_unit = inner // axis.total
+            view = view.unflatten(placement.dim, (placement.outer, inner))  # type: ignore[no-untyped-call]
+            view = view.narrow(
+                placement.dim + 1, axis.offset(coordinate) * per_unit, axis.units[coordinate] * per_unit
+            )
+        return view
