@@ -59,6 +59,8 @@ def _pieces(ranks: tuple[int, ...]) -> Iterator[Case]:
             pieces = list(given[0].split(extents, dim))
             gather = collective("all_gather", dim=dim, extents=extents)
             yield gather, pieces, [given[0]] * len(ranks)
+            mask = given[0] > 0
+            yield gather, list(mask.split(extents, dim)), [mask] * len(ranks)
             scatter = replace(gather, op="reduce_scatter", name="reduce_scatter")
             yield scatter, given, list(torch.stack(given).sum(0).split(extents, dim))
 

@@ -49,7 +49,7 @@ def graph_command(
             page = draw_html(graph, f"plait graph {job_reference}") if html is not None else None
             listing = to_json(graph) if json_output else None
     except CaptureError as error:
-        return _refused(error, job_reference, json_output, progress)
+        return refused(error, job_reference, json_output, progress)
     if html is not None and page is not None:
         write_page(html, page)
     if listing is not None:
@@ -195,7 +195,7 @@ def _listed(names: list[str] | tuple[str, ...]) -> str:
     return ", ".join(names[:NUM_NAMES]) + rest
 
 
-def _refused(error: CaptureError, job_reference: str, json_output: bool, console: Console) -> int:
+def refused(error: CaptureError, job_reference: str, json_output: bool, console: Console) -> int:
     """Say why there is no graph, with the line that stopped it."""
     if json_output:
         json.dump(

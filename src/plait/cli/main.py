@@ -20,6 +20,7 @@ from rich.console import Console
 
 from plait.cli.graph_command import graph_command
 from plait.cli.options import REMEMBERED, job_with, load_run_settings, parse_mesh, parse_settings
+from plait.cli.placements_command import Asked, placements_command
 from plait.cli.progress import show_progress
 from plait.cli.verify_command import print_verification
 from plait.errors import JobError, PlaitError, PlanError, UsageError
@@ -150,10 +151,35 @@ def graph(
     html: Annotated[
         Path | None, typer.Option(help="Draw the dataflow graph as a page that opens offline.")
     ] = None,
+    placements: Annotated[
+        bool,
+        typer.Option("--placements", help="Show where every tensor is under a plan, and what is exchanged."),
+    ] = False,
+    plan: PlanOption = None,
+    ranks: RanksOption = None,
+    mesh: MeshOption = None,
+    set_: SetOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show what one training step of JOB computes: parameters, ops, FLOPs, memory, the costliest modules."""
-    raise typer.Exit(graph_command(job, batch=batch, json_output=json_, html=html, console=_console(False)))
+    """Show what one training step of JOB computes: parameters, ops, FLOPs, memory, the costliest modules.
+
+    With --placements: where its tensors are under a plan, and what ranks exchange.
+    """
+    console = _console(False)
+    if placements:
+        of_job, of_plan = parse_settings(set_ or [])
+        asked = Asked(
+            plan=plan, ranks=ranks or (None if mesh else _ranks_of(plan)), mesh=parse_mesh(mesh),
+            job_settings=of_job, plan_settings=of_plan,
+        )  # fmt: skip
+        raise typer.Exit(
+            placements_command(job, asked, batch=batch, json_output=json_, html=html, console=console)
+        )
+    if plan or ranks or mesh or set_:
+        raise UsageError(
+            "--plan, --ranks, --mesh and --set say how a step is run.", fix="add --placements to see it."
+        )
+    raise typer.Exit(graph_command(job, batch=batch, json_output=json_, html=html, console=console))
 
 
 @app.command(name="verify")

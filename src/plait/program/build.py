@@ -32,8 +32,9 @@ from plait.program.instructions import (
 )
 from plait.program.layout import Layout
 from plait.program.localize import LocalGraph
+from plait.program.memory import storages_of
 from plait.program.placement import Partial
-from plait.program.program import Bucket, RankProgram, Segment, Value
+from plait.program.program import Bucket, RankProgram, Segment, Storage, Value
 
 PERSISTENT = ("parameter:", "buffer:", "constant:", "bucket:", "offset:", "chunk:", "shard:")
 """Values that outlive the step."""
@@ -62,6 +63,7 @@ class StepBuilder:
         self.segments: dict[str, Segment] = {}
         self.values: dict[str, Value] = {}
         self.constants: dict[str, torch.Tensor] = {}
+        self.storages: dict[str, tuple[Storage, ...]] = {}
         self.started: dict[str, int] = {}
         self.names: dict[int, dict[str, Input]] = {}
         self.travelling: list[tuple[int, bool, int]] = []
@@ -91,6 +93,7 @@ class StepBuilder:
             segments=self.segments,
             values=self.values,
             constants=self.constants,
+            storages=self.storages,
         )
 
     def _finish_gradients(self) -> None:
@@ -396,6 +399,8 @@ class StepBuilder:
         return f"{number}/{local}"
 
     def _describe(self, graph: Graph, local: LocalGraph, number: int) -> None:
+        rename = {node.name: self._name(graph, node.name, number) for node in local.graph.nodes}
+        self.storages |= storages_of(local.graph.nodes, rename)
         gradients = set(local.gradients.values())
         for node in local.graph.nodes:
             value = node.meta.get("val")

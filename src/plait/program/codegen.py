@@ -42,6 +42,7 @@ def make_segment(
     lines += [f"    [{', '.join(inputs)}] = args", "    args.clear()"] if inputs else []
     lines += [f"    [{', '.join(f'{fill.output}_into' for fill in fills.values())}] = into"] if fills else []
     last_use = _last_uses(nodes, outputs)
+    steps: list[tuple[str, tuple[str, ...]]] = []
     for node in nodes:
         call = _call(node, scope, device)
         if node in fills:
@@ -51,6 +52,7 @@ def make_segment(
             call += f" if {given} is None else f_mm_out({operands}, out={given}{fills[node].view})"
         lines.append(f"    {node.name} = {call}")
         dead = [n for n in last_use.get(node, ()) if n not in outputs]
+        steps.append((node.name, tuple(dead)))
         if dead:
             lines.append(f"    del {', '.join(dead)}")
     lines.append(f"    return ({', '.join(outputs)}{',' if outputs else ''})")
@@ -68,6 +70,7 @@ def make_segment(
         num_ops=len(nodes),
         flops=sum(node_flops(node) for node in nodes),
         fillable=tuple(outputs.index(fill.output) for fill in fills.values()),
+        steps=tuple(steps),
     )
 
 

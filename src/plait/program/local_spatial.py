@@ -75,24 +75,32 @@ def normalize_groups(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, rstd: Tensor
 ) -> Tensor:
     """Normalize with given statistics."""
-    groups = mean.shape[1]
-    y = ((_grouped(x, groups) - mean[..., None, None]) * rstd[..., None, None]).view(x.shape)
+    y = (_grouped(x, mean.shape[1]) - mean[..., None, None]) * rstd[..., None, None]
+    y = y.view(x.shape)
     shape = (1, -1, *(1 for _ in x.shape[2:]))
     y = y if weight is None else y * weight.view(shape)
-    return y if bias is None else y + bias.view(shape)
+    return (y if bias is None else y + bias.view(shape)).to(x.dtype)
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """As the op that is replaced gives it."""
+    return x.to(dtype)
 
 
 def group_sums(grad: Tensor, x: Tensor) -> Tensor:
     """[2, samples, channels]: the sums over this rank's rows of grad * x and of grad."""
     dims = list(range(2, x.ndim))
+    grad, x = _wide(grad), _wide(x)
     return torch.stack(((grad * x).sum(dims), grad.sum(dims)))
 
 
-def group_weight_gradients(sums: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+def group_weight_gradients(
+    sums: Tensor, mean: Tensor, rstd: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Gradients of weight and bias, from the sums over rows."""
     repeat = sums.shape[2] // mean.shape[1]
     mean, rstd = mean.repeat_interleave(repeat, 1), rstd.repeat_interleave(repeat, 1)
-    return ((sums[0] - sums[1] * mean) * rstd).sum(0), sums[1].sum(0)
+    return ((sums[0] - sums[1] * mean) * rstd).sum(0).to(dtype), sums[1].sum(0).to(dtype)
 
 
 def group_input_gradient(
@@ -100,14 +108,20 @@ def group_input_gradient(
 ) -> Tensor:
     """Gradient of the input, given the sums over all ranks' rows and the elements of a group over all ranks."""
     samples, groups = mean.shape
-    scale = torch.ones_like(sums[0]) if weight is None else weight.expand_as(sums[0])
+    mean, rstd = _wide(mean), _wide(rstd)
+    scale = torch.ones_like(sums[0]) if weight is None else _wide(weight).expand_as(sums[0])
     both = (sums * scale).view(2, samples, groups, -1).sum(-1)
     slope = (both[1] * mean - both[0]) * rstd**3 / count
     shift = -slope * mean - both[1] * rstd / count
-    scaled = grad * scale.view(*scale.shape, *(1 for _ in x.shape[2:]))
+    scaled = _wide(grad) * scale.view(*scale.shape, *(1 for _ in x.shape[2:]))
     result = _grouped(scaled, groups) * rstd[..., None, None] + _grouped(x, groups) * slope[..., None, None]
-    return (result + shift[..., None, None]).view(x.shape)
+    return (result + shift[..., None, None]).view(x.shape).to(x.dtype)
 
 
 def _grouped(x: Tensor, groups: int) -> Tensor:
-    return x.reshape(x.shape[0], groups, x.shape[1] // groups, -1)
+    return _wide(x).reshape(x.shape[0], groups, x.shape[1] // groups, -1)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Statistics of half precision are kept in float32."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -26,6 +26,19 @@ from plait.program.placement import Partial, Placement, R, Replicate, Shard
 from plait.program.propagate import Placements
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Change:
+    """A tensor under other placements than those it was made with; in the `meta` of the local nodes that do it."""
+
+    tensor: fx.Node
+    """The global node."""
+    user: fx.Node | None
+    """The global op that asked for it first."""
+    have: tuple[Placement, ...]
+    """Per axis."""
+    want: tuple[Placement, ...]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalGraph:
     """What one rank computes in one micro-step."""
@@ -103,6 +116,7 @@ class _Localizer:
         self.current: fx.Node | None = None
         self.mode = like_mode(next(iter(graph.graph.nodes)))
         self.offsets: dict[str, fx.Node] = {}
+        self.change: Change | None = None
         self.batch = {entry.node for entry in graph.inputs_of("batch")}
 
     def build(self) -> LocalGraph:
@@ -147,7 +161,7 @@ class _Localizer:
         have, want = self._as_given(node), tuple(placements.of(node) for placements in self.chosen)
         value = self.values[node]
         if have != want and isinstance(value, fx.Node):
-            self.values[node] = self._conversion(node, have).to(value, want)
+            self.values[node] = self._changed(node, value, have, want)
 
     def _constant(self, node: fx.Node) -> None:
         new = self.graph.get_attr(str(node.target))
@@ -186,6 +200,9 @@ class _Localizer:
         if self.current is not None:
             for key in ("phase", "module", "origin", "source"):
                 node.meta[key] = self.current.meta.get(key, "")
+            node.meta["lowers"] = self.current.name
+        if self.change is not None:
+            node.meta["change"] = self.change
         return node
 
     def offset(self, axis: str) -> fx.Node:
@@ -201,6 +218,7 @@ class _Localizer:
         value = self.values[node]
         assert isinstance(value, fx.Node), f"{node} has several outputs"
         have = tuple(placements.of(node) for placements in self.chosen)
+        want = tuple(h if axis.size == 1 else w for h, w, axis in zip(have, want, self.axes, strict=True))
         if have == want:
             return value
         grows = any(
@@ -209,11 +227,17 @@ class _Localizer:
         )
         phase = self.current.meta.get("phase", "") if grows and self.current is not None else ""
         if (node, want, phase) not in self.converted:
-            self.converted[(node, want, phase)] = self._conversion(node, have).to(value, want)
+            self.converted[(node, want, phase)] = self._changed(node, value, have, want)
         return self.converted[(node, want, phase)]
 
-    def _conversion(self, node: fx.Node, have: Sequence[Placement]) -> Conversion:
-        return Conversion(self, node.meta["val"].shape, self.axes, self.coordinates, have)
+    def _changed(
+        self, node: fx.Node, value: fx.Node, have: tuple[Placement, ...], want: tuple[Placement, ...]
+    ) -> fx.Node:
+        self.change = Change(tensor=node, user=self.current, have=have, want=want)
+        conversion = Conversion(self, node.meta["val"].shape, self.axes, self.coordinates, have)
+        changed = conversion.to(value, want)
+        self.change = None
+        return changed
 
     def local_shape(self, node: fx.Node, output: int = 0) -> list[int]:
         """The shape that a node's placement gives this rank."""

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -32,6 +32,14 @@ class Value:
         return count * self.dtype.itemsize
 
 
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Memory that one or more values show."""
+
+    name: str
+    num_bytes: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
     """A piece of a local graph between two points of communication."""
@@ -50,6 +58,8 @@ class Segment:
     flops: int
     fillable: tuple[int, ...] = ()
     """Outputs, by position, that can be written to memory of the caller's choice."""
+    steps: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Local names in the order in which they are computed, each with the names that are dropped after it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +105,8 @@ class RankProgram:
     """What the instructions name, where its size is known."""
     constants: Mapping[str, torch.Tensor]
     """Tensors that the model holds outside of parameters and buffers."""
+    storages: Mapping[str, tuple[Storage, ...]] = field(default_factory=dict)
+    """The memory that each value shows; views share it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

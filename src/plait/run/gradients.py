@@ -75,7 +75,11 @@ class GradientStore:
         """This rank's part of the sum; the memory in which the bucket travelled is given back."""
         assert bucket.group is not None
         if not self._is_pooled():
-            self._kept[bucket] = part
+            holding = self._state.holding
+            assert holding is not None
+            size = bucket.group.chunk_elements
+            own = self._flat[bucket][holding.data_coordinate * size :][:size]
+            self._kept[bucket] = own if own.data_ptr() == part.data_ptr() else own.copy_(part)
             return
         if not fresh:
             self._kept[bucket].add_(part)

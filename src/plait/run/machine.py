@@ -225,7 +225,8 @@ class Machine:
 
     def _keep(self, instruction: ins.Keep) -> None:
         name = instruction.reads[0]
-        self.store.keep(self._bucket(instruction.bucket), self._values[name], fresh=instruction.fresh)
+        part, self._values[name] = self._values[name], None
+        self.store.keep(self._bucket(instruction.bucket), part, fresh=instruction.fresh)
 
     def _square_sum(self, instruction: ins.SquareSum) -> None:
         assert self._program is not None

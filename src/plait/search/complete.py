@@ -1,11 +1,11 @@
 """The ops that a pattern says nothing about: run on what comes in, with sums over ranks formed at once.
 
 In: placements of parameters, strategies of the ops that a pattern names. Out: placements of everything. `propagate`
-takes the cheapest conversion at each op; this one also keeps a sum over ranks from living on in the residual stream,
-where it would be formed again in the backward, starts no new shards, and looks ahead to how gradients must leave.
+takes the cheapest conversion at each op; this one also forms a sum over ranks before it is added to what is whole or
+read by several ops, starts no new shards, and looks ahead to how gradients must leave.
 
-`sequence`: what is whole between the layers is cut by positions instead, so that a sum is formed by a reduce-scatter and
-a whole tensor by an all-gather in front of the next layer.
+`sequence`: what is whole between the layers is cut by positions instead, so that a sum is formed by a reduce-scatter,
+and a whole tensor by an all-gather in front of the next layer.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ from torch import fx
 from plait.program.placement import Partial, Placement, R, Replicate, Shard, Strategy
 from plait.program.propagate import Placements, candidates
 from plait.program.rules import Op, find_rule, views
+from plait.program.rules.base import aten
 from plait.search.cost import PER_PIECE, conversion_bytes
 from plait.search.flow import Flow, Tensor, value_of
 
@@ -76,14 +77,25 @@ class _Completion:
 
     def _is_allowed(self, node: fx.Node, have: list[Placement], strategy: Strategy) -> bool:
         pairs = list(zip(have, strategy.inputs, strict=True))
+        tensors = self.flow.reads[node]
         sums = [i for i, want in enumerate(strategy.inputs) if isinstance(want, Partial)]
-        if any(not isinstance(have[i], Partial) for i in sums):
+        joins = [i for i in sums if not isinstance(have[i], Partial)]
+        if (
+            joins
+            and not self._is_added_to(node)
+            and any(tensors[i][0] not in self.flow.parameters for i in joins)
+        ):
             return False
-        if any(len(self.flow.readers[self.flow.reads[node][i]]) > 1 for i in sums):
+        if any(isinstance(have[i], Partial) and len(self.flow.readers[tensors[i]]) > 1 for i in sums):
             return False  # several would form the sum, each after its own op
         cut = [(old, want) for old, want in pairs if isinstance(want, Shard)]
         starts = bool(cut) and not any(old == want for old, want in cut)
         return not starts or (self.sequence and self._is_stream(node) and strategy.outputs[0] == _POSITIONS)
+
+    def _is_added_to(self, node: fx.Node) -> bool:
+        """Whether more is added to what an op gives before anything else is done with it."""
+        readers = self.flow.readers.get((node, 0), ())
+        return len(readers) == 1 and readers[0][0].target is aten.add.Tensor
 
     def _is_stream(self, node: fx.Node) -> bool:
         value = value_of((node, 0))

@@ -6,7 +6,8 @@ solver's choice are compared by it. The bytes are those of ring algorithms on N 
     P -> R   all-reduce       2 (N-1)/N of the tensor       S -> R, S -> S'   all-gather   (N-1)/N
     P -> S   reduce-scatter     (N-1)/N                     R -> anything     none
 
-A conversion is paid once per tensor, target and phase, however many ops share it, as `localize` writes it.
+A conversion is paid once per tensor and target, however many ops share it, as `localize` writes it; what is gathered
+from pieces is not kept, and is gathered again in the backward.
 """
 
 from collections import Counter
@@ -26,8 +27,12 @@ BYTES_PER_FLOP = 1 / 3000
 """What a repeated FLOP counts, in bytes: a device of 300 TFLOP/s on links of 100 GB/s sends a byte in 3000 FLOPs."""
 _ROWS_BACKWARD = (aten._softmax_backward_data, aten._log_softmax_backward_data)
 _ROWS = (aten._softmax, aten._log_softmax, *_ROWS_BACKWARD)
+_WINDOWS = (
+    aten.convolution, aten.convolution_backward, aten.max_pool2d_with_indices,
+    aten.max_pool2d_with_indices_backward, aten.avg_pool2d, aten.avg_pool2d_backward,
+)  # fmt: skip
 PER_PIECE = 1e-6
-"""Taking a piece of a whole tensor moves nothing, but between two ways that move the same, the one without it is better."""
+"""Per byte: taking a piece of a whole tensor sends nothing, but of two ways that send the same, the other one wins."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,8 +99,24 @@ def exchanged_bytes(flow: Flow, node: fx.Node, strategy: Strategy) -> float:
             times = 1 if packet is ours.attention else 2
             return times * part * sum(flow.num_bytes(tensor) for tensor, _ in inputs[-2:])
         return 0.0
-    met = [i for i, p in enumerate(strategy.outputs) if p == R] if any(_is_shard(p) for _, p in inputs) else []
+    if packet in _WINDOWS and any(isinstance(p, Shard) and p.dim > 1 for p in strategy.outputs):
+        return _halo_bytes(flow, node, strategy)
+    met = (
+        [i for i, p in enumerate(strategy.outputs) if p == R] if any(_is_shard(p) for _, p in inputs) else []
+    )
     return 2 * part * sum(flow.num_bytes((node, output)) for output in met)
+
+
+def _halo_bytes(flow: Flow, node: fx.Node, strategy: Strategy) -> float:
+    """Rows that a window reaches beyond a rank's own, at most a window's extent less one, of each tensor cut there."""
+    total = 0.0
+    weight = value_of(flow.reads[node][1]) if len(flow.reads[node]) > 1 else None
+    for tensor, placement in zip(flow.reads[node], strategy.inputs, strict=True):
+        value = value_of(tensor)
+        if isinstance(placement, Shard) and placement.dim > 1 and value is not None:
+            window = weight.shape[placement.dim] if weight is not None and weight.ndim == value.ndim else 3
+            total += flow.num_bytes(tensor) / value.shape[placement.dim] * max(window - 1, 0)
+    return total
 
 
 def _is_shard(placement: Placement) -> bool:
@@ -118,7 +139,7 @@ def flow_cost(flow: Flow, placements: Placements) -> Cost:
 
     def pay(tensor: Tensor, want: Placement, phase: str) -> None:
         have = placements.outputs[tensor[0]][tensor[1]]
-        key = (tensor, want, phase)
+        key = (tensor, want, phase if isinstance(have, Shard) else "")
         if have == want or key in paid:
             return
         paid[key] = conversion_bytes(have, want, num_ranks) * flow.num_bytes(tensor)

@@ -32,9 +32,7 @@ def as_entries(flow: Flow, placements: Placements) -> AxisPlacements:
 
 def inputs_of(flow: Flow, placements: Placements) -> dict[str, Placement]:
     """The placements of what enters a graph, by placeholder."""
-    return {
-        node.name: placements.of(node) for node in flow.graph.graph.nodes if node.op == "placeholder"
-    }
+    return {node.name: placements.of(node) for node in flow.graph.graph.nodes if node.op == "placeholder"}
 
 
 def _pins(flow: Flow, placements: Placements) -> dict[fx.Node, Strategy]:

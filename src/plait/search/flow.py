@@ -1,8 +1,8 @@
 """A graph as tensors that pass between ops: what costs are counted on.
 
-In: a graph, one mesh axis, and what was chosen on other axes. Out: for every op the tensors it reads, their bytes and its
-FLOPs on one rank of the *other* axes, which tensors are kept for the backward, and what leaves the graph. It chooses
-nothing.
+In: a graph, one mesh axis, and what was chosen on other axes. Out: for every op the tensors it reads, their bytes and
+its FLOPs on one rank of the *other* axes, which tensors are kept for the backward, and what leaves the graph. It
+chooses nothing.
 """
 
 import operator

@@ -1,7 +1,7 @@
 """Repeated blocks folded: ops that are alike in all blocks are one thing to choose for.
 
-In: the flow of a graph. Out: classes of nodes. Two nodes share a class only if their key (`op_keys`), their shapes, their
-constant arguments and the way other axes cut them agree.
+In: the flow of a graph. Out: classes of nodes. Two nodes share a class only if their key (`op_keys`), their shapes,
+their constant arguments and the way other axes cut them agree.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -13,7 +13,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from plait.program.op_keys import exact_keys, find_blocks, fold_path, op_keys
-from plait.search.flow import Flow
+from plait.search.flow import Flow, value_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ def _constants(node: fx.Node) -> str:
 
 
 def _shapes(flow: Flow, node: fx.Node) -> Hashable:
-    values = [tensor[0].meta["val"] for tensor in flow.reads[node]]
+    values = [value_of(tensor) for tensor in flow.reads[node]]
     elsewhere = tuple(str(strategy) for _, strategy in flow.taken(node))
     return (_describe(values), _describe([node.meta["val"]]), elsewhere)
 

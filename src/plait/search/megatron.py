@@ -17,11 +17,11 @@ from plait.program.propagate import Placements, candidates
 from plait.program.rules import Op
 from plait.program.rules.base import aten
 from plait.search.complete import complete
-from plait.search.flow import Flow
+from plait.search.flow import Flow, value_of
 from plait.search.regions import Blocked, Region, Regions
 
 _SIZES = (12, 64, 512, 1 << 16)
-"""Regions are looked for by their number of ops, small ones first: a region that swallows a residual stream comes last."""
+"""Regions are looked for by their number of ops, small ones first: one that swallows a residual stream comes last."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,12 +127,18 @@ def require_use(flow: Flow, pattern: Pattern) -> None:
 
 def describe(entry: Blocked, flow: Flow) -> str:
     """One blocked layer in words."""
-    op, size = entry.op, flow.axis.size
-    packet = getattr(op.target, "overloadpacket", op.target)
-    where = " at ".join(x for x in (op.meta.get("module", ""), op.meta.get("source", "")) if x)
-    extent = f"; {entry.extent} is not divisible by {size}" if entry.extent % size else ""
+    size, op = flow.axis.size, entry.op
     layer = entry.layer.meta.get("module", "") or entry.layer.name
-    return f"{layer}: {packet} ({where}) cannot take its output cut as {entry.placement}{extent}"
-
-
-__all__ = ["Pattern", "describe", "megatron", "require_use"]
+    packet = getattr(op.target, "overloadpacket", op.target)
+    where = " ".join(x for x in (op.meta.get("module", ""), op.meta.get("source", "")) if x)
+    value = value_of((op, 0))
+    dim = entry.placement.dim if isinstance(entry.placement, Shard) else 0
+    if op is entry.layer and entry.shape[dim] % size:
+        return f"{layer}: {packet} ({where}) gives {list(entry.shape)}; {size} does not divide {entry.shape[dim]}"
+    if op is entry.layer:
+        return f"{layer}: nothing after {packet} ({where}) sums over its output {list(entry.shape)}"
+    result = f" to {list(value.shape)}" if value is not None else ""
+    return (
+        f"{layer}: {packet} ({where}) cannot run on {size} pieces {entry.placement} of "
+        f"{list(entry.shape)}{result}"
+    )

@@ -56,7 +56,7 @@ class Options:
 
     def _edges(self) -> list[tuple[int, int, int, int]]:
         """(producer class, output, consumer class, position), each once."""
-        found = {}
+        found: dict[tuple[int, int, int, int], None] = {}
         for node, tensors in self.flow.reads.items():
             for position, (producer, output) in enumerate(tensors):
                 found[(self.index[producer], output, self.index[node], position)] = None
@@ -170,4 +170,3 @@ def view_outers(node: fx.Node, flow: Flow) -> set[int]:
                     found.add(lead // before)
                 before *= extent
     return found
-

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from plait.program.placement import Placement, Strategy
+from plait.program.placement import Partial, Placement, Shard, Strategy
 from plait.program.propagate import Placements
 from plait.search.cost import BYTES_PER_FLOP, exchanged_bytes, share_kept
 from plait.search.flow import Flow, Tensor, is_cut
 from plait.search.folding import OpClass, fold
 from plait.search.options import Options
 
+_ANY = "any"
+"""Both phases together."""
 GRADIENT = -1
 """The position of an edge that leads from a gradient to its parameter."""
 
@@ -34,9 +36,11 @@ class Edge:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sharing:
-    """Tensors of one class that are read by the same classes in one phase: each conversion is paid once."""
+    """Tensors of one class that are read by the same classes: each conversion is paid once."""
 
     edges: tuple[Edge, ...]
+    kind: type[Shard] | type[Partial]
+    """Of the placements that it counts for: sums are formed once, pieces are gathered once a phase."""
     num_bytes: float
     """Of all of them."""
 
@@ -50,6 +54,8 @@ class Problem:
     options: Sequence[Sequence[Strategy]]
     """Of each class."""
     sharings: Sequence[Sharing]
+    passed_on: frozenset[Edge]
+    """Edges into ops that only pass a tensor on, where what can be converted after the op need not be before."""
     whole: Sequence[tuple[int, int, float]]
     """(class, output, bytes) of what must leave whole."""
     work: Sequence[Sequence[float]]
@@ -96,6 +102,7 @@ def pose(
         classes=classes,
         options=listed,
         sharings=sharings,
+        passed_on=_passed_on(flow, classes, options.index, sharings),
         whole=whole,
         work=[_work(flow, entry, found) for entry, found in zip(classes, listed, strict=True)],
         exchanged=[_exchanged(flow, entry, found) for entry, found in zip(classes, listed, strict=True)],
@@ -105,24 +112,60 @@ def pose(
 
 def _sharings(flow: Flow, index: Mapping[fx.Node, int]) -> tuple[list[Sharing], list[tuple[int, int, float]]]:
     read: dict[tuple[Tensor, str], set[Edge]] = {}
+
+    def note(tensor: Tensor, phase: str, consumer: int, position: int) -> None:
+        edge = Edge(index[tensor[0]], tensor[1], consumer, position)
+        read.setdefault((tensor, phase), set()).add(edge)
+        read.setdefault((tensor, _ANY), set()).add(edge)
+
     for node, tensors in flow.reads.items():
         for position, tensor in enumerate(tensors):
-            edge = Edge(index[tensor[0]], tensor[1], index[node], position)
-            read.setdefault((tensor, node.meta["phase"]), set()).add(edge)
+            note(tensor, node.meta["phase"], index[node], position)
     names = {name: node for node, name in flow.parameters.items()}
     whole = []
     for end in flow.ends:
         producer, output = end.tensor
         if end.name:
-            edge = Edge(index[producer], output, index[names[end.name]], GRADIENT)
-            read.setdefault((end.tensor, end.phase), set()).add(edge)
+            note(end.tensor, end.phase, index[names[end.name]], GRADIENT)
         else:
             whole.append((index[producer], output, flow.num_bytes(end.tensor)))
-    found: Counter[tuple[Edge, ...]] = Counter()
-    for (tensor, _), edges in read.items():
+    found: dict[tuple[bool, tuple[Edge, ...]], float] = {}
+    for (tensor, phase), edges in read.items():
         ordered = sorted(edges, key=lambda e: (e.producer, e.output, e.consumer, e.position))
-        found[tuple(ordered)] += flow.num_bytes(tensor)  # type: ignore[assignment]
-    return [Sharing(edges=edges, num_bytes=total) for edges, total in found.items()], whole
+        key = (phase == _ANY, tuple(ordered))
+        found[key] = found.get(key, 0.0) + flow.num_bytes(tensor)
+    sharings = [
+        Sharing(edges=edges, kind=Partial if any_phase else Shard, num_bytes=total)
+        for (any_phase, edges), total in found.items()
+    ]
+    return sharings, whole
+
+
+def _passed_on(
+    flow: Flow, classes: Sequence[OpClass], index: Mapping[fx.Node, int], sharings: Sequence[Sharing]
+) -> frozenset[Edge]:
+    """Edges to ops of one tensor in and one as large out, that alone read it, and whose readers are of their own phase.
+
+    A conversion costs the same on both sides of such an op, so only those on its far side are looked at, and making
+    the tensor whole, which an op may need that cannot take the shard or the sum.
+    """
+    passing = {
+        number
+        for number, entry in enumerate(classes)
+        if entry.first.op == "call_function" and all(_passes_on(flow, node) for node in entry.nodes)
+    }
+    together = [sharing for sharing in sharings if sharing.kind is Partial]
+    often = Counter((edge.producer, edge.output) for sharing in together for edge in sharing.edges)
+    found = {edge for sharing in together for edge in sharing.edges if edge.consumer in passing}
+    return frozenset(edge for edge in found if often[(edge.producer, edge.output)] == 1)
+
+
+def _passes_on(flow: Flow, node: fx.Node) -> bool:
+    if len(flow.reads[node]) != 1 or isinstance(node.meta["val"], (tuple, list)):
+        return False
+    same_size = flow.num_bytes(flow.reads[node][0]) == flow.num_bytes((node, 0))
+    readers = flow.readers.get((node, 0), ())
+    return same_size and all(reader.meta["phase"] == node.meta["phase"] for reader, _ in readers)
 
 
 def _work(flow: Flow, entry: OpClass, options: Sequence[Strategy]) -> list[float]:
@@ -142,7 +185,9 @@ def _memory(flow: Flow, entry: OpClass, options: Sequence[Strategy]) -> list[flo
         total = 0.0
         for node in entry.nodes:
             if node in flow.parameters:
-                total += flow.copies * flow.num_bytes((node, 0)) * share_kept(option.outputs[0], flow.axis.size)
+                total += (
+                    flow.copies * flow.num_bytes((node, 0)) * share_kept(option.outputs[0], flow.axis.size)
+                )
             total += sum(
                 flow.num_bytes((node, output)) * share_kept(placement, flow.axis.size)
                 for output, placement in enumerate(option.outputs)

@@ -1,9 +1,9 @@
 """Where a shard can live between two weights: from the layer that makes it to the layers that sum over it.
 
-In: the flow of a graph and a layer. Out: a `Region`: the ops that run on pieces, and the parameters that are cut for it,
-or the op that does not let the shard pass. The rules themselves say how a shard passes an op, so nothing here knows of
-attention, heads, fused projections or gated layers: a projection's outputs lead through views, splits and attention to
-the projections beside it, and to the one that sums over heads.
+In: the flow of a graph and a layer. Out: a `Region`: the ops that run on pieces, and the parameters that are cut for
+it, or the op that does not let the shard pass. The rules themselves say how a shard passes an op, so nothing here
+knows of attention, heads, fused projections or gated layers: a projection's outputs lead through views, splits and
+attention to the projections beside it, and to the one that sums over heads.
 """
 
 from collections import deque
@@ -17,10 +17,12 @@ from plait.program.placement import Placement, R, Shard, Strategy
 from plait.program.propagate import candidates
 from plait.program.rules import Op
 from plait.program.rules.base import aten
+from plait.search.cost import exchanged_bytes
 from plait.search.flow import Flow, Tensor, value_of
 from plait.search.options import view_outers
 
 _LAYERS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution)
+_LOSSES = (aten.nll_loss_forward, aten.nll_loss2d_forward)
 _SMALL = 8
 """What a region may leave to be summed beside the outputs of its layers, as a part of its first tensor: row sums do."""
 _AHEAD = 8
@@ -47,8 +49,11 @@ class Blocked:
     op: fx.Node
     """The op that it does not pass."""
     placement: Placement
-    extent: int
-    """Of the dim that is cut."""
+    """Of the tensor that comes in; of the layer's own output where that cannot be cut."""
+    shape: tuple[int, ...]
+    """Of that tensor."""
+    num_passed: int
+    """Ops that it passed before."""
 
 
 class _StuckError(Exception):
@@ -98,19 +103,22 @@ class Regions:
         return node if node in self.flow.parameters else None
 
     def of_layer(self, layer: fx.Node, most_ops: int) -> Region | Blocked | None:
-        """The region in which a layer's output is cut by its weight's columns; None where it has more than so many ops."""
+        """The region in which a layer's output is cut by its weight's columns; None where it has more ops than that."""
         blocked: Blocked | None = None
         for outer in (1, *sorted(self._fused_parts(layer))):
             for start in self._starts(layer, outer):
                 grown = self._grow(layer, start, most_ops)
                 if not isinstance(grown, Blocked):
                     return grown
-                blocked = blocked or grown
+                if blocked is None or grown.num_passed > blocked.num_passed:
+                    blocked = grown
         if blocked is not None:
             return blocked
         value = layer.meta["val"]
         dim = 1 if getattr(layer.target, "overloadpacket", None) is aten.convolution else value.ndim - 1
-        return Blocked(layer=layer, op=layer, placement=Shard(dim), extent=int(value.shape[dim]))
+        return Blocked(
+            layer=layer, op=layer, placement=Shard(dim), shape=tuple(map(int, value.shape)), num_passed=0
+        )
 
     def _starts(self, layer: fx.Node, outer: int) -> list[Strategy]:
         """Strategies that take the activations whole and a piece of the weight, and give a shard."""
@@ -142,8 +150,12 @@ class Regions:
         return found - {1}
 
     def _candidates(self, node: fx.Node, outers: Iterable[int]) -> list[Strategy]:
+        """The strategies of an op, without those whose local form exchanges more than the rows of a softmax."""
         op = Op(node, self.flow.axis, frozenset(outer for outer in outers if outer > 1))
-        return candidates(op, self.flow.taken(node))
+        listed = candidates(op, self.flow.taken(node))
+        if getattr(node.target, "overloadpacket", None) in (aten._softmax, aten._log_softmax, *_LOSSES):
+            return listed
+        return [strategy for strategy in listed if not exchanged_bytes(self.flow, node, strategy)]
 
     def _grow(self, layer: fx.Node, start: Strategy, most_ops: int) -> Region | Blocked | None:
         region = Region(seed=layer)
@@ -162,8 +174,8 @@ class Regions:
                     if node.meta["phase"] == "forward":
                         self._read(region, node, position, queue)
         except _StuckError as stuck:
-            return self._blocked(layer, stuck.op, stuck.placement)
-        return region if self._is_closed(region) else self._blocked(layer, layer, start.outputs[0])
+            return self._blocked(region, stuck.op, stuck.placement)
+        return region if self._is_closed(region) else self._blocked(region, layer, start.outputs[0])
 
     def _run(self, region: Region, node: fx.Node, strategy: Strategy, queue: deque[Tensor]) -> None:
         """Let an op run like this."""
@@ -231,22 +243,29 @@ class Regions:
         )
 
     def _is_closed(self, region: Region) -> bool:
-        """Whether it cuts weights, and only sums over ranks that layers make, or small ones, leave it."""
+        """Whether it cuts weights, and only sums over ranks that layers make, or small final ones, leave it."""
         first = self.flow.num_bytes((region.seed, 0))
-        small = all(
-            node in self.layers or self.flow.num_bytes((node, output)) * _SMALL <= first
-            for node, output in region.sums
-        )
-        return bool(region.parameters) and bool(region.sums) and small
+        others = [tensor for tensor in region.sums if tensor[0] not in self.layers]
+        small = all(self.flow.num_bytes(tensor) * _SMALL <= first for tensor in others)
+        back = any(self._comes_back(region, node) for node, _ in others)
+        return bool(region.parameters) and bool(region.sums) and small and not back
 
-    def _blocked(self, layer: fx.Node, op: fx.Node, placement: Placement) -> Blocked:
-        tensors = (
-            [t for t in self.flow.reads[op] if t[0] in self.trained] if op is not layer else [(layer, 0)]
+    def _comes_back(self, region: Region, node: fx.Node) -> bool:
+        """Whether a sum is used in the region itself, as the mean square of a norm is."""
+        front = {node}
+        for _ in range(_AHEAD):
+            front = {user for entry in front for user in entry.users if user.meta.get("phase") == "forward"}
+            if any(user in region.strategies for user in front):
+                return True
+        return False
+
+    def _blocked(self, region: Region, op: fx.Node, placement: Placement) -> Blocked:
+        tensors = [t for t in self.flow.reads[op] if region.tensors.get(t) == placement]
+        value = value_of(tensors[0] if tensors else (region.seed, 0))
+        shape = tuple(map(int, value.shape)) if value is not None else ()
+        return Blocked(
+            layer=region.seed, op=op, placement=placement, shape=shape, num_passed=len(region.strategies)
         )
-        value = value_of(tensors[0]) if tensors else None
-        dim = placement.dim if isinstance(placement, Shard) else 0
-        extent = int(value.shape[dim]) if value is not None and dim < value.ndim else 0
-        return Blocked(layer=layer, op=op, placement=placement, extent=extent)
 
 
 def _outers(placements: Iterable[Placement]) -> set[int]:

@@ -7,6 +7,7 @@ Called once per job, before anything is compiled.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from torch import fx
 
@@ -25,7 +26,7 @@ from plait.search.entries import as_entries
 from plait.search.flow import COPIES, Flow
 from plait.search.megatron import Pattern, describe, megatron, require_use
 from plait.search.problem import pose
-from plait.search.solve import Solution, solve
+from plait.search.solve import Limits, Solution, solve
 from plait.units import format_bytes, format_seconds, parse_bytes
 
 _BLOCKED_SHOWN = 4
@@ -106,13 +107,11 @@ def _after(
 
 
 def _others(graph: Graph, plan: Plan) -> list[Placements]:
-    """What other axes cut."""
-    found: list[Placements] = []
-    if plan.data_ranks > 1:
-        axis = AxisShares(name=DATA, units=shares(graph.num_samples, plan.data_ranks))
-        entries = zip(graph.inputs_of("batch"), graph.batch.has_samples, strict=True)
-        inputs: dict[str, Placement] = {entry.node: Shard(0) for entry, counts in entries if counts}
-        found.append(propagate(graph, axis, inputs))
+    """What other axes cut. `data` has the samples even where it has one rank, as in `compile`."""
+    axis = AxisShares(name=DATA, units=shares(graph.num_samples, plan.data_ranks))
+    entries = zip(graph.inputs_of("batch"), graph.batch.has_samples, strict=True)
+    inputs: dict[str, Placement] = {entry.node: Shard(0) for entry, counts in entries if counts}
+    found = [propagate(graph, axis, inputs)]
     said = plan.placements_of(DOMAIN)
     if said is not None and plan.mesh.size_of(DOMAIN) > 1:
         axis = AxisShares(name=DOMAIN, units=(1,) * plan.mesh.size_of(DOMAIN))
@@ -144,7 +143,14 @@ def _search(flow: Flow, given: _Given, plan: Plan, pattern: Cost) -> tuple[Place
         if not blocks and (len(flow.ops) > _MOST_UNFOLDED or left < 1.0):
             break
         problem = pose(flow, given.fixed, given.pins, blocks=blocks)
-        solution = solve(problem, memory_limit=limit, byte_limit=pattern.num_bytes, seconds=left)
+        fits = pattern.memory_bytes <= limit
+        limits = Limits(
+            memory_bytes=limit,
+            num_bytes=pattern.num_bytes if fits else inf,
+            total=pattern.total if fits else inf,
+            seconds=left,
+        )
+        solution = solve(problem, limits)
         left -= solution.seconds
         if solution.chosen is not None:
             placements = problem.placements(solution.chosen)
@@ -164,11 +170,10 @@ def _search(flow: Flow, given: _Given, plan: Plan, pattern: Cost) -> tuple[Place
 
 def _is_better(cost: Cost, pattern: Cost, limit: float) -> bool:
     tolerance = 1 + 1e-6
-    return (
-        cost.memory_bytes <= limit * tolerance
-        and cost.num_bytes <= pattern.num_bytes * tolerance
-        and (cost.total <= pattern.total * tolerance or pattern.memory_bytes > limit)
-    )
+    if cost.memory_bytes > limit * tolerance:
+        return False
+    cheaper = cost.num_bytes <= pattern.num_bytes * tolerance and cost.total <= pattern.total * tolerance
+    return cheaper or pattern.memory_bytes > limit
 
 
 def _why_not(solution: Solution) -> str:

@@ -1,25 +1,29 @@
 """The choice that communicates least, found exactly: a mixed-integer program for HiGHS.
 
-In: a `Problem`, a memory limit, a time limit. Out: one option per class with its proof state, or the reason why there is
-none. One binary variable per option; per edge and pair of placements a share whose marginals are those of its two ends
-(the linearization of Alpa, OSDI 2022, section 4.2, which keeps the relaxation tight); a conversion that several readers
-share is as large as the largest of their shares.
+In: a `Problem` and limits of memory, bytes and time. Out: one option per class with its proof state, or the reason why
+there is none. One binary variable per option; per edge and pair of placements a share whose marginals are those of its
+two ends (as in Alpa, Zheng et al. 2022, which keeps the relaxation tight); a conversion that several readers share is
+as large as the largest of their shares.
 """
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import sparse
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
-from plait.program.placement import Placement, R, Replicate
+from plait.program.placement import Placement, R, Replicate, Shard
 from plait.search.cost import PER_PIECE, conversion_bytes
-from plait.search.problem import Edge, Problem
+from plait.search.problem import Edge, Problem, Sharing
 
 _LARGEST_COST = 1e4
 """What the largest coefficient is scaled to: the solver's tolerances are absolute."""
+
+_SLACK = 1.001
+"""How much dearer than the known solution columns may be, for what its cost leaves out (pieces of whole tensors)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,13 +40,26 @@ class Solution:
     """What the solver says."""
 
 
-def solve(problem: Problem, *, memory_limit: float, byte_limit: float, seconds: float) -> Solution:
-    """Minimize bytes and repeated work within a memory limit and without more bytes than `byte_limit`."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What a solution may need; infinite where nothing is known."""
+
+    memory_bytes: float
+    """Held by a rank."""
+    num_bytes: float
+    """Sent by a rank."""
+    total: float
+    """The cost of a solution that is known already: nothing dearer is looked at."""
+    seconds: float
+    """Time to look."""
+
+
+def solve(problem: Problem, limits: Limits) -> Solution:
+    """Minimize bytes and repeated work within limits."""
     start = time.perf_counter()
     model = _Model(problem)
-    model.build(memory_limit, byte_limit)
-    left = max(seconds - (time.perf_counter() - start), 1.0)
-    result = model.minimize(left)
+    model.build(limits)
+    result = model.minimize(limits, start)
     taken = time.perf_counter() - start
     if result.x is None:
         return Solution(chosen=None, is_proven=False, seconds=taken, message=str(result.message))
@@ -61,7 +78,7 @@ class _Model:
         self.shares: dict[Edge, dict[tuple[Placement, Placement], int]] = {}
         self.rows: list[tuple[list[int], list[float], float, float]] = []
 
-    def build(self, memory_limit: float, byte_limit: float) -> None:
+    def build(self, limits: Limits) -> None:
         problem = self.problem
         memory: list[float] = []
         for options, work, sent, held in zip(
@@ -81,15 +98,41 @@ class _Model:
                 if edge not in self.shares:
                     self._edge(edge)
         for sharing in problem.sharings:
-            self._pay(sharing.edges, sharing.num_bytes)
-        scale = max(memory_limit, 1.0)
-        held_columns = [i for i, size in enumerate(memory) if size]
-        self._row(held_columns, [memory[i] / scale for i in held_columns], -np.inf, memory_limit / scale)
-        unit = max(byte_limit, 1.0)
-        senders = [i for i, size in enumerate(self.sent) if size]
-        self._row(senders, [self.sent[i] / unit for i in senders], -np.inf, byte_limit / unit * (1 + 1e-9))
+            self._pay(sharing)
+        self._limit(memory, limits.memory_bytes)
+        self._limit(self.sent, limits.num_bytes * (1 + 1e-9))
 
-    def minimize(self, seconds: float) -> object:
+    def _limit(self, amounts: Sequence[float], limit: float) -> None:
+        if limit < np.inf:
+            columns = [i for i, size in enumerate(amounts) if size]
+            unit = max(limit, 1.0)
+            self._row(columns, [amounts[i] / unit for i in columns], -np.inf, limit / unit)
+
+    def minimize(self, limits: Limits, start: float) -> Any:
+        """HiGHS' result: first the relaxation, which rules out most columns, then the program itself."""
+        matrix, low, high = self._matrix()
+        scale = _LARGEST_COST / max(*self.costs, 1e-9)
+        costs = np.array(self.costs) * scale
+        equal = low == high
+        relaxed = linprog(
+            costs, matrix[~equal], high[~equal], matrix[equal], high[equal], (0, 1), method="highs"
+        )
+        if relaxed.x is None:
+            return relaxed
+        upper = np.ones(len(costs))
+        upper[relaxed.fun + relaxed.lower.marginals > limits.total * scale * _SLACK] = 0
+        integrality = np.zeros(len(costs))
+        integrality[: self.num_binary] = 1
+        left = max(limits.seconds - (time.perf_counter() - start), 1.0)
+        return milp(
+            c=costs,
+            constraints=LinearConstraint(matrix, low, high),
+            integrality=integrality,
+            bounds=Bounds(0, upper),
+            options={"time_limit": left, "mip_rel_gap": 1e-6},
+        )
+
+    def _matrix(self) -> tuple[Any, Any, Any]:
         data, row_index, column_index, low, high = [], [], [], [], []
         for number, (columns, values, lower, upper) in enumerate(self.rows):
             data += values
@@ -97,16 +140,8 @@ class _Model:
             row_index += [number] * len(columns)
             low.append(lower)
             high.append(upper)
-        matrix = sparse.csr_array((data, (row_index, column_index)), shape=(len(self.rows), len(self.costs)))
-        integrality = np.zeros(len(self.costs))
-        integrality[: self.num_binary] = 1
-        return milp(
-            c=np.array(self.costs) * (_LARGEST_COST / max(*self.costs, 1e-9)),
-            constraints=LinearConstraint(matrix, np.array(low), np.array(high)),
-            integrality=integrality,
-            bounds=Bounds(0, 1),
-            options={"time_limit": seconds, "mip_rel_gap": 1e-6},
-        )
+        shape = (len(self.rows), len(self.costs))
+        return sparse.csr_array((data, (row_index, column_index)), shape=shape), np.array(low), np.array(high)
 
     def _column(self, cost: float, sent: float = 0.0) -> int:
         self.costs.append(cost)
@@ -128,7 +163,8 @@ class _Model:
         shares: dict[tuple[Placement, Placement], int] = {}
         for have in given:
             for want in wanted:
-                if conversion_bytes(have, want, self.problem.flow.axis.size) != np.inf:
+                near = have == want or want == R or edge not in self.problem.passed_on
+                if near and conversion_bytes(have, want, self.problem.flow.axis.size) != np.inf:
                     shares[(have, want)] = self._column(0.0)
         for have, columns in given.items():
             own = [share for (a, _), share in shares.items() if a == have]
@@ -146,22 +182,21 @@ class _Model:
             found.setdefault(placement, []).append(column)
         return found
 
-    def _pay(self, edges: Sequence[Edge], num_bytes: float) -> None:
+    def _pay(self, sharing: Sharing) -> None:
         readers: dict[tuple[Placement, Placement], list[int]] = {}
-        for edge in edges:
+        for edge in sharing.edges:
             for pair, share in self.shares[edge].items():
-                readers.setdefault(pair, []).append(share)
+                if isinstance(pair[0], Replicate) and sharing.kind is Shard and pair[1] != R:
+                    self.costs[share] += PER_PIECE * sharing.num_bytes
+                elif isinstance(pair[0], sharing.kind) and pair[0] != pair[1]:
+                    readers.setdefault(pair, []).append(share)
         for (have, want), shares in readers.items():
-            if have == want:
+            cost = conversion_bytes(have, want, self.problem.flow.axis.size) * sharing.num_bytes
+            if len(shares) == 1:
+                self.costs[shares[0]] += cost
+                self.sent[shares[0]] += cost
                 continue
-            sent = conversion_bytes(have, want, self.problem.flow.axis.size) * num_bytes
-            cost = sent or PER_PIECE * num_bytes
-            if isinstance(have, Replicate) or len(shares) == 1:
-                for share in shares:
-                    self.costs[share] += cost
-                    self.sent[share] += sent
-                continue
-            once = self._column(cost, sent)
+            once = self._column(cost, cost)
             for share in shares:
                 self._row([share, once], [1.0, -1.0], -np.inf, 0.0)
 

@@ -84,6 +84,8 @@ _pool3, _where3 = aten.max_pool3d_with_indices.default(_volume, [2, 2, 2], [2, 2
 _adaptive, _adaptive_where = aten.adaptive_max_pool2d.default(_image, [2, 2])
 _rows, _gain, _shift = x(12, 3, 5), x(5), x(5)
 _, _row_mean, _row_rstd = aten.native_layer_norm.default(_rows, [5], _gain, _shift, 1e-5)
+_long, _long_gain = x(3, 12), u(12)
+_, _long_mean, _long_rstd = aten.native_layer_norm.default(_long, [12], _long_gain, None, 1e-5)
 _channel_gain, _channel_shift = x(6), x(6)
 _group_y, _group_mean, _group_rstd = aten.native_group_norm.default(
     _image, _channel_gain, _channel_shift, 6, 6, 16, 3, 1e-5
@@ -265,6 +267,7 @@ REDUCTIONS = (
     e(aten.logsumexp.default, x(3, 12), [1], True), e(aten._log_softmax.default, x(3, 12), 1, False), e(aten._softmax.default, x(3, 12, 2), 1, False),
     e(aten._softmax_backward_data.default, x(3, 12), x(3, 12).softmax(1), 1, torch.float64),
     e(aten._log_softmax_backward_data.default, x(3, 12), x(3, 12).log_softmax(1), -1, torch.float64),
+    Example(aten._log_softmax.default, (x(3, 12).bfloat16(), 1, False), tolerance=2e-2), Example(aten._softmax.default, (x(3, 12).bfloat16(), 1, False), tolerance=2e-2),
     e(aten._log_softmax.default, torch.full((3, 12), -torch.inf, dtype=torch.float64).scatter(1, i(12, 3, 1), 1.0), 1, False),
     e(aten.glu.default, x(12, 6, 6), 1), e(aten.glu_backward.default, x(12, 3), x(12, 6), -1), e(aten.sort.stable, x(12, 6), stable=True, dim=1), e(aten.topk.default, x(12, 6), 3), e(aten.topk.default, x(12, 6), 2, 0, False),
 )  # fmt: skip
@@ -273,6 +276,10 @@ NORMS = (
     e(aten.native_layer_norm.default, _rows, [5], _gain, _shift, 1e-5), e(aten.native_layer_norm.default, _rows, [3, 5], None, None, 1e-5),
     e(aten.native_layer_norm_backward.default, x(12, 3, 5), _rows, [5], _row_mean, _row_rstd, _gain, _shift, [True, True, True]),
     e(aten.native_layer_norm_backward.default, x(12, 3, 5), _rows, [5], _row_mean, _row_rstd, None, None, [True, False, False]),
+    e(aten.native_layer_norm.default, x(3, 12), [12], u(12), x(12), 1e-5), e(aten.native_layer_norm.default, x(3, 12, 6), [12, 6], u(12, 6), x(12, 6), 1e-5),
+    e(aten.native_layer_norm.default, x(3, 12), [12], None, None, 1e-5),
+    e(aten.native_layer_norm_backward.default, x(3, 12), _long, [12], _long_mean, _long_rstd, _long_gain, x(12), [True, True, True]),
+    e(aten.native_layer_norm_backward.default, x(3, 12), _long, [12], _long_mean, _long_rstd, None, None, [True, False, False]),
     e(aten.native_group_norm.default, _image, _channel_gain, _channel_shift, 6, 6, 16, 3, 1e-5),
     e(
         aten.native_group_norm_backward.default, x(6, 6, 4, 4), _image, _group_mean, _group_rstd, _channel_gain, 6, 6, 16, 3,

@@ -78,8 +78,14 @@ NAMES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("data", "ranks"), [((7,), 2), ((4, 3), 2), ((7,), 4)], ids=str)
+MESHES = [
+    *((name, (4, 3), 2) for name in NAMES),
+    *((name, (7,), 4) for name in ("unet", "gpt", "small_batch_norm", "ignore_index")),
+]
+"""A case, the samples of each rank of `data`, and the ranks of `domain`."""
+
+
+@pytest.mark.parametrize(("name", "data", "ranks"), MESHES, ids=str)
 def test_a_network_cut_by_rows(name: str, data: tuple[int, ...], ranks: int) -> None:
     graph = graph_of(name, SAMPLES)
     inputs = values_of(graph, name)
@@ -101,3 +107,18 @@ def test_a_unet_only_exchanges_halos() -> None:
 def test_a_transformer_gathers_only_keys_and_values() -> None:
     found = communication("gpt", 2)
     assert found["all_gather"] <= 2 * 2 * 2, "keys and values of two blocks, forward and backward"
+
+
+def test_local_statistics_are_those_of_a_rank_of_data_with_all_its_rows() -> None:
+    """With samples over 2 ranks and rows over 2, as with the samples alone."""
+    graph = graph_of("small_batch_norm", SAMPLES)
+    inputs = values_of(graph, "small_batch_norm")
+    apart, rows = place(graph, (4, 3), 2)
+    found = run_graph(graph, [apart, rows], inputs, local_batch_norm=True)
+    wanted = run_graph(graph, [apart], inputs, local_batch_norm=True)
+    for key, value in wanted.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-8, atol=1e-9, msg=lambda m: f"{key}: {m}")  # noqa: B023
+    whole = run_whole(graph, inputs)
+    assert not torch.allclose(found["total"], whole["total"], rtol=1e-6), (
+        "the statistics are not those of all"
+    )

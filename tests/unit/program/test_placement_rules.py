@@ -19,10 +19,7 @@ from plait.program.rules import Op, base
 
 UNITS = ((2, 0, 1, 3), (1, 0), (6,))
 """Unequal shares and an empty one; a batch of one sample; a single rank."""
-NEVER_CUT = {
-    "aten.max.other", "aten.max.default", "aten.min.default", "aten.argmax.default",
-    "aten.any.default", "aten.all.default", "aten.prod.default", "aten.norm.Scalar",
-}  # fmt: skip
+NEVER_CUT = {"aten.max.other", "aten.argmax.default", "aten.norm.Scalar"}
 """Overloads under a rule for which it lists nothing: their inputs are gathered, which is correct."""
 
 

@@ -2,6 +2,7 @@
 
 from plait.program.lowerings import (
     indexing,
+    layer_norm,
     losses,
     norms,
     products,
@@ -17,6 +18,7 @@ from plait.program.lowerings import (
 
 REGISTERED = (
     indexing,
+    layer_norm,
     losses,
     norms,
     products,

@@ -123,7 +123,9 @@ def group_norm(site: Site) -> Local:
     rows = site.emit(all_gather, rows, _joint(site, meeting), 0, [1] * ranks)
     both = site.emit(local_spatial.combine_groups, rows, eps)
     mean, rstd = site.emit(item, both, 0), site.emit(item, both, 1)
-    return [site.emit(local_spatial.normalize_groups, x, weight, bias, mean, rstd), mean, rstd]
+    y = site.emit(local_spatial.normalize_groups, x, weight, bias, mean, rstd)
+    dtype = site.node.meta["val"][1].dtype
+    return [y, *(site.emit(local_spatial.rounded, statistic, dtype) for statistic in (mean, rstd))]
 
 
 @lower(aten.native_group_norm_backward)
@@ -135,7 +137,8 @@ def group_norm_backward(site: Site) -> Local:
         return site.same(grad, x, mean, rstd, weight, *sizes, mask)
     own = site.emit(local_spatial.group_sums, grad, x)
     sums = site.emit(all_reduce, own, _joint(site, meeting))
-    both = site.emit(local_spatial.group_weight_gradients, own, mean, rstd)
+    dtype = x.meta["val"].dtype if weight is None else weight.meta["val"].dtype
+    both = site.emit(local_spatial.group_weight_gradients, own, mean, rstd, dtype)
     ranks = len(_fractions(site, meeting))
     count = sizes[1] // sizes[3] * sizes[2] * ranks
     return [

@@ -46,13 +46,6 @@ def own_softmax(x: Tensor, rows: Tensor, dim: int, dtype: torch.dtype) -> Tensor
     return (wide(x) - peak).exp_().div_(total).to(dtype)
 
 
-def own_logsumexp(rows: Tensor, dim: int, keepdim: bool, dtype: torch.dtype) -> Tensor:
-    """The logarithm of the sum of exponentials, given the peaks and sums of whole rows."""
-    peak, total = rows.narrow(dim, 0, 1), rows.narrow(dim, 1, 1)
-    result = torch.where(peak == -torch.inf, peak, peak + total.log()).to(dtype)
-    return result if keepdim else result.squeeze(dim)
-
-
 def whole_rows(site: Site, x: fx.Node, axes: list[int], dim: int) -> fx.Node:
     """Peaks and sums of whole rows, of which this rank has pieces."""
     rows = site.emit(peak_and_sum, x, dim)

@@ -97,8 +97,8 @@ def _is_zeros(node: fx.Node) -> bool:
 def gather(op: Op) -> list[Strategy]:
     """Along the dim that is indexed, a rank finds what it has, or looks for its own indices in everything."""
     chosen = op.dim()
-    found = [op.same(Shard(dim)) for dim in shards(len(op.out), skip=[chosen])]
-    found = [s for s in found if op.shapes[0][s.outputs[0].dim] == op.shapes[1][s.outputs[0].dim]]  # type: ignore[union-attr]
+    dims = shards(len(op.out), skip=[chosen])
+    found = [op.same(Shard(dim)) for dim in dims if op.shapes[0][dim] == op.shapes[1][dim]]
     found.append(Strategy((R, Shard(chosen)), (Shard(chosen),)))
     if can_be_sum(op):
         found += [Strategy((Shard(chosen), R), (P,)), Strategy((P, R), (P,))]

@@ -79,18 +79,27 @@ def glu(op: Op) -> list[Strategy]:
 
 @rule(aten.native_layer_norm)
 def layer_norm(op: Op) -> list[Strategy]:
+    """Rows are independent; where they are cut themselves, the lowering exchanges their statistics."""
     outer = len(op.shapes[0]) - len(op.arg("normalized_shape"))
-    return [op.by_name((Shard(dim),) * len(op.outputs), input=Shard(dim)) for dim in range(outer)]
+    found = [op.by_name((Shard(dim),) * len(op.outputs), input=Shard(dim)) for dim in range(outer)]
+    for dim in range(outer, len(op.shapes[0])):
+        own = Shard(dim - outer)
+        found.append(op.by_name((Shard(dim), R, R), input=Shard(dim), weight=own, bias=own))
+    return found
 
 
 @rule(aten.native_layer_norm_backward)
 def layer_norm_backward(op: Op) -> list[Strategy]:
     outer = len(op.shapes[0]) - len(op.arg("normalized_shape"))
     weights = (P,) * (len(op.outputs) - 1)
-    return [
+    found = [
         op.by_name((Shard(d), *weights), grad_out=Shard(d), input=Shard(d), mean=Shard(d), rstd=Shard(d))
         for d in range(outer)
     ]
+    for dim in range(outer, len(op.shapes[0])):
+        own, cut = Shard(dim - outer), Shard(dim)
+        found.append(op.by_name((cut, own, own), grad_out=cut, input=cut, weight=own, bias=own))
+    return found
 
 
 @rule(aten.native_group_norm)

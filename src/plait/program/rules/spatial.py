@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from plait.plan.plan import DATA
 from plait.program.placement import Placement
 from plait.program.rules.base import Op, P, R, Shard, Strategy, aten, further, ours
 
@@ -26,8 +27,8 @@ class Window:
 
 
 def has_equal_pieces(op: Op) -> bool:
-    """Whether every rank of the axis has one unit: the neighbours of each have rows to give."""
-    return set(op.axis.units) == {1}
+    """Whether every rank of the axis has one unit, so that each has rows to give; `data` cuts samples."""
+    return op.axis.name != DATA and set(op.axis.units) == {1}
 
 
 def num_spatial(op: Op) -> int:

@@ -1,0 +1,119 @@
+"""How long the choice of tensor placements takes, and what it costs beside Megatron's pattern.
+
+In: nothing. Out: a table of seconds, bytes, collectives and memory of the pattern and of the search, on a GPT of 24
+layers and on GPT-3's shape (96 layers), beside the limits of 20 s and 60 s; exits 1 where one is broken, where the
+search sends more than the pattern in the same memory, or where the pattern needs more than 4 all-reduces a layer. Time
+is processor time of this process on one core, capture not counted. Nothing of the models is allocated.
+
+    python -m bench.placements [--models gpt-24 gpt3-96] [--ranks 8]
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from bench.capture import GPT, gpt3_175b, token_loss
+from plait.graph.from_job import Captures
+from plait.job.job import Job
+from plait.plan.tensor import tensor
+from plait.program.pins import input_placements, pinned_strategies
+from plait.program.placement import AxisShares
+from plait.program.propagate import propagate
+from plait.search.cost import Cost, cost_of
+from plait.search.flow import Flow
+from plait.search.megatron import megatron
+from plait.search.resolve import resolve_placements
+from plait.units import format_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """A model and its bar."""
+
+    job: Callable[[], Job]
+    num_layers: int
+    limit_s: float
+
+
+def gpt_24() -> Job:
+    """GPT-2 medium's shape, four sequences of 1,024 tokens a step."""
+    sample = (torch.zeros(1024, dtype=torch.int64), torch.zeros(1024, dtype=torch.int64))
+    return Job(
+        model=lambda: GPT(24, 1024, 16, 1024, 50304),
+        data=[sample],
+        loss=token_loss,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-4),
+        batch=4,
+        steps=1,
+    )
+
+
+MODELS = {
+    "gpt-24": Model(job=gpt_24, num_layers=24, limit_s=20.0),
+    "gpt3-96": Model(job=gpt3_175b, num_layers=96, limit_s=60.0),
+}
+
+
+def measure(model: Model, ranks: int) -> bool:
+    """Print one model's rows; whether it keeps to its bars."""
+    start = time.perf_counter()
+    job = model.job()
+    graph = Captures(job).of_size(job.batch)
+    print(f"  captured in {time.perf_counter() - start:.1f} s, not counted")
+    axis = AxisShares(name="tensor", units=(1,) * ranks)
+    start_s = time.process_time()
+    flow = Flow(graph, axis)
+    pattern = cost_of(graph, axis, megatron(flow, {}, {}).placements)
+    pattern_s = time.process_time() - start_s
+    show("pattern", pattern, pattern_s)
+    start_s = time.process_time()
+    plan, notices = resolve_placements(graph, tensor(ranks))
+    taken_s = time.process_time() - start_s
+    said = plan.placements_of("tensor")
+    assert said is not None
+    reached = propagate(
+        graph, axis, input_placements(graph, axis, said), pins=pinned_strategies(graph, axis, said)
+    )
+    found = cost_of(graph, axis, reached)
+    show("search", found, taken_s)
+    for notice in notices:
+        print(f"    {notice}")
+    reduces = pattern.collectives.get("all_reduce", 0)
+    checks = {
+        f"at most {model.limit_s:.0f} s": taken_s <= model.limit_s,
+        "no more bytes than the pattern": found.num_bytes <= pattern.num_bytes * 1.000001,
+        "no more memory than the pattern": found.memory_bytes <= pattern.memory_bytes * 1.000001,
+        "pattern: 4 all-reduces a layer": reduces <= 4 * model.num_layers + 2,
+    }
+    for check, holds in checks.items():
+        print(f"    {'ok    ' if holds else 'BROKEN'} {check}")
+    return all(checks.values())
+
+
+def show(name: str, cost: Cost, seconds: float) -> None:
+    collectives = ", ".join(f"{count} {kind}" for kind, count in sorted(cost.collectives.items()))
+    print(
+        f"  {name:8} {seconds:7.1f} s {format_bytes(cost.num_bytes):>11} sent "
+        f"{format_bytes(cost.memory_bytes):>11} held {cost.flops:10.3e} FLOP  {collectives}"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--ranks", type=int, default=8)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    good = True
+    for name in arguments.models:
+        print(f"{name} on tensor={arguments.ranks}")
+        good &= measure(MODELS[name], arguments.ranks)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,14 @@
+"""Draw all pictures anew: `python -m docs.pictures`."""
+
+from pathlib import Path
+
+from docs.pictures.models import PICTURES
+from docs.pictures.scene import make_scene
+from docs.pictures.svg import draw
+
+FOLDER = Path(__file__).parent
+
+if __name__ == "__main__":
+    for name, picture in PICTURES.items():
+        (FOLDER / f"{name}.svg").write_text(draw(make_scene(picture)), encoding="utf-8")
+        print(f"docs/pictures/{name}.svg")

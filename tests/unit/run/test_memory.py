@@ -1,0 +1,194 @@
+"""Memory of real tensors: what a rank holds under ZeRO is its share, and activations are what the program says."""
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.zoo import ZOO
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from plait.job.data import open_data
+from plait.job.job import Job
+from plait.plan.named import resolve
+from plait.plan.plan import Plan
+from plait.program.instructions import Accumulate, Finish, Instruction, Update
+from plait.program.memory import step_memory
+from plait.program.program import Program
+from plait.run.machine import Machine
+from plait.run.programs import Programs
+from plait.run.serial import Mailboxes, SerialLinks, Unobserved, run_step
+from plait.run.serial_run import _shares
+from plait.run.state import ModelState
+
+CPU = torch.device("cpu")
+WIDTH, LAYERS = 128, 96
+
+
+def deep_job() -> Job:
+    """Many equal layers: what is on its way at any time is small beside what is held."""
+    generator = torch.Generator().manual_seed(1)
+    data = list(torch.randn(64, 2, WIDTH, generator=generator).unbind())
+    return Job(
+        model=lambda: nn.Sequential(
+            *(layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh()))
+        ),
+        data=[(x[0], x[1]) for x in data],
+        loss=nn.functional.mse_loss,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
+        batch=8,
+        steps=2,
+        clip_norm=1.0,
+    )
+
+
+class Run:
+    """All ranks of a plan in this process, step by step."""
+
+    def __init__(self, job: Job, plan: Plan) -> None:
+        source = open_data(job.data, job.collate)
+        self.job, self.plan, self.source = job, plan, source
+        self.programs = Programs(job, source, plan, CPU)
+        boxes = Mailboxes(plan.mesh)
+        self.machines = []
+        for rank in range(plan.mesh.size):
+            links = SerialLinks(boxes, rank)
+            state = ModelState(job, CPU, holding=self.programs.holding(rank, links, CPU))
+            self.machines.append(Machine(rank, state, links, Unobserved()))
+
+    def step(self, number: int) -> Program:
+        shares = _shares(self.job, self.plan, number, self.source.num_samples, self.programs)
+        assert shares is not None
+        program = self.programs.for_step(shares[0])
+        run_step(self.machines, program, number, shares)
+        return program
+
+
+def storages(tensors: Iterable[Any]) -> dict[int, int]:
+    """Bytes by storage, each once."""
+    found = [leaf.untyped_storage() for leaf in pytree.tree_leaves(list(tensors)) if isinstance(leaf, Tensor)]
+    return {storage._cdata: storage.nbytes() for storage in found}
+
+
+class Held(Unobserved):
+    """Looks after every instruction at all tensors that are parameters, gradients or optimizer state."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self.machine = machine
+        self.peak = 0
+
+    def done(self, step: int, instruction: Instruction, start_ns: int, end_ns: int) -> None:
+        state, store = self.machine.state, self.machine.store
+        gathered = [
+            v for k, v in self.machine._values.items() if k.startswith(("parameter:", "chunk:", "shard:"))
+        ]
+        gradients = [store._views, store._kept, store._spare, store._borrowed, store._flat]
+        tables = [list(table.values()) for table in gradients]
+        found = storages(
+            [
+                list(state.parameters.values()),
+                gathered,
+                tables,
+                [list(s.values()) for s in state.optimizer.state.values()],
+            ]
+        )
+        self.peak = max(self.peak, sum(found.values()))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_rank_holds_its_share_of_parameters_gradients_and_optimizer_state(stage: int, ranks: int) -> None:
+    plan = resolve(f"zero{stage}", ranks, {"sync": {"bucket_mib": 0.05}})
+    run = Run(deep_job(), plan)
+    run.step(0)
+    watchers = [Held(machine) for machine in run.machines]
+    for machine, watcher in zip(run.machines, watchers, strict=True):
+        machine.observer = watcher
+    run.step(1)
+    whole = 4 * LAYERS * (WIDTH * WIDTH + WIDTH)
+    optimizer = 2 * whole
+    wanted = {
+        1: whole + whole + optimizer / ranks,
+        2: whole + (whole + optimizer) / ranks,
+        3: (whole + whole + optimizer) / ranks,
+    }[stage]
+    for watcher in watchers:
+        assert wanted <= watcher.peak * 1.001
+        assert watcher.peak <= 1.05 * wanted
+
+
+class Live(TorchDispatchMode):
+    """The bytes of all storages that ops make while it is on, and the most at any time."""
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.known = set(storages(known))
+        self.alive: dict[int, int] = {}
+        self.now = self.peak = 0
+        self.paused = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in (leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)):
+            storage = tensor.untyped_storage()
+            key, size = storage._cdata, storage.nbytes()
+            if size and not self.paused and key not in self.alive and key not in self.known:
+                self.alive[key] = size
+                self.now += size
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self.forget, key)
+        return result
+
+    def forget(self, key: int) -> None:
+        """The storage is gone, or counts as something else."""
+        self.now -= self.alive.pop(key, 0)
+
+
+class Activations(Unobserved):
+    """Leaves the update out, and gradients that were handed over."""
+
+    def __init__(self, live: Live, machine: Machine) -> None:
+        super().__init__()
+        self.live, self.machine = live, machine
+
+    def entering(self, step: int, instruction: Instruction, waiting: bool) -> None:
+        super().entering(step, instruction, waiting)
+        self.live.paused = isinstance(instruction, (Finish, Update))
+
+    def done(self, step: int, instruction: Instruction, start_ns: int, end_ns: int) -> None:
+        if isinstance(instruction, Accumulate):
+            for key in storages(self.machine.store._views.values()):
+                self.live.forget(key)
+
+
+@pytest.mark.parametrize("name", ["mlp", "alexnet", "resnet_bn", "gpt", "unet", "hf_bert"])
+def test_activations_are_what_the_program_says(name: str) -> None:
+    """An LSTM is not among them: the memory inside of its kernel is not in the program."""
+    job = replace(ZOO[name].job(batch=64, steps=2), steps=2)
+    run = Run(job, resolve("single", 1))
+    run.step(0)
+    machine = run.machines[0]
+    live = Live([*machine.state.parameters.values(), *machine.state.buffers.values()])
+    machine.observer = Activations(live, machine)
+    with live:
+        program = run.step(1)
+    loaded = [value for name, value in program.of(0).values.items() if name.startswith("0/batch")]
+    seen = live.peak + sum(value.num_bytes for value in loaded)  # made by the loader, and alive all along
+    assert step_memory(program).activations == pytest.approx(seen, rel=0.1)
+
+
+@pytest.mark.parametrize("plan", ["ddp", "zero2", "zero3", "megatron"])
+def test_activations_of_a_rank_shrink_as_the_program_says(plan: str) -> None:
+    """Every rank's own: the other ranks of the serial interpreter are left out."""
+    job = ZOO["gpt"].job(batch=64, steps=2)
+    whole = step_memory(Run(job, resolve("single", 1)).step(0)).activations
+    said = step_memory(Run(job, resolve(plan, 2)).step(0)).activations
+    if plan == "megatron":
+        assert 0.5 * whole < said < whole
+    else:
+        assert said == pytest.approx(whole / 2, rel=0.15)
