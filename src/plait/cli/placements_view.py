@@ -139,10 +139,13 @@ def _totals(listing: Listing) -> Table:
 
 def _fallbacks(listing: Listing) -> Any:
     if not listing.fallbacks:
-        return Text("No tensor is gathered for want of a rule.", style="green")
+        return Text(
+            "No fallbacks: every op runs by a rule of ours, and no tensor is gathered for want of one.",
+            style="green",
+        )
     table = _table(
-        "Gathered, because the op is not run in pieces", "op", "axis", "bytes", "tensor", "why", "line",
-        right=("bytes",),
+        "Fallbacks: gathered for an op, or run by a rule that is not ours",
+        "op", "axis", "bytes", "tensor", "why", "line", right=("bytes",),
     )  # fmt: skip
     for entry in listing.fallbacks:
         table.add_row(

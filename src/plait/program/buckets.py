@@ -1,6 +1,6 @@
 """Group gradients into buckets, in the order in which the backward produces them.
 
-In: a graph, how its gradients leave it, where parameters are held, a plan. Out: buckets that are the same on every rank.
+In: a graph, how its gradients leave it, where parameters are held, a plan. Out: buckets, the same on every rank.
 """
 
 from collections.abc import Mapping, Sequence
@@ -87,7 +87,7 @@ def make_buckets(
 def _with_scalars(
     buckets: list[Bucket], graph: Graph, sums: Mapping[str, tuple[str, ...]]
 ) -> tuple[Bucket, ...]:
-    """Scalars that must be summed travel at the end of the last bucket that is summed alike: no message of their own."""
+    """Scalars that must be summed travel with the last bucket that is summed alike: no message of their own."""
     nodes = graph.nodes()
     late = graph.static_weight is None and not graph.weight_is_early
     wanted = [name for name in ("total", *(("weight",) if late else ())) if sums[name]]

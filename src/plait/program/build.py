@@ -363,7 +363,7 @@ class StepBuilder:
             reads=(self._name(graph, source.name, number),),
             writes=(name,),
             micro_batch=number,
-            num_bytes=_bytes_of(source if op in ("reduce_scatter", "halo_add") else node),
+            num_bytes=_bytes_sent(op, source, node, fields),
         )
 
     def _start(self, name: str, op: str, axis: str, number: int | None, num_bytes: int) -> None:
@@ -414,6 +414,15 @@ class StepBuilder:
                 self.values[self._name(graph, node.name, number)] = Value(
                     kind=kind, shape=tuple(value.shape), dtype=value.dtype
                 )
+
+
+def _bytes_sent(op: str, source: torch.fx.Node, node: torch.fx.Node, fields: dict[str, Any]) -> int:
+    """Bytes of the whole that is gathered or summed; of a halo, the rows that change hands."""
+    whole = _bytes_of(source if op in ("reduce_scatter", "halo_add") else node)
+    if op in ("halo", "halo_add"):
+        extents = (source if op == "halo_add" else node).meta["val"].shape
+        return whole * (fields["before"] + fields["after"]) // max(int(extents[fields["dim"]]), 1)
+    return whole
 
 
 def _bytes_of(node: torch.fx.Node) -> int:

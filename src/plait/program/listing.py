@@ -64,7 +64,7 @@ class Exchange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fallback:
-    """A tensor that is made whole for an op that could not take it in pieces."""
+    """A tensor that is made whole for an op, or an op that runs by a rule of torch's because there is none of ours."""
 
     axis: str
     key: str
@@ -73,6 +73,7 @@ class Fallback:
     module: str
     source: str
     tensor: str
+    """What is gathered; empty where nothing is."""
     num_bytes: int
     reason: str
 

@@ -27,6 +27,7 @@ from plait.program.placement import (
 )
 from plait.program.rules import Op, find_rule
 from plait.program.rules.base import further_rules, lists_outers
+from plait.program.rules.dtensor_fallback import dtensor_strategies
 
 _SLICE_COST = 1e-3
 """Taking a local piece of a replicated tensor costs next to nothing, but not nothing."""
@@ -34,13 +35,15 @@ _SLICE_COST = 1e-3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gathered:
-    """A tensor that had to be made whole because its op has no rule for the way it was cut."""
+    """A tensor that had to be made whole because its op has no rule for the way it was cut, or an op without a rule."""
 
     op: str
     node: str
     module: str
     source: str
     num_bytes: int
+    by_torch: bool = False
+    """Nothing is made whole: a rule of torch's DTensor told how to run the op on pieces."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,26 +119,28 @@ def _choose(
         makes = (s for s in candidates(op, taken) if s.outputs[0] == wanted and set(s.inputs) <= {R})
         return next(makes, whole)
     best = min(candidates(op, taken), key=lambda s: _cost(op, have, s))
+    if rule is None and best != whole:
+        gathered.append(_fallback(op, 0, by_torch=True))
     if best == whole:
         for tensor, placement in zip(op.tensors, have, strict=True):
             if isinstance(placement, Shard):
-                gathered.append(
-                    Gathered(
-                        op=str(op.node.target),
-                        node=op.node.name,
-                        module=op.node.meta.get("module", ""),
-                        source=op.node.meta.get("source", ""),
-                        num_bytes=_num_bytes(tensor),
-                    )
-                )
+                gathered.append(_fallback(op, _num_bytes(tensor)))
     return best
+
+
+def _fallback(op: Op, num_bytes: int, *, by_torch: bool = False) -> Gathered:
+    meta = op.node.meta
+    return Gathered(
+        op=str(op.node.target), node=op.node.name, module=meta.get("module", ""), source=meta.get("source", ""),
+        num_bytes=num_bytes, by_torch=by_torch,
+    )  # fmt: skip
 
 
 def candidates(op: Op, taken: Taken = ()) -> list[Strategy]:
     """Every way to run an op whose pieces are whole units and not `taken`; the last one is "all replicated"."""
     rule = find_rule(op.node.target)
-    listed = rule(op) if rule is not None else []
-    if not lists_outers(rule):
+    listed = rule(op) if rule is not None else dtensor_strategies(op)
+    if rule is not None and not lists_outers(rule):
         plain = [s for s in listed if not _has_outer(s)]
         listed = [*listed, *(_regrouped(s, outer) for outer in op.outers for s in plain)]
     listed = [*listed, *(s for more in further_rules(op.node.target) for s in more(op))]

@@ -145,33 +145,43 @@ def _fallbacks(graph: Graph, chosen: Sequence[Placements], names: _Names) -> tup
                 outers = frozenset(p.outer for p in have if isinstance(p, Shard)) - {1}
                 op = Op(node, placements.axis, outers)
                 cut = [t for t, p in zip(op.tensors, have, strict=True) if isinstance(p, Shard)]
-                if not cut or any(p != R for p in (*strategy.inputs, *strategy.outputs)):
-                    continue
-                for tensor in dict.fromkeys(cut):
-                    yield Fallback(
-                        axis=placements.axis.name,
-                        key=names.folded[node],
-                        count=1,
-                        op=str(node.target),
-                        module=names.module(node),
-                        source=node.meta.get("source", ""),
-                        tensor=names(tensor),
-                        num_bytes=value_bytes(tensor.meta["val"]),
-                        reason=_reason(op, [(p.axis, p.strategies[node]) for p in others]),
-                    )
+                if strategy == op.same(R):
+                    reason = _reason(op, [(p.axis, p.strategies[node]) for p in others]) if cut else ""
+                    for tensor in dict.fromkeys(cut):
+                        yield _fallback(op, reason, names, tensor)
+                elif not _has_rule(op):
+                    yield _fallback(op, f"by torch's rule for DTensor, as {strategy}: none of ours", names)
 
     return _folded(rows())
 
 
+def _fallback(op: Op, reason: str, names: _Names, tensor: fx.Node | None = None) -> Fallback:
+    return Fallback(
+        axis=op.axis.name,
+        key=names.folded[op.node],
+        count=1,
+        op=str(op.node.target),
+        module=names.module(op.node),
+        source=op.node.meta.get("source", ""),
+        tensor=names(tensor) if tensor is not None else "",
+        num_bytes=value_bytes(tensor.meta["val"]) if tensor is not None else 0,
+        reason=reason,
+    )
+
+
+def _has_rule(op: Op) -> bool:
+    return find_rule(op.node.target) is not None or bool(further_rules(op.node.target))
+
+
 def _reason(op: Op, taken: Any) -> str:
     """Why an op gets its tensors whole."""
-    if find_rule(op.node.target) is None and not further_rules(op.node.target):
-        return "no rule speaks for this op"
     ways = [strategy for strategy in candidates(op, taken) if strategy != op.same(R)]
-    if not ways:
-        shapes = ", ".join(str(list(shape)) for shape in op.shapes)
-        return f"no rule cuts {shapes} into {op.axis.total} equal parts"
-    return f"cheaper than the {len(ways)} ways to cut it"
+    if ways:
+        return f"cheaper than the {len(ways)} ways to cut it"
+    if not _has_rule(op):
+        return "no rule of ours or of torch's speaks for this op"
+    shapes = ", ".join(str(list(shape)) for shape in op.shapes)
+    return f"no rule cuts {shapes} into {op.axis.total} equal parts"
 
 
 def _local_changes(local: LocalGraph, chosen: Sequence[Placements], names: _Names) -> tuple[Exchange, ...]:

@@ -63,7 +63,7 @@ def _sections(listing: Listing) -> Iterable[str]:
         ),
     )  # fmt: skip
     yield _table(
-        "Gathered, because the op is not run in pieces",
+        "Fallbacks: gathered for an op, or run by a rule that is not ours",
         ("op", "axis", "count", "bytes", "tensor", "why", "line"),
         (
             (f.key, f.axis, f.count, format_bytes(f.num_bytes), f.tensor, f.reason, f.source)

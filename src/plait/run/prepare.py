@@ -102,6 +102,7 @@ def _notices(program: Program, programs: Programs) -> list[str]:
         if unused:
             found.append(f"unused by the loss, not trained: {', '.join(unused)}.")
     if program.gathered and program.plan.mesh.size > 1:
-        ops = sorted({entry.op for entry in program.gathered})
-        found.append(f"tensors are gathered on every rank for {', '.join(ops)}: correct, but slower.")
+        ops = sorted({entry.op for entry in program.gathered if not entry.by_torch})
+        if ops:
+            found.append(f"tensors are gathered on every rank for {', '.join(ops)}: correct, but slower.")
     return found

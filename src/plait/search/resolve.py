@@ -47,6 +47,22 @@ def resolve_placements(graph: Graph, plan: Plan) -> tuple[Plan, tuple[str, ...]]
     return plan, tuple(notices)
 
 
+def resolve_again(graph: Graph, written: Plan, resolved: Plan) -> Plan:
+    """The plan for a micro-batch of another shape: parameters are held as `resolved` says, ops are chosen anew.
+
+    `written` is the plan before it was resolved for the first graph, with the ops that a person named.
+    """
+    kept = []
+    for entry in resolved.placements:
+        said = written.placements_of(entry.axis)
+        rest = (("*", "R"),) if entry.axis == TENSOR else ()
+        kept.append(
+            replace(entry, parameters=(*entry.parameters, *rest), ops=said.ops if said is not None else ())
+        )
+    again, _ = resolve_placements(graph, replace(resolved, placements=tuple(kept)))
+    return again
+
+
 def _domain(graph: Graph, plan: Plan) -> tuple[AxisPlacements, list[str]]:
     said = plan.placements_of(DOMAIN) or AxisPlacements(axis=DOMAIN)
     size = plan.mesh.size_of(DOMAIN)
@@ -78,6 +94,11 @@ def _tensor(graph: Graph, plan: Plan) -> tuple[AxisPlacements, list[str]]:
     require_use(flow, pattern)
     cost = flow_cost(flow, pattern.placements)
     notices = [_say(flow, "by pattern", pattern.placements, cost)]
+    if plan.tensor.sequence and "reduce_scatter" not in cost.collectives:
+        notices.append(
+            f"{axis.name}={axis.size}: tensor.sequence changes nothing: no positions that {axis.size} divides "
+            "lie between the layers."
+        )
     chosen = pattern.placements
     if plan.tensor.choice == "auto":
         found, notice = _search(flow, given, plan, cost)
@@ -161,8 +182,8 @@ def _search(flow: Flow, given: _Given, plan: Plan, pattern: Cost) -> tuple[Place
                 return placements, said
     if pattern.memory_bytes > limit:
         raise PlanError(
-            f"axis {flow.axis.name}={flow.axis.size}: no placements need less than "
-            f"memory.limit={plan.memory.limit}; the pattern needs {format_bytes(pattern.memory_bytes)}.",
+            f"axis {flow.axis.name}={flow.axis.size}: no placements were found that need less "
+            f"than memory.limit={plan.memory.limit}; the pattern needs {format_bytes(pattern.memory_bytes)}.",
             fix="raise memory.limit, or use more ranks.",
         )
     return None, f"{flow.axis.name}={flow.axis.size}: the pattern is used: {_why_not(solution)}."

@@ -96,8 +96,8 @@ def test_every_rule_and_every_lowering_has_an_example() -> None:
 
 
 def test_an_op_without_a_rule_is_gathered() -> None:
-    op = one_op(torch.ops.aten.linalg_inv_ex.default, (torch.eye(6, dtype=torch.float64),))
-    assert candidates(Op(op.node, AxisShares(name="data", units=(2, 1, 3)))) == [Strategy((R,), (R, R))]
+    op = one_op(torch.ops.aten.linalg_lu_factor_ex.default, (torch.eye(6, dtype=torch.float64),))
+    assert candidates(Op(op.node, AxisShares(name="data", units=(2, 1, 3)))) == [Strategy((R,), (R, R, R))]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from tests.unit.run.training import CASES
 
 from plait.program.placement import AxisShares, P, Partial, Placement, R, Shard
 from plait.program.propagate import candidates, conversion_cost, propagate
-from plait.program.rules import Op
+from plait.program.rules import Op, dtensor_fallback
 
 aten = torch.ops.aten
 
@@ -42,11 +42,23 @@ def test_the_choice_does_not_depend_on_the_number_of_ranks(name: str) -> None:
 
 
 def test_an_op_without_a_rule_is_told() -> None:
+    op = one_op(aten.linalg_lu_factor_ex.default, (torch.ones(6, 4, 4, dtype=torch.float64),))
+    placed = propagate(op.graph, AxisShares(name="data", units=(2, 1, 3)), {"input0": Shard(0)})
+    (entry,) = placed.gathered
+    assert (entry.op, entry.num_bytes) == ("aten.linalg_lu_factor_ex.default", 6 * 4 * 4 * 8)
+    assert placed.outputs[op.node][0] == R
+
+
+@pytest.mark.skipif(
+    dtensor_fallback._single_dim_rule(aten.linalg_inv_ex.default) is None,
+    reason="this torch has no such rule",
+)
+def test_an_op_that_torch_has_a_rule_for_runs_by_it_and_is_told() -> None:
     op = one_op(aten.linalg_inv_ex.default, (torch.ones(6, 4, 4, dtype=torch.float64),))
     placed = propagate(op.graph, AxisShares(name="data", units=(2, 1, 3)), {"input0": Shard(0)})
     (entry,) = placed.gathered
-    assert (entry.op, entry.num_bytes) == ("aten.linalg_inv_ex.default", 6 * 4 * 4 * 8)
-    assert placed.outputs[op.node][0] == R
+    assert (entry.op, entry.num_bytes, entry.by_torch) == ("aten.linalg_inv_ex.default", 0, True)
+    assert placed.outputs[op.node][0] == Shard(0)
 
 
 def test_parameters_and_what_is_made_of_them_alone_stay_whole() -> None:
