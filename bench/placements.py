@@ -18,14 +18,12 @@ import torch
 
 from bench.capture import GPT, gpt3_175b, token_loss
 from plait.graph.from_job import Captures
+from plait.graph.graph import Graph
 from plait.job.job import Job
-from plait.plan.tensor import tensor
-from plait.program.pins import input_placements, pinned_strategies
-from plait.program.placement import AxisShares
-from plait.program.propagate import propagate
+from plait.plan.plan import Plan
+from plait.plan.tensor import megatron, tensor
+from plait.program.compile import place
 from plait.search.cost import Cost, cost_of
-from plait.search.flow import Flow
-from plait.search.megatron import megatron
 from plait.search.resolve import resolve_placements
 from plait.units import format_bytes
 
@@ -64,24 +62,8 @@ def measure(model: Model, ranks: int) -> bool:
     job = model.job()
     graph = Captures(job).of_size(job.batch)
     print(f"  captured in {time.perf_counter() - start:.1f} s, not counted")
-    axis = AxisShares(name="tensor", units=(1,) * ranks)
-    start_s = time.process_time()
-    flow = Flow(graph, axis)
-    pattern = cost_of(graph, axis, megatron(flow, {}, {}).placements)
-    pattern_s = time.process_time() - start_s
-    show("pattern", pattern, pattern_s)
-    start_s = time.process_time()
-    plan, notices = resolve_placements(graph, tensor(ranks))
-    taken_s = time.process_time() - start_s
-    said = plan.placements_of("tensor")
-    assert said is not None
-    reached = propagate(
-        graph, axis, input_placements(graph, axis, said), pins=pinned_strategies(graph, axis, said)
-    )
-    found = cost_of(graph, axis, reached)
-    show("search", found, taken_s)
-    for notice in notices:
-        print(f"    {notice}")
+    pattern, _ = choose("pattern", graph, megatron(ranks))
+    found, taken_s = choose("search", graph, tensor(ranks))
     reduces = pattern.collectives.get("all_reduce", 0)
     checks = {
         f"at most {model.limit_s:.0f} s": taken_s <= model.limit_s,
@@ -94,12 +76,21 @@ def measure(model: Model, ranks: int) -> bool:
     return all(checks.values())
 
 
-def show(name: str, cost: Cost, seconds: float) -> None:
+def choose(name: str, graph: Graph, plan: Plan) -> tuple[Cost, float]:
+    """Resolve a plan, print what it costs as it will be compiled, and give that and the seconds."""
+    start_s = time.process_time()
+    resolved, notices = resolve_placements(graph, plan)
+    seconds = time.process_time() - start_s
+    placed = {p.axis.name: p for p in place(graph, resolved, (graph.num_samples,))}
+    cost = cost_of(graph, placed["tensor"].axis, placed["tensor"])
     collectives = ", ".join(f"{count} {kind}" for kind, count in sorted(cost.collectives.items()))
     print(
         f"  {name:8} {seconds:7.1f} s {format_bytes(cost.num_bytes):>11} sent "
         f"{format_bytes(cost.memory_bytes):>11} held {cost.flops:10.3e} FLOP  {collectives}"
     )
+    for notice in notices:
+        print(f"    {notice}")
+    return cost, seconds
 
 
 def main() -> int:

@@ -167,6 +167,17 @@ def masked_language(n: int, seed: int) -> dict[str, Tensor]:
     }
 
 
+def graphs(n: int, seed: int) -> dict[str, Tensor]:
+    """Undirected graphs of LENGTH nodes as dense adjacency, every node its own neighbour, and a class for each node."""
+    g = _generator(seed)
+    edges = (torch.rand(n, LENGTH, LENGTH, generator=g) < 0.3).float().triu(1)
+    return {
+        "nodes": torch.randn(n, LENGTH, 16, generator=g),
+        "adjacency": edges + edges.mT + torch.eye(LENGTH),
+        "classes": torch.randint(0, 4, (n, LENGTH), generator=g),
+    }
+
+
 def pixels(n: int, seed: int) -> dict[str, Tensor]:
     x, y = images(n, seed)
     return {"pixel_values": x, "labels": y}
@@ -309,6 +320,71 @@ class Encoder(nn.Module):
         return self.head(self.encoder(self.embed(x)).mean(1))
 
 
+class GraphNetwork(nn.Module):
+    """Message passing on dense adjacency: the mean of the neighbours' messages updates each node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(16, WIDTH)
+        self.messages = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.updates = nn.ModuleList(nn.Linear(2 * WIDTH, WIDTH) for _ in range(2))
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, nodes: Tensor, adjacency: Tensor) -> Tensor:
+        h = torch.tanh(self.embed(nodes))
+        degree = adjacency.sum(-1, keepdim=True)
+        for message, update in zip(self.messages, self.updates, strict=True):
+            heard = adjacency @ F.relu(message(h)) / degree
+            h = h + torch.tanh(update(torch.cat([h, heard], -1)))
+        return self.head(h)
+
+
+class DenseMixture(nn.Module):
+    """Every expert sees every token; a softmax over experts weighs what they answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.gate = nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, 4)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)) for _ in range(4)
+        )
+        self.head = nn.Linear(WIDTH, VOCAB)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        weights = self.gate(h).softmax(-1)
+        answers = torch.stack([expert(h) for expert in self.experts], -1)
+        return self.head(h + (answers * weights.unsqueeze(-2)).sum(-1))
+
+
+class CapacityMixture(nn.Module):
+    """Each token goes to its two best experts, which take only so many of the batch's tokens; the rest are dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.gate = nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, 4, bias=False)
+        self.inner = nn.Parameter(torch.randn(4, WIDTH, 2 * WIDTH) * WIDTH**-0.5)
+        self.outer = nn.Parameter(torch.randn(4, 2 * WIDTH, WIDTH) * WIDTH**-0.5)
+        self.head = nn.Linear(WIDTH, VOCAB)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.embed(x)
+        tokens = h.flatten(0, 1)
+        gates = self.gate(tokens).softmax(-1)
+        best, chosen = gates.topk(2, dim=-1)
+        capacity = max(1, tokens.shape[0] // 3)
+        taken = F.one_hot(chosen, 4).to(h.dtype)  # [token, choice, expert]
+        order = taken.transpose(0, 1).reshape(-1, 4).cumsum(0).reshape(2, -1, 4).transpose(0, 1) * taken - 1
+        kept = taken * (order < capacity)
+        seats = F.one_hot(order.clamp(0, capacity - 1).long(), capacity).to(h.dtype)
+        combine = torch.einsum("tk,tke,tkec->tec", best / best.sum(-1, keepdim=True), kept, seats)
+        inside = torch.einsum("tec,td->ecd", (combine > 0).to(h.dtype), tokens)
+        answers = F.relu(torch.einsum("ecd,edh->ech", inside, self.inner)) @ self.outer
+        mixed = torch.einsum("tec,ecd->td", combine, answers).view_as(h)
+        load = 4 * (taken[:, 0].mean(0) * gates.mean(0)).sum()
+        return self.head(h + mixed), load
+
+
 class Branching(nn.Module):
     """Passes each sample through the hidden layer as often as the sample itself asks for."""
 
@@ -395,6 +471,17 @@ def masked_objective(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor
     return (losses * batch["mask"]).sum(), batch["mask"].sum()
 
 
+def graph_objective(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    output = model(batch["nodes"], batch["adjacency"])
+    return F.cross_entropy(output.transpose(1, 2), batch["classes"])
+
+
+def balanced_objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The loss of tokens, and a little of how unevenly experts are used."""
+    output, load = model(batch[0])
+    return token_loss(output, batch[1]) + 0.01 * load
+
+
 def contrastive_objective(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """InfoNCE: each left view must find its own right view among all of the batch's."""
     left, right = F.normalize(model(batch["left"]), dim=1), F.normalize(model(batch["right"]), dim=1)
@@ -422,6 +509,12 @@ ZOO: Mapping[str, Case] = {
     "hf_t5": Case(model=hf_t5, **_HF, float32_inside=True, notes="encoder and decoder, shared positions"),
     "unet": Case(model=UNet, samples=image_pairs, loss=nn.MSELoss(), notes="long skips"),
     "encoder": Case(model=Encoder, samples=sequences, loss=_CLASSES, notes="torch's own encoder layers"),
+    "graph_network": Case(model=GraphNetwork, samples=graphs, objective=graph_objective),
+    "moe_dense": Case(model=DenseMixture, samples=tokens, loss=token_loss),
+    "moe_capacity": Case(
+        model=CapacityMixture, samples=tokens, objective=balanced_objective, separable=False,
+        notes="tokens of the whole batch compete for places",
+    ),
     "masked_gpt": Case(model=GPT, samples=masked_tokens, objective=masked_objective, ragged=True),
     "ignore_index": Case(model=GPT, samples=ignored_tokens, loss=token_loss, ragged=True),
     "class_weights": Case(model=mlp, samples=vectors, loss=_RARE_CLASSES_COUNT_MORE, ragged=True),

@@ -83,11 +83,33 @@ class Collective(Instruction):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Send(Instruction):
+    """Send values to another rank in one message; the sender does not wait."""
+
+    axis: str
+    """The mesh axis along which it travels."""
+    to: int
+    """Coordinate of the receiver on that axis."""
+    message: str
+    """What the message is, the same on both sides: `forward 0>1 micro-batch 3`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recv(Instruction):
+    """Make room for a message; its values may be used after the `Wait` that names it."""
+
+    axis: str
+    source: int
+    """Coordinate of the sender."""
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Wait(Instruction):
-    """Block the compute lane until a collective is done."""
+    """Block the compute lane until a collective is done or a message is there."""
 
     of: int
-    """Id of the collective."""
+    """Id of the `Collective` or `Recv`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

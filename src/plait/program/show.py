@@ -22,7 +22,7 @@ from plait.program.listing import Exchange, Fallback, HeldParameter, Listing, Pl
 from plait.program.local_functions import weighted_share
 from plait.program.localize import Change, LocalGraph, ends_of, localize
 from plait.program.op_keys import exact_keys, find_blocks, fold_path, op_keys
-from plait.program.placement import R, Shard, Strategy
+from plait.program.placement import Placement, R, Shard, Strategy
 from plait.program.program import Program
 from plait.program.propagate import Placements, candidates
 from plait.program.rules import Op, find_rule
@@ -146,7 +146,8 @@ def _fallbacks(graph: Graph, chosen: Sequence[Placements], names: _Names) -> tup
                 op = Op(node, placements.axis, outers)
                 cut = [t for t, p in zip(op.tensors, have, strict=True) if isinstance(p, Shard)]
                 if strategy == op.same(R):
-                    reason = _reason(op, [(p.axis, p.strategies[node]) for p in others]) if cut else ""
+                    taken = [(p.axis, p.strategies[node]) for p in others]
+                    reason = _reason(op, have, taken) if cut else ""
                     for tensor in dict.fromkeys(cut):
                         yield _fallback(op, reason, names, tensor)
                 elif not _has_rule(op):
@@ -173,15 +174,17 @@ def _has_rule(op: Op) -> bool:
     return find_rule(op.node.target) is not None or bool(further_rules(op.node.target))
 
 
-def _reason(op: Op, taken: Any) -> str:
-    """Why an op gets its tensors whole."""
+def _reason(op: Op, have: Sequence[Placement], taken: Any) -> str:
+    """Why an op gets its tensors whole that are cut as `have` says."""
     ways = [strategy for strategy in candidates(op, taken) if strategy != op.same(R)]
-    if ways:
-        return f"cheaper than the {len(ways)} ways to cut it"
-    if not _has_rule(op):
+    if not ways and not _has_rule(op):
         return "no rule of ours or of torch's speaks for this op"
-    shapes = ", ".join(str(list(shape)) for shape in op.shapes)
-    return f"no rule cuts {shapes} into {op.axis.total} equal parts"
+    cut = [index for index, placement in enumerate(have) if isinstance(placement, Shard)]
+    fits = [way for way in ways if all(way.inputs[index] == have[index] for index in cut)]
+    if fits:
+        return f"whole is cheaper here than {fits[0]}"
+    pieces = ", ".join(f"{list(op.shapes[index])} cut as {have[index]}" for index in cut)
+    return f"no rule takes {pieces} in {op.axis.total} parts"
 
 
 def _local_changes(local: LocalGraph, chosen: Sequence[Placements], names: _Names) -> tuple[Exchange, ...]:
