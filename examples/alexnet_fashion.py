@@ -1,11 +1,12 @@
 """An AlexNet for 28 x 28 pixels on Fashion-MNIST: five convolutions, overlapping pooling, dropout.
 
     plait run examples/alexnet_fashion.py --plan ddp --ranks 2
+    plait run examples/alexnet_fashion.py --plan examples/alexnet_two_devices.yaml     # as in the paper
     python examples/alexnet_fashion.py
 
 Krizhevsky et al. 2012, with channels and pooling scaled to small grey images. Trains on the shipped 3,500 images,
 or on all 60,000 where Debian's `dataset-fashion-mnist` is installed.
-Tells ten kinds of clothing apart with 0.78 accuracy (chance: 0.1).
+Tells ten kinds of clothing apart with 0.77 accuracy (chance: 0.1).
 """
 
 import gzip
@@ -42,13 +43,27 @@ def fashion(*, held_out: bool = False) -> TensorDataset:
 def alexnet() -> nn.Module:
     """The original in small: conv2, conv4 and conv5 see one half of the channels each (`groups=2`), the others all."""
     layers: dict[str, nn.Module] = {
-        **{"conv1": nn.Conv2d(1, 32, 5, padding=2), "relu1": nn.ReLU(), "pool1": nn.MaxPool2d(3, 2)},
-        **{"conv2": nn.Conv2d(32, 64, 3, padding=1, groups=2), "relu2": nn.ReLU(), "pool2": nn.MaxPool2d(3, 2)},
-        **{"conv3": nn.Conv2d(64, 96, 3, padding=1), "relu3": nn.ReLU()},
-        **{"conv4": nn.Conv2d(96, 96, 3, padding=1, groups=2), "relu4": nn.ReLU()},
-        **{"conv5": nn.Conv2d(96, 64, 3, padding=1, groups=2), "relu5": nn.ReLU(), "pool5": nn.MaxPool2d(3, 2)},
-        **{"flatten": nn.Flatten(), "drop6": nn.Dropout(0.5), "fc6": nn.Linear(256, 256), "relu6": nn.ReLU()},
-        **{"drop7": nn.Dropout(0.5), "fc7": nn.Linear(256, 256), "relu7": nn.ReLU(), "fc8": nn.Linear(256, 10)},
+        "conv1": nn.Conv2d(1, 32, 5, padding=2),
+        "relu1": nn.ReLU(),
+        "pool1": nn.MaxPool2d(3, 2),
+        "conv2": nn.Conv2d(32, 64, 3, padding=1, groups=2),
+        "relu2": nn.ReLU(),
+        "pool2": nn.MaxPool2d(3, 2),
+        "conv3": nn.Conv2d(64, 96, 3, padding=1),
+        "relu3": nn.ReLU(),
+        "conv4": nn.Conv2d(96, 96, 3, padding=1, groups=2),
+        "relu4": nn.ReLU(),
+        "conv5": nn.Conv2d(96, 64, 3, padding=1, groups=2),
+        "relu5": nn.ReLU(),
+        "pool5": nn.MaxPool2d(3, 2),
+        "flatten": nn.Flatten(),
+        "drop6": nn.Dropout(0.5),
+        "fc6": nn.Linear(256, 256),
+        "relu6": nn.ReLU(),
+        "drop7": nn.Dropout(0.5),
+        "fc7": nn.Linear(256, 256),
+        "relu7": nn.ReLU(),
+        "fc8": nn.Linear(256, 10),
     }
     return nn.Sequential(OrderedDict(layers))
 

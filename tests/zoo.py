@@ -346,7 +346,8 @@ class DenseMixture(nn.Module):
         super().__init__()
         self.embed, self.gate = nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, 4)
         self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)) for _ in range(4)
+            nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+            for _ in range(4)
         )
         self.head = nn.Linear(WIDTH, VOCAB)
 
@@ -512,7 +513,10 @@ ZOO: Mapping[str, Case] = {
     "graph_network": Case(model=GraphNetwork, samples=graphs, objective=graph_objective),
     "moe_dense": Case(model=DenseMixture, samples=tokens, loss=token_loss),
     "moe_capacity": Case(
-        model=CapacityMixture, samples=tokens, objective=balanced_objective, separable=False,
+        model=CapacityMixture,
+        samples=tokens,
+        objective=balanced_objective,
+        separable=False,
         notes="tokens of the whole batch compete for places",
     ),
     "masked_gpt": Case(model=GPT, samples=masked_tokens, objective=masked_objective, ragged=True),

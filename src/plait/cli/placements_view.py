@@ -97,9 +97,14 @@ def _ops(listing: Listing) -> Table:
     return table
 
 
+def _exchanges_title(listing: Listing) -> str:
+    several = listing.num_micro_batches > 1
+    return "What ranks exchange" + (" for the ops of one micro-batch, and for the step" if several else "")
+
+
 def _exchanges(listing: Listing) -> Table:
     table = _table(
-        "What ranks exchange in a micro-batch", "collective", "axis", "bytes", "change", "tensor", "for", "line",
+        _exchanges_title(listing), "collective", "axis", "bytes", "change", "tensor", "for", "line",
         right=("bytes",),
     )  # fmt: skip
     for entry in listing.exchanges:

@@ -42,11 +42,12 @@ def compile_program(
     settings: Settings,
     shares: Sequence[tuple[int, ...]] | None = None,
     layout: Layout | None = None,
+    plans: Mapping[int, Plan] | None = None,
 ) -> Program:
     """Compile one step of `micro_batches`.
 
     `shares` are the samples of each rank of `data`, nearly equal where not given; `layout` is where the run already
-    holds its parameters.
+    holds its parameters; `plans` are the plans of micro-batches for whose size ops were chosen anew.
     """
     given = (
         tuple(shares)
@@ -54,7 +55,7 @@ def compile_program(
         else tuple(equal_shares(size, plan.data_ranks) for size in micro_batches)
     )
     chosen = {
-        (size, units): place(graphs[size], plan, units)
+        (size, units): place(graphs[size], (plans or {}).get(size, plan), units)
         for size, units in zip(micro_batches, given, strict=True)
     }
     first, placed = graphs[micro_batches[0]], chosen[(micro_batches[0], given[0])]

@@ -103,6 +103,7 @@ class Listing:
     parameters: tuple[HeldParameter, ...]
     ops: tuple[PlacedOp, ...]
     exchanges: tuple[Exchange, ...]
+    """Of the ops in the first micro-batch, and of the step as a whole."""
     fallbacks: tuple[Fallback, ...]
     totals: tuple[Total, ...]
     """Of the whole step, over all micro-batches."""

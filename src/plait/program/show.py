@@ -92,13 +92,17 @@ def _parameters(
     coordinates = program.plan.mesh.coordinates(0)
 
     cut = program.layout.zero == 3 and bool(program.layout.groups)
+    ways: dict[str, set[tuple[Placement, ...]]] = {}
+    for entry in graph.inputs_of("parameter"):
+        node = nodes[entry.node]
+        ways.setdefault(names(node), set()).add(tuple(placements.of(node) for placements in chosen))
 
     def rows() -> Iterator[HeldParameter]:
         for entry in graph.inputs_of("parameter"):
             node = nodes[entry.node]
             shape = list(program.layout.local_shape(entry.name, coordinates))
             yield HeldParameter(
-                name=names(node),
+                name=names(node) if len(ways[names(node)]) == 1 else entry.name,
                 count=1,
                 shape=tuple(node.meta["val"].shape),
                 held=f"1/{program.plan.data_ranks} of {shape}" if cut else str(shape),
@@ -215,18 +219,21 @@ def _axis_of_piece(change: Change, chosen: Sequence[Placements]) -> str:
 def _exchanges(
     local: LocalGraph, chosen: Sequence[Placements], program: Program, names: _Names
 ) -> tuple[Exchange, ...]:
+    """What ops ask for in the first micro-batch, and what belongs to the step as a whole."""
     nodes = {node.name: node for node in local.graph.nodes if node.target in COLLECTIVES}
 
     def rows() -> Iterator[Exchange]:
         for instruction in program.of(0).instructions:
-            if not isinstance(instruction, Collective) or instruction.micro_batch not in (0, None):
+            if not isinstance(instruction, Collective):
                 continue
             node = nodes.get(instruction.name.partition(" ")[2])
-            if node is not None:
-                kind, change = instruction.op, node.meta.get("change")
-                yield _exchange(node, kind, instruction.axis, instruction.num_bytes, change, chosen, names)
-            else:
+            if node is None:
                 yield _of_the_step(instruction, program)
+            elif instruction.micro_batch == 0:
+                change = node.meta.get("change")
+                yield _exchange(
+                    node, instruction.op, instruction.axis, instruction.num_bytes, change, chosen, names
+                )
 
     return _folded(rows())
 

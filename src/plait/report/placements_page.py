@@ -52,7 +52,7 @@ def _sections(listing: Listing) -> Iterable[str]:
         ((p.name, p.count, str(list(p.shape)), *p.placements, p.held) for p in listing.parameters),
     )
     yield _table(
-        "What ranks exchange in a micro-batch",
+        "What ranks exchange for the ops of one micro-batch, and for the step",
         ("collective", "axis", "count", "bytes", "change", "tensor", "for", "line"),
         (
             (

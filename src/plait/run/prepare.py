@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from plait.errors import JobError, PlaitError
+from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
 from plait.job.checks import problems
 from plait.job.data import open_data
@@ -31,15 +32,25 @@ Listener = Callable[[dict[str, Any]], None]
 """Is told of everything that a person may want to see while it goes on."""
 
 
-def prepare(job: Job, plan: Plan, device: str, dtype: torch.dtype, tell: Listener) -> Programs:
-    """Open the data, check the job against the plan, capture and compile the first step."""
-    source = open_data(job.data, job.collate)
+def prepare(
+    job: Job,
+    plan: Plan,
+    device: str,
+    dtype: torch.dtype,
+    tell: Listener,
+    captures: Captures | None = None,
+) -> Programs:
+    """Open the data, check the job against the plan, capture and compile the first step.
+
+    `captures` are graphs of this job that are known already.
+    """
+    source = captures.source if captures is not None else open_data(job.data, job.collate)
     found = [problem.partition("; ") for problem in problems(job, source.num_samples, plan.data_ranks)]
     if found:
         raise JobError(
             "; ".join(what for what, _, _ in found) + ".", fix="; ".join(fix for _, _, fix in found) + "."
         )
-    programs = Programs(job, source, plan, torch.device(device), dtype)
+    programs = Programs(job, source, plan, torch.device(device), dtype, captures)
     if job.evaluate is not None:
         programs.held_out = open_data(job.evaluate, job.collate)
     began = time.perf_counter()

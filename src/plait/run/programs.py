@@ -5,7 +5,7 @@ instructions, and the reason is kept for the user.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +26,7 @@ from plait.program.program import Program
 from plait.run.eager import counts_samples
 from plait.run.holding import Holding
 from plait.run.links import Links
-from plait.search.resolve import resolve_placements
+from plait.search.resolve import resolve_again, resolve_placements
 
 
 def _summable(tensor: torch.Tensor) -> torch.dtype:
@@ -54,19 +54,27 @@ class Programs:
     """Programs of one job under one plan, by the shape of the step."""
 
     def __init__(
-        self, job: Job, source: Source, plan: Plan, device: torch.device, dtype: torch.dtype = torch.float32
+        self,
+        job: Job,
+        source: Source,
+        plan: Plan,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        captures: Captures | None = None,
     ) -> None:
         self.job = job
         self.plan = plan
         self.device = device
-        self.captures = Captures(job, source, dtype)
+        self.captures = captures if captures is not None else Captures(job, source, dtype)
         self.capture_error: CaptureError | None = None
         self.held_out: Source | None = None
         """The job's evaluation data, opened."""
         self.choices: tuple[str, ...] = ()
         """How what the plan left open was chosen."""
         self._layout: Layout | None = None
-        self._is_resolved = False
+        self._written = plan
+        """The plan as it was given."""
+        self._resolved_for: int | None = None
         self._programs: dict[Any, Program] = {}
         self._parameters: tuple[ParameterShape, ...] | None = None
 
@@ -104,8 +112,8 @@ class Programs:
                 settings = Settings(
                     clip_norm=self.job.clip_norm, batch_norm=self.job.batch_norm, device=self.device
                 )
-                self._resolve(graphs[sizes[0]])
-                program = compile_program(graphs, self.plan, sizes, settings, units, self._layout)
+                plans = self._resolve(graphs, sizes[0])
+                program = compile_program(graphs, self.plan, sizes, settings, units, self._layout, plans)
                 self._layout = program.layout
                 return program
         return compile_opaque(
@@ -117,11 +125,15 @@ class Programs:
             notices=self._opaque_notices(),
         )
 
-    def _resolve(self, graph: Graph) -> None:
-        """Choose what the plan leaves open, once for the whole run."""
-        if not self._is_resolved:
-            self.plan, self.choices = resolve_placements(graph, self.plan)
-            self._is_resolved = True
+    def _resolve(self, graphs: Mapping[int, Graph], first: int) -> dict[int, Plan]:
+        """Choose what the plan leaves open: parameters once for the run, ops for every size of a micro-batch."""
+        if self._resolved_for is None:
+            self.plan, self.choices = resolve_placements(graphs[first], self._written)
+            self._resolved_for = first
+        return {
+            size: self.plan if size == self._resolved_for else resolve_again(graph, self._written, self.plan)
+            for size, graph in graphs.items()
+        }
 
     @property
     def layout(self) -> Layout | None:

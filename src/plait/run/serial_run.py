@@ -5,18 +5,19 @@ debugger.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from plait.job.data import open_data
+from plait.graph.from_job import Captures
 from plait.job.job import Job
 from plait.job.loader import Loader, Share
 from plait.plan.plan import Plan
 from plait.program.layout import Layout
 from plait.run.machine import Machine
+from plait.run.prepare import prepare
 from plait.run.programs import Programs
 from plait.run.serial import Mailboxes, Reduce, SerialLinks, Unobserved, add_up, run_step
 from plait.run.state import ModelState
@@ -50,11 +51,17 @@ def run_serially(
     *,
     reduce: Reduce = add_up,
     each_step: Callable[[int], None] | None = None,
+    captures: Captures | None = None,
 ) -> Record:
-    """Train all ranks of `plan` for `steps` steps in this process."""
-    source = open_data(job.data, job.collate)
+    """Train all ranks of `plan` for `steps` steps in this process; what a real run refuses is refused here too.
+
+    `captures` are graphs of this job that are known already.
+    """
     device = torch.device("cpu")
-    programs = Programs(job, source, plan, device, dtype)
+    programs = prepare(
+        replace(job, steps=steps, epochs=None), plan, "cpu", dtype, lambda event: None, captures
+    )
+    source = programs.captures.source
     boxes = Mailboxes(plan.mesh, reduce)
     ranks = plan.mesh.size
     machines = []

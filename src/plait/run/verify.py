@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from plait.errors import UsageError
+from plait.graph.from_job import Captures
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
@@ -76,6 +77,51 @@ class Verification:
         return self.first is None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reference:
+    """What one process computes, and how closely others must agree; good for any number of plans."""
+
+    job: Job
+    """As it was run: `steps` steps, in the dtype of the comparison."""
+    steps: int
+    dtype: torch.dtype
+    captures: Captures
+    """The graphs of the job."""
+    record: Record
+    rough: bool
+    """Whether it was not computed in float64 throughout."""
+    tolerance: float
+    """Of losses and gradients."""
+    weight_tolerance: float
+    """Of weights and buffers."""
+
+
+def reference_of(
+    job: Job, *, steps: int = 3, fp32: bool = False, listener: Listener | None = None
+) -> Reference:
+    """Run `steps` steps of the plan `single`."""
+    tell = listener if listener is not None else (lambda event: None)
+    dtype = torch.float32 if fp32 else torch.float64
+    job = replace(job, steps=steps, epochs=None, evaluate=None, evaluate_every=None, metrics=None, until=None)
+    if not fp32:
+        job = replace(in_float64(job), precision="fp32")
+    one = resolve("single", 1)
+    captures = Captures(job, None, dtype)
+    tell({"stage": f"one process, {steps} steps"})
+    record = run_serially(job, one, steps, dtype, captures=captures)
+    tolerance = weight_tolerance = _FLOAT64
+    rough = fp32 or record.rounds_to_float32
+    if rough:
+        tell({"stage": "one process with its batch halved, for the tolerance"})
+        tolerance = _BF16 if job.precision == "bf16" else _FP32
+        difference = _self_difference(job, one, steps, record, dtype, captures)
+        weight_tolerance = max(tolerance, difference)
+    return Reference(
+        job=job, steps=steps, dtype=dtype, captures=captures, record=record, rough=rough,
+        tolerance=tolerance, weight_tolerance=weight_tolerance,
+    )  # fmt: skip
+
+
 def verify(
     job: Job,
     plan: str | Path | Plan | None = "ddp",
@@ -89,42 +135,38 @@ def verify(
     mesh: Mapping[str, int] | None = None,
     reduce: Reduce = add_up,
     listener: Listener | None = None,
+    against: Reference | None = None,
 ) -> Verification:
-    """Run `steps` steps both ways and compare."""
+    """Run `steps` steps both ways and compare; `against` is this job's reference where it is known already."""
     if reduce is not add_up and not serial:
         raise UsageError(
             "another reduction can be planted in the serial interpreter only.", fix="give serial=True."
         )
     chosen = resolve(plan, ranks, settings, mesh)
-    dtype = torch.float32 if fp32 else torch.float64
-    job = replace(job, steps=steps, epochs=None, evaluate=None, evaluate_every=None, metrics=None, until=None)
-    if not fp32:
-        job = replace(in_float64(job), precision="fp32")
-    one = resolve("single", 1)
     tell = listener if listener is not None else (lambda event: None)
-    tell({"stage": f"one process, {steps} steps"})
-    reference = run_serially(job, one, steps, dtype)
-    tolerance = weight_tolerance = _FLOAT64
-    rough = fp32 or reference.rounds_to_float32
-    if rough:
-        tell({"stage": "one process with its batch halved, for the tolerance"})
-        tolerance = _BF16 if job.precision == "bf16" else _FP32
-        weight_tolerance = max(tolerance, _self_difference(job, one, steps, reference, dtype))
+    known = against if against is not None else reference_of(job, steps=steps, fp32=fp32, listener=tell)
+    job, dtype = known.job, known.dtype
     tell({"stage": f"{chosen.name} on {chosen.mesh.size} ranks"})
     record = (
-        run_serially(job, chosen, steps, dtype, reduce=reduce)
+        run_serially(job, chosen, known.steps, dtype, reduce=reduce, captures=known.captures)
         if serial
-        else _run_processes(job, chosen, steps, dtype, device, tell)
+        else _run_processes(job, chosen, known.steps, dtype, device, tell)
     )
-    found = compare(reference, record, rough=rough, tolerance=tolerance, weight_tolerance=weight_tolerance)
+    found = compare(
+        known.record,
+        record,
+        rough=known.rough,
+        tolerance=known.tolerance,
+        weight_tolerance=known.weight_tolerance,
+    )
     return Verification(
         plan=chosen,
-        steps=steps,
-        dtype="float32" if fp32 else "float64",
+        steps=known.steps,
+        dtype=str(dtype).removeprefix("torch."),
         serial=serial,
         differences=_largest_by_kind(found),
         first=next((difference for difference in found if not difference.ok), None),
-        notices=(*record.notices, *_batch_norm_notice(job, record, chosen), *_rounding_notice(reference)),
+        notices=(*record.notices, *_batch_norm_notice(job, record, chosen), *_rounding_notice(known.record)),
     )
 
 
@@ -178,10 +220,12 @@ def _run_processes(
     )
 
 
-def _self_difference(job: Job, plan: Plan, steps: int, reference: Record, dtype: torch.dtype) -> float:
+def _self_difference(
+    job: Job, plan: Plan, steps: int, reference: Record, dtype: torch.dtype, captures: Captures
+) -> float:
     """10 times what one process differs from itself when its batch is halved; noise, not a fault."""
     doubled = min(job.accumulate * 2, job.batch)
-    halved = run_serially(replace(job, accumulate=doubled), plan, steps, dtype)
+    halved = run_serially(replace(job, accumulate=doubled), plan, steps, dtype, captures=captures)
     floor = _norm(reference.weights.values()) * _FP32_FLOOR
     worst = max(
         (_relative(reference.weights[n], halved.weights[n], floor) for n in reference.weights), default=0.0

@@ -1,10 +1,29 @@
 """Ops that are told a shape: the local one takes its place."""
 
+import torch
+
 from plait.program.lowering import Local, Site, lower
 from plait.program.rules.base import aten
 
 
-@lower(aten.view, aten._unsafe_view, aten.reshape, aten._reshape_copy, aten.expand)
+@lower(aten.view)
+def view(site: Site) -> Local:
+    """A piece may lie in memory otherwise than the whole, after a conversion say: it is copied where it must be."""
+    x, shape = site.args[0], site.shape()
+    if not _can_view(x.meta["val"], shape):
+        x = site.emit(aten.clone.default, x, memory_format=torch.contiguous_format)
+    return site.same(x, shape, *site.args[2:])
+
+
+def _can_view(x: torch.Tensor, shape: list[int]) -> bool:
+    try:
+        x.view(shape)
+    except (RuntimeError, ValueError):
+        return False
+    return True
+
+
+@lower(aten._unsafe_view, aten.reshape, aten._reshape_copy, aten.expand)
 def size_second(site: Site) -> Local:
     return site.same(site.args[0], site.shape(), *site.args[2:])
 
