@@ -103,6 +103,14 @@ def test_user_loop_under_torchrun(tmp_path: Path) -> None:
     assert number_after("epoch 9: loss", output) < 0.1
 
 
+def test_alexnet_on_two_devices_as_in_the_paper(tmp_path: Path) -> None:
+    job, plan = EXAMPLES / "alexnet_fashion.py", EXAMPLES / "alexnet_two_devices.yaml"
+    command = ("verify", job, "--plan", plan, "--steps", "2", "--set", "batch=8")
+    assert "equal: the plan computes what one process computes" in run(
+        BIN / "plait", *command, folder=tmp_path
+    )
+
+
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", TAKE_SOME_STEPS)
 def test_example_learns(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

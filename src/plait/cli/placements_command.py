@@ -87,4 +87,6 @@ def listing_of(job: Job, plan: Plan, batch: int | None = None) -> tuple[Listing,
     if programs.capture_error is not None:
         raise programs.capture_error
     graph: Graph = programs.captures.of_size(sizes[0])
-    return list_placements(graph, programs.plan, program), (*programs.choices, *program.notices)
+    local = job.batch_norm == "local"
+    listing = list_placements(graph, programs.plan, program, local_batch_norm=local)
+    return listing, (*programs.choices, *program.notices)

@@ -5,7 +5,7 @@ micro-batch forward and backward, buckets sent as soon as the last micro-batch h
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -172,7 +172,7 @@ class StepBuilder:
         waiting: int | None,
     ) -> None:
         last = position == len(self.micro) - 1
-        reached = self._bucket_ends(local)
+        reached = self._bucket_ends(graph, local)
         fetch = _Fetch(self, graph, rest, number, position)
         if position == 0 and waiting is not None:
             index = next(
@@ -198,11 +198,11 @@ class StepBuilder:
                 micro_batch=number,
             )
 
-    def _bucket_ends(self, local: LocalGraph) -> dict[str, list[int]]:
+    def _bucket_ends(self, graph: Graph, local: LocalGraph) -> dict[str, list[int]]:
         order = {node.name: index for index, node in enumerate(local.graph.nodes)}
         ends: dict[str, list[int]] = {}
-        for index, bucket in enumerate(self.buckets):
-            names = [local.gradients[name] for name in bucket.parameters]
+        for index in range(len(self.buckets)):
+            names = bucket_reads(graph, local, self.buckets, index)
             if names:
                 ends.setdefault(max(names, key=order.__getitem__), []).append(index)
         return ends
@@ -250,15 +250,8 @@ class StepBuilder:
         self, graph: Graph, local: LocalGraph, index: int, number: int, fresh: bool, send: bool
     ) -> None:
         bucket = self.buckets[index]
-        reads = [self._name(graph, local.gradients[name], number) for name in bucket.parameters]
-        carried = bucket.scalars
-        scalars = {"total": local.total, "weight": local.weight}
-        reads += [self._name(graph, scalars[name], number) for name in carried]
-        if index == len(self.buckets) - 1:  # scalars that no bucket carries are kept beside the last one
-            known = {name for other in self.buckets for name in other.scalars}
-            late = graph.static_weight is None and not graph.weight_is_early
-            loose = [name for name in ("total", *(("weight",) if late else ())) if name not in known]
-            reads += [self._name(graph, scalars[name], number) for name in loose]
+        nodes = bucket_reads(graph, local, self.buckets, index)
+        reads = [self._name(graph, node, number) for node in nodes]
         for name in reads:  # a gradient that is itself the result of a collective
             self._wait(name, number)
         scattered = bucket.group is not None
@@ -416,12 +409,24 @@ class StepBuilder:
                 )
 
 
-def _bytes_sent(op: str, source: torch.fx.Node, node: torch.fx.Node, fields: dict[str, Any]) -> int:
+def bucket_reads(graph: Graph, local: LocalGraph, buckets: Sequence[Bucket], index: int) -> list[str]:
+    """Local nodes that go into a bucket: gradients, its scalars, and beside the last one scalars that none carries."""
+    bucket = buckets[index]
+    scalars = {"total": local.total, "weight": local.weight}
+    carried = list(bucket.scalars)
+    if index == len(buckets) - 1:
+        known = {name for other in buckets for name in other.scalars}
+        late = graph.static_weight is None and not graph.weight_is_early
+        carried += [name for name in ("total", *(("weight",) if late else ())) if name not in known]
+    return [*(local.gradients[name] for name in bucket.parameters), *(scalars[name] for name in carried)]
+
+
+def _bytes_sent(op: str, source: torch.fx.Node, node: torch.fx.Node, fields: Mapping[Any, Any]) -> int:
     """Bytes of the whole that is gathered or summed; of a halo, the rows that change hands."""
     whole = _bytes_of(source if op in ("reduce_scatter", "halo_add") else node)
     if op in ("halo", "halo_add"):
         extents = (source if op == "halo_add" else node).meta["val"].shape
-        return whole * (fields["before"] + fields["after"]) // max(int(extents[fields["dim"]]), 1)
+        return int(whole * (fields["before"] + fields["after"]) // max(int(extents[fields["dim"]]), 1))
     return whole
 
 

@@ -13,7 +13,7 @@ from plait.graph.graph import Graph
 from plait.job.order import shares as equal_shares
 from plait.plan.plan import DATA, Plan
 from plait.program.buckets import Ends, make_buckets, sums_of
-from plait.program.build import StepBuilder
+from plait.program.build import StepBuilder, bucket_reads
 from plait.program.check import check_program
 from plait.program.cut import Piece, cut
 from plait.program.gathers import groups_by_input
@@ -162,8 +162,8 @@ def _pieces(
     by_name = {node.name: node for node in nodes}
     order = {node.name: index for index, node in enumerate(nodes)}
     ends = []
-    for bucket in buckets:
-        names = [local.gradients[name] for name in bucket.parameters if name in local.gradients]
+    for index in range(len(buckets)):
+        names = bucket_reads(graph, local, buckets, index)
         ends += [max(names, key=order.__getitem__)] if names else []
     group_of = groups_by_input(graph, layout)
     early: list[Piece] = []

@@ -48,7 +48,7 @@ class Exchange:
     axis: str
     """One, or several joined by `+`."""
     num_bytes: int
-    """Of the whole tensor: what a gather ends with, what a reduction begins with; 0 where nothing is sent."""
+    """Of the whole tensor: what a gather ends with, what a reduction begins with; of a halo, its edges; 0 for none."""
     count: int
     what: str
     """The tensor: a parameter, the op that made it, or what travels together."""
