@@ -39,6 +39,11 @@ class Mesh:
             rank //= size
         return tuple(reversed(found))
 
+    def coordinate(self, rank: int, axis: str) -> int:
+        """Where a rank is on one axis; 0 where the mesh does not have it."""
+        pairs = zip(self.axes, self.coordinates(rank), strict=True)
+        return next((at for (name, _), at in pairs if name == axis), 0)
+
     def size_of(self, axis: str) -> int:
         """Ranks along an axis, or along several joined by `+`; 1 where the mesh does not have it."""
         sizes = dict(self.axes)

@@ -11,7 +11,8 @@ from plait.errors import PlanError
 from plait.plan.ddp import ddp
 from plait.plan.domain import domain
 from plait.plan.mesh import Mesh
-from plait.plan.plan import AXES, DATA, DOMAIN, TENSOR, Plan, read_plan, with_settings
+from plait.plan.pipeline import gpipe, interleaved, naive, one_forward_one_backward, zero_bubble
+from plait.plan.plan import AXES, DATA, DOMAIN, PIPE, TENSOR, Plan, read_plan, with_settings
 from plait.plan.single import single
 from plait.plan.tensor import megatron, tensor
 from plait.plan.zero import zero1, zero2, zero3
@@ -20,6 +21,8 @@ NAMED: Mapping[str, Callable[[int], Plan]] = MappingProxyType(
     {
         "single": single, "ddp": ddp, "zero1": zero1, "zero2": zero2, "zero3": zero3,
         "megatron": megatron, "tensor": tensor, "domain": domain,
+        "naive": naive, "gpipe": gpipe, "1f1b": one_forward_one_backward, "interleaved": interleaved,
+        "zero-bubble": zero_bubble,
     }
 )  # fmt: skip
 
@@ -60,7 +63,7 @@ def resolve(
 
 
 def _by_axes(mesh: Mapping[str, int]) -> str:
-    return "megatron" if TENSOR in mesh else "domain" if DOMAIN in mesh else "ddp"
+    return "1f1b" if PIPE in mesh else "megatron" if TENSOR in mesh else "domain" if DOMAIN in mesh else "ddp"
 
 
 def _with_mesh(plan: Plan, mesh: Mapping[str, int]) -> Plan:

@@ -22,7 +22,9 @@ TENSOR = "tensor"
 """The mesh axis on which weights are cut."""
 DOMAIN = "domain"
 """The mesh axis on which images or sequences are cut."""
-AXES = (DATA, DOMAIN, TENSOR)
+PIPE = "pipe"
+"""The mesh axis on which the model is cut into stages."""
+AXES = (PIPE, DATA, DOMAIN, TENSOR)
 """The axes that plans know, outermost first: ranks that exchange most are next to each other."""
 
 Choice = Literal["megatron", "auto"]
@@ -101,12 +103,39 @@ class Domain:
             )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pipe:
+    """How the model is cut over the `pipe` axis, and in which order its stages work."""
+
+    schedule: str = "1f1b"
+    """A name in `program/schedules`: naive, gpipe, 1f1b, interleaved, zero-bubble."""
+    per_rank: int = 1
+    """Stages a rank."""
+    cut: tuple[str, ...] = ()
+    """The modules with which the second and later stages begin; empty: cut by cost."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.per_rank, int) or isinstance(self.per_rank, bool) or self.per_rank < 1:
+            raise PlanError(
+                f"pipe.per_rank={self.per_rank!r} is no number of stages.", fix="set it to 1 or more."
+            )
+        if isinstance(self.cut, str) or not all(isinstance(name, str) for name in self.cut):
+            raise PlanError(f"pipe.cut={self.cut!r} is no list of modules.", fix="write it like [h.4, h.8].")
+        object.__setattr__(self, "cut", tuple(self.cut))
+
+
 def _check_bool(name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise PlanError(f"{name}={value!r} is neither true nor false.", fix="set it to true or false.")
 
 
-_GROUPS: Mapping[str, type] = {"sync": Sync, "memory": Memory, "tensor": Tensor, "domain": Domain}
+_GROUPS: Mapping[str, type] = {
+    "sync": Sync,
+    "memory": Memory,
+    "tensor": Tensor,
+    "domain": Domain,
+    "pipe": Pipe,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +154,8 @@ class Plan:
     """How weights are cut over `tensor`."""
     domain: Domain = Domain()
     """How samples are cut over `domain`."""
+    pipe: Pipe = Pipe()
+    """How the model is cut over `pipe`."""
     placements: tuple[AxisPlacements, ...] = ()
     """Placements along axes other than `data`; what a person wrote stays, the rest is resolved before compiling."""
 
@@ -139,14 +170,13 @@ class Plan:
 
     def data_coordinate(self, rank: int) -> int:
         """Which share of the batch a rank has."""
-        return next(
-            (
-                at
-                for (name, _), at in zip(self.mesh.axes, self.mesh.coordinates(rank), strict=True)
-                if name == DATA
-            ),
-            0,
-        )
+        return self.mesh.coordinate(rank, DATA)
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the pipeline; 1: none."""
+        ranks = self.mesh.size_of(PIPE)
+        return ranks * self.pipe.per_rank if ranks > 1 else 1
 
     def to_yaml(self) -> str:
         """The plan as a file that `read_plan` takes; groups of settings that are as they come are left out."""
@@ -154,10 +184,14 @@ class Plan:
         for group, kind in _GROUPS.items():
             value = getattr(self, group)
             if value != kind() or group == "sync":
-                content[group] = {field.name: getattr(value, field.name) for field in fields(value)}
+                content[group] = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
         if self.placements:
             content["placements"] = {entry.axis: entry.to_plain() for entry in self.placements}
         return yaml.safe_dump(content, sort_keys=False, width=120)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def plan_from(values: Mapping[str, Any], where: str) -> Plan:

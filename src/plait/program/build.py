@@ -81,13 +81,13 @@ class StepBuilder:
 
     def finish(self) -> RankProgram:
         """The instructions of the whole step, with the values freed after their last use."""
-        waiting = self._weights()
+        waiting = self.weights()
         for position, (graph, local, _, rest, number) in enumerate(self.micro):
             if waiting is None:
-                self._load(graph, number)
+                self.load(graph, number)
             self._micro_batch(graph, local, rest, number, position, waiting)
             waiting = waiting if waiting is None else -1
-        self._finish_gradients()
+        self.finish_gradients()
         return RankProgram(
             instructions=tuple(with_frees(self.instructions, fetched=self.layout.zero == 3)),
             segments=self.segments,
@@ -96,13 +96,13 @@ class StepBuilder:
             storages=self.storages,
         )
 
-    def _finish_gradients(self) -> None:
+    def finish_gradients(self) -> None:
         late = self.micro[0][0].static_weight is None and not self.micro[0][0].weight_is_early
         while self.travelling:
             self._settle()
         for index, bucket in enumerate(self.buckets):
             if bucket.axis is not None:
-                self._wait(f"bucket:{index}", None)
+                self.wait(f"bucket:{index}", None)
         names = tuple(
             f"{'bucket' if bucket.group is None else 'shard'}:{index}"
             for index, bucket in enumerate(self.buckets)
@@ -112,11 +112,11 @@ class StepBuilder:
         cut = {axis for name in trained for axis in self.layout.cut_axes(name)}
         if self.clip_norm is not None and cut:
             axes = tuple(name for name, _ in self.plan.mesh.axes if name in cut)
-            self._add(SquareSum, "squares", "update", reads=names, writes=("squares",), axes=axes)
-            self._start("squares", "all_reduce", "+".join(axes), None, 8)
-            self._wait("squares", None)
+            self.add(SquareSum, "squares", "update", reads=names, writes=("squares",), axes=axes)
+            self.start("squares", "all_reduce", "+".join(axes), None, 8)
+            self.wait("squares", None)
             squares = ("squares",)
-        self._add(
+        self.add(
             Finish,
             "finish gradients",
             "update",
@@ -125,33 +125,33 @@ class StepBuilder:
             late_weight=late,
             clip_norm=self.clip_norm,
         )
-        self._add(Update, "update", "update", reads=names)
+        self.add(Update, "update", "update", reads=names)
 
-    def _add(self, cls: Any, name: str, kind: str, **fields: Any) -> int:
+    def add(self, cls: Any, name: str, kind: str, **fields: Any) -> int:
         instruction = cls(id=len(self.instructions), name=name, kind=kind, **fields)
         self.instructions.append(instruction)
         return instruction.id  # type: ignore[no-any-return]
 
-    def _load(self, graph: Graph, number: int) -> None:
+    def load(self, graph: Graph, number: int) -> None:
         names = [f"{number}/{entry.name}" for entry in (*graph.inputs_of("batch"), *graph.inputs_of("key"))]
-        self._add(Load, f"load {number}", "data", writes=tuple(names), micro_batch=number)
+        self.add(Load, f"load {number}", "data", writes=tuple(names), micro_batch=number)
 
-    def _weights(self) -> int | None:
+    def weights(self) -> int | None:
         """Compute the step's weight before the forward where it comes from the batch; None: loads are not done yet."""
         graphs = [graph for graph, *_ in self.micro]
         if all(graph.static_weight is not None for graph in graphs):
             weight = float(sum(graph.static_weight or 0.0 for graph in graphs))
-            self._add(Tangent, "tangent", "forward", writes=("tangent",), weight=weight)
+            self.add(Tangent, "tangent", "forward", writes=("tangent",), weight=weight)
             return None
         if not graphs[0].weight_is_early:
-            self._add(Tangent, "tangent", "forward", writes=("tangent",), weight=1.0)
+            self.add(Tangent, "tangent", "forward", writes=("tangent",), weight=1.0)
             return None
         names = []
         for graph, local, early, _, number in self.micro:
-            self._load(graph, number)
-            self._pieces(graph, early, number, {})
-            names.append(self._name(graph, local.weight, number))
-        self._add(Tally, "weight of the step", "forward", reads=tuple(names), writes=("weight",))
+            self.load(graph, number)
+            self.pieces(graph, early, number, {})
+            names.append(self.name_of(graph, local.weight, number))
+        self.add(Tally, "weight of the step", "forward", reads=tuple(names), writes=("weight",))
         local = self.micro[0][1]
         axes = [
             name
@@ -159,7 +159,7 @@ class StepBuilder:
             if size > 1 and isinstance(placement, Partial)
         ]
         if axes:
-            self._start("weight", "all_reduce", "+".join(axes), None, 8)
+            self.start("weight", "all_reduce", "+".join(axes), None, 8)
         return self.started.get("weight", -1)
 
     def _micro_batch(
@@ -178,17 +178,17 @@ class StepBuilder:
             index = next(
                 (i for i, p in enumerate(rest) if isinstance(p, Segment) and p.phase == "backward"), len(rest)
             )
-            self._pieces(graph, rest[:index], number, {}, fetch=fetch)
+            self.pieces(graph, rest[:index], number, {}, fetch=fetch)
             if waiting >= 0:
-                self._wait("weight", None)
-            self._add(Tangent, "tangent", "forward", reads=("weight",), writes=("tangent",), weight=None)
+                self.wait("weight", None)
+            self.add(Tangent, "tangent", "forward", reads=("weight",), writes=("tangent",), weight=None)
             rest = rest[index:]
-        self._pieces(graph, rest, number, reached, fetch=fetch, local=local, fresh=position == 0, send=last)
+        self.pieces(graph, rest, number, reached, fetch=fetch, local=local, fresh=position == 0, send=last)
         if local.new_buffers:
             names = tuple(local.new_buffers)
-            reads = tuple(self._name(graph, node, number) for node in local.new_buffers.values())
+            reads = tuple(self.name_of(graph, node, number) for node in local.new_buffers.values())
             writes = tuple(f"buffer:{name}" for name in names)
-            self._add(
+            self.add(
                 Commit,
                 "commit buffers",
                 "update",
@@ -207,7 +207,7 @@ class StepBuilder:
                 ends.setdefault(max(names, key=order.__getitem__), []).append(index)
         return ends
 
-    def _pieces(
+    def pieces(
         self,
         graph: Graph,
         pieces: Sequence[Piece],
@@ -224,43 +224,43 @@ class StepBuilder:
             if isinstance(piece, Segment):
                 if fetch is not None:
                     fetch.before(piece)
-                self._add(
+                self.add(
                     Compute,
                     piece.name,
                     piece.phase,
                     segment=piece.name,
-                    reads=tuple(self._name(graph, name, number) for name in piece.inputs),
-                    writes=tuple(self._name(graph, name, number) for name in piece.outputs),
+                    reads=tuple(self.name_of(graph, name, number) for name in piece.inputs),
+                    writes=tuple(self.name_of(graph, name, number) for name in piece.outputs),
                     micro_batch=number,
                 )
             elif isinstance(piece, Start):
                 self._start_node(graph, piece.node, number)
             elif isinstance(piece, Await):
-                self._wait(self._name(graph, piece.node.name, number), number)
+                self.wait(self.name_of(graph, piece.node.name, number), number)
             elif isinstance(piece, Reached) and local is not None:
                 for index in reached.get(piece.node, []):
-                    self._fill(graph, local, index, number, fresh, send)
+                    self.fill(graph, local, index, number, fresh, send)
                     done.add(index)
         if local is not None:
             for index in range(len(self.buckets)):
                 if index not in done:
-                    self._fill(graph, local, index, number, fresh, send)
+                    self.fill(graph, local, index, number, fresh, send)
 
-    def _fill(
+    def fill(
         self, graph: Graph, local: LocalGraph, index: int, number: int, fresh: bool, send: bool
     ) -> None:
         bucket = self.buckets[index]
         nodes = bucket_reads(graph, local, self.buckets, index)
-        reads = [self._name(graph, node, number) for node in nodes]
+        reads = [self.name_of(graph, node, number) for node in nodes]
         for name in reads:  # a gradient that is itself the result of a collective
-            self._wait(name, number)
+            self.wait(name, number)
         scattered = bucket.group is not None
         pooled = scattered and self.layout.zero >= 2
         while pooled and (
             len(self.travelling) == IN_FLIGHT or index in [other for other, *_ in self.travelling]
         ):
             self._settle()
-        self._add(
+        self.add(
             Accumulate,
             f"bucket {index}",
             "backward",
@@ -276,15 +276,15 @@ class StepBuilder:
             if not self.plan.sync.overlap:
                 self._settle()
         elif send and bucket.axis is not None and not scattered:
-            self._start(f"bucket:{index}", "all_reduce", bucket.axis, number, bucket.num_bytes)
+            self.start(f"bucket:{index}", "all_reduce", bucket.axis, number, bucket.num_bytes)
             if not self.plan.sync.overlap:
-                self._wait(f"bucket:{index}", number)
+                self.wait(f"bucket:{index}", number)
 
     def _start_scatter(self, index: int, number: int) -> None:
         bucket = self.buckets[index]
         assert bucket.group is not None
         name = f"shard:{index}"
-        self.started[name] = self._add(
+        self.started[name] = self.add(
             Collective,
             f"reduce_scatter bucket:{index}",
             "communication",
@@ -303,12 +303,12 @@ class StepBuilder:
         index, fresh, number = self.travelling.pop(0)
         bucket, name = self.buckets[index], f"shard:{index}"
         assert bucket.group is not None
-        self._wait(name, number)
+        self.wait(name, number)
         if bucket.other_axes is not None:
             num_bytes = bucket.group.chunk_elements * bucket.dtype.itemsize
-            self._start(name, "all_reduce", bucket.other_axes, number, num_bytes)
-            self._wait(name, number)
-        self._add(
+            self.start(name, "all_reduce", bucket.other_axes, number, num_bytes)
+            self.wait(name, number)
+        self.add(
             Keep, f"keep shard {index}", "backward", reads=(name,), writes=(name,), bucket=index, fresh=fresh,
             micro_batch=number,
         )  # fmt: skip
@@ -316,7 +316,7 @@ class StepBuilder:
     def start_gather(self, group: int, number: int) -> int:
         """Begin to fetch the parameters of a group from the ranks that hold them."""
         entry = self.layout.groups[group]
-        return self._add(
+        return self.add(
             Collective,
             f"all_gather parameters {group}",
             "communication",
@@ -333,18 +333,18 @@ class StepBuilder:
     def end_gather(self, group: int, started: int, number: int) -> None:
         """Wait until they are there."""
         names = tuple(f"parameter:{name}" for name in self.layout.groups[group].parameters)
-        self._add(
+        self.add(
             Wait, f"wait for parameters {group}", "wait", of=started, reads=names, writes=names,
             micro_batch=number,
         )  # fmt: skip
 
     def _start_node(self, graph: Graph, node: torch.fx.Node, number: int) -> None:
         source: Any = node.args[0]
-        name = self._name(graph, node.name, number)
+        name = self.name_of(graph, node.name, number)
         op: Any = node.target.__name__  # type: ignore[union-attr]
         details = inspect.signature(node.target).bind(*node.args).arguments  # type: ignore[arg-type]
         fields = {key: details[key] for key in ("dim", "before", "after", "fill") if key in details}
-        self.started[name] = self._add(
+        self.started[name] = self.add(
             Collective,
             f"{op} {node.name}",
             "communication",
@@ -353,14 +353,14 @@ class StepBuilder:
             axis=details["axis"],
             extents=tuple(details.get("extents", ())),
             **fields,
-            reads=(self._name(graph, source.name, number),),
+            reads=(self.name_of(graph, source.name, number),),
             writes=(name,),
             micro_batch=number,
             num_bytes=_bytes_sent(op, source, node, fields),
         )
 
-    def _start(self, name: str, op: str, axis: str, number: int | None, num_bytes: int) -> None:
-        self.started[name] = self._add(
+    def start(self, name: str, op: str, axis: str, number: int | None, num_bytes: int) -> None:
+        self.started[name] = self.add(
             Collective,
             f"{op} {name}",
             "communication",
@@ -373,14 +373,14 @@ class StepBuilder:
             num_bytes=num_bytes,
         )
 
-    def _wait(self, name: str, number: int | None) -> None:
+    def wait(self, name: str, number: int | None) -> None:
         if name in self.started:
             of = self.started.pop(name)
-            self._add(
+            self.add(
                 Wait, f"wait for {name}", "wait", of=of, reads=(name,), writes=(name,), micro_batch=number
             )
 
-    def _name(self, graph: Graph, local: str, number: int) -> str:
+    def name_of(self, graph: Graph, local: str, number: int) -> str:
         names = self.names.setdefault(id(graph), {entry.node: entry for entry in graph.inputs})
         entry = names.get(local)
         if entry is not None:
@@ -392,7 +392,7 @@ class StepBuilder:
         return f"{number}/{local}"
 
     def _describe(self, graph: Graph, local: LocalGraph, number: int) -> None:
-        rename = {node.name: self._name(graph, node.name, number) for node in local.graph.nodes}
+        rename = {node.name: self.name_of(graph, node.name, number) for node in local.graph.nodes}
         self.storages |= storages_of(local.graph.nodes, rename)
         gradients = set(local.gradients.values())
         for node in local.graph.nodes:
@@ -404,7 +404,7 @@ class StepBuilder:
                 if node.op == "placeholder":
                     kind = next((e.kind for e in graph.inputs if e.node == node.name), "input")
                     kind = kind if kind in ("parameter", "buffer") else "input"
-                self.values[self._name(graph, node.name, number)] = Value(
+                self.values[self.name_of(graph, node.name, number)] = Value(
                     kind=kind, shape=tuple(value.shape), dtype=value.dtype
                 )
 

@@ -8,6 +8,7 @@ axis start the same collectives in the same order; every gradient of a summed bu
 from collections.abc import Sequence
 
 from plait.errors import ProgramError
+from plait.plan.plan import DATA
 from plait.program.instructions import Accumulate, Collective, Instruction, Keep, Update, Wait
 from plait.program.program import Program, RankProgram
 
@@ -23,10 +24,7 @@ def check_program(program: Program) -> None:
         _check_sums(program, entry)
     reference: Sequence[tuple[object, ...]] | None = None
     for index, entry in enumerate(program.classes):
-        order = [
-            (c.op, c.axis, c.extents, c.num_bytes if c.op == "all_reduce" else 0, c.name)
-            for c in _collectives(entry)
-        ]
+        order = [_what(c) for c in _collectives(entry)]
         if reference is None:
             reference = order
         elif order != reference:
@@ -38,6 +36,14 @@ def check_program(program: Program) -> None:
                 f"ranks of class 0 and class {index} do not start the same collectives: number {place} is "
                 f"{_at(reference, place)} on one and {_at(order, place)} on the other."
             )
+
+
+def _what(collective: Collective) -> tuple[object, ...]:
+    """What ranks with other samples must agree on; along other axes than `data` they never meet, so sizes may differ."""
+    sizes: tuple[object, ...] = ()
+    if DATA in collective.axis.split("+"):
+        sizes = (collective.extents, collective.num_bytes if collective.op == "all_reduce" else 0)
+    return (collective.op, collective.axis, *sizes, collective.name)
 
 
 def _at(order: Sequence[tuple[object, ...]], place: int) -> str:

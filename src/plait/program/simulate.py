@@ -2,153 +2,155 @@
 
 In: a program and how long each instruction takes. Out: a `Trace` of the same kind as a measured one. A rank's
 lanes are queues: an instruction starts when its lane is free and what it waits for is done; a collective
-starts when every rank of its group has issued it and lasts equally long for all.
+starts when every rank of its group has issued it and lasts equally long for all; a message leaves when it is sent and
+the one before it, to the same rank, has arrived.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from plait.errors import ProgramError
-from plait.program.instructions import Collective, Instruction, Wait
+from plait.program.instructions import Collective, Instruction, Recv, Send, Wait
 from plait.program.program import Program
+from plait.program.walk import Key, Walk
 from plait.trace.span import Span, Trace
 
 Duration = Callable[[int, Instruction], float]
-"""(rank, instruction) -> seconds; for a collective, the time from the last arrival to its end."""
+"""(rank, instruction) -> seconds; for a collective, the time from the last arrival to its end; for a `Send`, the time
+for which the message travels. A `Recv` and a `Wait` take what they take."""
 
 
 @dataclass(slots=True)
-class _Rank:
-    """A rank's clocks."""
+class _Clocks:
+    """Where every queue stands."""
 
-    position: int = 0
-    compute_s: float = 0.0
-    communication_s: float = 0.0
+    compute_s: list[float]
+    """By rank."""
+    communication_s: list[float]
+    """By rank: collectives run one after the other."""
+    links_s: dict[Key, float] = field(default_factory=dict)
+    """By (sender, receiver)."""
 
 
-@dataclass(slots=True)
-class _Meeting:
-    """A collective that ranks arrive at."""
+class _Step:
+    """One step: what has been issued and what is done."""
 
-    arrived: dict[int, float]
-    end_s: float | None = None
+    def __init__(self, number: int, clocks: _Clocks, duration: Duration, spans: list[Span]) -> None:
+        self.number, self.clocks, self.duration, self.spans = number, clocks, duration, spans
+        self.arrived: dict[Key, list[tuple[int, Collective, float]]] = {}
+        self.posted: dict[Key, tuple[int, Recv, float]] = {}
+        self.ends_s: dict[Key, float] = {}
+
+    def execute(self, rank: int, instruction: Instruction, key: Key | None) -> None:
+        """Advance the clocks by one instruction; whatever it waits for has been executed."""
+        now_s = self.clocks.compute_s[rank]
+        if key is None:
+            end_s = now_s + self.duration(rank, instruction)
+        elif isinstance(instruction, Collective):
+            return self._meet(key, rank, instruction, now_s)
+        elif isinstance(instruction, Send):
+            return self._send(key, rank, instruction, now_s)
+        elif isinstance(instruction, Recv):
+            if key in self.ends_s:
+                self._span(rank, instruction, now_s, max(now_s, self.ends_s[key]))
+            else:
+                self.posted[key] = (rank, instruction, now_s)
+            return None
+        else:
+            end_s = max(now_s, self.ends_s[key])
+        self._span(rank, instruction, now_s, end_s)
+        self.clocks.compute_s[rank] = end_s
+        return None
+
+    def _meet(self, key: Key, rank: int, instruction: Collective, now_s: float) -> None:
+        """Arrive at a collective; it runs on the communication lanes of the group once everybody is there."""
+        arrived = self.arrived.setdefault(key, [])
+        arrived.append((rank, instruction, now_s))
+        group = key[0]
+        assert isinstance(group, tuple)
+        if len(arrived) == len(group):
+            lanes = self.clocks.communication_s
+            start_s = max(max(at_s, lanes[member]) for member, _, at_s in arrived)
+            end_s = self.ends_s[key] = start_s + self.duration(group[0], instruction)
+            for member, own, at_s in arrived:
+                lanes[member] = end_s
+                self._span(member, own, at_s, end_s)
+
+    def _send(self, key: Key, rank: int, instruction: Send, now_s: float) -> None:
+        link = key[:2]
+        start_s = max(now_s, self.clocks.links_s.get(link, 0.0))
+        end_s = self.clocks.links_s[link] = self.ends_s[key] = start_s + self.duration(rank, instruction)
+        self._span(rank, instruction, now_s, end_s)
+        if key in self.posted:
+            receiver, recv, posted_s = self.posted.pop(key)
+            self._span(receiver, recv, posted_s, max(posted_s, end_s))
+
+    def _span(self, rank: int, instruction: Instruction, start_s: float, end_s: float) -> None:
+        self.spans.append(
+            Span(
+                rank=rank,
+                step=self.number,
+                instruction=instruction.id,
+                kind=instruction.kind,
+                name=instruction.name,
+                lane=instruction.lane,
+                start_s=start_s,
+                end_s=end_s,
+                micro_batch=instruction.micro_batch,
+                stage=instruction.stage,
+                num_bytes=instruction.num_bytes,
+            )
+        )
 
 
 def simulate(program: Program, duration: Duration, *, steps: int = 1) -> Trace:
-    """Run `steps` steps of all ranks on clocks."""
+    """Run `steps` steps of all ranks on clocks, in a time that grows as the number of instructions does."""
     mesh = program.plan.mesh
-    ranks = [_Rank() for _ in range(mesh.size)]
+    clocks = _Clocks(compute_s=[0.0] * mesh.size, communication_s=[0.0] * mesh.size)
     spans: list[Span] = []
-    for step in range(steps):
-        meetings: dict[tuple[tuple[int, ...], int], _Meeting] = {}
-        under_way: list[dict[int, _Meeting]] = [{} for _ in ranks]
-        counts: list[dict[tuple[int, ...], int]] = [{} for _ in ranks]
-        for rank in ranks:
-            rank.position = 0
-        moved = True
-        while moved:
-            moved = False
-            for number, rank in enumerate(ranks):
-                instructions = program.of(number).instructions
-                while rank.position < len(instructions):
-                    instruction = instructions[rank.position]
-                    if isinstance(instruction, Wait) and under_way[number][instruction.of].end_s is None:
-                        break
-                    start, end = rank.compute_s, rank.compute_s
-                    if isinstance(instruction, Collective):
-                        group = mesh.group(number, instruction.axis)
-                        index = counts[number].get(group, 0)
-                        counts[number][group] = index + 1
-                        meeting = meetings.setdefault((group, index), _Meeting(arrived={}))
-                        meeting.arrived[number] = rank.compute_s
-                        under_way[number][instruction.id] = meeting
-                        if len(meeting.arrived) == len(group):
-                            _hold(meeting, ranks, group, program, instruction, duration, step, spans)
-                    elif isinstance(instruction, Wait):
-                        finished = under_way[number].pop(instruction.of).end_s
-                        assert finished is not None
-                        end = max(start, finished)
-                    else:
-                        end = start + duration(number, instruction)
-                    if not isinstance(instruction, Collective):
-                        spans.append(_span(number, step, instruction, start, end))
-                        rank.compute_s = end
-                    rank.position += 1
-                    moved = True
-        stuck = {
-            number: program.of(number).instructions[rank.position].name
-            for number, rank in enumerate(ranks)
-            if rank.position < len(program.of(number).instructions)
-        }
-        if stuck:
-            told = ", ".join(f"rank {number} in {name}" for number, name in stuck.items())
+    for number in range(steps):
+        step = _Step(number, clocks, duration, spans)
+        walk = Walk(program)
+        for rank, instruction, key in walk:
+            step.execute(rank, instruction, key)
+        if walk.blocked:
+            told = ", ".join(f"rank {rank} in {wait.name}" for rank, (wait, _) in sorted(walk.blocked.items()))
             raise ProgramError(f"the program deadlocks: {told}.")
-    metadata: Mapping[str, object] = {"plan": program.plan.name, "mesh": dict(mesh.axes)}
     return Trace(
-        spans=tuple(spans), ranks=tuple(range(mesh.size)), source="simulated", metadata=dict(metadata)
+        spans=tuple(spans),
+        ranks=tuple(range(mesh.size)),
+        source="simulated",
+        metadata={"plan": program.plan.name, "mesh": dict(mesh.axes)},
     )
 
 
-def _hold(
-    meeting: _Meeting,
-    ranks: list[_Rank],
-    group: tuple[int, ...],
-    program: Program,
-    instruction: Collective,
-    duration: Duration,
-    step: int,
-    spans: list[Span],
-) -> None:
-    """Everybody is there: the collective runs on the communication lanes of the group."""
-    start = max(*meeting.arrived.values(), *(ranks[member].communication_s for member in group))
-    meeting.end_s = start + duration(group[0], instruction)
-    for member in group:
-        ranks[member].communication_s = meeting.end_s
-        own = next(
-            i
-            for i in program.of(member).instructions
-            if isinstance(i, Collective) and i.name == instruction.name
-        )
-        spans.append(_span(member, step, own, meeting.arrived[member], meeting.end_s))
-
-
-def _span(rank: int, step: int, instruction: Instruction, start_s: float, end_s: float) -> Span:
-    return Span(
-        rank=rank,
-        step=step,
-        instruction=instruction.id,
-        kind=instruction.kind,
-        name=instruction.name,
-        lane=instruction.lane,
-        start_s=start_s,
-        end_s=end_s,
-        micro_batch=instruction.micro_batch,
-        stage=instruction.stage,
-        num_bytes=instruction.num_bytes,
-    )
-
-
-def measured_durations(trace: Trace) -> Duration:
-    """Mean durations of a measured trace, by rank and instruction.
+def measured_durations(trace: Trace, program: Program) -> Duration:
+    """Mean durations of a measured trace of a program, by rank and instruction.
 
     Waiting is left to the simulator: a collective counts from its last arrival, or the end of the one before,
-    to where the first rank had its result.
+    to where the first rank had its result; a message from where it was sent, or the one before it arrived.
     """
+    keys = {(rank, i.id): key for rank, i, key in Walk(program) if key is not None and not isinstance(i, Wait)}
     spent: dict[tuple[int, int], list[float]] = {}
-    meetings: dict[tuple[int, int], list[Span]] = {}
+    meetings: dict[tuple[int, Key], list[Span]] = {}
     for span in trace.spans:
-        if span.lane == "communication":
-            meetings.setdefault((span.step, span.instruction), []).append(span)
+        key = keys.get((span.rank, span.instruction))
+        if key is not None:
+            meetings.setdefault((span.step, key), []).append(span)
         else:
             spent.setdefault((span.rank, span.instruction), []).append(span.end_s - span.start_s)
-    before_s = 0.0
-    for (_, number), spans in sorted(
-        meetings.items(), key=lambda item: max(span.start_s for span in item[1])
-    ):
-        end_s = min(span.end_s for span in spans)
-        lasted = max(0.0, end_s - max(before_s, *(span.start_s for span in spans)))
-        before_s = max(before_s, end_s)
+    before_s: dict[object, float] = {}
+    for (_, key), spans in sorted(meetings.items(), key=lambda item: max(span.start_s for span in item[1])):
+        if isinstance(key[0], tuple):
+            lanes: list[object] = [span.rank for span in spans]
+            starts, end_s = [span.start_s for span in spans], min(span.end_s for span in spans)
+        else:
+            lanes = [key[:2]]
+            starts = [span.start_s for span in spans if span.rank == key[0]]
+            end_s = max(span.end_s for span in spans)
+        lasted = max(0.0, end_s - max([*starts, *(before_s.get(lane, 0.0) for lane in lanes)]))
+        before_s |= {lane: max(before_s.get(lane, 0.0), end_s) for lane in lanes}
         for span in spans:
-            spent.setdefault((span.rank, number), []).append(lasted)
+            spent.setdefault((span.rank, span.instruction), []).append(lasted)
     means = {key: sum(times) / len(times) for key, times in spent.items()}
     return lambda rank, instruction: means.get((rank, instruction.id), 0.0)

@@ -17,7 +17,7 @@ body{font:14px/1.45 system-ui,sans-serif;margin:24px;color:#1c2733;background:#f
 h1{font-size:18px;margin:0 0 4px}h2{font-size:15px;margin:28px 0 6px}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th{text-align:left;color:#5b6b7b;font-weight:500;border-bottom:1px solid #c9d2db}
-th,td{padding:3px 14px 3px 0;vertical-align:top}
+th,td{padding:3px 14px 3px 0;vertical-align:top;white-space:nowrap}
 td.cut{color:#0b61a4;font-weight:600}td.sum{color:#b4420f;font-weight:600}
 td.number{text-align:right}tr:hover td{background:#f3f6f9}p.notice{margin:2px 0;color:#5b6b7b}
 @media(prefers-color-scheme:dark){body{color:#dbe4ec;background:#12181f}th{border-color:#33414e}
@@ -48,7 +48,7 @@ def _sections(listing: Listing) -> Iterable[str]:
     )
     yield _table(
         "Parameters",
-        ("name", "of blocks", "shape", *axes, "on a rank"),
+        ("name", "count", "shape", *axes, "on a rank"),
         ((p.name, p.count, str(list(p.shape)), *p.placements, p.held) for p in listing.parameters),
     )
     yield _table(
@@ -72,7 +72,7 @@ def _sections(listing: Listing) -> Iterable[str]:
     )
     yield _table(
         "Ops: inputs → outputs",
-        ("op", "of blocks", *axes),
+        ("op", "count", *axes),
         ((o.key, o.count, *o.strategies) for o in listing.ops),
     )
 

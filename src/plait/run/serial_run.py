@@ -16,7 +16,7 @@ from plait.job.job import Job
 from plait.job.loader import Loader, Share
 from plait.plan.plan import Plan
 from plait.program.layout import Layout
-from plait.run.machine import Machine
+from plait.run.machine import Machine, StepOutcome
 from plait.run.prepare import prepare
 from plait.run.programs import Programs
 from plait.run.serial import Mailboxes, Reduce, SerialLinks, Unobserved, add_up, run_step
@@ -43,6 +43,55 @@ class Record:
     """Whether the model casts float64 down by itself, so that it agrees with itself only as well as float32."""
 
 
+class SerialRanks:
+    """All ranks of a plan in this process, one step at a time."""
+
+    def __init__(self, job: Job, programs: Programs, dtype: torch.dtype, reduce: Reduce = add_up) -> None:
+        self.job, self.programs = job, programs
+        plan, device = programs.plan, torch.device("cpu")
+        boxes = Mailboxes(plan.mesh, reduce)
+        self.machines: list[Machine] = []
+        self._gradients: list[dict[str, Tensor]] = []
+        for rank in range(plan.mesh.size):
+            links = SerialLinks(boxes, rank)
+            state = ModelState(job, device, dtype, programs.holding(rank, links, device))
+            machine = Machine(rank, state, links, Unobserved())
+            self.machines.append(machine)
+            self._gradients.append({})
+            machine.store.on_ready = partial(_remember, self._gradients[rank])
+        self.rounds_to_float32 = False
+        """Whether a step so far turned float64 into something shorter."""
+        self.notices: tuple[str, ...] = ()
+
+    def run(self, step: int) -> bool:
+        """One step; False where the data has ended."""
+        source = self.programs.captures.source
+        by_rank = _shares(self.job, self.programs.plan, step, source.num_samples, self.programs)
+        if by_rank is None:
+            return False
+        program = self.programs.for_step(by_rank[0])
+        self.notices = program.notices
+        self.rounds_to_float32 = self.rounds_to_float32 or _rounds(self.programs, by_rank[0][0])
+        run_step(self.machines, program, step, by_rank)
+        return True
+
+    @property
+    def outcome(self) -> StepOutcome:
+        """What rank 0 says about the last step."""
+        outcome = self.machines[0].outcome
+        assert outcome is not None
+        return outcome
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The last step's, whole."""
+        return _assemble(self._gradients, self.programs.layout)
+
+    def weights(self) -> dict[str, Tensor]:
+        """All parameters, whole."""
+        held = [{name: p.detach() for name, p in m.state.parameters.items()} for m in self.machines]
+        return _assemble(held, self.programs.layout)
+
+
 def run_serially(
     job: Job,
     plan: Plan,
@@ -57,54 +106,29 @@ def run_serially(
 
     `captures` are graphs of this job that are known already.
     """
-    device = torch.device("cpu")
-    programs = prepare(
-        replace(job, steps=steps, epochs=None), plan, "cpu", dtype, lambda event: None, captures
-    )
-    source = programs.captures.source
-    boxes = Mailboxes(plan.mesh, reduce)
-    ranks = plan.mesh.size
-    machines = []
-    for rank in range(ranks):
-        links = SerialLinks(boxes, rank)
-        holding = programs.holding(rank, links, device)
-        machines.append(Machine(rank, ModelState(job, device, dtype, holding), links, Unobserved()))
-    parts: list[dict[str, Tensor]] = [{} for _ in machines]
-    for machine in machines:
-        machine.store.on_ready = partial(_remember, parts[machine.rank])
+    job = replace(job, steps=steps, epochs=None)
+    programs = prepare(job, plan, "cpu", dtype, lambda event: None, captures)
+    ranks = SerialRanks(job, programs, dtype, reduce)
     gradients: list[dict[str, Tensor]] = []
     losses: list[float] = []
     norms: list[float] = []
-    notices: tuple[str, ...] = ()
-    rounds = False
     for step in range(steps):
-        by_rank = _shares(job, plan, step, source.num_samples, programs)
-        if by_rank is None:
+        if not ranks.run(step):
             break
-        program = programs.for_step(by_rank[0])
-        notices = program.notices
-        rounds = rounds or _rounds(programs, by_rank[0][0])
-        run_step(machines, program, step, by_rank)
-        gradients.append(_assemble(parts, program.layout))
-        outcome = machines[0].outcome
-        assert outcome is not None
-        losses.append(outcome.loss)
-        norms += [float(outcome.norm)] if outcome.norm is not None else []
+        gradients.append(ranks.gradients())
+        losses.append(ranks.outcome.loss)
+        norms += [float(ranks.outcome.norm)] if ranks.outcome.norm is not None else []
         if each_step is not None:
             each_step(step)
-    first = machines[0].state
     return Record(
         losses=tuple(losses),
         norms=tuple(norms),
         gradients=tuple(gradients),
-        weights=_assemble(
-            [{name: p.detach() for name, p in m.state.parameters.items()} for m in machines],
-            first.holding.layout if first.holding is not None else None,
-        ),
-        buffers=dict(first.buffers),
-        spread=_spread(machines),
-        notices=notices,
-        rounds_to_float32=rounds,
+        weights=ranks.weights(),
+        buffers=dict(ranks.machines[0].state.buffers),
+        spread=_spread(ranks.machines),
+        notices=ranks.notices,
+        rounds_to_float32=ranks.rounds_to_float32,
     )
 
 

@@ -167,7 +167,7 @@ def test_a_measured_trace_can_be_simulated_again(tmp_path: Path) -> None:
     result = plait.train(job, "ddp", 2, out=tmp_path / "run")
     trace = read_trace(result.folder)
     program = compiled(plait.resolve("ddp", 2))
-    again = simulate(program, measured_durations(trace))
+    again = simulate(program, measured_durations(trace, program))
     names = {(span.rank, span.instruction): span.name for span in trace.spans}
     assert {(span.rank, span.instruction): span.name for span in again.spans}.items() <= names.items()
     for rank in (0, 1):
@@ -184,6 +184,6 @@ def test_waiting_is_no_duration_of_a_collective(instructions: tuple[Instruction,
         return 10.0 if (rank, instruction.name) == (1, "first") else DURATIONS[instruction.name]
 
     program = program_of(instructions, instructions)
-    learned = measured_durations(simulate(program, duration, steps=2))
+    learned = measured_durations(simulate(program, duration, steps=2), program)
     assert learned(0, instructions[1]) == learned(1, instructions[1]) == 3.0  # rank 0 stood there for longer
     assert times(simulate(program, learned)) == times(simulate(program, duration))

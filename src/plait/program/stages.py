@@ -1,0 +1,310 @@
+"""Give every op of a graph its stage of a pipeline. Any cut is legal; the model is not edited.
+
+In: a graph, the number of stages, optionally the modules with which stages begin. Out: for every node the stages that
+run it. The forward is cut where the slowest stage is least slow (dynamic programming over the costs of ops in order); a
+backward op runs where its forward op ran, or earlier where its gradients come from. What depends on the batch alone,
+and views, are copied into every stage that reads them, so that they are never sent.
+"""
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from torch import fx
+
+from plait.errors import PlanError
+from plait.graph.cost import node_flops, value_bytes
+from plait.graph.graph import Graph
+
+FLOPS_PER_BYTE = 10.0
+"""How many FLOPs take as long as one byte of a tensor that an op writes: what decides between op costs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stages:
+    """Where everything runs."""
+
+    num_stages: int
+    of: Mapping[fx.Node, tuple[int, ...]]
+    """The stages that run a node, in order; several where it is copied."""
+    parameters: Mapping[str, tuple[int, ...]]
+    """The stages that read a parameter; several where it is tied."""
+    buffers: Mapping[str, int]
+    """The stage that makes the new value of a buffer."""
+    gradients: Mapping[str, Mapping[int, tuple[fx.Node, ...]]]
+    """Parameter -> stage -> the nodes whose sum is that stage's part of the gradient."""
+    costs: tuple[float, ...]
+    """FLOPs of each stage, forward and backward, memory traffic counted in."""
+
+
+def assign_stages(graph: Graph, num_stages: int, cut: Sequence[str] = ()) -> Stages:
+    """Stages of all nodes; `cut` names the modules with which the second and later stages begin."""
+    free = _free_nodes(graph)
+    forward = [
+        node
+        for node in graph.ops()
+        if node.meta["phase"] != "backward" and node not in free and node.target is not operator.getitem
+    ]
+    backward_cost = _backward_costs(graph)
+    costs = [_cost(node) + backward_cost.get(node.name, 0.0) for node in forward]
+    starts = (
+        _starts_by_module(forward, num_stages, cut) if cut else _starts_by_cost(forward, costs, num_stages)
+    )
+    stage_of: dict[fx.Node, int] = {}
+    for index, node in enumerate(forward):
+        stage_of[node] = sum(index >= start for start in starts)
+    _assign_backward(graph, free, stage_of)
+    return _describe(graph, free, stage_of, num_stages, costs, forward)
+
+
+def _free_nodes(graph: Graph) -> set[fx.Node]:
+    """Ops that depend on the batch, the tangent and constants alone: any stage can compute them."""
+    bound = {entry.node for kind in ("parameter", "buffer") for entry in graph.inputs_of(kind)}
+    tied = {node for node in graph.graph.nodes if node.op == "placeholder" and node.name in bound}
+    for node in graph.ops():
+        if any(source in tied for source in node.all_input_nodes):
+            tied.add(node)
+    return {node for node in graph.ops() if node not in tied}
+
+
+def _cost(node: fx.Node) -> float:
+    return node_flops(node) + FLOPS_PER_BYTE * (0 if _is_view(node) else value_bytes(node.meta["val"]))
+
+
+def _backward_costs(graph: Graph) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for node in graph.ops():
+        if node.meta["phase"] == "backward":
+            origin = node.meta.get("origin", "")
+            found[origin] = found.get(origin, 0.0) + _cost(node)
+    return found
+
+
+def _starts_by_cost(forward: Sequence[fx.Node], costs: Sequence[float], num_stages: int) -> list[int]:
+    """Where the second and later stages begin: the best balance within 2 %, and of those what sends least."""
+    count = len(forward)
+    if count < num_stages:
+        raise PlanError(
+            f"pipe: the model has {count} ops for {num_stages} stages.", fix=f"use at most {count} stages."
+        )
+    crossing = _crossing_bytes(forward)
+    sums = [0.0, *accumulate(costs)]
+    points = _points(sums, crossing, max(_MOST_POINTS, 4 * num_stages))
+    at = [sums[point] for point in points]
+    allowed = _least_limit(at, num_stages) * 1.02
+    last = len(points) - 1
+    best: list[list[float]] = [[0.0] + [float("inf")] * last]
+    came: list[list[int]] = [[0] * (last + 1)]
+    for stage in range(1, num_stages + 1):
+        row, back = [float("inf")] * (last + 1), [0] * (last + 1)
+        for end in range(stage, last + 1):
+            for start in range(end - 1, stage - 2, -1):
+                if at[end] - at[start] > allowed:
+                    break
+                value = best[stage - 1][start] + (crossing[points[end]] if end < last else 0.0)
+                if value < row[end]:
+                    row[end], back[end] = value, start
+        best.append(row)
+        came.append(back)
+    starts = []
+    end = last
+    for stage in range(num_stages, 1, -1):
+        end = came[stage][end]
+        starts.append(points[end])
+    return sorted(starts)
+
+
+_MOST_POINTS = 256
+"""Places that are considered for a cut; more make the search slower, not the balance better."""
+
+
+def _points(sums: Sequence[float], crossing: Sequence[float], most: int) -> list[int]:
+    """Places for cuts: of each stretch of about equal cost the one that sends least."""
+    count = len(sums) - 1
+    if count <= most:
+        return list(range(count + 1))
+    chosen: dict[int, int] = {}
+    for point in range(1, count):
+        stretch = int(sums[point] / sums[-1] * most)
+        if stretch not in chosen or crossing[point] < crossing[chosen[stretch]]:
+            chosen[stretch] = point
+    return [0, *sorted(chosen.values()), count]
+
+
+def _least_limit(sums: Sequence[float], num_stages: int) -> float:
+    """The least cost of the costliest stage, found by halving."""
+    largest = max(b - a for a, b in pairwise(sums))
+    low, high = max(largest, sums[-1] / num_stages), sums[-1]
+    for _ in range(50):
+        middle = (low + high) / 2
+        if _stages_needed(sums, middle) <= num_stages:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _stages_needed(sums: Sequence[float], limit: float) -> int:
+    needed, start = 1, 0.0
+    for a, b in pairwise(sums):
+        if b - start > limit:
+            needed, start = needed + 1, a
+    return needed
+
+
+def _crossing_bytes(forward: Sequence[fx.Node]) -> list[float]:
+    """For every place between two ops, the bytes that a cut there would send forward (and back as gradients)."""
+    position = {node: index for index, node in enumerate(forward)}
+    change = [0.0] * (len(forward) + 2)
+    for node, index in position.items():
+        last = max((position[user] for user in _real_users(node) if user in position), default=index)
+        size = value_bytes(node.meta["val"])
+        change[index + 1] += size
+        change[last + 1] -= size
+    return list(accumulate(change))
+
+
+def _real_users(node: fx.Node) -> list[fx.Node]:
+    users: list[fx.Node] = []
+    for user in node.users:
+        users += _real_users(user) if user.target is operator.getitem else [user]
+    return users
+
+
+def _starts_by_module(forward: Sequence[fx.Node], num_stages: int, cut: Sequence[str]) -> list[int]:
+    if len(cut) != num_stages - 1:
+        raise PlanError(
+            f"pipe.cut names {len(cut)} modules for {num_stages} stages.",
+            fix=f"name the {num_stages - 1} modules with which the second and later stages begin.",
+        )
+    starts: list[int] = []
+    for name in cut:
+        found = next(
+            (
+                index
+                for index, node in enumerate(forward)
+                if node.meta.get("module", "") == name or node.meta.get("module", "").startswith(f"{name}.")
+            ),
+            None,
+        )
+        if found is None or (starts and found <= starts[-1]) or found == 0:
+            known = list(dict.fromkeys(node.meta.get("module", "") for node in forward))
+            reason = "no op belongs to it" if found is None else "it does not come after the one before"
+            raise PlanError(
+                f"pipe.cut: {name!r} cannot begin a stage: {reason}.",
+                fix=f"name modules in the order in which they run: {', '.join(known[:8])} ...",
+            )
+        starts.append(found)
+    return starts
+
+
+def _assign_backward(graph: Graph, free: set[fx.Node], stage_of: dict[fx.Node, int]) -> None:
+    by_name = {node.name: node for node in graph.graph.nodes}
+    for node in graph.ops():
+        if node in free or node in stage_of:
+            continue
+        sources = [source for source in node.all_input_nodes if source in stage_of]
+        if node.target is operator.getitem:
+            stage_of[node] = stage_of[node.args[0]]  # type: ignore[index]
+            continue
+        if node.meta["phase"] != "backward":
+            stage_of[node] = max((stage_of[s] for s in sources), default=0)
+            continue
+        later = [stage_of[s] for s in sources if s.meta["phase"] == "backward"]
+        origin = by_name.get(node.meta.get("origin", ""))
+        own = stage_of.get(origin) if origin is not None else None
+        if own is None:
+            own = min(later) if later else max((stage_of[s] for s in sources), default=0)
+        stage_of[node] = min([own, *later])
+
+
+def _is_view(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None or not schema.returns:
+        return False
+    info = schema.returns[0].alias_info
+    return info is not None and not info.is_write
+
+
+def _describe(
+    graph: Graph,
+    free: set[fx.Node],
+    stage_of: dict[fx.Node, int],
+    num_stages: int,
+    costs: Sequence[float],
+    forward: Sequence[fx.Node],
+) -> Stages:
+    nodes = graph.nodes()
+    runs: dict[fx.Node, set[int]] = {node: {stage} for node, stage in stage_of.items()}
+    gradients: dict[str, dict[int, tuple[fx.Node, ...]]] = {}
+    for name, made in graph.gradients.items():
+        parts: dict[int, tuple[fx.Node, ...]] = {}
+        for leaf in _summands(nodes[made], stage_of):
+            stage = stage_of.get(leaf, num_stages - 1)
+            parts[stage] = (*parts.get(stage, ()), leaf)
+        gradients[name] = parts
+    for node in reversed(list(graph.ops())):  # copies, from their readers up
+        wanted = runs.setdefault(node, set())
+        if node in free or _copies(node):
+            for user in node.users:
+                wanted |= runs.get(user, set())
+    for leaving in (nodes[graph.total], nodes[graph.weight]):
+        runs[leaving] = runs.get(leaving) or {num_stages - 1}
+    _spread(graph, free, runs)
+    per_stage = [0.0] * num_stages
+    for node, cost in zip(forward, costs, strict=True):
+        per_stage[stage_of[node]] += cost
+    return Stages(
+        num_stages=num_stages,
+        of={node: tuple(sorted(found)) for node, found in runs.items()},
+        parameters={
+            entry.name: _reading(nodes[entry.node], runs, gradients.get(entry.name, {}))
+            for entry in graph.inputs_of("parameter")
+        },
+        buffers={name: max(runs[nodes[made]], default=0) for name, made in graph.new_buffers.items()},
+        gradients=gradients,
+        costs=tuple(per_stage),
+    )
+
+
+def _spread(graph: Graph, free: set[fx.Node], runs: dict[fx.Node, set[int]]) -> None:
+    """What is read by a copy is copied too, where it is free."""
+    for node in reversed(list(graph.ops())):
+        if node in free:
+            for user in node.users:
+                runs[node] |= runs.get(user, set())
+
+
+def _copies(node: fx.Node) -> bool:
+    """Views that are no smaller than what they show: cheaper to show again than to send."""
+    if not _is_view(node) or len(node.all_input_nodes) != 1 or not isinstance(node.meta["val"], torch.Tensor):
+        return False
+    source = node.all_input_nodes[0].meta["val"]
+    return isinstance(source, torch.Tensor) and source.numel() <= node.meta["val"].numel()
+
+
+def _reading(
+    node: fx.Node, runs: Mapping[fx.Node, set[int]], parts: Mapping[int, tuple[fx.Node, ...]]
+) -> tuple[int, ...]:
+    found = set(parts)
+    for user in node.users:
+        found |= runs.get(user, set())
+    return tuple(sorted(found)) or (0,)
+
+
+def _summands(node: fx.Node, stage_of: Mapping[fx.Node, int]) -> list[fx.Node]:
+    """The parts of a gradient that different stages compute: a sum over stages is left to the end of the step."""
+    if node.target is torch.ops.aten.add.Tensor and not node.kwargs and len(node.args) == 2:
+        left, right = node.args
+        if (
+            isinstance(left, fx.Node)
+            and isinstance(right, fx.Node)
+            and left in stage_of
+            and right in stage_of
+        ):
+            parts = [*_summands(left, stage_of), *_summands(right, stage_of)]
+            if len({stage_of[part] for part in parts if part in stage_of}) > 1:
+                return parts
+    return [node]
