@@ -40,7 +40,8 @@ def _(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     stat = mean.new_empty(x.shape[1])
-    return torch.empty_like(x), stat, torch.empty_like(stat), torch.empty_like(mean), torch.empty_like(var)
+    output = torch.empty_like(x, memory_format=memory_format_of(x))
+    return output, stat, torch.empty_like(stat), torch.empty_like(mean), torch.empty_like(var)
 
 
 @torch.library.custom_op("plait::batch_norm_backward", mutates_args=())
@@ -55,7 +56,8 @@ def batch_norm_backward(
 def _(
     grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(mean), torch.empty_like(mean)
+    grad_x = torch.empty_like(x, memory_format=memory_format_of(x))
+    return grad_x, torch.empty_like(mean), torch.empty_like(mean)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -101,7 +103,7 @@ def run_batch_norm(
     output, batch_mean, invstd = aten.native_batch_norm.default(
         x, weight, bias, new_mean, new_var, True, momentum, eps
     )
-    return output, batch_mean, invstd, new_mean, new_var
+    return output.contiguous(memory_format=memory_format_of(x)), batch_mean, invstd, new_mean, new_var
 
 
 def run_batch_norm_backward(
@@ -119,7 +121,15 @@ def run_batch_norm_backward(
     )
     if grad_weight is None:
         grad_weight, grad_bias = torch.zeros_like(mean), torch.zeros_like(mean)
-    return grad_x, grad_weight, grad_bias
+    return grad_x.contiguous(memory_format=memory_format_of(x)), grad_weight, grad_bias
+
+
+def memory_format_of(x: Tensor) -> torch.memory_format:
+    """How the output lies in memory; torch's kernels differ where the input is a transposed view, say."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    last = formats.get(x.ndim)
+    is_last = last is not None and not x.is_contiguous() and x.is_contiguous(memory_format=last)
+    return last if last is not None and is_last else torch.contiguous_format
 
 
 def _suits_cudnn(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from plait.graph.graph import Graph
-from plait.plan.plan import Plan
+from plait.plan.plan import PIPE, Plan
 from plait.program.layout import Layout
 from plait.program.placement import AxisShares, Partial, Placement
 from plait.program.program import Bucket
@@ -35,9 +35,17 @@ def sums_of(graph: Graph, ends: Ends, axes: Sequence[AxisShares]) -> dict[str, t
 
 
 def make_buckets(
-    graph: Graph, sums: Mapping[str, tuple[str, ...]], layout: Layout, plan: Plan
+    graph: Graph,
+    sums: Mapping[str, tuple[str, ...]],
+    layout: Layout,
+    plan: Plan,
+    home: Mapping[str, tuple[int, ...]] | None = None,
+    coordinate: int = 0,
 ) -> tuple[Bucket, ...]:
-    """Buckets of summed gradients first, in order of production; then one of those that need no sum, by dtype."""
+    """Buckets of summed gradients first, in order of production; then those that need no sum; then scalars.
+
+    Of a pipeline: those of the rank at `coordinate`; `home` are the stages of each parameter, which share no bucket.
+    """
     nodes = graph.nodes()
     order = {name: index for index, name in enumerate(nodes)}
     if layout.groups:
@@ -47,38 +55,47 @@ def make_buckets(
                 shapes=group.shapes,
                 dtype=nodes[graph.gradients[group.parameters[0]]].meta["val"].dtype,
                 axis="+".join(sums[group.parameters[0]]),
+                tied=group.owners if len(group.owners) > 1 else (),
                 group=group,
             )
             for group in layout.groups
-            if group.trained
+            if group.trained and (not layout.owners or coordinate in group.owners)
         ]
         return _with_scalars(made, graph, sums)
-    coordinates = plan.mesh.coordinates(0)
-    names = sorted(graph.gradients, key=lambda name: order[graph.gradients[name]])
+    here = [n for n in graph.gradients if not layout.owners or coordinate in layout.owners[n]]
+    names = sorted(here, key=lambda name: order[graph.gradients[name]])
+    keys = {
+        name: (nodes[graph.gradients[name]].meta["val"].dtype, sums[name], (home or {}).get(name))
+        for name in names
+    }
+    coordinates = layout.coordinates(0)
     limit = plan.sync.bucket_mib * 2**20
     buckets: list[list[str]] = []
     room: dict[object, float] = {}
     open_: dict[object, int] = {}
     for name in (n for n in names if sums[n]):
-        value = nodes[graph.gradients[name]].meta["val"]
+        value, key = nodes[graph.gradients[name]].meta["val"], keys[name]
         size = torch.Size(layout.local_shape(name, coordinates)).numel() * value.element_size()
-        key = (value.dtype, sums[name])
         if room.get(key, 0.0) <= 0:  # over rather than under: a bias joins its weight
             open_[key] = len(buckets)
             room[key] = limit if buckets else min(limit, FIRST_BUCKET_BYTES)
             buckets.append([])
         buckets[open_[key]].append(name)
         room[key] -= size
-    whole = [n for n in names if not sums[n]]
+    whole: dict[object, list[str]] = {}
+    for name in (n for n in names if not sums[n]):
+        whole.setdefault(keys[name][2], []).append(name)
     made = []
-    for group in [*buckets, *([whole] if whole else [])]:
+    for group in (*buckets, *whole.values()):
         values = [nodes[graph.gradients[name]].meta["val"] for name in group]
+        owners = layout.owners.get(group[0], ())
         made.append(
             Bucket(
                 parameters=tuple(group),
                 shapes=tuple(layout.local_shape(name, coordinates) for name in group),
                 dtype=values[0].dtype,
                 axis="+".join(sums[group[0]]) or None,
+                tied=owners if len(owners) > 1 else (),
             )
         )
     return _with_scalars(made, graph, sums)
@@ -96,7 +113,8 @@ def _with_scalars(
         names = tuple(name for name in wanted if "+".join(sums[name]) == axis)
         for index in reversed(range(len(buckets))):
             bucket = buckets[index]
-            if bucket.axis == axis and bucket.dtype == dtype and bucket.group is None and bucket.parameters:
+            alike = bucket.axis == axis and bucket.dtype == dtype and PIPE not in axis
+            if alike and bucket.group is None and bucket.parameters:
                 buckets[index] = replace(bucket, scalars=names)
                 break
         else:

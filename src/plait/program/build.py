@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from plait.graph.graph import Graph, Input
-from plait.plan.plan import DATA, Plan
+from plait.plan.plan import DATA, PIPE, Plan
 from plait.program.cut import Await, Piece, Reached, Start
 from plait.program.gathers import Window, groups_by_input, windows
 from plait.program.instructions import (
@@ -22,8 +22,11 @@ from plait.program.instructions import (
     Compute,
     Finish,
     Instruction,
+    Join,
     Keep,
     Load,
+    Recv,
+    Send,
     SquareSum,
     Tally,
     Tangent,
@@ -52,7 +55,10 @@ class StepBuilder:
         layout: Layout,
         clip_norm: float | None,
         device: torch.device,
+        coordinate: int = 0,
     ) -> None:
+        self.coordinate = coordinate
+        """On `pipe`."""
         self.plan = plan
         self.buckets = buckets
         self.layout = layout
@@ -80,16 +86,21 @@ class StepBuilder:
         self._describe(graph, local, number)
 
     def finish(self) -> RankProgram:
-        """The instructions of the whole step, with the values freed after their last use."""
+        """The instructions of a step that takes one micro-batch after the other."""
         waiting = self.weights()
         for position, (graph, local, _, rest, number) in enumerate(self.micro):
             if waiting is None:
                 self.load(graph, number)
             self._micro_batch(graph, local, rest, number, position, waiting)
             waiting = waiting if waiting is None else -1
+        return self.close()
+
+    def close(self) -> RankProgram:
+        """Sums, norm and update at the end of the step, and the values freed after their last use."""
         self.finish_gradients()
         return RankProgram(
             instructions=tuple(with_frees(self.instructions, fetched=self.layout.zero == 3)),
+            buckets=self.buckets,
             segments=self.segments,
             values=self.values,
             constants=self.constants,
@@ -107,6 +118,7 @@ class StepBuilder:
             f"{'bucket' if bucket.group is None else 'shard'}:{index}"
             for index, bucket in enumerate(self.buckets)
         )
+        self._join_tied()
         squares: tuple[str, ...] = ()
         trained = [name for bucket in self.buckets for name in bucket.parameters]
         cut = {axis for name in trained for axis in self.layout.cut_axes(name)}
@@ -126,6 +138,38 @@ class StepBuilder:
             clip_norm=self.clip_norm,
         )
         self.add(Update, "update", "update", reads=names)
+
+    def _join_tied(self) -> None:
+        """Parts of the same gradients on several stages: everybody sends its own to the others and adds all up."""
+        own = self.coordinate
+        for index, bucket in enumerate(self.buckets):
+            others = [at for at in bucket.tied if at != own]
+            if not others:
+                continue
+            name = f"{'bucket' if bucket.group is None else 'shard'}:{index}"
+            what = f"tied {bucket.parameters[0]}"
+            num_bytes = bucket.num_bytes // (bucket.group.chunks if bucket.group is not None else 1)
+            posted = {
+                at: self.add(
+                    Recv, f"receive {what} {at}>{own}", "communication", lane="communication", axis=PIPE, source=at,
+                    message=f"{what} {at}>{own}", writes=(f"part:{index}:{at}",), num_bytes=num_bytes,
+                )
+                for at in others
+            }  # fmt: skip
+            for at in others:
+                self.add(
+                    Send, f"send {what} {own}>{at}", "communication", axis=PIPE, to=at,
+                    message=f"{what} {own}>{at}", reads=(name,), num_bytes=num_bytes,
+                )  # fmt: skip
+            parts = tuple(f"part:{index}:{at}" for at in others)
+            for at, part in zip(others, parts, strict=True):
+                self.add(
+                    Wait, f"wait for {what} {at}>{own}", "wait", of=posted[at], reads=(part,), writes=(part,)
+                )
+            self.add(
+                Join, f"join {what}", "update", bucket=index, reads=(name, *parts), writes=(name,),
+                parts=tuple(others), own=own,
+            )  # fmt: skip
 
     def add(self, cls: Any, name: str, kind: str, **fields: Any) -> int:
         instruction = cls(id=len(self.instructions), name=name, kind=kind, **fields)
@@ -154,9 +198,9 @@ class StepBuilder:
         self.add(Tally, "weight of the step", "forward", reads=tuple(names), writes=("weight",))
         local = self.micro[0][1]
         axes = [
-            name
-            for (name, size), placement in zip(self.plan.mesh.axes, local.weight_placement, strict=True)
-            if size > 1 and isinstance(placement, Partial)
+            axis.name
+            for axis, placement in zip(self.layout.axes, local.weight_placement, strict=True)
+            if axis.size > 1 and isinstance(placement, Partial)
         ]
         if axes:
             self.start("weight", "all_reduce", "+".join(axes), None, 8)
@@ -218,7 +262,9 @@ class StepBuilder:
         local: LocalGraph | None = None,
         fresh: bool = True,
         send: bool = False,
+        buckets: Sequence[int] | None = None,
     ) -> None:
+        """Run pieces of a micro-batch; with `local`, gradients go into `buckets` (None: all) as they are reached."""
         done: set[int] = set()
         for piece in pieces:
             if isinstance(piece, Segment):
@@ -242,13 +288,11 @@ class StepBuilder:
                     self.fill(graph, local, index, number, fresh, send)
                     done.add(index)
         if local is not None:
-            for index in range(len(self.buckets)):
+            for index in range(len(self.buckets)) if buckets is None else buckets:
                 if index not in done:
                     self.fill(graph, local, index, number, fresh, send)
 
-    def fill(
-        self, graph: Graph, local: LocalGraph, index: int, number: int, fresh: bool, send: bool
-    ) -> None:
+    def fill(self, graph: Graph, local: LocalGraph, index: int, number: int, fresh: bool, send: bool) -> None:
         bucket = self.buckets[index]
         nodes = bucket_reads(graph, local, self.buckets, index)
         reads = [self.name_of(graph, node, number) for node in nodes]
@@ -405,7 +449,7 @@ class StepBuilder:
                     kind = next((e.kind for e in graph.inputs if e.node == node.name), "input")
                     kind = kind if kind in ("parameter", "buffer") else "input"
                 self.values[self.name_of(graph, node.name, number)] = Value(
-                    kind=kind, shape=tuple(value.shape), dtype=value.dtype
+                    kind=kind, shape=tuple(value.shape), dtype=value.dtype, strides=value.stride()
                 )
 
 

@@ -1,57 +1,34 @@
 """Prove that a program is sound before anything runs.
 
-In: a `Program`. Out: nothing, or a `ProgramError` that names the instructions at fault. Checked: every value is written
-before it is read and freed once; every collective is awaited exactly once, before its result is read; all ranks of an
-axis start the same collectives in the same order; every gradient of a summed bucket is summed exactly once.
+In: a `Program`. Out: nothing, or a `ProgramError` that names the instructions at fault. Checked for each rank: every
+value is written before it is read and freed once, after its last use; every collective and every message is awaited
+exactly once, before its result is used; every gradient of every micro-batch is added up once, and summed over ranks
+exactly once. Whether the ranks meet is in `check_messages.py`.
 """
 
-from collections.abc import Sequence
-
 from plait.errors import ProgramError
-from plait.plan.plan import DATA
-from plait.program.instructions import Accumulate, Collective, Instruction, Keep, Update, Wait
-from plait.program.program import Program, RankProgram
+from plait.program.check_messages import check_meetings, check_messages, check_progress, told
+from plait.program.instructions import Accumulate, Collective, Instruction, Keep, Recv, Update, Wait
+from plait.program.program import Bucket, Program, RankProgram
 
 _GIVEN = ("buffer:", "constant:", "chunk:")
+_STAY = ("parameter:", "buffer:", "constant:", "chunk:", "bucket:", "shard:")
+_RESULTS = ("total", "weight")
 
 
 def check_program(program: Program) -> None:
-    """Raise where the program could deadlock, read what is not there, or miss a sum."""
+    """Raise where the program could deadlock, read what is not there, keep what nobody needs, or miss a sum."""
+    check_messages(program)
     given = _GIVEN if program.layout.groups else (*_GIVEN, "parameter:")
-    for entry in program.classes:
-        _check_values(entry, given)
-        _check_waits(entry)
-        _check_sums(program, entry)
-    reference: Sequence[tuple[object, ...]] | None = None
     for index, entry in enumerate(program.classes):
-        order = [_what(c) for c in _collectives(entry)]
-        if reference is None:
-            reference = order
-        elif order != reference:
-            place = next(
-                (i for i, (a, b) in enumerate(zip(reference, order, strict=False)) if a != b),
-                min(len(reference), len(order)),
-            )
-            raise ProgramError(
-                f"ranks of class 0 and class {index} do not start the same collectives: number {place} is "
-                f"{_at(reference, place)} on one and {_at(order, place)} on the other."
-            )
-
-
-def _what(collective: Collective) -> tuple[object, ...]:
-    """What ranks with other samples must agree on; along other axes than `data` they never meet, so sizes may differ."""
-    sizes: tuple[object, ...] = ()
-    if DATA in collective.axis.split("+"):
-        sizes = (collective.extents, collective.num_bytes if collective.op == "all_reduce" else 0)
-    return (collective.op, collective.axis, *sizes, collective.name)
-
-
-def _at(order: Sequence[tuple[object, ...]], place: int) -> str:
-    return str(order[place]) if place < len(order) else "nothing"
-
-
-def _collectives(entry: RankProgram) -> list[Collective]:
-    return [instruction for instruction in entry.instructions if isinstance(instruction, Collective)]
+        try:
+            _check_waits(entry)
+            _check_values(entry, given)
+            _check_sums(program, entry)
+        except ProgramError as error:
+            raise ProgramError(f"rank {program.members.index(index)}: {error.what}") from None
+    check_meetings(program)
+    check_progress(program)
 
 
 def _check_values(entry: RankProgram, always: tuple[str, ...]) -> None:
@@ -60,59 +37,57 @@ def _check_values(entry: RankProgram, always: tuple[str, ...]) -> None:
     for instruction in entry.instructions:
         for name in instruction.reads:
             if name in freed:
-                raise ProgramError(
-                    f"instruction {instruction.id} ({instruction.name}) reads {name}, which instruction "
-                    f"{freed[name].id} ({freed[name].name}) has freed."
-                )
-            given = name.startswith(always) or name in entry.constants or "/offset:" in name
-            if name not in alive and not given:
-                raise ProgramError(
-                    f"instruction {instruction.id} ({instruction.name}) reads {name} before it is written."
-                )
+                raise ProgramError(f"{told(instruction)} reads {name}, which {told(freed[name])} has freed.")
+            if name not in alive and not _is_given(entry, name, always):
+                raise ProgramError(f"{told(instruction)} reads {name} before it is written.")
         for name in instruction.writes:
             alive[name] = instruction
             freed.pop(name, None)
         for name in instruction.frees:
             if name in freed:
                 raise ProgramError(
-                    f"{name} is freed by instruction {freed[name].id} and again by {instruction.id}."
+                    f"{name} is freed by {told(freed[name])} and again by {told(instruction)}."
                 )
+            if name not in alive and not _is_given(entry, name, always):
+                raise ProgramError(f"{told(instruction)} frees {name}, which nobody has written.")
             freed[name] = instruction
             alive.pop(name, None)
+    for name, instruction in alive.items():
+        if not name.startswith(_STAY) and name not in _RESULTS and "/offset:" not in name:
+            raise ProgramError(f"{name}, written by {told(instruction)}, is never freed.")
+
+
+def _is_given(entry: RankProgram, name: str, always: tuple[str, ...]) -> bool:
+    return name.startswith(always) or name in entry.constants or "/offset:" in name
 
 
 def _check_waits(entry: RankProgram) -> None:
-    open_: dict[int, Collective] = {}
-    pending: dict[str, Collective] = {}
+    open_: dict[int, Collective | Recv] = {}
+    pending: dict[str, Collective | Recv] = {}
     for instruction in entry.instructions:
         if isinstance(instruction, Wait):
             if instruction.of not in open_:
-                raise ProgramError(
-                    f"instruction {instruction.id} ({instruction.name}) waits for {instruction.of}, "
-                    "which is not under way."
-                )
-            started = open_.pop(instruction.of)
-            for name in started.writes:
+                raise ProgramError(f"{told(instruction)} waits for {instruction.of}, which is not under way.")
+            for name in open_.pop(instruction.of).writes:
                 pending.pop(name, None)
             continue
-        for name in (*instruction.reads, *instruction.writes):
+        for name in (*instruction.reads, *instruction.writes, *instruction.frees):
             if name in pending:
                 raise ProgramError(
-                    f"instruction {instruction.id} ({instruction.name}) uses {name} while instruction "
-                    f"{pending[name].id} ({pending[name].name}) is still communicating it."
+                    f"{told(instruction)} uses {name} while {told(pending[name])} is still communicating it."
                 )
-        if isinstance(instruction, Collective):
+        if isinstance(instruction, Collective | Recv):
             open_[instruction.id] = instruction
             for name in instruction.writes:
                 pending[name] = instruction
     if open_:
-        first = next(iter(open_.values()))
-        raise ProgramError(f"instruction {first.id} ({first.name}) is never awaited.")
+        raise ProgramError(f"{told(next(iter(open_.values())))} is never awaited.")
 
 
 def _check_sums(program: Program, entry: RankProgram) -> None:
     updates = [i.id for i in entry.instructions if isinstance(i, Update)]
-    for index, bucket in enumerate(program.buckets):
+    _check_added_once(entry)
+    for index, bucket in enumerate(entry.buckets):
         name = f"bucket:{index}"
         filled = [i for i in entry.instructions if isinstance(i, Accumulate) and i.bucket == index]
         sums = [i for i in entry.instructions if isinstance(i, Collective) and i.reads == (name,)]
@@ -122,15 +97,55 @@ def _check_sums(program: Program, entry: RankProgram) -> None:
             raise ProgramError(
                 f"{name} is not filled afresh {'each time' if each else 'once and then added to'}."
             )
+        _check_all_added(program, bucket, name, filled)
         wanted = len(filled) if each else 1 if bucket.axis is not None else 0
         if len(sums) != wanted:
-            raise ProgramError(f"{name} is summed {len(sums)} times over {bucket.axis}; it must be {wanted}.")
+            found = "".join(f", {told(i)}" for i in sums)
+            raise ProgramError(
+                f"{name} is summed {len(sums)} times over {bucket.axis}; it must be {wanted}: "
+                f"{told(filled[-1])} fills it last{found}."
+            )
         if sums and not filled[-1].id < sums[-1].id < updates[0]:
             raise ProgramError(
-                f"{name} is summed by instruction {sums[-1].id}, not between its last gradient and the update."
+                f"{name} is summed by {told(sums[-1])}, not between its last gradient and the update."
             )
         if bucket.group is not None:
             _check_kept(entry, index, wanted, updates[0])
+
+
+def _check_added_once(entry: RankProgram) -> None:
+    """No gradient is added to its parameter's twice, and no parameter has two buckets."""
+    added: dict[tuple[str, str], Accumulate] = {}
+    for instruction in entry.instructions:
+        if isinstance(instruction, Accumulate):
+            bucket = entry.buckets[instruction.bucket]
+            for pair in zip(bucket.parameters, instruction.reads, strict=False):
+                if pair in added:
+                    raise ProgramError(
+                        f"gradient {pair[1]} of {pair[0]} is added by {told(added[pair])} and again by "
+                        f"{told(instruction)}."
+                    )
+                added[pair] = instruction
+    owners: dict[str, int] = {}
+    for index, bucket in enumerate(entry.buckets):
+        for name in bucket.parameters:
+            if name in owners:
+                raise ProgramError(
+                    f"the gradient of {name} is in bucket:{owners[name]} and in bucket:{index}."
+                )
+            owners[name] = index
+
+
+def _check_all_added(program: Program, bucket: Bucket, name: str, filled: list[Accumulate]) -> None:
+    """Every micro-batch contributes; buffers alone are taken from the last one."""
+    if all(parameter.startswith("buffer:") for parameter in bucket.parameters):
+        return
+    missing = set(range(len(program.micro_batches))) - {i.micro_batch for i in filled}
+    if missing:
+        raise ProgramError(
+            f"{name} misses the gradients of micro-batch {min(missing)}: {told(filled[0])} to {told(filled[-1])} "
+            "do not add them."
+        )
 
 
 def _check_kept(entry: RankProgram, index: int, wanted: int, update: int) -> None:
@@ -140,4 +155,4 @@ def _check_kept(entry: RankProgram, index: int, wanted: int, update: int) -> Non
             f"shard:{index} is kept {len(kept)} times, once afresh; it must be {wanted} times."
         )
     if kept[-1].id > update:
-        raise ProgramError(f"shard:{index} is kept by instruction {kept[-1].id}, after the update.")
+        raise ProgramError(f"shard:{index} is kept by {told(kept[-1])}, after the update.")

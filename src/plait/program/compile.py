@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
+from plait.errors import PlanError
 from plait.graph.graph import Graph
 from plait.job.order import shares as equal_shares
-from plait.plan.plan import DATA, Plan
+from plait.plan.plan import DATA, PIPE, Plan
 from plait.program.buckets import Ends, make_buckets, sums_of
 from plait.program.build import StepBuilder, bucket_reads
 from plait.program.check import check_program
@@ -21,9 +22,13 @@ from plait.program.groups import make_layout
 from plait.program.layout import Layout
 from plait.program.localize import LocalGraph, ends_of, localize
 from plait.program.pins import input_placements, pinned_strategies
+from plait.program.pipeline import MicroBatch, PipelineWriter, StagePieces, stage_pieces
 from plait.program.placement import AxisShares, Placement, Shard, Strategy
 from plait.program.program import Bucket, Program, RankProgram
 from plait.program.propagate import Placements, propagate
+from plait.program.schedules import SCHEDULES
+from plait.program.split import StageGraph, split
+from plait.program.stages import Stages, assign_stages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,15 +67,18 @@ def compile_program(
     sharded = plan.memory.zero > 0 and plan.data_ranks > 1
     ends = [ends_of(first, p, summed=sharded and p.axis.name == DATA) for p in placed]
     sums = sums_of(first, ends, [p.axis for p in placed])
+    stages = _stages(graphs, plan, micro_batches[0], layout)
+    if stages:
+        sums |= {name: (PIPE, *sums[name]) for name in ("total", "weight")}
     if layout is None:
-        layout = make_layout(first, placed, plan, sums)
-    buckets = make_buckets(first, sums, layout, plan)
-    compiler = _Compiler(graphs, chosen, plan, micro_batches, given, ends, buckets, layout, settings)
+        layout = make_layout(first, placed, plan, sums, stages.get(micro_batches[0]))
+    compiler = _Compiler(graphs, chosen, plan, micro_batches, given, ends, sums, layout, settings, stages)
     classes: list[RankProgram] = []
-    index_of: dict[tuple[int, ...], int] = {}
+    index_of: dict[object, int] = {}
     members = []
     for rank in range(plan.mesh.size):
-        own = tuple(units[plan.data_coordinate(rank)] for units in given)
+        shares_of_rank = tuple(units[plan.data_coordinate(rank)] for units in given)
+        own = (plan.mesh.coordinate(rank, PIPE), shares_of_rank)
         if own not in index_of:
             index_of[own] = len(classes)
             classes.append(compiler.rank(rank))
@@ -80,7 +88,6 @@ def compile_program(
         plan=plan,
         micro_batches=tuple(micro_batches),
         shares=given,
-        buckets=buckets,
         classes=tuple(classes),
         members=tuple(members),
         layout=layout,
@@ -92,10 +99,36 @@ def compile_program(
     return program
 
 
+def _stages(graphs: Mapping[int, Graph], plan: Plan, first: int, layout: Layout | None) -> dict[int, Stages]:
+    """Stages of every size of a micro-batch, cut at the same places; none without a pipeline."""
+    if plan.num_stages == 1:
+        return {}
+    if plan.memory.zero > 1:
+        raise PlanError(
+            f"memory.zero={plan.memory.zero} with pipe={plan.mesh.size_of(PIPE)} would sum and gather in every"
+            " micro-batch, which no schedule here has room for.",
+            fix="set memory.zero=1, or 0.",
+        )
+    starts = layout.starts if layout is not None else ()
+    found = {first: assign_stages(graphs[first], plan.num_stages, plan.pipe.cut, starts)}
+    for size, graph in graphs.items():
+        if size != first:
+            found[size] = assign_stages(graph, plan.num_stages, plan.pipe.cut, found[first].starts)
+    ranks = plan.mesh.size_of(PIPE)
+    for name, parts in found[first].gradients.items():
+        if len({stage % ranks for stage in parts}) < len(parts):
+            raise PlanError(
+                f"{name} is used by the stages {sorted(parts)}, of which two are on one rank.",
+                fix="set pipe.per_rank=1, or pipe.cut so that they are on different ranks.",
+            )
+    return found
+
+
 def place(graph: Graph, plan: Plan, units: tuple[int, ...]) -> tuple[Placements, ...]:
     """Placements of everything on every axis of the mesh; `units` are the samples of each rank of `data`."""
     found: dict[str, Placements] = {}
-    for name, size in sorted(plan.mesh.axes, key=lambda axis: axis[0] != DATA):
+    axes = [entry for entry in plan.mesh.axes if entry[0] != PIPE]
+    for name, size in sorted(axes, key=lambda axis: axis[0] != DATA):
         axis = AxisShares(name=name, units=units if name == DATA else (1,) * size)
         inputs: dict[str, Placement] = {}
         pins: dict[torch.fx.Node, Strategy] = {}
@@ -106,7 +139,7 @@ def place(graph: Graph, plan: Plan, units: tuple[int, ...]) -> tuple[Placements,
             inputs = input_placements(graph, axis, said)
             pins = pinned_strategies(graph, axis, said)
         found[name] = propagate(graph, axis, inputs, pins=pins, others=tuple(found.values()))
-    return tuple(found[name] for name, _ in plan.mesh.axes)
+    return tuple(found[name] for name, _ in axes)
 
 
 class _Compiler:
@@ -118,35 +151,82 @@ class _Compiler:
         micro_batches: Sequence[int],
         shares: Sequence[tuple[int, ...]],
         ends: Ends,
-        buckets: tuple[Bucket, ...],
+        sums: Mapping[str, tuple[str, ...]],
         layout: Layout,
         settings: Settings,
+        stages: Mapping[int, Stages],
     ) -> None:
         self.graphs, self.chosen, self.plan = graphs, chosen, plan
         self.micro_batches, self.shares, self.ends = micro_batches, shares, ends
-        self.buckets, self.layout, self.settings = buckets, layout, settings
+        self.sums, self.layout, self.settings, self.stages = sums, layout, settings, stages
 
     def rank(self, rank: int) -> RankProgram:
-        """What the ranks with the same samples as `rank` do."""
-        settings = self.settings
-        builder = StepBuilder(self.plan, self.buckets, self.layout, settings.clip_norm, settings.device)
+        """What the ranks with the same samples and stages as `rank` do."""
+        coordinate, settings = self.plan.mesh.coordinate(rank, PIPE), self.settings
+        first = self.graphs[self.micro_batches[0]]
+        home = self.stages[self.micro_batches[0]].parameters if self.stages else None
+        buckets = make_buckets(first, self.sums, self.layout, self.plan, home, coordinate)
+        builder = StepBuilder(
+            self.plan, buckets, self.layout, settings.clip_norm, settings.device, coordinate
+        )
+        if self.stages:
+            self._pipeline(builder, rank, coordinate).write()
+            return builder.close()
         done: dict[tuple[int, tuple[int, ...]], tuple[LocalGraph, list[Piece], list[Piece]]] = {}
         for number, key in enumerate(zip(self.micro_batches, self.shares, strict=True)):
             graph = self.graphs[key[0]]
             if key not in done:
-                local = localize(
-                    graph,
-                    self.chosen[key],
-                    self.plan.mesh.coordinates(rank),
-                    local_batch_norm=self.settings.batch_norm == "local",
-                    ends=self.ends,
-                )
-                pieces = _pieces(
-                    graph, local, self.buckets, self.layout, f"{len(done)}.", self.settings.device
-                )
-                done[key] = (local, *pieces)
+                local = self._localize(key, rank)
+                done[key] = (
+                    local, *_pieces(graph, local, buckets, self.layout, f"{len(done)}.", settings.device)
+                )  # fmt: skip
             builder.add_micro_batch(graph, *done[key], number)
         return builder.finish()
+
+    def _localize(self, key: tuple[int, tuple[int, ...]], rank: int) -> LocalGraph:
+        return localize(
+            self.graphs[key[0]],
+            self.chosen[key],
+            self.layout.coordinates(rank),
+            local_batch_norm=self.settings.batch_norm == "local",
+            ends=self.ends,
+            stages=self.stages.get(key[0]),
+        )
+
+    def _pipeline(self, builder: StepBuilder, rank: int, coordinate: int) -> PipelineWriter:
+        pipe, ranks = self.plan.pipe, self.plan.mesh.size_of(PIPE)
+        actions = SCHEDULES[pipe.schedule](ranks, pipe.per_rank, len(self.micro_batches))[coordinate]
+        apart = any(action.kind == "weight" for action in actions)
+        done: dict[object, tuple[LocalGraph, list[Piece], dict[int, StagePieces]]] = {}
+        micro = []
+        for number, key in enumerate(zip(self.micro_batches, self.shares, strict=True)):
+            graph = self.graphs[key[0]]
+            if key not in done:
+                local, prefix = self._localize(key, rank), f"{len(done)}."
+                early = _early_pieces(graph, local, prefix, self.settings.device, {})
+                parts = split(local, self.stages[key[0]])
+                own = {
+                    part.stage: stage_pieces(
+                        part, local, _ends_of_buckets(part, local, builder.buckets), prefix,
+                        self.settings.device, apart=apart,
+                    )
+                    for part in parts
+                    if part.stage % ranks == coordinate
+                }  # fmt: skip
+                done[key] = (local, early, own)
+            local, early, own = done[key]
+            micro.append(MicroBatch(graph=graph, local=local, early=early, stages=own, number=number))
+        return PipelineWriter(builder, micro, actions, ranks, coordinate)
+
+
+def _ends_of_buckets(part: StageGraph, local: LocalGraph, buckets: Sequence[Bucket]) -> list[str]:
+    """The last gradient of each bucket that a stage fills."""
+    order = {node.name: index for index, node in enumerate(local.graph.nodes)}
+    found = []
+    for bucket in buckets:
+        names = [part.gradients[name] for name in bucket.parameters if name in part.gradients]
+        found += [max(names, key=order.__getitem__)] if names else []
+    return found
 
 
 def _pieces(
@@ -166,19 +246,24 @@ def _pieces(
         names = bucket_reads(graph, local, buckets, index)
         ends += [max(names, key=order.__getitem__)] if names else []
     group_of = groups_by_input(graph, layout)
-    early: list[Piece] = []
+    early = _early_pieces(graph, local, prefix, device, group_of)
     wanted = {local.total, *local.gradients.values(), *local.new_buffers.values()}
-    if graph.static_weight is None:
-        if graph.weight_is_early:
-            needed = _ancestors(by_name[local.weight])
-            early = cut(
-                [n for n in nodes if n in needed], {local.weight}, (), f"{prefix}weight_", device, group_of
-            )
-        else:
-            wanted.add(local.weight)
+    if graph.static_weight is None and not graph.weight_is_early:
+        wanted.add(local.weight)
     needed = set().union(*(_ancestors(by_name[name]) for name in wanted))
     rest = cut([n for n in nodes if n in needed], wanted, ends, prefix, device, group_of)
     return early, rest
+
+
+def _early_pieces(
+    graph: Graph, local: LocalGraph, prefix: str, device: torch.device, group_of: Mapping[str, int]
+) -> list[Piece]:
+    """What computes the weight of a micro-batch from the batch alone."""
+    if graph.static_weight is not None or not graph.weight_is_early:
+        return []
+    nodes = list(local.graph.nodes)
+    needed = _ancestors(next(node for node in nodes if node.name == local.weight))
+    return cut([n for n in nodes if n in needed], {local.weight}, (), f"{prefix}weight_", device, group_of)
 
 
 def _ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:

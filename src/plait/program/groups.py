@@ -5,16 +5,22 @@ parameters, so that what is gathered together is used together.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from plait.graph.graph import Graph
-from plait.plan.plan import DATA, Plan
+from plait.plan.plan import DATA, PIPE, Plan
 from plait.program.layout import Group, Held, Layout
 from plait.program.placement import R
 from plait.program.propagate import Placements
+from plait.program.stages import Stages
 
 
 def make_layout(
-    graph: Graph, placed: Sequence[Placements], plan: Plan, sums: Mapping[str, tuple[str, ...]]
+    graph: Graph,
+    placed: Sequence[Placements],
+    plan: Plan,
+    sums: Mapping[str, tuple[str, ...]],
+    stages: Stages | None = None,
 ) -> Layout:
     """How the parameters of `graph` are held under `plan`; `sums` names the axes over which each gradient is summed."""
     nodes = graph.nodes()
@@ -26,19 +32,28 @@ def make_layout(
         for entry in graph.inputs_of("parameter")
     }
     layout = Layout(mesh=plan.mesh, axes=tuple(p.axis for p in placed), parameters=parameters)
+    if stages is not None:
+        ranks = plan.mesh.size_of(PIPE)
+        layout = replace(
+            layout,
+            owners={
+                name: tuple(sorted({stage % ranks for stage in found}))
+                for name, found in stages.parameters.items()
+            },
+            buffer_owners={name: stage % ranks for name, stage in stages.buffers.items()},
+            starts=stages.starts,
+        )
     if plan.memory.zero == 0 or plan.data_ranks == 1:
         return layout
-    return Layout(
-        mesh=plan.mesh,
-        axes=layout.axes,
-        parameters=parameters,
-        groups=_groups(graph, layout, plan, sums),
-        zero=plan.memory.zero,
-    )
+    return replace(layout, groups=_groups(graph, layout, plan, sums, stages), zero=plan.memory.zero)
 
 
 def _groups(
-    graph: Graph, layout: Layout, plan: Plan, sums: Mapping[str, tuple[str, ...]]
+    graph: Graph,
+    layout: Layout,
+    plan: Plan,
+    sums: Mapping[str, tuple[str, ...]],
+    stages: Stages | None,
 ) -> tuple[Group, ...]:
     nodes = graph.nodes()
     order = {node.name: index for index, node in enumerate(graph.graph.nodes)}
@@ -47,7 +62,7 @@ def _groups(
         for entry in graph.inputs_of("parameter")
     }
     limit = plan.sync.bucket_mib * 2**20
-    coordinates = plan.mesh.coordinates(0)
+    coordinates = layout.coordinates(0)
     groups: list[Group] = []
     pending: list[str] = []
     key: object = None
@@ -63,12 +78,16 @@ def _groups(
                     dtype=dtypes[pending[0]],
                     chunks=plan.data_ranks,
                     trained=pending[0] in graph.gradients,
+                    owners=layout.owners.get(pending[0], (0,)),
                 )
             )
             pending.clear()
 
-    for name in sorted(first_use, key=lambda name: (name not in graph.gradients, first_use[name])):
-        own = (dtypes[name], sums.get(name))  # no sum: frozen, or not used by the loss
+    home = stages.parameters if stages is not None else {}
+    for name in sorted(
+        first_use, key=lambda name: (name not in graph.gradients, home.get(name, ()), first_use[name])
+    ):
+        own = (dtypes[name], sums.get(name), home.get(name))  # no sum: frozen, or not used by the loss
         if own != key or size >= limit:
             close()
             key, size = own, 0.0

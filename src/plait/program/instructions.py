@@ -142,6 +142,17 @@ class Keep(Instruction):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Join(Instruction):
+    """Add up the parts of tied gradients that several stages have, in the order of stages."""
+
+    bucket: int
+    own: int
+    """This rank's coordinate on `pipe`."""
+    parts: tuple[int, ...]
+    """The coordinates of the others, in the order of `reads` after the own part."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SquareSum(Instruction):
     """Add up the squares of this rank's gradients, each part of a gradient on one rank alone: for the global norm."""
 

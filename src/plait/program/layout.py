@@ -6,7 +6,7 @@ communicates: whoever assembles has fetched the pieces.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import prod
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from plait.plan.mesh import Mesh
-from plait.plan.plan import DATA
+from plait.plan.plan import DATA, PIPE
 from plait.program.placement import AxisShares, Placement, Shard
 
 
@@ -30,6 +30,8 @@ class Group:
     """Ranks of `data`."""
     trained: bool
     """Whether gradients come back for them."""
+    owners: tuple[int, ...] = (0,)
+    """The coordinates on `pipe` that hold them."""
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -90,13 +92,34 @@ class Layout:
     parameters: Mapping[str, Held]
     groups: tuple[Group, ...] = ()
     """Empty: nothing is cut over `data`."""
+    owners: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The coordinates on `pipe` that hold a parameter; empty: there is no pipeline, all hold all."""
+    buffer_owners: Mapping[str, int] = field(default_factory=dict)
+    """The coordinate on `pipe` that changes a buffer; buffers that nobody changes are absent."""
+    starts: tuple[int, ...] = ()
+    """Where the stages of a pipeline begin, counted in forward ops: the same for every size of a micro-batch."""
     zero: int = 0
     """What is cut over `data`: 1 optimizer state, 2 gradients too, 3 parameters too."""
 
     @property
     def is_whole(self) -> bool:
         """Whether every rank holds everything."""
-        return not self.groups and not any(self.cut_axes(name) for name in self.parameters)
+        return not (self.groups or self.owners) and not any(self.cut_axes(name) for name in self.parameters)
+
+    def coordinates(self, rank: int) -> tuple[int, ...]:
+        """Where a rank is on each of `axes`."""
+        return tuple(self.mesh.coordinate(rank, axis.name) for axis in self.axes)
+
+    def is_held(self, name: str, rank: int) -> bool:
+        """Whether a rank's stages have a parameter at all."""
+        return not self.owners or self.mesh.coordinate(rank, PIPE) in self.owners[name]
+
+    def is_counted(self, name: str, rank: int, axes: Sequence[str]) -> bool:
+        """Whether a rank's part counts in a sum over `axes`: of ranks that hold the same part, the first one's does."""
+        if self.owners and self.mesh.coordinate(rank, PIPE) != self.owners[name][0]:
+            return False
+        same = [axis for axis in axes if axis not in self.cut_axes(name)]
+        return all(self.mesh.coordinate(rank, axis) == 0 for axis in same)
 
     def cut_axes(self, name: str) -> tuple[str, ...]:
         """The axes whose ranks hold different parts of a parameter and of its gradient."""
@@ -106,7 +129,9 @@ class Layout:
             for axis, placement in zip(self.axes, held.placements, strict=True)
             if isinstance(placement, Shard) and axis.size > 1
         ]
-        return (DATA, *cut) if self.groups else tuple(cut)
+        if self.groups:
+            cut.insert(0, DATA)
+        return (PIPE, *cut) if self.owners else tuple(cut)
 
     def place_of(self, name: str) -> tuple[Group, int]:
         """The group of a parameter, and its position there."""
@@ -126,15 +151,17 @@ class Layout:
 
     def held_shape(self, name: str, rank: int) -> tuple[int, ...]:
         """Shape of what a rank holds."""
+        if not self.is_held(name, rank):
+            return (0,)
         if not self.groups:
-            return self.local_shape(name, self.mesh.coordinates(rank))
+            return self.local_shape(name, self.coordinates(rank))
         group, index = self.place_of(name)
-        low, high = group.span(index, self._data(rank))
+        low, high = group.span(index, self.mesh.coordinate(rank, DATA))
         return (high - low,)
 
     def local(self, name: str, whole: Tensor, rank: int) -> Tensor:
         """A rank's piece of a tensor shaped like a parameter, before it is cut over `data`; it may share memory."""
-        coordinates = self.mesh.coordinates(rank)
+        coordinates = self.coordinates(rank)
         return self._view(name, whole, coordinates).reshape(self.local_shape(name, coordinates))
 
     def take(self, name: str, whole: Tensor, rank: int) -> Tensor:
@@ -143,27 +170,24 @@ class Layout:
         if not self.groups:
             return local
         group, index = self.place_of(name)
-        low, high = group.span(index, self._data(rank))
+        low, high = group.span(index, self.mesh.coordinate(rank, DATA))
         return local.reshape(-1)[low:high]
 
     def assemble(self, name: str, pieces: Sequence[Tensor]) -> Tensor:
         """The whole from what every rank holds, in the order of ranks."""
         held = self.parameters[name]
-        whole = pieces[0].new_empty(held.shape)
+        whole = next(p for r, p in enumerate(pieces) if self.is_held(name, r)).new_empty(held.shape)
         for rank in range(self.mesh.size):
-            if self._data(rank) != 0:
+            first = self.owners[name][0] if self.owners else 0
+            if self.mesh.coordinate(rank, DATA) != 0 or self.mesh.coordinate(rank, PIPE) != first:
                 continue
-            coordinates = self.mesh.coordinates(rank)
+            coordinates = self.coordinates(rank)
             piece = pieces[rank]
             if self.groups:
                 piece = torch.cat([pieces[other] for other in self.mesh.group(rank, DATA)])
             view = self._view(name, whole, coordinates)
             view.copy_(piece.reshape(view.shape))
         return whole
-
-    def _data(self, rank: int) -> int:
-        names = [name for name, _ in self.mesh.axes]
-        return self.mesh.coordinates(rank)[names.index(DATA)] if DATA in names else 0
 
     def _view(self, name: str, whole: Tensor, coordinates: Sequence[int]) -> Tensor:
         """A rank's piece as a view of the whole, with the outer parts of a dim as a dim of their own."""

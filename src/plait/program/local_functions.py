@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from plait.graph.batch_norm_op import memory_format_of
+
 aten = torch.ops.aten
 
 
@@ -36,8 +38,9 @@ def normalize(
 ) -> Tensor:
     """Normalize with given statistics."""
     if x.numel() == 0:
-        return torch.empty_like(x)
-    return aten.native_batch_norm.default(x, weight, bias, mean, var, False, 0.0, eps)[0]  # type: ignore[no-any-return]
+        return torch.empty_like(x, memory_format=memory_format_of(x))
+    output: Tensor = aten.native_batch_norm.default(x, weight, bias, mean, var, False, 0.0, eps)[0]
+    return output.contiguous(memory_format=memory_format_of(x))
 
 
 def inverse_deviation(var: Tensor, eps: float) -> Tensor:
@@ -83,7 +86,8 @@ def input_gradient(
     slope = -scale * invstd * sums[0] / count
     shift = -scale * sums[1] / count - slope * mean
     result = torch.addcmul(shift.view(shape), x.to(mean.dtype), slope.view(shape))
-    return result.addcmul_(grad.to(mean.dtype), scale.view(shape)).to(x.dtype)
+    result = result.addcmul_(grad.to(mean.dtype), scale.view(shape)).to(x.dtype)
+    return result.contiguous(memory_format=memory_format_of(x))
 
 
 def nothing(inputs: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype | None) -> Tensor:

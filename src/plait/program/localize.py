@@ -7,7 +7,7 @@ one that its placement demands, so a wrong rule is found here and not by a wrong
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from plait.program.lowering import Local, Site, lower_node
 from plait.program.lowerings import REGISTERED as _REGISTERED  # noqa: F401
 from plait.program.placement import Partial, Placement, R, Replicate, Shard
 from plait.program.propagate import Placements
+from plait.program.stages import Stages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -59,6 +60,8 @@ class LocalGraph:
     """Likewise."""
     gradient_placements: dict[str, tuple[Placement, ...]]
     """Likewise, by parameter name."""
+    parts: dict[str, dict[int, str]] = field(default_factory=dict)
+    """Of a pipeline: parameter name -> stage -> local node of that stage's part of the gradient."""
 
 
 def localize(
@@ -68,11 +71,15 @@ def localize(
     *,
     local_batch_norm: bool,
     ends: Sequence[Mapping[str, Placement]] | None = None,
+    stages: Stages | None = None,
 ) -> LocalGraph:
-    """The local graph of the rank at `coordinates`; its total, weight and gradients leave as `ends` says, per axis."""
+    """The local graph of the rank at `coordinates`; its total, weight and gradients leave as `ends` says, per axis.
+
+    `stages`: conversions are not shared between stages, and gradients leave in the parts that stages compute.
+    """
     if ends is None:
         ends = [ends_of(graph, placements) for placements in chosen]
-    return _Localizer(graph, tuple(chosen), tuple(coordinates), local_batch_norm, ends).build()
+    return _Localizer(graph, tuple(chosen), tuple(coordinates), local_batch_norm, ends, stages).build()
 
 
 def ends_of(graph: Graph, placements: Placements, *, summed: bool = False) -> dict[str, Placement]:
@@ -103,7 +110,9 @@ class _Localizer:
         coordinates: tuple[int, ...],
         local_batch_norm: bool,
         ends: Sequence[Mapping[str, Placement]],
+        stages: Stages | None,
     ) -> None:
+        self.stages = stages
         self.source = graph
         self.ends = ends
         self.chosen = chosen
@@ -112,7 +121,7 @@ class _Localizer:
         self.local_batch_norm = local_batch_norm
         self.graph = fx.Graph()
         self.values: dict[fx.Node, Local] = {}
-        self.converted: dict[tuple[fx.Node, tuple[Placement, ...], str], fx.Node] = {}
+        self.converted: dict[tuple[fx.Node, tuple[Placement, ...], str, object], fx.Node] = {}
         self.current: fx.Node | None = None
         self.mode = like_mode(next(iter(graph.graph.nodes)))
         self.offsets: dict[str, fx.Node] = {}
@@ -226,9 +235,13 @@ class _Localizer:
             for a, b, axis in zip(have, want, self.axes, strict=True)
         )
         phase = self.current.meta.get("phase", "") if grows and self.current is not None else ""
-        if (node, want, phase) not in self.converted:
-            self.converted[(node, want, phase)] = self._changed(node, value, have, want)
-        return self.converted[(node, want, phase)]
+        stage = (
+            self.stages.of.get(self.current) if self.stages is not None and self.current is not None else None
+        )
+        key = (node, want, phase, stage)
+        if key not in self.converted:
+            self.converted[key] = self._changed(node, value, have, want)
+        return self.converted[key]
 
     def _changed(
         self, node: fx.Node, value: fx.Node, have: tuple[Placement, ...], want: tuple[Placement, ...]
@@ -287,7 +300,9 @@ class _Localizer:
             self.current = nodes[node]
             whole: tuple[Placement, ...] = tuple(Replicate() for _ in self.axes)
             buffers[name] = self.convert(nodes[node], whole)
-        self.graph.output((total, weight, *gradients.values(), *buffers.values()))
+        parts = self._parts() if self.stages is not None else {}
+        pieces = [node for by_stage in parts.values() for node in by_stage.values()]
+        self.graph.output((total, weight, *gradients.values(), *buffers.values(), *pieces))
         self.graph.eliminate_dead_code()
         placements = {name: self._end(f"gradient:{name}") for name in self.source.gradients}
         return LocalGraph(
@@ -299,7 +314,23 @@ class _Localizer:
             total_placement=self._end("total"),
             weight_placement=self._end("weight"),
             gradient_placements=placements,
+            parts={
+                name: {stage: node.name for stage, node in found.items()} for name, found in parts.items()
+            },
         )
+
+    def _parts(self) -> dict[str, dict[int, fx.Node]]:
+        """Each stage's part of every gradient."""
+        assert self.stages is not None
+        found: dict[str, dict[int, fx.Node]] = {}
+        for name, by_stage in self.stages.gradients.items():
+            for stage, summands in by_stage.items():
+                values = [self._output(node, f"gradient:{name}") for node in summands]
+                total = values[0]
+                for value in values[1:]:
+                    total = self.emit(torch.ops.aten.add.Tensor, total, value)
+                found.setdefault(name, {})[stage] = total
+        return found
 
     def _end(self, name: str) -> tuple[Placement, ...]:
         return tuple(ends[name] for ends in self.ends)

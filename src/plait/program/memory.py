@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from plait.plan.plan import PIPE
 from plait.program.instructions import Accumulate, Collective, Compute, Instruction
 from plait.program.program import Program, RankProgram, Storage
 
@@ -36,28 +37,30 @@ class StepMemory:
 def step_memory(program: Program, rank: int = 0) -> StepMemory:
     """What one step of a rank needs."""
     own = program.of(rank)
-    layout, coordinates = program.layout, program.plan.mesh.coordinates(rank)
+    layout, coordinates = program.layout, program.layout.coordinates(rank)
     itemsize = {name.removeprefix("parameter:"): value.dtype.itemsize for name, value in own.values.items()}
     if layout.groups:
         parts = [
             (group.num_elements if layout.zero < 3 else group.chunk_elements) * group.dtype.itemsize
             for group in layout.groups
+            if program.plan.mesh.coordinate(rank, PIPE) in group.owners or not layout.owners
         ]
         parameters = sum(parts)
     else:
         parameters = sum(
             torch.Size(layout.local_shape(name, coordinates)).numel() * itemsize.get(name, 4)
             for name in layout.parameters
+            if layout.is_held(name, rank)
         )
     kept, travelling = 0, []
-    for bucket in program.buckets:
+    for bucket in own.buckets:
         pooled = bucket.group is not None and layout.zero >= 2
         kept += (
             bucket.group.chunk_elements * bucket.dtype.itemsize
             if pooled and bucket.group is not None
             else bucket.num_bytes
         )
-        travelling += [max(b.num_bytes for b in program.buckets if b.group is not None)] if pooled else []
+        travelling += [max(b.num_bytes for b in own.buckets if b.group is not None)] if pooled else []
     life = _Life(own)
     for instruction in own.instructions:
         life.live(instruction)

@@ -52,7 +52,6 @@ def compile_opaque(
         plan=plan,
         micro_batches=tuple(sizes),
         shares=tuple(shares),
-        buckets=buckets,
         classes=(_rank(buckets, order, len(sizes), clip_norm),),
         members=(0,) * plan.mesh.size,
         layout=Layout(mesh=plan.mesh, axes=(), parameters={}),
@@ -138,7 +137,9 @@ def _rank(
         if _is_buffers(bucket):
             held = tuple(name.removeprefix("buffer:") for name in bucket.parameters)
             add(Commit, "commit buffers", "update", reads=(f"bucket:{index}",) * len(held), buffers=held)
-    return RankProgram(instructions=tuple(with_frees(instructions)), segments={}, values={}, constants={})
+    return RankProgram(
+        instructions=tuple(with_frees(instructions)), buckets=buckets, segments={}, values={}, constants={}
+    )
 
 
 def _is_buffers(bucket: Bucket) -> bool:

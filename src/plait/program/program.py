@@ -22,6 +22,8 @@ class Value:
     kind: ValueKind
     shape: tuple[int, ...]
     dtype: torch.dtype
+    strides: tuple[int, ...] = ()
+    """As the graph assumes them; empty: not known."""
 
     @property
     def num_bytes(self) -> int:
@@ -71,6 +73,8 @@ class Bucket:
     dtype: torch.dtype
     axis: str | None
     """The axes over which it is summed, joined by `+`; None: nothing to sum."""
+    tied: tuple[int, ...] = ()
+    """The coordinates on `pipe` that have parts of the same gradients, and add them up at the end."""
     scalars: tuple[str, ...] = ()
     """Further scalars at its end: `total`, `weight`."""
     group: Group | None = None
@@ -100,6 +104,8 @@ class RankProgram:
     """One step of one rank, or of several ranks that differ in their coordinates alone."""
 
     instructions: tuple[Instruction, ...]
+    buckets: tuple[Bucket, ...]
+    """Of the parameters that it holds."""
     segments: Mapping[str, Segment]
     values: Mapping[str, Value]
     """What the instructions name, where its size is known."""
@@ -118,8 +124,6 @@ class Program:
     """Samples of each micro-batch, over all ranks."""
     shares: tuple[tuple[int, ...], ...]
     """Samples of each rank of `data`, by micro-batch."""
-    buckets: tuple[Bucket, ...]
-    """The same on all ranks."""
     classes: tuple[RankProgram, ...]
     members: tuple[int, ...]
     """The class of each rank."""
@@ -130,6 +134,11 @@ class Program:
     notices: tuple[str, ...]
     total_weight: float | None
     """The weight of the whole step, where it is known from the shapes."""
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """Those of all ranks, each once."""
+        return tuple(dict.fromkeys(bucket for entry in self.classes for bucket in entry.buckets))
 
     def of(self, rank: int) -> RankProgram:
         """What one rank does."""

@@ -114,7 +114,9 @@ def simulate(program: Program, duration: Duration, *, steps: int = 1) -> Trace:
         for rank, instruction, key in walk:
             step.execute(rank, instruction, key)
         if walk.blocked:
-            told = ", ".join(f"rank {rank} in {wait.name}" for rank, (wait, _) in sorted(walk.blocked.items()))
+            told = ", ".join(
+                f"rank {rank} in {wait.name}" for rank, (wait, _) in sorted(walk.blocked.items())
+            )
             raise ProgramError(f"the program deadlocks: {told}.")
     return Trace(
         spans=tuple(spans),
@@ -128,29 +130,37 @@ def measured_durations(trace: Trace, program: Program) -> Duration:
     """Mean durations of a measured trace of a program, by rank and instruction.
 
     Waiting is left to the simulator: a collective counts from its last arrival, or the end of the one before,
-    to where the first rank had its result; a message from where it was sent, or the one before it arrived.
+    to where the first rank had its result. A message takes as long as the quickest of its size between its two ranks,
+    from where it was sent to where it was received: of the others nobody knows how long they lay there.
     """
-    keys = {(rank, i.id): key for rank, i, key in Walk(program) if key is not None and not isinstance(i, Wait)}
+    keys = {
+        (rank, i.id): key for rank, i, key in Walk(program) if key is not None and not isinstance(i, Wait)
+    }
     spent: dict[tuple[int, int], list[float]] = {}
-    meetings: dict[tuple[int, Key], list[Span]] = {}
+    met: dict[tuple[int, Key], list[Span]] = {}
     for span in trace.spans:
         key = keys.get((span.rank, span.instruction))
         if key is not None:
-            meetings.setdefault((span.step, key), []).append(span)
+            met.setdefault((span.step, key), []).append(span)
         else:
             spent.setdefault((span.rank, span.instruction), []).append(span.end_s - span.start_s)
-    before_s: dict[object, float] = {}
-    for (_, key), spans in sorted(meetings.items(), key=lambda item: max(span.start_s for span in item[1])):
+    before_s: dict[int, float] = {}
+    quickest: dict[Key, float] = {}
+    links: dict[tuple[int, int], Key] = {}
+    for (_, key), spans in sorted(met.items(), key=lambda item: max(span.start_s for span in item[1])):
         if isinstance(key[0], tuple):
-            lanes: list[object] = [span.rank for span in spans]
-            starts, end_s = [span.start_s for span in spans], min(span.end_s for span in spans)
+            start_s = max(max(span.start_s, before_s.get(span.rank, 0.0)) for span in spans)
+            end_s = min(span.end_s for span in spans)
+            for span in spans:
+                spent.setdefault((span.rank, span.instruction), []).append(max(0.0, end_s - start_s))
+                before_s[span.rank] = max(before_s.get(span.rank, 0.0), end_s)
         else:
-            lanes = [key[:2]]
-            starts = [span.start_s for span in spans if span.rank == key[0]]
-            end_s = max(span.end_s for span in spans)
-        lasted = max(0.0, end_s - max([*starts, *(before_s.get(lane, 0.0) for lane in lanes)]))
-        before_s |= {lane: max(before_s.get(lane, 0.0), end_s) for lane in lanes}
-        for span in spans:
-            spent.setdefault((span.rank, span.instruction), []).append(lasted)
-    means = {key: sum(times) / len(times) for key, times in spent.items()}
+            link: Key = (*key[:2], spans[0].num_bytes)
+            lasted = max(span.end_s for span in spans) - min(
+                span.start_s for span in spans if span.rank == key[0]
+            )
+            quickest[link] = min(lasted, quickest.get(link, lasted))
+            links |= {(span.rank, span.instruction): link for span in spans}
+    means = {place: sum(times) / len(times) for place, times in spent.items()}
+    means |= {place: quickest[link] for place, link in links.items()}
     return lambda rank, instruction: means.get((rank, instruction.id), 0.0)

@@ -35,12 +35,19 @@ class Stages:
     """The stage that makes the new value of a buffer."""
     gradients: Mapping[str, Mapping[int, tuple[fx.Node, ...]]]
     """Parameter -> stage -> the nodes whose sum is that stage's part of the gradient."""
+    starts: tuple[int, ...]
+    """Where the second and later stages begin, counted in forward ops."""
     costs: tuple[float, ...]
     """FLOPs of each stage, forward and backward, memory traffic counted in."""
 
 
-def assign_stages(graph: Graph, num_stages: int, cut: Sequence[str] = ()) -> Stages:
-    """Stages of all nodes; `cut` names the modules with which the second and later stages begin."""
+def assign_stages(
+    graph: Graph, num_stages: int, cut: Sequence[str] = (), starts: Sequence[int] = ()
+) -> Stages:
+    """Stages of all nodes; `cut` names the modules with which the second and later stages begin.
+
+    `starts`: where they begin in another micro-batch of the same model.
+    """
     free = _free_nodes(graph)
     forward = [
         node
@@ -49,14 +56,17 @@ def assign_stages(graph: Graph, num_stages: int, cut: Sequence[str] = ()) -> Sta
     ]
     backward_cost = _backward_costs(graph)
     costs = [_cost(node) + backward_cost.get(node.name, 0.0) for node in forward]
-    starts = (
-        _starts_by_module(forward, num_stages, cut) if cut else _starts_by_cost(forward, costs, num_stages)
-    )
+    if not starts:
+        starts = (
+            _starts_by_module(forward, num_stages, cut)
+            if cut
+            else _starts_by_cost(forward, costs, num_stages)
+        )
     stage_of: dict[fx.Node, int] = {}
     for index, node in enumerate(forward):
         stage_of[node] = sum(index >= start for start in starts)
     _assign_backward(graph, free, stage_of)
-    return _describe(graph, free, stage_of, num_stages, costs, forward)
+    return _describe(graph, free, stage_of, num_stages, costs, forward, starts)
 
 
 def _free_nodes(graph: Graph) -> set[fx.Node]:
@@ -235,6 +245,7 @@ def _describe(
     num_stages: int,
     costs: Sequence[float],
     forward: Sequence[fx.Node],
+    starts: Sequence[int],
 ) -> Stages:
     nodes = graph.nodes()
     runs: dict[fx.Node, set[int]] = {node: {stage} for node, stage in stage_of.items()}
@@ -265,6 +276,7 @@ def _describe(
         },
         buffers={name: max(runs[nodes[made]], default=0) for name, made in graph.new_buffers.items()},
         gradients=gradients,
+        starts=tuple(starts),
         costs=tuple(per_stage),
     )
 

@@ -1,8 +1,10 @@
 """Fetch every rank's part of a tensor, for checkpoints, evaluation and verification: rare, so plain.
 
-In: this rank's part of a tensor that is held like a parameter. Out: the parts of all ranks. All ranks call it in the
-same order.
+In: this rank's part of a tensor that is held like a parameter. Out: the parts of all ranks. All ranks ask for the same,
+in the same order.
 """
+
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,14 +13,25 @@ from torch import Tensor
 from plait.program.layout import Layout
 
 
-def exchange(layout: Layout, name: str, part: Tensor) -> list[Tensor]:
-    """Every rank's part of a tensor like the parameter `name`, in the order of ranks."""
-    ranks = range(layout.mesh.size)
-    shapes = [layout.held_shape(name, rank) for rank in ranks]
-    largest = max(torch.Size(shape).numel() for shape in shapes)
-    device = part.device if dist.get_backend() == "nccl" else torch.device("cpu")
-    own = torch.zeros(largest, dtype=part.dtype, device=device)
-    own[: part.numel()] = part.detach().reshape(-1)
-    found = [torch.empty_like(own) for _ in ranks]
-    dist.all_gather(found, own)
-    return [flat[: torch.Size(shape).numel()].view(shape) for flat, shape in zip(found, shapes, strict=True)]
+class ProcessExchange:
+    """Between processes, through torch.distributed."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def __call__(self, name: str, part: Tensor) -> list[Tensor]:
+        """Every rank's part of a tensor like the parameter `name`, in the order of ranks."""
+        ranks = range(self._layout.mesh.size)
+        shapes = [torch.Size(self._layout.held_shape(name, rank)) for rank in ranks]
+        device = part.device if dist.get_backend() == "nccl" else torch.device("cpu")
+        own = torch.zeros(max(shape.numel() for shape in shapes), dtype=part.dtype, device=device)
+        own[: part.numel()] = part.detach().reshape(-1)
+        found = [torch.empty_like(own) for _ in ranks]
+        dist.all_gather(found, own)
+        return [flat[: shape.numel()].view(shape) for flat, shape in zip(found, shapes, strict=True)]
+
+    def tell(self, value: Any) -> list[Any]:
+        """What every rank has to say."""
+        found: list[Any] = [None] * self._layout.mesh.size
+        dist.all_gather_object(found, value)
+        return found

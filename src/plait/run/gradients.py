@@ -35,13 +35,16 @@ class GradientStore:
     def flat(self, bucket: Bucket) -> Tensor:
         """The bucket's gradients and scalars as one tensor."""
         if bucket not in self._flat:
-            assert bucket.axis is not None
             if bucket.group is not None:
                 self._flat[bucket] = flat = self._room(bucket)
                 self._views[bucket] = bucket.group.views(flat)
                 self._scalars[bucket] = []
                 return flat
-            flat = self._links.buffer(bucket.num_elements, bucket.dtype, self._state.device, bucket.axis)
+            flat = (
+                self._links.buffer(bucket.num_elements, bucket.dtype, self._state.device, bucket.axis)
+                if bucket.axis is not None
+                else torch.zeros(bucket.num_elements, dtype=bucket.dtype, device=self._state.device)
+            )
             sizes = [torch.Size(shape).numel() for shape in bucket.shapes]
             pieces = torch.split(flat, [*sizes, *([1] * len(bucket.scalars))])
             self._flat[bucket] = flat
@@ -71,6 +74,12 @@ class GradientStore:
         holding = self._state.holding
         return holding is not None and holding.layout.zero >= 2
 
+    def whole_or_kept(self, bucket: Bucket) -> Tensor:
+        """This rank's part of a bucket of which other stages have parts as well, as one flat tensor."""
+        if bucket.group is not None:
+            return self._kept[bucket]
+        return self.flat(bucket)
+
     def keep(self, bucket: Bucket, part: Tensor, *, fresh: bool) -> None:
         """This rank's part of the sum; the memory in which the bucket travelled is given back."""
         assert bucket.group is not None
@@ -95,13 +104,10 @@ class GradientStore:
         """The squares of this rank's gradients, each part of a gradient counted on one rank of `axes` alone."""
         holding = self._state.holding
         assert holding is not None
-        layout = holding.layout
-        mesh_axes = [name for name, _ in layout.mesh.axes]
-        own = dict(zip(mesh_axes, layout.mesh.coordinates(holding.rank), strict=True))
         counted = [
             tensor
             for name, tensor in self.gradients(buckets).items()
-            if all(own[axis] == 0 for axis in axes if axis not in layout.cut_axes(name))
+            if holding.layout.is_counted(name, holding.rank, axes)
         ]
         if not counted:
             return torch.zeros((), dtype=self._state.dtype, device=self._state.device)
@@ -118,7 +124,7 @@ class GradientStore:
         gradients, scalars = tensors[:count], tensors[count : count + len(bucket.scalars)]
         loose = tensors[count + len(bucket.scalars) :]
         tensors.clear()
-        if bucket.axis is not None:
+        if bucket.axis is not None or bucket.tied:
             self.flat(bucket)
             targets = self._views[bucket] + self._scalars[bucket]
             _join(targets, [*gradients, *scalars], fresh)
@@ -220,7 +226,7 @@ class GradientStore:
     def take_back(self, buckets: Sequence[Bucket]) -> None:
         """Free gradients that are made anew every step."""
         for bucket in buckets:
-            if bucket.axis is None:
+            if bucket.axis is None and not bucket.tied:
                 for name in bucket.parameters:
                     self._state.parameters[name].grad = None
                 self._views.pop(bucket, None)

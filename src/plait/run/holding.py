@@ -5,18 +5,25 @@ of its own, in memory from which it can be gathered; and the way back, given eve
 on whole parameters, so that its groups come out as the user wrote them, and is then pointed to the parts.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from plait.plan.plan import DATA
+from plait.plan.plan import DATA, PIPE
 from plait.program.layout import Layout
 from plait.run.links import Links
 
-Exchange = Callable[[str, Tensor], list[Tensor]]
-"""(name of a parameter, this rank's part of a tensor like it) -> the parts of all ranks; all ranks must call it."""
+
+class Exchange(Protocol):
+    """How ranks fetch each other's parts; all of them must ask for the same, in the same order."""
+
+    def __call__(self, name: str, part: Tensor) -> list[Tensor]:
+        """The parts of all ranks of a tensor like the parameter `name`, of which this rank has `part`."""
+
+    def tell(self, value: Any) -> list[Any]:
+        """What every rank has to say."""
 
 
 class Holding:
@@ -36,7 +43,12 @@ class Holding:
     def adopt(self, whole: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
         """Make this rank's parts from whole parameters, in the order in which they were given."""
         made: dict[str, nn.Parameter] = {}
+        nothing = torch.empty(0, device=self._device)
         for group in self.layout.groups:
+            if self.layout.owners and self.layout.mesh.coordinate(self.rank, PIPE) not in group.owners:
+                self._flats.append(nothing)
+                self.chunks.append(nothing)
+                continue
             own = self.data_coordinate
             count = group.num_elements if self.layout.zero < 3 else group.chunk_elements
             flat = self._links.buffer(count, group.dtype, self._device, DATA)
@@ -46,14 +58,16 @@ class Holding:
             self.chunks.append(chunk)
             for name, part in zip(group.parameters, group.chunk_views(chunk, own), strict=True):
                 made[name] = nn.Parameter(part, requires_grad=whole[name].requires_grad)
-        for name, parameter in whole.items():
+        held = [name for name in whole if self.layout.is_held(name, self.rank)]
+        for name in held:
+            parameter = whole[name]
             if not self.layout.groups:
                 part = self.layout.take(name, parameter.detach(), self.rank)
                 part = part.to(self._device, copy=True).contiguous()
                 made[name] = nn.Parameter(part, requires_grad=parameter.requires_grad)
             else:
                 made[name].copy_(self.layout.take(name, parameter.detach(), self.rank))
-        self.parameters = {name: made[name] for name in whole}
+        self.parameters = {name: made[name] for name in held}
         return self.parameters
 
     def values(self) -> dict[str, Tensor]:
@@ -88,9 +102,13 @@ class Holding:
         names = {id(parameter): name for name, parameter in whole.items()}
         state: dict[Any, Any] = {}
         for group in optimizer.param_groups:
-            for position, parameter in enumerate(group["params"]):
+            kept = []
+            for parameter in group["params"]:
                 name = names.get(id(parameter))
                 if name is None:
+                    kept.append(parameter)
+                    continue
+                if name not in self.parameters:  # of another stage
                     continue
                 part = self.parameters[name]
                 if parameter in optimizer.state:
@@ -100,12 +118,12 @@ class Holding:
                         else value
                         for key, value in optimizer.state[parameter].items()
                     }
-                group["params"][position] = part
+                kept.append(part)
+            group["params"][:] = kept
         optimizer.state.clear()
         optimizer.state.update(state)
 
     @property
     def data_coordinate(self) -> int:
         """This rank's place on `data`."""
-        axes = [name for name, _ in self.layout.mesh.axes]
-        return self.layout.mesh.coordinates(self.rank)[axes.index(DATA)]
+        return self.layout.mesh.coordinate(self.rank, DATA)

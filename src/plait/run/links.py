@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from plait.plan.mesh import Mesh
-from plait.program.instructions import Collective
+from plait.program.instructions import Collective, Recv, Send
 
 _gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -41,6 +42,12 @@ class Links(Protocol):
         An all_reduce may work in `tensor`, and a reduce_scatter in one of `buffer`, whose piece is then the result.
         `out`: where an all_gather on dim 0 leaves its result, contiguous; `tensor` may be its own piece of it.
         """
+
+    def send(self, send: Send, flat: Tensor) -> Handle:
+        """Send bytes to another rank; `flat` is not written before the handle's result."""
+
+    def receive(self, recv: Recv, flat: Tensor) -> Handle:
+        """Receive bytes from another rank into `flat`."""
 
     def buffer(self, count: int, dtype: torch.dtype, device: torch.device, axis: str) -> Tensor:
         """A flat tensor of zeros, in memory from which these links send fastest along `axis`.
@@ -165,6 +172,16 @@ class ProcessLinks:
                 return _reduce_scatter(tensor, collective, own, group, in_place)
         return _exchange_edges(tensor, collective, ranks, own, group)
 
+    def send(self, send: Send, flat: Tensor) -> Handle:
+        """Send a message without waiting for it."""
+        peer = self._mesh.group(self._rank, send.axis)[send.to]
+        return _Pending([dist.isend(flat, peer, tag=_tag(send.message))], lambda: flat)
+
+    def receive(self, recv: Recv, flat: Tensor) -> Handle:
+        """Make room for a message."""
+        peer = self._mesh.group(self._rank, recv.axis)[recv.source]
+        return _Pending([dist.irecv(flat, peer, tag=_tag(recv.message))], lambda: flat)
+
     def buffer(self, count: int, dtype: torch.dtype, device: torch.device, axis: str) -> Tensor:
         """Any memory will do."""
         buffer = torch.zeros(count, dtype=dtype, device=device)
@@ -252,8 +269,21 @@ def _exchange_edges(
     return _Pending(works, lambda: joined(tensor, before, after, collective))
 
 
+def _tag(message: str) -> int:
+    """Messages of two ranks may be received in another order than they were sent: their names tell them apart."""
+    return crc32(message.encode()) & 0x3FFFFFFF
+
+
 class NoLinks:
     """The links of a rank that is alone."""
+
+    def send(self, send: Send, flat: Tensor) -> Handle:
+        """Never called."""
+        raise AssertionError("a rank that is alone has nobody to send to")
+
+    def receive(self, recv: Recv, flat: Tensor) -> Handle:
+        """Never called."""
+        raise AssertionError("a rank that is alone has nobody to receive from")
 
     def start(self, collective: Collective, tensor: Tensor, out: Tensor | None = None) -> Handle:
         """Done at once."""

@@ -17,10 +17,11 @@ from plait.graph.random_ops import random_key
 from plait.job.loader import Share
 from plait.plan.plan import DATA
 from plait.program import instructions as ins
-from plait.program.program import Bucket, Program, RankProgram
+from plait.program.program import Bucket, Program, RankProgram, Value
 from plait.run.eager import run_eagerly
 from plait.run.gradients import GradientStore
 from plait.run.links import Handle, Links
+from plait.run.messages import pack, room, unpack
 from plait.run.state import ModelState
 
 
@@ -58,13 +59,16 @@ class Machine:
         self.store = GradientStore(state, links)
         self.outcome: StepOutcome | None = None
         self._values: dict[str, Any] = state.values()
-        self._pending: dict[int, tuple[Handle, ins.Collective]] = {}
+        self._pending: dict[int, tuple[Handle, ins.Collective | ins.Recv]] = {}
+        self._sent: list[Handle] = []
         self._constants: dict[int, dict[str, Tensor]] = {}
         self._places: dict[str, tuple[Bucket, int]] = {}
         self._places_by_program: dict[int, dict[str, tuple[Bucket, int]]] = {}
         self._program: Program | None = None
         self._shares: Sequence[Share] = ()
         self._step = 0
+        self._own: RankProgram | None = None
+        self._buckets: tuple[Bucket, ...] = ()
         self._axes: list[str] = []
         self._coordinates: tuple[int, ...] = ()
         self._norm: Tensor | None = None
@@ -73,6 +77,9 @@ class Machine:
             ins.Compute: self._compute,
             ins.Opaque: self._opaque,
             ins.Collective: self._collective,
+            ins.Send: self._send,
+            ins.Recv: self._recv,
+            ins.Join: self._join,
             ins.Tally: self._tally,
             ins.Tangent: self._tangent,
             ins.Accumulate: self._accumulate,
@@ -87,6 +94,7 @@ class Machine:
         """One step, under the caller's `torch.no_grad`: a generator must not change the mode of its caller."""
         own = program.of(self.rank)
         self._program, self._shares, self._step, self._norm = program, shares, step, None
+        self._own, self._buckets = own, own.buckets
         self._axes = [name for name, _ in program.plan.mesh.axes]
         self._coordinates = program.plan.mesh.coordinates(self.rank)
         self._values |= self._constants_of(own)
@@ -106,6 +114,11 @@ class Machine:
             for name in instruction.frees:
                 self._values.pop(name, None)
             done(step, instruction, start, clock())
+        for handle in self._sent:
+            while not handle.ready():
+                yield
+            handle.result()
+        self._sent.clear()
         self.state.steps_done = step + 1
         self.outcome = StepOutcome(
             total=self._values.pop("total"), weight=self._values.pop("weight"), norm=self._norm
@@ -130,8 +143,9 @@ class Machine:
             found: dict[str, tuple[Bucket, int]] = {}
             for instruction in own.instructions:
                 if isinstance(instruction, ins.Accumulate) and instruction.fresh:
-                    bucket = program.buckets[instruction.bucket]
-                    if bucket.axis is not None and (bucket.group is None or program.layout.zero < 2):
+                    bucket = own.buckets[instruction.bucket]
+                    flat = bucket.axis is not None or bucket.tied
+                    if flat and (bucket.group is None or program.layout.zero < 2):
                         for position, name in enumerate(instruction.reads[: len(bucket.parameters)]):
                             found.setdefault(name, (bucket, position))
             self._places_by_program[key] = found
@@ -190,7 +204,52 @@ class Machine:
             out = self.state.holding.room(int(name.removeprefix("chunk:")))
         self._pending[instruction.id] = (self.links.start(instruction, tensor, out), instruction)
 
-    def _arrive(self, started: ins.Collective, result: Tensor) -> None:
+    def _send(self, instruction: ins.Send) -> None:
+        name = instruction.reads[0]
+        if name.startswith(("bucket:", "shard:")):
+            flat = self._part(name).reshape(-1).view(torch.uint8)
+        else:
+            tensors = [self._values[name] for name in instruction.reads]
+            flat = pack(tensors, self._described(instruction.reads))
+        self._sent.append(self.links.send(instruction, flat))
+
+    def _recv(self, instruction: ins.Recv) -> None:
+        name = instruction.writes[0]
+        if name.startswith("part:"):
+            like = self._part(f"bucket:{name.split(':')[1]}")
+            flat = torch.empty_like(like).reshape(-1).view(torch.uint8)
+        else:
+            flat = room(self._described(instruction.writes), self.state.device)
+        self._pending[instruction.id] = (self.links.receive(instruction, flat), instruction)
+
+    def _described(self, names: Sequence[str]) -> list[Value]:
+        assert self._own is not None
+        return [self._own.values[name] for name in names]
+
+    def _part(self, name: str) -> Tensor:
+        """What this rank has of a bucket before tied parts are added: the sums of its own shard, or all."""
+        return self.store.whole_or_kept(self._bucket(int(name.split(":")[1])))
+
+    def _join(self, instruction: ins.Join) -> None:
+        parts = {instruction.own: self._part(instruction.reads[0])}
+        parts |= {
+            at: self._values[name] for at, name in zip(instruction.parts, instruction.reads[1:], strict=True)
+        }
+        first, *rest = (parts[at] for at in sorted(parts))
+        total = first.clone()
+        for part in rest:
+            total.add_(part)
+        parts[instruction.own].copy_(total)
+
+    def _arrive(self, started: ins.Collective | ins.Recv, result: Tensor) -> None:
+        if isinstance(started, ins.Recv):
+            if started.writes[0].startswith("part:"):
+                like = self._part(f"bucket:{started.writes[0].split(':')[1]}")
+                self._values[started.writes[0]] = result.view(like.dtype).view(like.shape)
+            else:
+                views = unpack(result, self._described(started.writes))
+                self._values.update(zip(started.writes, views, strict=True))
+            return
         name = started.reads[0]
         if name.startswith("chunk:"):
             assert self._program is not None
@@ -201,6 +260,10 @@ class Machine:
 
     def _tally(self, instruction: ins.Tally) -> None:
         parts = [self._values[name] for name in instruction.reads]
+        if not parts:
+            zero = torch.zeros((), dtype=self.state.dtype, device=self.state.device)
+            self._values[instruction.writes[0]] = zero
+            return
         self._values["weight"] = torch.stack(parts).sum() if len(parts) > 1 else parts[0].clone()
 
     def _tangent(self, instruction: ins.Tangent) -> None:
@@ -211,9 +274,8 @@ class Machine:
                 (), 1.0 / instruction.weight, dtype=self.state.dtype, device=self.state.device
             )
 
-    def _bucket(self, index: int) -> Any:
-        assert self._program is not None
-        return self._program.buckets[index]
+    def _bucket(self, index: int) -> Bucket:
+        return self._buckets[index]
 
     def _accumulate(self, instruction: ins.Accumulate) -> None:
         bucket = self._bucket(instruction.bucket)
@@ -229,13 +291,12 @@ class Machine:
         self.store.keep(self._bucket(instruction.bucket), part, fresh=instruction.fresh)
 
     def _square_sum(self, instruction: ins.SquareSum) -> None:
-        assert self._program is not None
-        self._values["squares"] = self.store.squares(self._program.buckets, instruction.axes)
+        self._values["squares"] = self.store.squares(self._buckets, instruction.axes)
 
     def _finish(self, instruction: ins.Finish) -> None:
         assert self._program is not None
         program = self._program
-        scalars = self.store.scalars(program.buckets)
+        scalars = self.store.scalars(self._buckets)
         self._values["total"] = scalars["total"].clone()
         weight: Any = program.total_weight
         if instruction.late_weight:
@@ -244,18 +305,17 @@ class Machine:
             weight = self._values["weight"]
         self._values["weight"] = weight
         self._norm = self.store.finish(
-            program.buckets,
+            self._buckets,
             late_weight=weight if instruction.late_weight else None,
             clip_norm=instruction.clip_norm,
             squares=self._values.get("squares"),
         )
 
     def _update(self, instruction: ins.Update) -> None:
-        assert self._program is not None
         self.state.schedule.apply(self.state.optimizer, self._step)
-        self.store.hand_over(self._program.buckets)
+        self.store.hand_over(self._buckets)
         self.state.optimizer.step()
-        self.store.take_back(self._program.buckets)
+        self.store.take_back(self._buckets)
 
     def _commit(self, instruction: ins.Commit) -> None:
         for name, source in zip(instruction.buffers, instruction.reads, strict=True):

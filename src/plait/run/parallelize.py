@@ -24,7 +24,7 @@ from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.run.checkpoint_state import TrainingState
 from plait.run.device import choose_device
-from plait.run.exchange import exchange
+from plait.run.exchange import ProcessExchange
 from plait.run.machine import Machine, StepOutcome
 from plait.run.programs import Programs
 from plait.run.serial import Unobserved
@@ -137,12 +137,13 @@ class Step:
     @contextmanager
     def whole_model(self) -> Iterator[nn.Module]:
         """The module with all of its parameters, for evaluation; all ranks must enter it."""
-        with self._state.whole_model(self._fetch) as model:
+        with self._state.whole_model(self._exchange_parts) as model:
             yield model
 
-    def _fetch(self, name: str, part: Tensor) -> list[Tensor]:
-        assert self._state.holding is not None
-        return exchange(self._state.holding.layout, name, part)
+    @property
+    def _exchange_parts(self) -> ProcessExchange | None:
+        holding = self._state.holding
+        return ProcessExchange(holding.layout) if holding is not None else None
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -151,7 +152,7 @@ class Step:
 
     def checkpoint(self) -> TrainingState:
         """What `plait.run.checkpoint.save_checkpoint` takes; all ranks must call it."""
-        return self._state.to_checkpoint({"seed": self._job.seed}, self._fetch)
+        return self._state.to_checkpoint({"seed": self._job.seed}, self._exchange_parts)
 
 
 def parallelize(

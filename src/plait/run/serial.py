@@ -4,6 +4,7 @@ In: a program and every rank's share. Out: the same tensors that processes would
 waits for another gives up its turn, and if nobody can move the deadlock is reported with who waits for what.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -12,9 +13,9 @@ from torch import Tensor
 from plait.errors import HangError
 from plait.job.loader import Share
 from plait.plan.mesh import Mesh
-from plait.program.instructions import Collective, Instruction
+from plait.program.instructions import Collective, Instruction, Recv, Send
 from plait.program.program import Program
-from plait.run.links import Handle, edges, with_halo, with_halo_added
+from plait.run.links import Finished, Handle, edges, with_halo, with_halo_added
 from plait.run.machine import Machine
 
 Reduce = Callable[[Sequence[Tensor]], Tensor]
@@ -35,6 +36,8 @@ class Mailboxes:
         self.mesh = mesh
         self.reduce = reduce
         self._meetings: dict[tuple[tuple[int, ...], int], dict[int, Tensor]] = {}
+        self.letters: dict[tuple[int, int, str], deque[Tensor]] = {}
+        """Messages by (sender, receiver, name), in the order in which they were sent."""
         self._results: dict[tuple[tuple[int, ...], int], tuple[Sequence[Tensor], int]] = {}
 
     def arrive(self, meeting: tuple[tuple[int, ...], int], rank: int, tensor: Tensor) -> None:
@@ -100,6 +103,19 @@ def _joined(pieces: Sequence[Tensor], collective: Collective, out: Tensor | None
     return out.copy_(torch.cat(list(pieces)).view(out.shape))
 
 
+class _Letter:
+    """A message that may not have been sent yet."""
+
+    def __init__(self, boxes: Mailboxes, key: tuple[int, int, str], flat: Tensor) -> None:
+        self._boxes, self._key, self._flat = boxes, key, flat
+
+    def ready(self) -> bool:
+        return bool(self._boxes.letters.get(self._key))
+
+    def result(self) -> Tensor:
+        return self._flat.copy_(self._boxes.letters[self._key].popleft())
+
+
 class SerialLinks:
     """One rank's links to mailboxes."""
 
@@ -115,6 +131,17 @@ class SerialLinks:
         self._counts[group] = number + 1
         self._boxes.arrive((group, number), self._rank, tensor.clone())
         return _Meeting(self._boxes, (group, number), collective, self._rank, tensor, out)
+
+    def send(self, send: Send, flat: Tensor) -> Handle:
+        """Leave a copy of the bytes."""
+        to = self._boxes.mesh.group(self._rank, send.axis)[send.to]
+        self._boxes.letters.setdefault((self._rank, to, send.message), deque()).append(flat.clone())
+        return Finished(flat)
+
+    def receive(self, recv: Recv, flat: Tensor) -> Handle:
+        """Look for a message when it is needed."""
+        source = self._boxes.mesh.group(self._rank, recv.axis)[recv.source]
+        return _Letter(self._boxes, (source, self._rank, recv.message), flat)
 
     def buffer(self, count: int, dtype: torch.dtype, device: torch.device, axis: str) -> Tensor:
         """Any memory will do."""

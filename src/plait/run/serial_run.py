@@ -140,7 +140,9 @@ def _assemble(parts: list[dict[str, Tensor]], layout: Layout | None) -> dict[str
     """Whole tensors from what each rank has of them."""
     if layout is None or layout.is_whole:
         return dict(parts[0])
-    return {name: layout.assemble(name, [part[name] for part in parts]) for name in parts[0]}
+    names = dict.fromkeys(name for part in parts for name in part)
+    nothing = torch.empty(0)
+    return {name: layout.assemble(name, [part.get(name, nothing) for part in parts]) for name in names}
 
 
 def _rounds(programs: Programs, share: Share) -> bool:

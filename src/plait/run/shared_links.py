@@ -21,9 +21,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plait.plan.mesh import Mesh
-from plait.program.instructions import Collective
+from plait.program.instructions import Collective, Recv, Send
 from plait.run import shared_parts
-from plait.run.links import Handle, Links, NoLinks, ProcessLinks, alone, axes_that_meet, meeting_axes
+from plait.run.links import (
+    Finished,
+    Handle,
+    Links,
+    NoLinks,
+    ProcessLinks,
+    alone,
+    axes_that_meet,
+    meeting_axes,
+)
 from plait.run.shared_memory import (
     ARRIVED,
     DONE,
@@ -36,6 +45,7 @@ from plait.run.shared_memory import (
     host,
     is_suitable,
 )
+from plait.run.shared_messages import Mail
 
 _SMALL_BYTES = 1 << 15
 """Up to this size every rank adds up everything by itself: one meeting instead of two."""
@@ -75,14 +85,14 @@ class _Axis:
         own: int,
         block: int,
         buffers: Mapping[int, Region],
-        timeout_s: float,
+        patience: "_Patience",
     ) -> None:
         self._arenas = arenas
         self._own = own
         self._blocks = [arena.block(block) for arena in arenas]
         self._words = self._blocks[own]
         self._others = [words for index, words in enumerate(self._blocks) if index != own]
-        self._timeout_s = timeout_s
+        self._patience = patience
         self._count = 0
         self._queue: deque[_Started] = deque()
         self._buffers = buffers
@@ -132,6 +142,8 @@ class _Axis:
 
     def _progress(self) -> None:
         """Do this rank's part of every collective that all have started."""
+        if not self._queue:
+            return
         arrived = self._least(ARRIVED)
         while self._queue and self._queue[0].number < arrived:
             started = self._queue.popleft()
@@ -192,31 +204,40 @@ class _Axis:
 
     def _wait(self, word: int, count: int) -> None:
         """Until every other rank's counter has reached `count`."""
+        for index, words in enumerate(self._blocks):
+            if index != self._own and words[word] < count:
+                self._patience.wait(lambda: words[word] >= count, self._arenas[index], f"peer {index}")  # noqa: B023
+
+    progress = _progress
+
+
+class _Patience:
+    """Waits for other ranks, and meanwhile does this rank's part of everything that is under way."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self.axes: list[_Axis] = []
+
+    def wait(self, is_over: Callable[[], bool], arena: Arena, who: str) -> None:
+        """Until `is_over`, or an error when the process that owns `arena` is gone or too late."""
         began = looked = 0.0
         spins = 0
-        for index, words in enumerate(self._blocks):
-            if index == self._own:
+        while not is_over():
+            for axis in self.axes:
+                axis.progress()
+            spins += 1
+            if spins < _SPINS:
+                os.sched_yield()
                 continue
-            while words[word] < count:
-                spins += 1
-                if spins < _SPINS:
-                    os.sched_yield()
-                    self._progress()
-                    continue
-                time.sleep(min(_LONGEST_SLEEP_S, 1e-6 * (spins - _SPINS + 10)))
-                self._progress()
-                now = time.monotonic()
-                began = began or now
-                if now - looked > _LOOK_FOR_PEERS_S:
-                    looked = now
-                    self._look_for(index, now - began)
-
-    def _look_for(self, index: int, waited_s: float) -> None:
-        pid = self._arenas[index].pid
-        if has_ended(pid):
-            raise ConnectionError(f"the process of peer {index} (pid {pid}) is gone.")
-        if waited_s > self._timeout_s:
-            raise ConnectionError(f"peer {index} did not come within {self._timeout_s:.0f} s: timed out.")
+            time.sleep(min(_LONGEST_SLEEP_S, 1e-6 * (spins - _SPINS + 10)))
+            now = time.monotonic()
+            began = began or now
+            if now - looked > _LOOK_FOR_PEERS_S:
+                looked = now
+                if has_ended(arena.pid):
+                    raise ConnectionError(f"the process of {who} (pid {arena.pid}) is gone.")
+                if now - began > self._timeout_s:
+                    raise ConnectionError(f"{who} did not come within {self._timeout_s:.0f} s: timed out.")
 
 
 class _Meeting:
@@ -230,18 +251,49 @@ class _Meeting:
         return self._axis.finish(self._started)
 
 
+class _Letter:
+    """A message that is fetched when it is wanted."""
+
+    def __init__(self, fetch: Callable[[], Tensor]) -> None:
+        self._fetch = fetch
+
+    def ready(self) -> bool:
+        return True
+
+    def result(self) -> Tensor:
+        return self._fetch()
+
+
 class SharedLinks:
     """Links of one rank to the ranks of its mesh, all of them processes of this host."""
 
     def __init__(self, mesh: Mesh, rank: int, arenas: Sequence[Arena], timeout_s: float) -> None:
         self._mesh = mesh
+        self._rank = rank
+        self._arenas = arenas
         self._own = arenas[rank]
         self._buffers: dict[int, Region] = {}
         self._axes: dict[str, _Axis] = {}
+        self._patience = _Patience(timeout_s)
         for index, axes in enumerate(axes_that_meet(mesh)):
             ranks = mesh.group(rank, axes)
             peers = [arenas[peer] for peer in ranks]
-            self._axes[axes] = _Axis(peers, ranks.index(rank), index, self._buffers, timeout_s)
+            self._axes[axes] = _Axis(peers, ranks.index(rank), index, self._buffers, self._patience)
+        self._patience.axes = list(self._axes.values())
+        self._mail = Mail(arenas, rank, len(self._axes), self._until)
+
+    def _until(self, is_over: Callable[[], bool], peer: int) -> None:
+        self._patience.wait(is_over, self._arenas[peer], f"rank {peer}")
+
+    def send(self, send: Send, flat: Tensor) -> Handle:
+        """Leave a message in memory where its receiver finds it."""
+        self._mail.send(send.message, self._mesh.group(self._rank, send.axis)[send.to], flat)
+        return Finished(flat)
+
+    def receive(self, recv: Recv, flat: Tensor) -> Handle:
+        """Look for a message when it is needed."""
+        source = self._mesh.group(self._rank, recv.axis)[recv.source]
+        return _Letter(lambda: self._mail.receive(recv.message, source, flat))
 
     def start(self, collective: Collective, tensor: Tensor, out: Tensor | None = None) -> Handle:
         """Begin a collective; others read a tensor of `buffer` where it lies, and its sum is made in place."""
@@ -272,7 +324,7 @@ def links_between(
 
 def share_memory(mesh: Mesh, rank: int, timeout_s: float) -> SharedLinks | None:
     """Open each other's memory; None, on all ranks, where one of them cannot. They meet through torch.distributed."""
-    num_blocks = len(axes_that_meet(mesh))
+    num_blocks = len(axes_that_meet(mesh)) + 1  # the last one is for messages
     own = _attempt(lambda: Arena.create(num_blocks)) if is_suitable() else None
     everybody: list[Any] = [None] * mesh.size
     dist.all_gather_object(everybody, (host(), own and (own.file, own.pid)))

@@ -5,7 +5,7 @@ ways between them and a checkpoint, which always holds whole tensors under the u
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from plait.job.job import Job
 from plait.job.schedule import Schedule
+from plait.plan.plan import PIPE
 from plait.run.agreement import digest_of
 from plait.run.checkpoint_state import (
     OptimizerState,
@@ -53,6 +54,7 @@ class ModelState:
         self._shapes = {name: parameter.shape for name, parameter in whole.items()}
         self.parameters: dict[str, nn.Parameter] = whole
         self.optimizer = job.build_optimizer([(n, p) for n, p in whole.items() if p.requires_grad])
+        self._groups: list[list[str]] = _names_of_groups(self.optimizer, whole)
         if holding is not None:
             self.parameters = holding.adopt(whole)
             holding.point(self.optimizer, whole)
@@ -85,12 +87,32 @@ class ModelState:
         assert exchange is not None
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
-                part = self.parameters[name].detach()
+                part = self._part(name, parameter.dtype)
                 parameter.data = self.holding.assemble(name, part, exchange).to(self.device)
+            self._share_buffers(exchange)
         try:
             yield self.model
         finally:
             self._let_go()
+
+    def _part(self, name: str, dtype: torch.dtype) -> Tensor:
+        """This rank's part of a parameter: nothing where another stage has it."""
+        if name in self.parameters:
+            return self.parameters[name].detach()
+        return torch.empty(0, dtype=dtype, device=self.device)
+
+    def _share_buffers(self, exchange: Exchange) -> None:
+        """Take over the buffers that other stages have changed."""
+        assert self.holding is not None
+        layout = self.holding.layout
+        if not layout.buffer_owners:
+            return
+        own = layout.mesh.coordinate(self.holding.rank, PIPE)
+        changed = {n: self.buffers[n].cpu() for n, owner in layout.buffer_owners.items() if owner == own}
+        for rank, told in enumerate(exchange.tell(changed)):
+            for name, value in told.items():
+                if layout.mesh.coordinate(rank, PIPE) == layout.buffer_owners[name]:
+                    self.buffers[name].copy_(value)
 
     def _let_go(self) -> None:
         for parameter in self.model.parameters():
@@ -102,9 +124,10 @@ class ModelState:
         optimizer = collect_optimizer(self.optimizer, self.named)
         if self.holding is not None:
             assert exchange is not None
+            self._share_buffers(exchange)
             parameters = {
-                name: self.holding.assemble(name, self.parameters[name].detach(), exchange)
-                for name in parameters
+                name: self.holding.assemble(name, self._part(name, held.dtype), exchange)
+                for name, held in parameters.items()
             }
             optimizer = self._whole_optimizer(optimizer, exchange)
         return TrainingState(
@@ -120,19 +143,34 @@ class ModelState:
 
     def _whole_optimizer(self, state: OptimizerState, exchange: Exchange) -> OptimizerState:
         assert self.holding is not None
-        holding = self.holding
-        tensors = {
+        holding, layout = self.holding, self.holding.layout
+        own = {
             name: {
-                key: holding.assemble(name, value, exchange) if holding.is_like(name, value) else value
+                key: ("part", value.dtype) if holding.is_like(name, value) else ("value", value.cpu())
                 for key, value in sorted(entries.items())
             }
             for name, entries in state.tensors.items()
         }
+        known = exchange.tell((own, state.values)) if layout.owners else [(own, state.values)]
+        kinds: dict[str, Any] = {}
+        values: dict[str, Any] = {}
+        for told, numbers in known:
+            kinds = told | kinds
+            values = numbers | values
+        tensors: dict[str, dict[str, Tensor]] = {}
+        for name in [name for names in self._groups for name in names if name in kinds]:
+            for key, (kind, what) in kinds[name].items():
+                if kind == "part":
+                    mine = state.tensors.get(name, {}).get(key)
+                    part = torch.empty(0, dtype=what, device=self.device) if mine is None else mine
+                    tensors.setdefault(name, {})[key] = holding.assemble(name, part, exchange)
+                else:
+                    tensors.setdefault(name, {})[key] = what
         groups = [
-            group | {"shapes": [list(self._shapes[name]) for name in group["names"]]}
-            for group in state.groups
+            group | {"names": names, "shapes": [list(self._shapes[name]) for name in names]}
+            for group, names in zip(state.groups, self._groups, strict=True)
         ]
-        return replace(state, tensors=tensors, groups=groups)
+        return replace(state, tensors=tensors, values=values, groups=groups)
 
     def load(self, state: TrainingState) -> None:
         """Continue from a checkpoint, whatever plan wrote it."""
@@ -170,13 +208,20 @@ class ModelState:
                 for key, value in entries.items()
             }
             for name, entries in state.tensors.items()
+            if name in self.parameters
         }
-        groups = [
-            group | {"shapes": [list(self.parameters[name].shape) for name in group["names"]]}
-            for group in state.groups
-            if all(name in self.parameters for name in group["names"])
-        ]
+        groups = []
+        for group in state.groups:
+            names = [name for name in group["names"] if name in self.parameters]
+            groups.append(group | {"names": names, "shapes": [list(self.parameters[n].shape) for n in names]})
         return replace(state, tensors=tensors, groups=groups)
+
+
+def _names_of_groups(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
+) -> list[list[str]]:
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    return [[names[id(p)] for p in group["params"] if id(p) in names] for group in optimizer.param_groups]
 
 
 def _set_buffer(model: nn.Module, name: str, tensor: Tensor) -> None:

@@ -28,7 +28,7 @@ from plait.run.checkpoint import load_checkpoint
 from plait.run.checkpoint_saver import Saver
 from plait.run.device import choose_device, exact_products
 from plait.run.evaluate import Progress, evaluate
-from plait.run.exchange import exchange
+from plait.run.exchange import ProcessExchange
 from plait.run.journal import Journal, peak_bytes
 from plait.run.launch import Seat, connect, disconnect
 from plait.run.machine import Machine, StepOutcome
@@ -284,9 +284,10 @@ class _Worker:
         if self.saver is not None:
             self._tell(self.saver.poll())
 
-    def _exchange(self, name: str, part: Tensor) -> list[Tensor]:
-        assert self.state.holding is not None
-        return exchange(self.state.holding.layout, name, part)
+    @property
+    def _exchange(self) -> ProcessExchange | None:
+        holding = self.state.holding
+        return ProcessExchange(holding.layout) if holding is not None else None
 
     def _extra(self) -> dict[str, Any]:
         return {
@@ -302,9 +303,11 @@ class _Worker:
                 self.seat.emit({"notice": notice.message})
 
     def _keep_gradients(self, gradients: dict[str, Tensor]) -> None:
-        holding = self.state.holding
-        if holding is not None:
-            gradients = {name: holding.assemble(name, g, self._exchange) for name, g in gradients.items()}
+        holding, exchange = self.state.holding, self._exchange
+        if holding is not None and exchange is not None:
+            names = sorted({name for told in exchange.tell(list(gradients)) for name in told})
+            nothing = torch.empty(0, dtype=self.task.dtype, device=self.device)
+            gradients = {n: holding.assemble(n, gradients.get(n, nothing), exchange) for n in names}
         if self.is_first:
             self.gradients.append(
                 {name: g.detach().cpu().clone().contiguous() for name, g in gradients.items()}

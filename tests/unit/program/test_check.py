@@ -98,7 +98,9 @@ def test_a_value_that_is_freed_twice() -> None:
     def plant(given: list[Instruction]) -> list[Instruction]:
         return [replace(i, frees=(frees.frees[0],)) if i.id == update.id else i for i in given]
 
-    says(plant, f"{frees.frees[0]} is freed by instruction {frees.id}", f"again by {update.id}")
+    says(
+        plant, f"{frees.frees[0]} is freed by instruction {frees.id}", f"again by instruction {text(update)}"
+    )
 
 
 def test_a_value_that_is_read_after_it_was_freed() -> None:

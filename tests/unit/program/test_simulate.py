@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +12,14 @@ import plait
 from plait.errors import ProgramError
 from plait.job.data import open_data
 from plait.plan.plan import Plan
-from plait.program.instructions import Collective, Compute, Instruction, Update, Wait
+from plait.program.instructions import Collective, Compute, Instruction, Recv, Send, Update, Wait
 from plait.program.layout import Layout
 from plait.program.program import Program, RankProgram
+from plait.program.schedules import SCHEDULES
+from plait.program.schedules.base import Costs
+from plait.program.schedules.clock import durations, program_of_schedule
 from plait.program.simulate import measured_durations, simulate
+from plait.program.walk import Walk
 from plait.run.programs import Programs
 from plait.trace.files import read_trace
 from plait.trace.span import Trace
@@ -45,8 +50,9 @@ def program_of(*ranks: tuple[Instruction, ...]) -> Program:
         layout=Layout(mesh=plan.mesh, axes=(), parameters={}),
         micro_batches=(len(ranks),),
         shares=((1,) * len(ranks),),
-        buckets=(),
-        classes=tuple(RankProgram(instructions=own, segments={}, values={}, constants={}) for own in ranks),
+        classes=tuple(
+            RankProgram(instructions=own, buckets=(), segments={}, values={}, constants={}) for own in ranks
+        ),
         members=tuple(range(len(ranks))),
         gathered=(),
         notices=(),
@@ -187,3 +193,97 @@ def test_waiting_is_no_duration_of_a_collective(instructions: tuple[Instruction,
     learned = measured_durations(simulate(program, duration, steps=2), program)
     assert learned(0, instructions[1]) == learned(1, instructions[1]) == 3.0  # rank 0 stood there for longer
     assert times(simulate(program, learned)) == times(simulate(program, duration))
+
+
+def send(position: int, message: str, to: int) -> Send:
+    return Send(
+        id=position, name=f"send {message}", kind="communication", lane="communication", axis="data", to=to,
+        message=message,
+    )  # fmt: skip
+
+
+def recv(position: int, message: str, source: int) -> Recv:
+    return Recv(
+        id=position, name=f"receive {message}", kind="communication", lane="communication", axis="data",
+        source=source, message=message,
+    )  # fmt: skip
+
+
+def takes(rank: int, instruction: Instruction) -> float:
+    return 3.0 if isinstance(instruction, Send) else DURATIONS[instruction.name]
+
+
+def test_messages_of_one_direction_travel_one_after_the_other() -> None:
+    """The sender goes on; the receiver stands still until what it waits for is there; the way back is free."""
+    first = (
+        compute("first", 0), send(1, "a", 1), send(2, "b", 1), recv(3, "c", 1), compute("second", 4), wait(5, 3),
+    )  # fmt: skip
+    second = (
+        recv(0, "b", 0), recv(1, "a", 0), send(2, "c", 0), wait(3, 1), compute("first", 4), wait(5, 0),
+        UPDATE,
+    )  # fmt: skip
+    trace = simulate(program_of(first, second), takes)
+    assert times(trace, 0) == {
+        "first": (0, 2),
+        "send a": (2, 5),
+        "send b": (2, 8),  # leaves at 5
+        "receive c": (2, 3),
+        "second": (2, 4),
+        "wait for 3": (4, 4),
+    }
+    assert times(trace, 1) == {
+        "send c": (0, 3),
+        "receive a": (0, 5),
+        "receive b": (0, 8),
+        "wait for 1": (0, 5),
+        "first": (5, 7),
+        "wait for 0": (7, 8),
+        "update": (8, 9),
+    }
+
+
+def test_a_receive_after_the_message_came_takes_no_time() -> None:
+    late = (compute("first", 0), compute("second", 1), recv(2, "a", 0), wait(3, 2))
+    trace = simulate(program_of((send(0, "a", 1),), late), takes)
+    assert times(trace, 1)["receive a"] == times(trace, 1)["wait for 2"] == (4, 4)
+
+
+def test_ranks_that_wait_for_each_others_messages_are_told() -> None:
+    first = (recv(0, "b", 1), wait(1, 0), send(2, "a", 1))
+    second = (recv(0, "a", 0), wait(1, 0), send(2, "b", 0))
+    with pytest.raises(ProgramError, match="deadlocks: rank 0 in wait for 0, rank 1 in wait for 0"):
+        simulate(program_of(first, second), takes)
+
+
+class Counted(tuple[Instruction, ...]):
+    """Instructions that know how often they were looked at."""
+
+    looks = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        Counted.looks += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_no_instruction_is_looked_at_more_than_twice(name: str) -> None:
+    """Long pipelines and many micro-batches are simulated in a time that grows as the instructions do."""
+    program = program_of_schedule(name, SCHEDULES[name](12, 1, 30))
+    counted = [replace(entry, instructions=Counted(entry.instructions)) for entry in program.classes]
+    Counted.looks = 0
+    done = list(Walk(replace(program, classes=tuple(counted))))
+    total = sum(len(entry.instructions) for entry in program.classes)
+    assert len(done) == total <= Counted.looks <= 2 * total
+
+
+def test_durations_of_messages_are_learned_from_a_trace() -> None:
+    """A pipeline simulated with what was learned from its trace takes the same time; so does a hop."""
+    program = program_of_schedule("1f1b", SCHEDULES["1f1b"](3, 1, 5))
+    truth = durations(Costs(forward=2.0, input=1.0, weight=1.0), message=0.5)
+    trace = simulate(program, truth, steps=2)
+    learned = measured_durations(trace, program)
+    for rank in range(3):
+        for instruction in program.of(rank).instructions:
+            if isinstance(instruction, Compute | Send):
+                assert learned(rank, instruction) == truth(rank, instruction)
+    assert simulate(program, learned, steps=2).spans == trace.spans

@@ -5,9 +5,12 @@ Where a plan cannot be used, the refusal is the test: what, and what to do inste
 """
 
 import pytest
-from tests.unit.run.within import PLANS, assert_equal, assert_refused, check, reference
+from tests.unit.run.within import PLANS, SMALL_BUCKETS, assert_equal, assert_refused, check, reference
 
-from plait.errors import PlanError
+from plait.errors import JobError, PlanError
+from plait.plan.named import resolve
+from plait.program.layout import Layout
+from plait.run.prepare import prepare
 from plait.run.verify import verify
 
 NAMES = (
@@ -49,29 +52,37 @@ def test_with_micro_batches(name: str, plan: str, ranks: int) -> None:
 
 
 @pytest.mark.parametrize("plan", ["zero1", "zero2", "zero3"])
-@pytest.mark.parametrize("name", ["gpt_tied", "moe_capacity"])
-def test_ranks_without_samples(name: str, plan: str) -> None:
-    """8 ranks for 7 samples: refused for a batch that never reaches a rank, right for a step that does not."""
+def test_many_ranks_without_samples(plan: str) -> None:
+    """7 ranks for micro-batches of 4 and 3 samples; a batch that never reaches a rank is refused."""
+    assert_equal(check(reference("moe_capacity", 2), plan, 7))
+    with pytest.raises(JobError, match="batch=7 is smaller than ranks=8") as caught:
+        check(reference("moe_capacity", 2), plan, 8)
+    assert caught.value.fix
+
+
+def groups_of(name: str, ranks: int) -> Layout:
+    """How zero3 holds the parameters of a case."""
     known = reference(name)
-    with pytest.raises(Exception, match="batch=7 is smaller than ranks=8"):
-        check(known, plan, 8)
-    assert_equal(check(reference(name, 2), plan, 7))  # micro-batches of 4 and 3: half of the ranks have none
-
-
-def test_parameters_travel_in_several_groups() -> None:
-    from plait.plan.named import resolve
-    from plait.run.prepare import prepare
-
-    known = reference("gpt")
-    plan = resolve("zero3", 4, {"sync": {"bucket_mib": 0.01}})
+    plan = resolve("zero3", ranks, {"sync": SMALL_BUCKETS})
     layout = prepare(known.job, plan, "cpu", known.dtype, lambda event: None, known.captures).layout
     assert layout is not None
-    assert len(layout.groups) > 4
-    assert any(group.num_elements % 4 for group in layout.groups) or True
+    return layout
+
+
+@pytest.mark.parametrize("plan", ["zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("name", ["mlp", "gpt_tied"])
+def test_uneven_pieces(name: str, plan: str) -> None:
+    """On 3 ranks no group of parameters divides evenly, and some parameters lie on one or two of them alone."""
+    layout = groups_of(name, 3)
+    assert len(layout.groups) > 1, "parameters travel in several groups"
+    held = {key: {layout.held_shape(key, rank) for rank in range(3)} for key in layout.parameters}
+    assert all(len(shapes) > 1 for shapes in held.values())
+    assert any((0,) in shapes for shapes in held.values())
+    assert_equal(check(reference(name), plan, 3))
 
 
 def test_verify_makes_its_own_reference() -> None:
     known = reference("gpt")
     found = verify(known.job, "zero3", 2, steps=1, serial=True)
     assert found.ok, found.first
-    assert found.steps == 1
+    assert (found.steps, found.dtype) == (1, "float64")

@@ -1,4 +1,4 @@
-"""A schedule as a program without a model: for pictures, for bubble rates, and to compare schedules before a model is cut.
+"""A schedule as a program without a model: for pictures and bubble rates.
 
 In: the actions of each rank, and what an action and a message cost. Out: a `Program` of `Compute`, `Send`, `Recv` and
 `Wait` that the simulator takes like any other, its durations, and the idle share of a trace.
@@ -27,9 +27,14 @@ def program_of_schedule(name: str, actions: Sequence[Sequence[Action]]) -> Progr
         layout=Layout(mesh=mesh, axes=(AxisShares(name=PIPE, units=(1,) * len(actions)),), parameters={}),
         micro_batches=(1,) * micro_batches,
         shares=((1,),) * micro_batches,
-        buckets=(),
         classes=tuple(
-            RankProgram(instructions=tuple(_rank(own, len(actions), stages)), segments={}, values={}, constants={})
+            RankProgram(
+                instructions=tuple(_rank(own, len(actions), stages)),
+                buckets=(),
+                segments={},
+                values={},
+                constants={},
+            )
             for own in actions
         ),
         members=tuple(range(len(actions))),

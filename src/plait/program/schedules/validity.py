@@ -14,7 +14,11 @@ _Done = tuple[str, int, int]
 
 
 def check_schedule(
-    actions: Sequence[Sequence[Action]], *, stages_a_rank: int, micro_batches: int, in_flight: int | None = None
+    actions: Sequence[Sequence[Action]],
+    *,
+    stages_a_rank: int,
+    micro_batches: int,
+    in_flight: int | None = None,
 ) -> None:
     """Raise where work is missing, double, on the wrong rank, out of order, or where ranks wait for each other.
 

@@ -10,7 +10,7 @@ from plait.program.schedules.base import Action, Costs, one_stage_a_rank
 
 
 def zero_bubble_h1(ranks: int, stages_a_rank: int, micro_batches: int) -> list[list[Action]]:
-    """ZB-H1: a third of 1F1B's idle time where all costs are equal, (p - 1)(T_F + T_B - T_W); p micro-batches in memory.
+    """ZB-H1: a third of 1F1B's idle time where costs are equal, (p - 1)(T_F + T_B - T_W); p micro-batches in memory.
 
     Rank r starts with p - r forwards, as 1F1B does, and its weights lag r micro-batches behind.
     """
