@@ -7,8 +7,9 @@ exactly once. Whether the ranks meet is in `check_messages.py`.
 """
 
 from plait.errors import ProgramError
+from plait.plan.plan import PIPE
 from plait.program.check_messages import check_meetings, check_messages, check_progress, told
-from plait.program.instructions import Accumulate, Collective, Instruction, Keep, Recv, Update, Wait
+from plait.program.instructions import Accumulate, Collective, Instruction, Join, Keep, Recv, Update, Wait
 from plait.program.program import Bucket, Program, RankProgram
 
 _GIVEN = ("buffer:", "constant:", "chunk:")
@@ -27,6 +28,7 @@ def check_program(program: Program) -> None:
             _check_sums(program, entry)
         except ProgramError as error:
             raise ProgramError(f"rank {program.members.index(index)}: {error.what}") from None
+    _check_owners(program)
     check_meetings(program)
     check_progress(program)
 
@@ -111,6 +113,7 @@ def _check_sums(program: Program, entry: RankProgram) -> None:
             )
         if bucket.group is not None:
             _check_kept(entry, index, wanted, updates[0])
+        _check_joined(entry, index, bucket, max((i.id for i in sums), default=filled[-1].id), updates[0])
 
 
 def _check_added_once(entry: RankProgram) -> None:
@@ -156,3 +159,41 @@ def _check_kept(entry: RankProgram, index: int, wanted: int, update: int) -> Non
         )
     if kept[-1].id > update:
         raise ProgramError(f"shard:{index} is kept by {told(kept[-1])}, after the update.")
+
+
+def _check_joined(entry: RankProgram, index: int, bucket: Bucket, summed: int, update: int) -> None:
+    """Tied gradients are added up over their stages once, after the sum over the ranks of a stage."""
+    joins = [i for i in entry.instructions if isinstance(i, Join) and i.bucket == index]
+    if len(joins) != (1 if bucket.tied else 0):
+        found = "".join(f": {told(i)}" for i in joins)
+        raise ProgramError(
+            f"bucket:{index}, tied over {bucket.tied} of {PIPE}, is joined {len(joins)} times{found}."
+        )
+    for join in joins:
+        if sorted((join.own, *join.parts)) != sorted(bucket.tied):
+            raise ProgramError(
+                f"{told(join)} adds the parts of {join.parts} to that of {join.own}; bucket:{index} is tied over "
+                f"{bucket.tied}."
+            )
+        if not summed < join.id < update:
+            raise ProgramError(f"{told(join)} is not between the sum of bucket:{index} and the update.")
+
+
+def _check_owners(program: Program) -> None:
+    """A parameter that several coordinates of `pipe` train is tied over exactly these, on all of them."""
+    places = {
+        (own, program.plan.mesh.coordinate(rank, PIPE)): rank for rank, own in enumerate(program.members)
+    }
+    owners: dict[str, set[int]] = {}
+    for own, coordinate in places:
+        for bucket in program.classes[own].buckets:
+            for name in bucket.parameters:
+                owners.setdefault(name, set()).add(coordinate)
+    for (own, _), rank in places.items():
+        for index, bucket in enumerate(program.classes[own].buckets):
+            for name in bucket.parameters:
+                if set(bucket.tied) != (owners[name] if len(owners[name]) > 1 else set()):
+                    raise ProgramError(
+                        f"rank {rank}: the gradient of {name} is made on {sorted(owners[name])} of {PIPE}; "
+                        f"bucket:{index} is tied over {list(bucket.tied)}."
+                    )

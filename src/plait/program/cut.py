@@ -4,7 +4,6 @@ In: a local graph and the nodes after which to cut. Out: a list of pieces in exe
 `Start` (a collective is issued) and `Await` (its result is needed). Communication is never hidden inside a segment.
 """
 
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -39,6 +38,9 @@ class Reached:
 
 
 Piece = Segment | Start | Await | Reached
+
+_AT_HAND = 2
+"""Groups of parameters that a piece may read."""
 
 
 def is_collective(node: fx.Node) -> bool:
@@ -87,7 +89,7 @@ def _groups(
     current: list[fx.Node] = []
     pending: set[fx.Node] = set()
     marks = set(cut_after)
-    at_hand: deque[int] = deque(maxlen=2)
+    at_hand: list[int] = []
 
     def close() -> None:
         nonlocal current
@@ -100,11 +102,11 @@ def _groups(
             continue
         awaited = [n for n in node.all_input_nodes if n in pending]
         changed = bool(current) and current[-1].meta["phase"] != node.meta["phase"]
-        needed = [group_of[n.name] for n in node.all_input_nodes if n.name in group_of]
-        fetched = [group for group in dict.fromkeys(needed) if group not in at_hand]
-        if awaited or changed or fetched or is_collective(node):
+        needed = list(dict.fromkeys(group_of[n.name] for n in node.all_input_nodes if n.name in group_of))
+        if awaited or changed or is_collective(node) or not set(needed) <= set(at_hand):
             close()
-        at_hand.extend(fetched)
+        # as many stay as an op needs: one with many weights counts as one place, in however many nodes it is written
+        at_hand = [*(g for g in at_hand if g not in needed), *needed][-max(_AT_HAND, len(needed)) :]
         for n in awaited:
             groups.append(Await(n))
             pending.discard(n)

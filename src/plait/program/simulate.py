@@ -77,10 +77,11 @@ class _Step:
                 self._span(member, own, at_s, end_s)
 
     def _send(self, key: Key, rank: int, instruction: Send, now_s: float) -> None:
+        """Put a message on its way; on the compute lane, handing it over takes no time."""
         link = key[:2]
         start_s = max(now_s, self.clocks.links_s.get(link, 0.0))
         end_s = self.clocks.links_s[link] = self.ends_s[key] = start_s + self.duration(rank, instruction)
-        self._span(rank, instruction, now_s, end_s)
+        self._span(rank, instruction, now_s, end_s if instruction.lane == "communication" else now_s)
         if key in self.posted:
             receiver, recv, posted_s = self.posted.pop(key)
             self._span(receiver, recv, posted_s, max(posted_s, end_s))

@@ -14,7 +14,7 @@ from torch import Tensor
 from plait.graph.from_job import Captures
 from plait.job.job import Job
 from plait.job.loader import Loader, Share
-from plait.plan.plan import Plan
+from plait.plan.plan import PIPE, Plan
 from plait.program.layout import Layout
 from plait.run.machine import Machine, StepOutcome
 from plait.run.prepare import prepare
@@ -91,6 +91,19 @@ class SerialRanks:
         held = [{name: p.detach() for name, p in m.state.parameters.items()} for m in self.machines]
         return _assemble(held, self.programs.layout)
 
+    def buffers(self) -> dict[str, Tensor]:
+        """All buffers, from the ranks that change them."""
+        layout, found = self.programs.layout, dict(self.machines[0].state.buffers)
+        for machine in reversed(self.machines):
+            own = {n: b for n, b in machine.state.buffers.items() if _changes(layout, n, machine.rank)}
+            found |= own
+        return found
+
+
+def _changes(layout: Layout | None, buffer: str, rank: int) -> bool:
+    """Whether a rank has the current value of a buffer."""
+    return layout is None or layout.mesh.coordinate(rank, PIPE) == layout.buffer_owners.get(buffer, 0)
+
 
 def run_serially(
     job: Job,
@@ -125,7 +138,7 @@ def run_serially(
         norms=tuple(norms),
         gradients=tuple(gradients),
         weights=ranks.weights(),
-        buffers=dict(ranks.machines[0].state.buffers),
+        buffers=ranks.buffers(),
         spread=_spread(ranks.machines),
         notices=ranks.notices,
         rounds_to_float32=ranks.rounds_to_float32,
@@ -182,11 +195,13 @@ def _spread(machines: list[Machine]) -> float:
         state = machine.state
         layout = state.holding.layout if state.holding is not None else None
         held = {name: parameter.detach() for name, parameter in state.parameters.items()}
-        for name, tensor in (*held.items(), *state.buffers.items()):
+        held |= {name: b for name, b in state.buffers.items() if _changes(layout, name, machine.rank)}
+        for name, tensor in held.items():
             place: tuple[int, ...] = ()
             if layout is not None and name in state.parameters:
                 own = zip(layout.mesh.axes, layout.mesh.coordinates(machine.rank), strict=True)
-                place = tuple(at for (axis, _), at in own if axis in layout.cut_axes(name))
+                cut = [axis for axis in layout.cut_axes(name) if axis != PIPE]  # tied parameters are equal
+                place = tuple(at for (axis, _), at in own if axis in cut)
             other = reference.setdefault((name, place), tensor)
             if tensor.numel():
                 largest = max(largest, float((tensor.double() - other.double()).abs().max()))

@@ -19,6 +19,7 @@ from plait.program.instructions import (
     Collective,
     Compute,
     Instruction,
+    Join,
     Recv,
     Send,
     Update,
@@ -212,10 +213,7 @@ def test_a_collective_and_a_message_that_wait_for_each_other() -> None:
     program = replace(sound(), plan=Plan(name="1f1b", mesh=Mesh(axes=((PIPE, 2),))), members=(0, 1))
     classes = []
     for index, entry in enumerate(program.classes):
-        *rest, sent, wait, update = entry.instructions
-        assert isinstance(sent, Collective)
-        sent = replace(sent, axis=PIPE, num_bytes=16)
-        bucket = replace(entry.buckets[0], axis=PIPE, parameters=("tied",), shapes=((4,),))
+        rest, end = list(entry.instructions[:-3]), entry.instructions[-3:]
         extra = Collective(
             id=800, name="all_reduce weight", kind="communication", op="all_reduce", axis=PIPE, reads=("weight",),
             writes=("weight",), num_bytes=8,
@@ -223,7 +221,7 @@ def test_a_collective_and_a_message_that_wait_for_each_other() -> None:
         made = Compute(id=802, name="weight", kind="forward", segment="weight", writes=("weight",))
         early = [made, extra, Wait(id=801, name="wait for weight", kind="wait", of=800)]
         rest = [*early, *rest] if index == 0 else [*rest[:-1], *early, *rest[-1:]]
-        classes.append(replace(entry, instructions=(*rest, sent, wait, update), buckets=(bucket,)))
+        classes.append(replace(entry, instructions=(*rest, *end)))
     first = find(1, Wait, "forward 0>1 micro-batch 0")
     with pytest.raises(ProgramError) as raised:
         check_program(replace(program, classes=tuple(classes)))
@@ -341,3 +339,69 @@ def test_ranks_of_a_stage_that_sum_other_gradients() -> None:
         in raised.value.what
     )
     assert raised.value.what.count(sums) == 2
+
+
+def tied() -> Program:
+    """Both stages train the same parameter and give each other their part."""
+    program = sound()
+    classes = []
+    for own, entry in enumerate(program.classes):
+        *rest, sent, wait, update = entry.instructions
+        other, what = 1 - own, ("tied 0>1", "tied 1>0")
+        part = ("part:0",)
+        exchange: list[Instruction] = [
+            Recv(
+                id=700, name=f"receive {what[other]}", kind="communication", axis=PIPE, source=other,
+                message=what[other], writes=part, num_bytes=16,
+            ),
+            Send(
+                id=701, name=f"send {what[own]}", kind="communication", axis=PIPE, to=other, message=what[own],
+                reads=("bucket:0",), num_bytes=16,
+            ),
+            Wait(id=702, name=f"wait for {what[other]}", kind="wait", of=700, reads=part, writes=part),
+            Join(
+                id=703, name="join tied", kind="update", bucket=0, reads=("bucket:0", *part), writes=("bucket:0",),
+                frees=part, parts=(other,), own=own, stage=own,
+            ),
+        ]  # fmt: skip
+        bucket = replace(entry.buckets[0], parameters=("tied",), shapes=((4,),), tied=(0, 1))
+        last = (replace(sent, num_bytes=16), wait, *exchange, replace(update, id=704))
+        classes.append(replace(entry, instructions=(*rest, *last), buckets=(bucket,)))
+    return replace(program, classes=tuple(classes))
+
+
+def test_tied_gradients_are_joined_once_on_every_stage() -> None:
+    check_program(tied())
+    join = next(i for i in tied().classes[1].instructions if isinstance(i, Join))
+
+    def twice(given: list[Any]) -> list[Instruction]:
+        return [*given[:-2], replace(join, id=702, frees=()), *given[-2:]]
+
+    faults: list[tuple[Plant, str]] = [
+        (changed(join, bucket=9), "rank 2: bucket:0, tied over (0, 1) of pipe, is joined 0 times"),
+        (twice, f"is joined 2 times: {text(replace(join, id=702))}: {text(join)}"),
+        (
+            changed(join, parts=(3,)),
+            f"{text(join)} adds the parts of (3,) to that of 1; bucket:0 is tied over (0, 1)",
+        ),
+        (
+            lambda given: [*given[:-1], replace(given[-1], id=1)],
+            "not between its last gradient and the update",
+        ),
+    ]
+    for plant, told in faults:
+        with pytest.raises(ProgramError) as raised:
+            check_program(planted(plant, 1, tied()))
+        assert told in raised.value.what
+
+
+def test_a_tied_gradient_that_one_stage_keeps_for_itself() -> None:
+    program = sound()
+    classes = [
+        replace(entry, buckets=(replace(entry.buckets[0], parameters=("same",)),))
+        for entry in program.classes
+    ]
+    with pytest.raises(
+        ProgramError, match=r"the gradient of same is made on \[0, 1\] of pipe; bucket:0 is tied over \[\]"
+    ):
+        check_program(replace(program, classes=tuple(classes)))
