@@ -11,7 +11,14 @@ from plait.errors import PlanError
 from plait.plan.ddp import ddp
 from plait.plan.domain import domain
 from plait.plan.mesh import Mesh
-from plait.plan.pipeline import gpipe, interleaved, naive, one_forward_one_backward, zero_bubble
+from plait.plan.pipeline import (
+    gpipe,
+    interleaved,
+    naive,
+    one_forward_one_backward,
+    zero_bubble,
+    zero_bubble_2,
+)
 from plait.plan.plan import AXES, DATA, DOMAIN, PIPE, TENSOR, Plan, read_plan, with_settings
 from plait.plan.single import single
 from plait.plan.tensor import megatron, tensor
@@ -22,7 +29,7 @@ NAMED: Mapping[str, Callable[[int], Plan]] = MappingProxyType(
         "single": single, "ddp": ddp, "zero1": zero1, "zero2": zero2, "zero3": zero3,
         "megatron": megatron, "tensor": tensor, "domain": domain,
         "naive": naive, "gpipe": gpipe, "1f1b": one_forward_one_backward, "interleaved": interleaved,
-        "zero-bubble": zero_bubble,
+        "zero-bubble": zero_bubble, "zero-bubble-2": zero_bubble_2,
     }
 )  # fmt: skip
 

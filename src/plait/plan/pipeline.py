@@ -1,4 +1,4 @@
-"""`naive`, `gpipe`, `1f1b`, `interleaved`, `zero-bubble`: the model cut into stages, one or more a rank.
+"""`naive`, `gpipe`, `1f1b`, `interleaved`, `zero-bubble`, `zero-bubble-2`: the model cut into stages, one or more a rank.
 
 They differ in the order in which stages take micro-batches (`accumulate` of the job), so in idle time and in memory.
 """
@@ -30,6 +30,11 @@ def interleaved(ranks: int) -> Plan:
 def zero_bubble(ranks: int) -> Plan:
     """Gradients of weights fill the time in which a rank would wait."""
     return _pipeline("zero-bubble", ranks)
+
+
+def zero_bubble_2(ranks: int) -> Plan:
+    """The same with almost twice the micro-batches in memory, and no idle time where costs are equal."""
+    return _pipeline("zero-bubble-2", ranks)
 
 
 def _pipeline(schedule: str, ranks: int, per_rank: int = 1) -> Plan:

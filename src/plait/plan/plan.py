@@ -108,7 +108,7 @@ class Pipe:
     """How the model is cut over the `pipe` axis, and in which order its stages work."""
 
     schedule: str = "1f1b"
-    """A name in `program/schedules`: naive, gpipe, 1f1b, interleaved, zero-bubble."""
+    """A name in `program/schedules`: naive, gpipe, 1f1b, interleaved, zero-bubble, zero-bubble-2."""
     per_rank: int = 1
     """Stages a rank."""
     cut: tuple[str, ...] = ()

@@ -72,7 +72,7 @@ class StepBuilder:
         self.storages: dict[str, tuple[Storage, ...]] = {}
         self.started: dict[str, int] = {}
         self.names: dict[int, dict[str, Input]] = {}
-        self.travelling: list[tuple[int, bool, int]] = []
+        self.travelling: list[tuple[int, bool, int | None]] = []
         """Sharded buckets under way: (bucket, whether its sum is the first of the step, micro-batch)."""
 
     def add_micro_batch(
@@ -120,8 +120,7 @@ class StepBuilder:
         )
         self._join_tied()
         squares: tuple[str, ...] = ()
-        trained = [name for bucket in self.buckets for name in bucket.parameters]
-        cut = {axis for name in trained for axis in self.layout.cut_axes(name)}
+        cut = {axis for name in self.layout.parameters for axis in self.layout.cut_axes(name)}
         if self.clip_norm is not None and cut:
             axes = tuple(name for name, _ in self.plan.mesh.axes if name in cut)
             self.add(SquareSum, "squares", "update", reads=names, writes=("squares",), axes=axes)
@@ -298,6 +297,13 @@ class StepBuilder:
         reads = [self.name_of(graph, node, number) for node in nodes]
         for name in reads:  # a gradient that is itself the result of a collective
             self.wait(name, number)
+        self.accumulate(index, tuple(reads), number, fresh=fresh, send=send)
+
+    def accumulate(
+        self, index: int, reads: tuple[str, ...], number: int | None, *, fresh: bool, send: bool
+    ) -> None:
+        """Put gradients into a bucket (none: zeros) and, where they are the last, send it."""
+        bucket = self.buckets[index]
         scattered = bucket.group is not None
         pooled = scattered and self.layout.zero >= 2
         while pooled and (
@@ -308,7 +314,7 @@ class StepBuilder:
             Accumulate,
             f"bucket {index}",
             "backward",
-            reads=tuple(reads),
+            reads=reads,
             writes=(f"bucket:{index}",),
             bucket=index,
             fresh=fresh or pooled,
@@ -324,7 +330,7 @@ class StepBuilder:
             if not self.plan.sync.overlap:
                 self.wait(f"bucket:{index}", number)
 
-    def _start_scatter(self, index: int, number: int) -> None:
+    def _start_scatter(self, index: int, number: int | None) -> None:
         bucket = self.buckets[index]
         assert bucket.group is not None
         name = f"shard:{index}"

@@ -143,6 +143,8 @@ def _check_all_added(program: Program, bucket: Bucket, name: str, filled: list[A
     """Every micro-batch contributes; buffers alone are taken from the last one."""
     if all(parameter.startswith("buffer:") for parameter in bucket.parameters):
         return
+    if bucket.tied and not any(i.reads for i in filled):
+        return  # zeros: other stages have all the parts
     missing = set(range(len(program.micro_batches))) - {i.micro_batch for i in filled}
     if missing:
         raise ProgramError(

@@ -95,6 +95,13 @@ def nothing(inputs: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype |
     return inputs[0].new_zeros(shape, dtype=dtype)
 
 
+def nothings(
+    inputs: Sequence[Tensor], shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype | None]
+) -> tuple[Tensor, ...]:
+    """`nothing` in place of an op that gives several tensors."""
+    return tuple(nothing(inputs, shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True))
+
+
 def weighted_share(value: Tensor, fraction: float) -> Tensor:
     """A rank's summand of an average over ranks; an empty share has none."""
     return torch.zeros_like(value) if fraction == 0 else value * fraction

@@ -88,15 +88,10 @@ class Site:
         value = self.node.meta["val"]
         if isinstance(value, torch.Tensor):
             return self.emit(local.nothing, inputs, self.shape(), value.dtype)
-        return [
-            self.emit(
-                local.nothing,
-                inputs,
-                self.shape(index) if present else [],
-                value[index].dtype if present else None,
-            )
-            for index, present in enumerate(isinstance(entry, torch.Tensor) for entry in value)
-        ]
+        shapes = [self.shape(i) if isinstance(entry, torch.Tensor) else [] for i, entry in enumerate(value)]
+        dtypes = [entry.dtype if isinstance(entry, torch.Tensor) else None for entry in value]
+        made = self.emit(local.nothings, inputs, shapes, dtypes)  # one node, as the op is: it reads its inputs once
+        return [self.emit(item, made, index) for index in range(len(shapes))]
 
 
 Lowering = Callable[[Site], Local]

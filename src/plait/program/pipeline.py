@@ -220,6 +220,8 @@ class PipelineWriter:
         """Ranks that do not compute the loss add nothing to it; then all of them sum it."""
         for index, bucket in enumerate(self.builder.buckets):
             if not bucket.scalars:
+                if index not in self.filled:  # tied, and read here without a part of its gradient
+                    self.builder.accumulate(index, (), None, fresh=True, send=True)
                 continue
             if index not in self.filled:
                 self.builder.add(Tally, "no loss here", "update", writes=("nothing",))

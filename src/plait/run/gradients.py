@@ -124,7 +124,9 @@ class GradientStore:
         gradients, scalars = tensors[:count], tensors[count : count + len(bucket.scalars)]
         loose = tensors[count + len(bucket.scalars) :]
         tensors.clear()
-        if bucket.axis is not None or bucket.tied:
+        if not gradients and bucket.parameters:
+            self.flat(bucket).zero_()
+        elif bucket.axis is not None or bucket.tied:
             self.flat(bucket)
             targets = self._views[bucket] + self._scalars[bucket]
             _join(targets, [*gradients, *scalars], fresh)
