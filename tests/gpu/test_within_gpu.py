@@ -1,13 +1,18 @@
-"""Sharded, tensor-parallel, domain-parallel and pipelined plans on a GPU: two ranks share it, and equal one CPU process."""
+"""Plans that cut models and samples, on a GPU: two ranks share it over gloo, and equal one CPU process."""
+
+from pathlib import Path
 
 import pytest
-import torch
 from tests.zoo import ZOO
 
 from plait.plan.named import resolve
 from plait.run.verify import verify
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="no CUDA device"),
+    pytest.mark.timeout(300),
+]
 
 CASES = [
     ("zero1", "gpt"),
@@ -24,7 +29,6 @@ CASES = [
 ]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("plan", "name"), CASES)
 def test_two_ranks_on_one_gpu_equal_one_process(plan: str, name: str) -> None:
     job = ZOO[name].job(batch=8, steps=2, optimizer="adamw", clip_norm=0.5, accumulate=2)

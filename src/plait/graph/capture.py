@@ -224,7 +224,7 @@ def _assemble(
         raise CaptureError(
             f"the model draws random numbers with {', '.join(sorted(set(outcome.unsupported)))}, "
             "which would depend on how the batch is split.",
-            fix="it is run eagerly instead; use rand, randn, dropout or bernoulli to have it captured.",
+            fix="use rand, randn, dropout or bernoulli to have it captured; plans single and ddp run it eagerly.",
         )
     output = next(node for node in graph.nodes if node.op == "output")
     output.args = ((total, weight, *new_buffers.values()),)
@@ -286,7 +286,7 @@ def _take_buffer_writes(graph: fx.Graph, parameters: list[str], buffers: list[st
             if target not in of_buffer:
                 raise CaptureError(
                     "the model writes in place into a parameter or an input of the batch.",
-                    fix="it is run eagerly instead; write to a buffer, or out of place, to have it captured.",
+                    fix="write to a buffer, or out of place, to have it captured; plans single and ddp run it eagerly.",
                 )
             written[of_buffer[target]] = value
             node.replace_all_uses_with(value)

@@ -34,7 +34,7 @@ def refuse_custom_functions(result: Tensor) -> None:
             raise CaptureError(
                 f"the model uses the hand-written autograd function {type(node).__name__.removesuffix('Backward')!r}"
                 f"{f' ({place})' if place else ''}, whose backward cannot be read from its forward.",
-                fix="it is run eagerly instead; write it with torch.library.custom_op to have it captured.",
+                fix="write it with torch.library.custom_op to have it captured; plans single and ddp run it eagerly.",
                 where=place,
             )
         stack.extend(parent for parent, _ in node.next_functions)
@@ -59,7 +59,7 @@ def explain(error: Exception) -> CaptureError:
         f"the model cannot be captured: {frame.filename}:{frame.lineno} in {frame.name}: `{frame.line}` "
         f"({type(error).__name__}: {reason}).",
         where=f"{frame.filename}:{frame.lineno}",
-        fix="it is run eagerly instead; avoid Python branches on tensor values to have it captured.",
+        fix="avoid Python branches on tensor values to have it captured; plans single and ddp run it eagerly.",
     )
 
 

@@ -60,6 +60,7 @@ def resolve(
     if mesh or DATA not in dict(found.mesh.axes):
         found = _with_mesh(found, mesh or {})
     _check_axes(found.mesh)
+    _check_placements(found)
     if ranks is not None and found.mesh.size != ranks:
         axes = " x ".join(f"{name}={size}" for name, size in found.mesh.axes)
         raise PlanError(
@@ -90,6 +91,21 @@ def _check_axes(mesh: Mesh) -> None:
         raise PlanError(
             f"no plan can use the mesh axis {unknown[0]!r}.", fix=f"{hint}the axes are {', '.join(AXES)}."
         )
+
+
+def _check_placements(plan: Plan) -> None:
+    known = dict(plan.mesh.axes)
+    for entry in plan.placements:
+        if entry.axis not in (DOMAIN, TENSOR):
+            raise PlanError(
+                f"the plan has placements along {entry.axis!r}; only {DOMAIN} and {TENSOR} have any.",
+                fix=f"name them placements.{TENSOR} or placements.{DOMAIN}.",
+            )
+        if entry.axis not in known:
+            raise PlanError(
+                f"the plan has placements along {entry.axis}, which its mesh does not have.",
+                fix=f"add {entry.axis} to the mesh, or drop placements.{entry.axis}.",
+            )
 
 
 def _choices(name: str) -> str:

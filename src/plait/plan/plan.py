@@ -28,6 +28,7 @@ AXES = (PIPE, DATA, DOMAIN, TENSOR)
 """The axes that plans know, outermost first: ranks that exchange most are next to each other."""
 
 Choice = Literal["megatron", "auto"]
+Recompute = Literal["none", "selective", "full"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,12 +50,15 @@ class Sync:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """What is kept whole on every rank of `data`, and what is not."""
+    """What is kept whole on every rank of `data`, and what is kept for the backward."""
 
     zero: int = 0
     """0: all whole; 1: optimizer state sharded; 2: gradients too; 3: parameters too."""
     limit: str | None = None
     """Memory of a rank that the choice of placements may use, such as 70GiB; None: what megatron needs."""
+    recompute: str | tuple[str, ...] = "none"
+    """What the backward computes again instead of keeping it: `none`; `selective`: what is cheap; `full`: all but the
+    inputs of the model's repeated blocks; or the modules, with `*`, of which only the inputs are kept."""
 
     def __post_init__(self) -> None:
         if self.zero not in (0, 1, 2, 3) or isinstance(self.zero, bool):
@@ -66,6 +70,20 @@ class Memory:
                 raise PlanError(
                     f"memory.limit={self.limit!r} is not a size.", fix="write it like 70GiB."
                 ) from error
+        if isinstance(self.recompute, str):
+            if self.recompute not in get_args(Recompute):
+                raise PlanError(
+                    f"memory.recompute={self.recompute!r} is unknown.",
+                    fix="use none, selective, full, or a list of modules such as [h.*.mlp].",
+                )
+            return
+        names = self.recompute if isinstance(self.recompute, (list, tuple)) else ()
+        if not names or not all(isinstance(name, str) and name for name in names):
+            raise PlanError(
+                f"memory.recompute={self.recompute!r} is no list of modules.",
+                fix="use none, selective, full, or a list of modules such as [h.*.mlp].",
+            )
+        object.__setattr__(self, "recompute", tuple(names))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +167,7 @@ class Plan:
     sync: Sync = Sync()
     """How gradients meet."""
     memory: Memory = Memory()
-    """What is sharded over `data`."""
+    """What is sharded over `data`, and what is computed twice."""
     tensor: Tensor = Tensor()
     """How weights are cut over `tensor`."""
     domain: Domain = Domain()

@@ -157,7 +157,7 @@ class StepBuilder:
             }  # fmt: skip
             for at in others:
                 self.add(
-                    Send, f"send {what} {own}>{at}", "communication", axis=PIPE, to=at,
+                    Send, f"send {what} {own}>{at}", "communication", lane="communication", axis=PIPE, to=at,
                     message=f"{what} {own}>{at}", reads=(name,), num_bytes=num_bytes,
                 )  # fmt: skip
             parts = tuple(f"part:{index}:{at}" for at in others)

@@ -17,6 +17,7 @@ from plait.program.buckets import Ends, make_buckets, sums_of
 from plait.program.build import StepBuilder, bucket_reads
 from plait.program.check import check_program
 from plait.program.cut import Piece, cut
+from plait.program.cut_places import moved, same_places
 from plait.program.gathers import groups_by_input
 from plait.program.groups import make_layout
 from plait.program.layout import Layout
@@ -26,9 +27,11 @@ from plait.program.pipeline import MicroBatch, PipelineWriter, StagePieces, stag
 from plait.program.placement import AxisShares, Placement, Shard, Strategy
 from plait.program.program import Bucket, Program, RankProgram
 from plait.program.propagate import Placements, propagate
+from plait.program.recompute import Again, recompute
+from plait.program.recompute_choice import choose
 from plait.program.schedules import SCHEDULES
 from plait.program.split import StageGraph, split
-from plait.program.stages import Stages, assign_stages
+from plait.program.stages import Stages, assign_stages, forward_ops
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,11 +112,16 @@ def _stages(graphs: Mapping[int, Graph], plan: Plan, first: int, layout: Layout 
             " micro-batch, which no schedule here has room for.",
             fix="set memory.zero=1, or 0.",
         )
-    starts = layout.starts if layout is not None else ()
-    found = {first: assign_stages(graphs[first], plan.num_stages, plan.pipe.cut, starts)}
+    ops = {size: forward_ops(graph) for size, graph in graphs.items()}
+    named = plan.pipe.cut
+    starts = () if layout is None or named else moved(layout.starts, layout.ops, ops[first])
+    shared = [same_places(ops[first], other) for other in ops.values()]
+    places = set(shared[0]).intersection(*shared[1:])
+    found = {first: assign_stages(graphs[first], plan.num_stages, named, starts, places)}
     for size, graph in graphs.items():
         if size != first:
-            found[size] = assign_stages(graph, plan.num_stages, plan.pipe.cut, found[first].starts)
+            there = () if named else moved(found[first].starts, ops[first], ops[size])
+            found[size] = assign_stages(graph, plan.num_stages, named, there)
     ranks = plan.mesh.size_of(PIPE)
     for name, parts in found[first].gradients.items():
         if len({stage % ranks for stage in parts}) < len(parts):
@@ -159,6 +167,8 @@ class _Compiler:
         self.graphs, self.chosen, self.plan = graphs, chosen, plan
         self.micro_batches, self.shares, self.ends = micro_batches, shares, ends
         self.sums, self.layout, self.settings, self.stages = sums, layout, settings, stages
+        self.again: dict[tuple[int, tuple[int, ...]], Again] = {}
+        self._parts: dict[object, tuple[LocalGraph, tuple[StageGraph, ...]]] = {}
 
     def rank(self, rank: int) -> RankProgram:
         """What the ranks with the same samples and stages as `rank` do."""
@@ -184,7 +194,7 @@ class _Compiler:
         return builder.finish()
 
     def _localize(self, key: tuple[int, tuple[int, ...]], rank: int) -> LocalGraph:
-        return localize(
+        local = localize(
             self.graphs[key[0]],
             self.chosen[key],
             self.layout.coordinates(rank),
@@ -192,6 +202,22 @@ class _Compiler:
             ends=self.ends,
             stages=self.stages.get(key[0]),
         )
+        setting, graph, stages = self.plan.memory.recompute, self.graphs[key[0]], self.stages.get(key[0])
+        if setting == "none":
+            return local
+        if key not in self.again:  # the first rank chooses for all, which fetch the same parameters at the same places
+            self.again[key] = choose(graph, local, setting, stages)
+        return recompute(graph, local, self.again[key], stages)
+
+    def _split(
+        self, key: tuple[int, tuple[int, ...]], rank: int
+    ) -> tuple[LocalGraph, tuple[StageGraph, ...]]:
+        """A micro-batch by stages: the same for all ranks that differ on `pipe` alone."""
+        known = (key, self.layout.coordinates(rank))
+        if known not in self._parts:
+            local = self._localize(key, rank)
+            self._parts[known] = (local, split(local, self.stages[key[0]]))
+        return self._parts[known]
 
     def _pipeline(self, builder: StepBuilder, rank: int, coordinate: int) -> PipelineWriter:
         pipe, ranks = self.plan.pipe, self.plan.mesh.size_of(PIPE)
@@ -202,9 +228,8 @@ class _Compiler:
         for number, key in enumerate(zip(self.micro_batches, self.shares, strict=True)):
             graph = self.graphs[key[0]]
             if key not in done:
-                local, prefix = self._localize(key, rank), f"{len(done)}."
+                (local, parts), prefix = self._split(key, rank), f"{len(done)}."
                 early = _early_pieces(graph, local, prefix, self.settings.device, {})
-                parts = split(local, self.stages[key[0]])
                 own = {
                     part.stage: stage_pieces(
                         part, local, _ends_of_buckets(part, local, builder.buckets), prefix,

@@ -42,6 +42,7 @@ def make_layout(
             },
             buffer_owners={name: stage % ranks for name, stage in stages.buffers.items()},
             starts=stages.starts,
+            ops=stages.ops,
         )
     if plan.memory.zero == 0 or plan.data_ranks == 1:
         return layout

@@ -97,7 +97,9 @@ class Layout:
     buffer_owners: Mapping[str, int] = field(default_factory=dict)
     """The coordinate on `pipe` that changes a buffer; buffers that nobody changes are absent."""
     starts: tuple[int, ...] = ()
-    """Where the stages of a pipeline begin, counted in forward ops: the same for every size of a micro-batch."""
+    """Where the stages of a pipeline begin, counted in `ops`."""
+    ops: tuple[str, ...] = ()
+    """The forward ops of the micro-batch for which the pipeline was cut."""
     zero: int = 0
     """What is cut over `data`: 1 optimizer state, 2 gradients too, 3 parameters too."""
 

@@ -90,7 +90,9 @@ class Site:
             return self.emit(local.nothing, inputs, self.shape(), value.dtype)
         shapes = [self.shape(i) if isinstance(entry, torch.Tensor) else [] for i, entry in enumerate(value)]
         dtypes = [entry.dtype if isinstance(entry, torch.Tensor) else None for entry in value]
-        made = self.emit(local.nothings, inputs, shapes, dtypes)  # one node, as the op is: it reads its inputs once
+        made = self.emit(
+            local.nothings, inputs, shapes, dtypes
+        )  # one node, as the op is: it reads its inputs once
         return [self.emit(item, made, index) for index in range(len(shapes))]
 
 

@@ -14,6 +14,7 @@ from plait.plan.placements import AxisPlacements, Entries
 from plait.program.op_keys import exact_keys, op_keys, pins_of
 from plait.program.placement import (
     AxisShares,
+    Partial,
     Placement,
     Shard,
     Strategy,
@@ -27,6 +28,8 @@ def input_placements(graph: Graph, axis: AxisShares, said: AxisPlacements) -> di
     """Placements of parameters and of the batch, by placeholder."""
     nodes = graph.nodes()
     found: dict[str, Placement] = {}
+    entries = zip(graph.inputs_of("batch"), graph.batch.has_samples, strict=True)
+    samples = {entry.node for entry, counts in entries if counts}
     _check_patterns(
         said.parameters, [entry.name for entry in graph.inputs_of("parameter")], axis, "parameter"
     )
@@ -38,6 +41,7 @@ def input_placements(graph: Graph, axis: AxisShares, said: AxisPlacements) -> di
         text = kind(entry.name)
         if text is not None:
             placement = parse_placement(text)
+            _check_kind(entry, placement, axis, samples)
             _check_shape(entry, nodes[entry.node], placement, axis)
             found[entry.node] = placement
     return found
@@ -63,6 +67,19 @@ def _check_patterns(entries: Entries, names: list[str], axis: AxisShares, what: 
                 f"placements.{axis.name}: no {what} is called {pattern!r}.",
                 fix=f"use one of {', '.join(names[:6])}{' ...' if len(names) > 6 else ''}.",
             )
+
+
+def _check_kind(entry: Input, placement: Placement, axis: AxisShares, samples: set[str]) -> None:
+    if isinstance(placement, Partial):
+        raise PlanError(
+            f"placements.{axis.name}: {entry.name} is given, so it cannot be a sum that is still to be made.",
+            fix="use R or S(dim).",
+        )
+    if entry.node in samples and isinstance(placement, Shard) and placement.dim == 0:
+        raise PlanError(
+            f"placements.{axis.name}: dim 0 of {entry.name} holds the samples, which axis data cuts.",
+            fix=f"use data={axis.size} in the mesh, or cut another dim.",
+        )
 
 
 def _check_shape(entry: Input, node: fx.Node, placement: Placement, axis: AxisShares) -> None:

@@ -289,6 +289,7 @@ class PipelineWriter:
                     Send,
                     f"send {message}",
                     "communication",
+                    lane="communication",
                     axis=PIPE,
                     to=self._rank_of(to),
                     message=message,

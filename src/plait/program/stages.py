@@ -7,7 +7,7 @@ and views, are copied into every stage that reads them, so that they are never s
 """
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -37,36 +37,53 @@ class Stages:
     """Parameter -> stage -> the nodes whose sum is that stage's part of the gradient."""
     starts: tuple[int, ...]
     """Where the second and later stages begin, counted in forward ops."""
+    ops: tuple[str, ...]
+    """The forward ops that are counted."""
     costs: tuple[float, ...]
     """FLOPs of each stage, forward and backward, memory traffic counted in."""
 
 
 def assign_stages(
-    graph: Graph, num_stages: int, cut: Sequence[str] = (), starts: Sequence[int] = ()
+    graph: Graph,
+    num_stages: int,
+    cut: Sequence[str] = (),
+    starts: Sequence[int] = (),
+    places: Collection[int] | None = None,
 ) -> Stages:
     """Stages of all nodes; `cut` names the modules with which the second and later stages begin.
 
-    `starts`: where they begin in another micro-batch of the same model.
+    `starts`: where they begin, where that is known; `places`: where they may begin; None: anywhere.
     """
     free = _free_nodes(graph)
-    forward = [
-        node
-        for node in graph.ops()
-        if node.meta["phase"] != "backward" and node not in free and node.target is not operator.getitem
-    ]
+    forward = _forward(graph, free)
     backward_cost = _backward_costs(graph)
     costs = [_cost(node) + backward_cost.get(node.name, 0.0) for node in forward]
-    if not starts:
-        starts = (
-            _starts_by_module(forward, num_stages, cut)
-            if cut
-            else _starts_by_cost(forward, costs, num_stages)
-        )
+    if cut:
+        starts = _starts_by_module(forward, num_stages, cut)
+    elif not starts:
+        starts = _starts_by_cost(forward, costs, num_stages, places)
     stage_of: dict[fx.Node, int] = {}
     for index, node in enumerate(forward):
         stage_of[node] = sum(index >= start for start in starts)
     _assign_backward(graph, free, stage_of)
     return _describe(graph, free, stage_of, num_stages, costs, forward, starts)
+
+
+def forward_ops(graph: Graph) -> tuple[str, ...]:
+    """The ops between which a model can be cut, by target and module."""
+    return _texts(_forward(graph, _free_nodes(graph)))
+
+
+def _forward(graph: Graph, free: set[fx.Node]) -> list[fx.Node]:
+    return [
+        node
+        for node in graph.ops()
+        if node.meta["phase"] != "backward" and node not in free and node.target is not operator.getitem
+    ]
+
+
+def _texts(forward: Sequence[fx.Node]) -> tuple[str, ...]:
+    return tuple(f"{node.target} of {node.meta.get('module', '') or 'the model'}" for node in forward)
 
 
 def _free_nodes(graph: Graph) -> set[fx.Node]:
@@ -92,16 +109,19 @@ def _backward_costs(graph: Graph) -> dict[str, float]:
     return found
 
 
-def _starts_by_cost(forward: Sequence[fx.Node], costs: Sequence[float], num_stages: int) -> list[int]:
+def _starts_by_cost(
+    forward: Sequence[fx.Node], costs: Sequence[float], num_stages: int, places: Collection[int] | None
+) -> list[int]:
     """Where the second and later stages begin: the best balance within 2 %, and of those what sends least."""
-    count = len(forward)
-    if count < num_stages:
+    inside = [place for place in range(1, len(forward)) if places is None or place in places]
+    if len(inside) + 1 < num_stages:
         raise PlanError(
-            f"pipe: the model has {count} ops for {num_stages} stages.", fix=f"use at most {count} stages."
+            f"pipe: the model has {len(inside) + 1} ops for {num_stages} stages.",
+            fix=f"use at most {len(inside) + 1} stages.",
         )
     crossing = _crossing_bytes(forward)
     sums = [0.0, *accumulate(costs)]
-    points = _points(sums, crossing, max(_MOST_POINTS, 4 * num_stages))
+    points = _points(sums, crossing, inside, max(_MOST_POINTS, 4 * num_stages))
     at = [sums[point] for point in points]
     allowed = _least_limit(at, num_stages) * 1.02
     last = len(points) - 1
@@ -130,13 +150,13 @@ _MOST_POINTS = 256
 """Places that are considered for a cut; more make the search slower, not the balance better."""
 
 
-def _points(sums: Sequence[float], crossing: Sequence[float], most: int) -> list[int]:
+def _points(sums: Sequence[float], crossing: Sequence[float], inside: Sequence[int], most: int) -> list[int]:
     """Places for cuts: of each stretch of about equal cost the one that sends least."""
     count = len(sums) - 1
-    if count <= most:
-        return list(range(count + 1))
+    if len(inside) < most:
+        return [0, *inside, count]
     chosen: dict[int, int] = {}
-    for point in range(1, count):
+    for point in inside:
         stretch = int(sums[point] / sums[-1] * most)
         if stretch not in chosen or crossing[point] < crossing[chosen[stretch]]:
             chosen[stretch] = point
@@ -277,6 +297,7 @@ def _describe(
         buffers={name: max(runs[nodes[made]], default=0) for name, made in graph.new_buffers.items()},
         gradients=gradients,
         starts=tuple(starts),
+        ops=_texts(forward),
         costs=tuple(per_stage),
     )
 

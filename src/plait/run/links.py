@@ -175,12 +175,15 @@ class ProcessLinks:
     def send(self, send: Send, flat: Tensor) -> Handle:
         """Send a message without waiting for it."""
         peer = self._mesh.group(self._rank, send.axis)[send.to]
-        return _Pending([dist.isend(flat, peer, tag=_tag(send.message))], lambda: flat)
+        sent = _sendable(flat)
+        return _Pending([dist.isend(sent, peer, tag=_tag(send.message))], lambda: sent)
 
     def receive(self, recv: Recv, flat: Tensor) -> Handle:
         """Make room for a message."""
         peer = self._mesh.group(self._rank, recv.axis)[recv.source]
-        return _Pending([dist.irecv(flat, peer, tag=_tag(recv.message))], lambda: flat)
+        room = torch.empty_like(flat, device="cpu") if _goes_by_host(flat) else flat
+        work = dist.irecv(room, peer, tag=_tag(recv.message))
+        return _Pending([work], lambda: flat if room is flat else flat.copy_(room))
 
     def buffer(self, count: int, dtype: torch.dtype, device: torch.device, axis: str) -> Tensor:
         """Any memory will do."""
@@ -251,7 +254,7 @@ def _exchange_edges(
     tensor: Tensor, collective: Collective, ranks: Sequence[int], own: int, group: Any
 ) -> Handle:
     """Each rank's outer rows to its neighbours, both ways at once."""
-    up, down = (edge.contiguous() for edge in edges(tensor, collective))
+    up, down = (_sendable(edge.contiguous()) for edge in edges(tensor, collective))
     before = torch.empty_like(down) if own > 0 and down.numel() else None
     after = torch.empty_like(up) if own + 1 < len(ranks) and up.numel() else None
     wanted = []
@@ -266,7 +269,21 @@ def _exchange_edges(
     ]
     works = dist.batch_isend_irecv(moves) if moves else []
     joined = with_halo if collective.op == "halo" else with_halo_added
-    return _Pending(works, lambda: joined(tensor, before, after, collective))
+
+    def finish() -> Tensor:
+        there = [None if edge is None else edge.to(tensor.device) for edge in (before, after)]
+        return joined(tensor, there[0], there[1], collective)
+
+    return _Pending(works, finish)
+
+
+def _sendable(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy in host memory: gloo cannot send from a device."""
+    return tensor.cpu() if _goes_by_host(tensor) else tensor
+
+
+def _goes_by_host(tensor: Tensor) -> bool:
+    return tensor.is_cuda and dist.get_backend() == "gloo"
 
 
 def _tag(message: str) -> int:

@@ -18,7 +18,7 @@ from plait.job.data import Source
 from plait.job.job import Job
 from plait.job.loader import Share
 from plait.job.order import micro_batch_sizes, shares
-from plait.plan.plan import Plan
+from plait.plan.plan import DATA, Plan
 from plait.program.compile import Settings, compile_program
 from plait.program.layout import Layout
 from plait.program.opaque import ParameterShape, compile_opaque
@@ -46,8 +46,11 @@ def _silent_torch() -> Iterator[None]:
         logger.setLevel(before)
 
 
-OPAQUE_PLANS = ("single", "ddp")
-"""Plans that do not need the inside of the model."""
+def _needs_inside(plan: Plan) -> str | None:
+    """What of a plan works on the ops of the model; None: all of it runs a model that cannot be captured."""
+    if plan.memory.zero > 0 and plan.data_ranks > 1:
+        return f"memory.zero={plan.memory.zero}"
+    return next((f"{name}={size}" for name, size in plan.mesh.axes if name != DATA and size > 1), None)
 
 
 class Programs:
@@ -102,9 +105,9 @@ class Programs:
                         for size, share in zip(sizes, shares, strict=True)
                     }
             except CaptureError as error:
-                if self.plan.name not in OPAQUE_PLANS:
+                if (need := _needs_inside(self.plan)) is not None:
                     raise PlanError(
-                        f"plan {self.plan.name} needs the inside of the model, but {error.what}",
+                        f"plan {self.plan.name} needs the inside of the model for {need}, but {error.what}",
                         fix=error.fix,
                     ) from error
                 self.capture_error = error

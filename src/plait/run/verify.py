@@ -97,16 +97,21 @@ class Reference:
 
 
 def reference_of(
-    job: Job, *, steps: int = 3, fp32: bool = False, listener: Listener | None = None
+    job: Job,
+    *,
+    steps: int = 3,
+    fp32: bool = False,
+    listener: Listener | None = None,
+    captures: Captures | None = None,
 ) -> Reference:
-    """Run `steps` steps of the plan `single`."""
+    """Run `steps` steps of the plan `single`; `captures` are graphs of this model on this data that are known already."""
     tell = listener if listener is not None else (lambda event: None)
     dtype = torch.float32 if fp32 else torch.float64
     job = replace(job, steps=steps, epochs=None, evaluate=None, evaluate_every=None, metrics=None, until=None)
     if not fp32:
         job = replace(in_float64(job), precision="fp32")
     one = resolve("single", 1)
-    captures = Captures(job, None, dtype)
+    captures = captures if captures is not None else Captures(job, None, dtype)
     tell({"stage": f"one process, {steps} steps"})
     record = run_serially(job, one, steps, dtype, captures=captures)
     tolerance = weight_tolerance = _FLOAT64

@@ -1,0 +1,71 @@
+"""Verify a case of the zoo under a pipeline, in one process; captures and the one-process runs are shared by all plans.
+
+In: the name of a case, a number of micro-batches. Out: the one-process run that plans are compared with.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from tests.unit.run.training import CASES
+from tests.zoo import ZOO
+
+from plait.graph.from_job import Captures
+from plait.job.job import Job
+from plait.run.verify import Reference, Verification, in_float64, reference_of, verify
+
+SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-2")
+"""Every synchronous one."""
+STEPS, NUM_SAMPLES = 2, 26
+BATCH = {1: 7, 4: 7, 7: 13}
+"""Samples a step by micro-batches: those of 4 have 2, 2, 2 and 1 samples, those of 7 have 2 and the last one 1."""
+
+
+def job_of(name: str, micro_batches: int, **changes: Any) -> Job:
+    """AdamW on ragged micro-batches, in float64."""
+    given: dict[str, Any] = {"batch": BATCH.get(micro_batches, 7), "num_samples": NUM_SAMPLES}
+    given |= {"optimizer": "adamw", "steps": STEPS, "accumulate": micro_batches}
+    return in_float64({**ZOO, **CASES}[name].job(**(given | changes)))
+
+
+@cache
+def captures(name: str) -> Captures:
+    """The graphs of a case."""
+    return Captures(job_of(name, 1), None, torch.float64)
+
+
+@cache
+def reference(name: str, micro_batches: int, clip_norm: float | None = None, batch: int = 0) -> Reference:
+    """What one process makes of the same micro-batches; `batch` 0: that of `BATCH`."""
+    given: dict[str, Any] = {"batch": batch} if batch else {}
+    job = job_of(name, micro_batches, clip_norm=clip_norm, **given)
+    return reference_of(job, steps=STEPS, captures=captures(name))
+
+
+def check(
+    known: Reference,
+    schedule: str,
+    ranks: int | None = None,
+    mesh: Mapping[str, int] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Verification:
+    """Verify a schedule on all its ranks in this process."""
+    return verify(known.job, schedule, ranks, mesh=mesh, settings=settings, serial=True, against=known)
+
+
+def differences(found: Verification) -> dict[str, float]:
+    """The largest of each kind that is not zero."""
+    return {entry.kind: entry.largest for entry in found.differences if entry.largest != 0.0}
+
+
+def assert_equal(found: Verification) -> None:
+    """Every loss, gradient, weight and buffer, within float64's tolerance."""
+    assert found.ok, found.first
+    assert {entry.kind for entry in found.differences} >= {"loss", "gradient", "weight", "spread"}
+
+
+def assert_same_bits(found: Verification) -> None:
+    """Not one bit of a loss, gradient, weight or buffer differs."""
+    assert_equal(found)
+    assert differences(found) == {}
