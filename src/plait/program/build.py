@@ -292,7 +292,7 @@ class StepBuilder:
                     self.fill(graph, local, index, number, fresh, send)
 
     def fill(self, graph: Graph, local: LocalGraph, index: int, number: int, fresh: bool, send: bool) -> None:
-        bucket = self.buckets[index]
+        """Put the gradients of a micro-batch into a bucket."""
         nodes = bucket_reads(graph, local, self.buckets, index)
         reads = [self.name_of(graph, node, number) for node in nodes]
         for name in reads:  # a gradient that is itself the result of a collective

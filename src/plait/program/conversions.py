@@ -91,7 +91,7 @@ class Conversion:
         return not any(
             overlaps(wanted, self.axes[index], other, axis)
             for i, (other, axis) in enumerate(zip(self.now, self.axes, strict=True))
-            if i != index
+            if i != index and axis.size > 1
         )
 
     def _piece(self, value: fx.Node, index: int, wanted: Shard) -> fx.Node:

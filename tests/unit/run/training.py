@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from tests.zoo import ZOO, Case, images
+from tests.zoo import ZOO, Case, images, token_loss, tokens
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -41,6 +41,18 @@ def small_batch_norm() -> nn.Module:
     )
 
 
+class TransposedNorm(nn.Module):
+    """Batch norm of positions [N, T, C] as channels [N, C, T], a view that does not lie in memory in this order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Embedding(32, 16), nn.BatchNorm1d(16), nn.Linear(16, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.head(self.norm(self.embed(x).transpose(1, 2)).transpose(1, 2).relu())
+        return output
+
+
 def other_norms() -> nn.Module:
     return nn.Sequential(
         *(
@@ -59,6 +71,7 @@ CASES: dict[str, Case] = {
     "small_batch_norm": Case(
         model=small_batch_norm, samples=images, loss=nn.CrossEntropyLoss(), batch_statistics=True
     ),
+    "transposed_norm": Case(model=TransposedNorm, samples=tokens, loss=token_loss, batch_statistics=True),
     "other_norms": Case(model=other_norms, samples=images, loss=nn.CrossEntropyLoss()),
 }
 
