@@ -177,7 +177,8 @@ REFUSED: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         "dropout", ("--plan", placements('{ops: {"nowhere forward mm 0": "R R -> R"}}')), ("no op is called",),
     ),
     "op that cannot run so": (
-        "dropout", ("--plan", placements('{ops: {"0 forward mm 1": "S(1) S(1) -> S(0)"}}')), ("cannot run as", "can run as"),
+        "dropout", ("--plan", placements('{ops: {"0 forward mm 1": "S(1) S(1) -> S(0)"}}')),
+        ("cannot run as S(1) S(1) -> S(0)", "it can run as"),
     ),
 }  # fmt: skip
 """Name -> (job, options, what is told)."""

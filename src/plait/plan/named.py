@@ -16,6 +16,7 @@ from plait.plan.pipeline import (
     interleaved,
     naive,
     one_forward_one_backward,
+    pipedream,
     zero_bubble,
     zero_bubble_2,
 )
@@ -30,6 +31,7 @@ NAMED: Mapping[str, Callable[[int], Plan]] = MappingProxyType(
         "megatron": megatron, "tensor": tensor, "domain": domain,
         "naive": naive, "gpipe": gpipe, "1f1b": one_forward_one_backward, "interleaved": interleaved,
         "zero-bubble": zero_bubble, "zero-bubble-2": zero_bubble_2,
+        "pipedream": pipedream,
     }
 )  # fmt: skip
 

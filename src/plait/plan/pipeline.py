@@ -1,4 +1,4 @@
-"""`naive`, `gpipe`, `1f1b`, `interleaved`, `zero-bubble`, `zero-bubble-2`: the model cut into stages, one or more a rank.
+"""`naive`, `gpipe`, `1f1b`, `interleaved`, `zero-bubble`, `zero-bubble-2`, `pipedream`: the model cut into stages.
 
 They differ in the order in which stages take micro-batches (`accumulate` of the job), so in idle time and in memory.
 """
@@ -35,6 +35,15 @@ def zero_bubble(ranks: int) -> Plan:
 def zero_bubble_2(ranks: int) -> Plan:
     """The same with almost twice the micro-batches in memory, and no idle time where costs are equal."""
     return _pipeline("zero-bubble-2", ranks)
+
+
+def pipedream(ranks: int) -> Plan:
+    """1F1B in which every micro-batch is an update of its own, on weights that are up to ranks - 1 updates old.
+
+    There is no flush inside of a step, and one at its end: the more micro-batches (`accumulate`), the less idle time.
+    Schedules of learning rates count steps, not updates.
+    """
+    return _pipeline("pipedream", ranks)
 
 
 def _pipeline(schedule: str, ranks: int, per_rank: int = 1) -> Plan:

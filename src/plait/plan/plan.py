@@ -126,11 +126,18 @@ class Pipe:
     """How the model is cut over the `pipe` axis, and in which order its stages work."""
 
     schedule: str = "1f1b"
-    """A name in `program/schedules`: naive, gpipe, 1f1b, interleaved, zero-bubble, zero-bubble-2."""
+    """A name in `program/schedules`: naive, gpipe, 1f1b, interleaved, zero-bubble, zero-bubble-2; or pipedream."""
     per_rank: int = 1
     """Stages a rank."""
     cut: tuple[str, ...] = ()
     """The modules with which the second and later stages begin; empty: cut by cost."""
+    vertical_sync: bool = False
+    """Of pipedream: whether a micro-batch sees weights of the same number of updates on all stages."""
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether every micro-batch is an update of its own."""
+        return self.schedule == "pipedream"
 
     def __post_init__(self) -> None:
         if not isinstance(self.per_rank, int) or isinstance(self.per_rank, bool) or self.per_rank < 1:
@@ -140,6 +147,12 @@ class Pipe:
         if isinstance(self.cut, str) or not all(isinstance(name, str) for name in self.cut):
             raise PlanError(f"pipe.cut={self.cut!r} is no list of modules.", fix="write it like [h.4, h.8].")
         object.__setattr__(self, "cut", tuple(self.cut))
+        _check_bool("pipe.vertical_sync", self.vertical_sync)
+        if self.vertical_sync and not self.asynchronous:
+            raise PlanError(
+                f"pipe.vertical_sync says nothing about schedule {self.schedule}, whose stages all update at the end.",
+                fix="drop it, or use the plan pipedream.",
+            )
 
 
 def _check_bool(name: str, value: Any) -> None:

@@ -136,7 +136,8 @@ class StepBuilder:
             late_weight=late,
             clip_norm=self.clip_norm,
         )
-        self.add(Update, "update", "update", reads=names)
+        if not self.plan.pipe.asynchronous:
+            self.add(Update, "update", "update", reads=names)
 
     def _join_tied(self) -> None:
         """Parts of the same gradients on several stages: everybody sends its own to the others and adds all up."""
@@ -430,13 +431,17 @@ class StepBuilder:
                 Wait, f"wait for {name}", "wait", of=of, reads=(name,), writes=(name,), micro_batch=number
             )
 
+    def tangent(self, number: int) -> str:
+        """The factor of a micro-batch's gradients: that of the step, or its own where it is an update of its own."""
+        return f"tangent:{number}" if self.plan.pipe.asynchronous else "tangent"
+
     def name_of(self, graph: Graph, local: str, number: int) -> str:
         names = self.names.setdefault(id(graph), {entry.node: entry for entry in graph.inputs})
         entry = names.get(local)
         if entry is not None:
             if entry.kind in ("parameter", "buffer"):
                 return f"{entry.kind}:{entry.name}"
-            return "tangent" if entry.kind == "tangent" else f"{number}/{entry.name}"
+            return self.tangent(number) if entry.kind == "tangent" else f"{number}/{entry.name}"
         if local.startswith("offset_"):
             return f"{number}/offset:{local.removeprefix('offset_')}"
         return f"{number}/{local}"

@@ -9,7 +9,18 @@ exactly once. Whether the ranks meet is in `check_messages.py`.
 from plait.errors import ProgramError
 from plait.plan.plan import PIPE
 from plait.program.check_messages import check_meetings, check_messages, check_progress, told
-from plait.program.instructions import Accumulate, Collective, Instruction, Join, Keep, Recv, Update, Wait
+from plait.program.check_updates import check_update_of_each, check_versions, check_vertical_sync
+from plait.program.instructions import (
+    Accumulate,
+    Collective,
+    Finish,
+    Instruction,
+    Join,
+    Keep,
+    Recv,
+    Update,
+    Wait,
+)
 from plait.program.program import Bucket, Program, RankProgram
 
 _GIVEN = ("buffer:", "constant:", "chunk:")
@@ -26,9 +37,14 @@ def check_program(program: Program) -> None:
             _check_waits(entry)
             _check_values(entry, given)
             _check_sums(program, entry)
+            if program.plan.pipe.asynchronous:
+                check_update_of_each(program, entry)
+                check_versions(entry)
         except ProgramError as error:
             raise ProgramError(f"rank {program.members.index(index)}: {error.what}") from None
     _check_owners(program)
+    if program.plan.pipe.vertical_sync:
+        check_vertical_sync(program)
     check_meetings(program)
     check_progress(program)
 
@@ -87,9 +103,12 @@ def _check_waits(entry: RankProgram) -> None:
 
 
 def _check_sums(program: Program, entry: RankProgram) -> None:
-    updates = [i.id for i in entry.instructions if isinstance(i, Update)]
+    alone = program.plan.pipe.asynchronous
+    updates = [i.id for i in entry.instructions if isinstance(i, Finish if alone else Update)]
     _check_added_once(entry)
     for index, bucket in enumerate(entry.buckets):
+        if alone and bucket.parameters:
+            continue  # in check_updates.py
         name = f"bucket:{index}"
         filled = [i for i in entry.instructions if isinstance(i, Accumulate) and i.bucket == index]
         sums = [i for i in entry.instructions if isinstance(i, Collective) and i.reads == (name,)]

@@ -5,7 +5,7 @@ sizes of the micro-batches. Out: a checked `Program`. It is the only place that 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,7 +23,8 @@ from plait.program.groups import make_layout
 from plait.program.layout import Layout
 from plait.program.localize import LocalGraph, ends_of, localize
 from plait.program.pins import input_placements, pinned_strategies
-from plait.program.pipeline import MicroBatch, PipelineWriter, StagePieces, stage_pieces
+from plait.program.pipedream import Updates, check_suits, shows_again
+from plait.program.pipeline import PipelineWriter
 from plait.program.placement import AxisShares, Placement, Shard, Strategy
 from plait.program.program import Bucket, Program, RankProgram
 from plait.program.propagate import Placements, propagate
@@ -31,7 +32,9 @@ from plait.program.recompute import Again, recompute
 from plait.program.recompute_choice import choose
 from plait.program.schedules import SCHEDULES
 from plait.program.split import StageGraph, split
+from plait.program.stage_pieces import MicroBatch, StagePieces, stage_pieces
 from plait.program.stages import Stages, assign_stages, forward_ops
+from plait.program.versions import notices_of, versions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +74,8 @@ def compile_program(
     ends = [ends_of(first, p, summed=sharded and p.axis.name == DATA) for p in placed]
     sums = sums_of(first, ends, [p.axis for p in placed])
     stages = _stages(graphs, plan, micro_batches[0], layout)
+    if plan.pipe.asynchronous:
+        check_suits(plan, graphs, settings.clip_norm, stages)
     if stages:
         sums |= {name: (PIPE, *sums[name]) for name in ("total", "weight")}
     if layout is None:
@@ -99,6 +104,8 @@ def compile_program(
         total_weight=None if None in weights else float(sum(w for w in weights if w is not None)),
     )
     check_program(program)
+    if plan.pipe.asynchronous:
+        return replace(program, notices=(*program.notices, *notices_of(program)))
     return program
 
 
@@ -123,6 +130,7 @@ def _stages(graphs: Mapping[int, Graph], plan: Plan, first: int, layout: Layout 
             there = () if named else moved(found[first].starts, ops[first], ops[size])
             found[size] = assign_stages(graph, plan.num_stages, named, there)
     ranks = plan.mesh.size_of(PIPE)
+    _check_homes(found, found[first], layout, ranks)
     for name, parts in found[first].gradients.items():
         if len({stage % ranks for stage in parts}) < len(parts):
             raise PlanError(
@@ -130,6 +138,20 @@ def _stages(graphs: Mapping[int, Graph], plan: Plan, first: int, layout: Layout 
                 fix="set pipe.per_rank=1, or pipe.cut so that they are on different ranks.",
             )
     return found
+
+
+def _check_homes(found: Mapping[int, Stages], first: Stages, layout: Layout | None, ranks: int) -> None:
+    """Refuse micro-batches of sizes whose gradients come from other stages: ranks hold a parameter once for all."""
+    for size, stages in found.items():
+        for name, parts in stages.gradients.items():
+            homes = {stage % ranks for stage in parts}
+            held = set(layout.owners[name]) if layout is not None else homes
+            if parts.keys() != first.gradients[name].keys() or not homes <= held:
+                raise PlanError(
+                    f"pipe: in a micro-batch of {size} samples the gradient of {name} comes from the stages"
+                    f" {sorted(parts)}, in others from {sorted(first.gradients[name])}.",
+                    fix="use a batch of which all micro-batches are of one size, or another pipe.cut.",
+                )
 
 
 def place(graph: Graph, plan: Plan, units: tuple[int, ...]) -> tuple[Placements, ...]:
@@ -203,11 +225,15 @@ class _Compiler:
             stages=self.stages.get(key[0]),
         )
         setting, graph, stages = self.plan.memory.recompute, self.graphs[key[0]], self.stages.get(key[0])
-        if setting == "none":
-            return local
-        if key not in self.again:  # the first rank chooses for all, which fetch the same parameters at the same places
-            self.again[key] = choose(graph, local, setting, stages)
-        return recompute(graph, local, self.again[key], stages)
+        if setting != "none":
+            if (
+                key not in self.again
+            ):  # the first rank chooses for all: they fetch parameters at the same places
+                self.again[key] = choose(graph, local, setting, stages)
+            local = recompute(graph, local, self.again[key], stages)
+        if self.plan.pipe.asynchronous and stages is not None:
+            return shows_again(graph, local, stages)
+        return local
 
     def _split(
         self, key: tuple[int, tuple[int, ...]], rank: int
@@ -216,12 +242,14 @@ class _Compiler:
         known = (key, self.layout.coordinates(rank))
         if known not in self._parts:
             local = self._localize(key, rank)
-            self._parts[known] = (local, split(local, self.stages[key[0]]))
+            self._parts[known] = (local, split(local, self.stages[key[0]], self.plan.mesh.size_of(PIPE)))
         return self._parts[known]
 
     def _pipeline(self, builder: StepBuilder, rank: int, coordinate: int) -> PipelineWriter:
         pipe, ranks = self.plan.pipe, self.plan.mesh.size_of(PIPE)
-        actions = SCHEDULES[pipe.schedule](ranks, pipe.per_rank, len(self.micro_batches))[coordinate]
+        schedule = SCHEDULES["1f1b" if pipe.asynchronous else pipe.schedule]
+        by_rank = schedule(ranks, pipe.per_rank, len(self.micro_batches))
+        actions = by_rank[coordinate]
         apart = any(action.kind == "weight" for action in actions)
         done: dict[object, tuple[LocalGraph, list[Piece], dict[int, StagePieces]]] = {}
         micro = []
@@ -241,7 +269,11 @@ class _Compiler:
                 done[key] = (local, early, own)
             local, early, own = done[key]
             micro.append(MicroBatch(graph=graph, local=local, early=early, stages=own, number=number))
-        return PipelineWriter(builder, micro, actions, ranks, coordinate)
+        updates = None
+        if pipe.asynchronous:
+            seen = versions(by_rank, coordinate, vertical_sync=pipe.vertical_sync)
+            updates = Updates(builder, micro, actions, seen)
+        return PipelineWriter(builder, micro, actions, ranks, coordinate, updates)
 
 
 def _ends_of_buckets(part: StageGraph, local: LocalGraph, buckets: Sequence[Bucket]) -> list[str]:

@@ -8,6 +8,7 @@ writes and frees; it never holds a tensor. Values are named by strings:
     bucket:2    tangent    weight      of the step
     chunk:2     what this rank holds of a group of parameters; gathered, it becomes parameter:...
     shard:2     what this rank gets of a summed bucket
+    tangent:3   weight:3   stash:fc.weight@2     where micro-batch 3 is an update of its own; fc.weight after 2 updates
 """
 
 from dataclasses import dataclass, field
@@ -168,6 +169,14 @@ class Finish(Instruction):
     """Whether the gradients still have to be divided by the weight."""
     clip_norm: float | None
     """Largest global norm, over every axis."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stash(Instruction):
+    """Copy values, so that an update of the parameters that they are or show does not change them."""
+
+    version: int | None
+    """Of parameters: how many updates are in them; None: of views of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

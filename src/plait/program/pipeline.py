@@ -4,79 +4,20 @@ In: per micro-batch the pieces of this rank's stages, the actions of a schedule.
 A receive is posted one action before it is needed; values for a stage on the same rank just stay.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-import torch
-
-from plait.graph.graph import Graph
 from plait.plan.plan import PIPE
 from plait.program.build import StepBuilder
-from plait.program.cut import Piece, cut
+from plait.program.cut import Piece
+from plait.program.gathers import groups_by_input
 from plait.program.instructions import Accumulate, Commit, Recv, Send, Tally, Tangent, Wait
-from plait.program.localize import LocalGraph
+from plait.program.pipedream import Updates
 from plait.program.program import Segment
 from plait.program.schedules.base import Action
-from plait.program.split import Direction, StageGraph
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StagePieces:
-    """One stage's part of a micro-batch, cut into pieces."""
-
-    graph: StageGraph
-    forward: list[Piece]
-    backward: list[Piece]
-    """Where the schedule keeps the two apart: of `inputs` alone."""
-    weights: list[Piece]
-    """Of `weights` alone; empty where they are part of `backward`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MicroBatch:
-    """What a rank of a pipeline does with one micro-batch."""
-
-    graph: Graph
-    local: LocalGraph
-    early: list[Piece]
-    stages: Mapping[int, StagePieces]
-    number: int
-
-
-def stage_pieces(
-    stage: StageGraph,
-    local: LocalGraph,
-    ends: Sequence[str],
-    prefix: str,
-    device: torch.device,
-    *,
-    apart: bool,
-) -> StagePieces:
-    """Cut a stage's nodes; `ends` are the last gradients of buckets, `apart`: weights have actions of their own."""
-    sent = {
-        direction: {name for (d, _), names in stage.sends.items() if d == direction for name in names}
-        for direction in ("forward", "backward")
-    }
-    gradients = set(stage.gradients.values())
-    read_later = {used.name for node in stage.backward for used in node.all_input_nodes}
-    kept = {*read_later, *sent["forward"], *sent["backward"], *stage.new_buffers.values()}
-    kept |= {local.total, local.weight} if stage.has_total else set()
-    forward = cut(stage.forward, kept & _names(stage.forward), (), f"{prefix}s{stage.stage}.", device)
-    if not apart:
-        wanted = (gradients | sent["backward"]) & _names(stage.backward)
-        backward = cut(stage.backward, wanted, ends, f"{prefix}s{stage.stage}.b.", device)
-        return StagePieces(graph=stage, forward=forward, backward=backward, weights=[])
-    read_by_weights = {used.name for node in stage.weights for used in node.all_input_nodes}
-    wanted = (read_by_weights | gradients | sent["backward"]) & _names(stage.inputs)
-    inputs = cut(stage.inputs, wanted, (), f"{prefix}s{stage.stage}.i.", device)
-    weights = cut(
-        stage.weights, gradients & _names(stage.weights), ends, f"{prefix}s{stage.stage}.w.", device
-    )
-    return StagePieces(graph=stage, forward=forward, backward=inputs, weights=weights)
-
-
-def _names(nodes: Sequence[torch.fx.Node]) -> set[str]:
-    return {node.name for node in nodes}
+from plait.program.split import Direction
+from plait.program.stage_pieces import MicroBatch, StagePieces
 
 
 class PipelineWriter:
@@ -89,7 +30,10 @@ class PipelineWriter:
         actions: Sequence[Action],
         ranks: int,
         coordinate: int,
+        updates: Updates | None = None,
     ) -> None:
+        self.updates = updates
+        """Where every micro-batch is an update of its own."""
         self.builder = builder
         self.micro = micro
         self.actions = actions
@@ -99,6 +43,8 @@ class PipelineWriter:
         self.posted: dict[str, int] = {}
         self.filled: set[int] = set()
         self.last = max(action.micro_batch for action in actions)
+        self.gathers: dict[int, int] = {}
+        """Groups of parameters on their way, and the instruction that fetches them."""
 
     def write(self) -> None:
         """The whole step, without its end."""
@@ -108,7 +54,7 @@ class PipelineWriter:
                 for piece in (*stage.forward, *stage.backward, *stage.weights):
                     if isinstance(piece, Segment):
                         self.builder.segments[piece.name] = piece
-        waiting = self.builder.weights()
+        waiting = self.builder.weights() if self.updates is None else None
         if waiting is not None:
             self.loaded = {entry.number for entry in self.micro}
             if waiting >= 0:
@@ -116,23 +62,55 @@ class PipelineWriter:
             self.builder.add(
                 Tangent, "tangent", "forward", reads=("weight",), writes=("tangent",), weight=None
             )
+        self._gather()
         for position, action in enumerate(self.actions):
             self._post(action)
             if position + 1 < len(self.actions):
                 self._post(self.actions[position + 1])
+            begin = len(self.builder.instructions)
             self._act(action)
+            if self.updates is not None:
+                self.updates.after(action, position, begin)
+            for index in range(begin, len(self.builder.instructions)):
+                instruction = self.builder.instructions[index]
+                self.builder.instructions[index] = replace(instruction, stage=action.stage)
+        if self.updates is not None:
+            self.updates.end()
         self._nothing_elsewhere()
+
+    def _gather(self) -> None:
+        """Begin to fetch what other ranks of `data` have updated (zero1), in the order in which it is read."""
+        entry = self.micro[0]
+        for number in sorted(entry.stages):
+            stage = entry.stages[number]
+            for group in self._groups(entry, (*stage.forward, *stage.backward, *stage.weights)):
+                if group not in self.gathers:
+                    self.gathers[group] = self.builder.start_gather(group, 0)
+
+    def _groups(self, entry: MicroBatch, pieces: Sequence[Piece]) -> list[int]:
+        of = groups_by_input(entry.graph, self.builder.layout)
+        read = [name for piece in pieces if isinstance(piece, Segment) for name in piece.inputs if name in of]
+        return list(dict.fromkeys(of[name] for name in read))
+
+    def _run(self, entry: MicroBatch, pieces: list[Piece], **options: Any) -> None:
+        """Run pieces; their parameters are at hand."""
+        if self.gathers:
+            for group in self._groups(entry, pieces):
+                if group in self.gathers:
+                    self.builder.end_gather(group, self.gathers.pop(group), 0)
+        self.builder.pieces(entry.graph, pieces, entry.number, **{"reached": {}, **options})
 
     def _act(self, action: Action) -> None:
         entry = self.micro[action.micro_batch]
         if action.micro_batch not in self.loaded:
             self.builder.load(entry.graph, entry.number)
             self.loaded.add(action.micro_batch)
+            if self.updates is not None:
+                self.updates.loaded(entry)
         stage = entry.stages[action.stage]
-        begin = len(self.builder.instructions)
         if action.kind == "forward":
             self._arrive(action, "forward")
-            self.builder.pieces(entry.graph, stage.forward, entry.number, {})
+            self._run(entry, stage.forward)
             self._send(entry, stage, "forward")
             self._commit(entry, stage)
             if stage.graph.has_total:
@@ -140,12 +118,11 @@ class PipelineWriter:
         elif action.kind == "weight":
             self._backward(entry, stage, stage.weights)
         else:
+            if self.updates is not None:
+                self.updates.tangent(entry)
             self._arrive(action, "backward")
             self._backward(entry, stage, stage.backward, also_weights=action.kind == "backward")
             self._send(entry, stage, "backward")
-        for index in range(begin, len(self.builder.instructions)):
-            instruction = self.builder.instructions[index]
-            self.builder.instructions[index] = replace(instruction, stage=action.stage)
 
     def _backward(
         self, entry: MicroBatch, stage: StagePieces, pieces: list[Piece], *, also_weights: bool = True
@@ -153,7 +130,7 @@ class PipelineWriter:
         """Run pieces; where they end a stage's backward, its gradients go into their buckets."""
         number = entry.number
         if not also_weights:
-            self.builder.pieces(entry.graph, pieces, number, {})
+            self._run(entry, pieces)
             return
         own = [
             index
@@ -166,15 +143,15 @@ class PipelineWriter:
         for index in own:
             names = [stage.graph.gradients[name] for name in self.builder.buckets[index].parameters]
             reached.setdefault(max(names, key=order.__getitem__), []).append(index)
-        fresh = not any(index in self.filled for index in own)
-        self.builder.pieces(
-            entry.graph,
+        alone = self.updates is not None
+        fresh = alone or not any(index in self.filled for index in own)
+        self._run(
+            entry,
             pieces,
-            number,
-            reached,
+            reached=reached,
             local=local,
             fresh=fresh,
-            send=number == self.last,
+            send=alone or number == self.last,
             buckets=own,
         )
         self.filled |= set(own)
@@ -284,6 +261,8 @@ class PipelineWriter:
                 reads = tuple(self.builder.name_of(entry.graph, name, entry.number) for name in names)
                 for name in reads:  # what is itself the result of a collective
                     self.builder.wait(name, entry.number)
+                if self.updates is not None:
+                    self.updates.before_send(entry, reads)
                 message = _message(direction, stage.graph.stage, to, entry.number)
                 self.builder.add(
                     Send,

@@ -7,8 +7,9 @@ come from the originals: the results are the same numbers.
 """
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import fx
@@ -30,8 +31,8 @@ class Again:
 
     nodes: frozenset[str]
     """Names in the local graph for which it was chosen."""
-    ops: frozenset[str]
-    """Names of the global ops that these nodes stand for."""
+    ops: Mapping[tuple[str, int], bool]
+    """The same by global ops, as `op_of` names them, for all of the forward."""
     order: tuple[str, ...]
     """All names of that local graph: in a graph with other ones (a rank without samples), `ops` tells."""
 
@@ -94,6 +95,14 @@ def is_item(node: fx.Node) -> bool:
     return node.target in (operator.getitem, item)
 
 
+def op_of(node: fx.Node) -> tuple[str, int]:
+    """The global op that a node stands for, and which of its results; -1: the op itself, -2: it readies an input."""
+    if is_item(node):
+        made, index = cast("tuple[fx.Node, int]", node.args)
+        return made.meta["lowers"], index
+    return node.meta["lowers"], -2 if "change" in node.meta else -1
+
+
 def compare(program: Program, without: Program) -> Recomputed:
     """What a program saves and adds, beside the one of the same step in which nothing runs again."""
     ranks = range(program.plan.mesh.size)
@@ -142,8 +151,12 @@ def _nodes_of(source: Graph, local: LocalGraph, again: Again, stages: Stages | N
     nodes = list(local.graph.nodes)
     if tuple(node.name for node in nodes) == again.order:
         return {node for node in nodes if node.name in again.nodes}
-    same_ops = {node for node in forward_nodes(local) if node.meta.get("lowers") in again.ops}
-    return same_ops - frontier(source, local, stages)
+    dropped = set()
+    for node in forward_nodes(local):
+        name, index = op_of(node)
+        if again.ops.get((name, index), again.ops.get((name, -1), False)):
+            dropped.add(node)
+    return dropped - frontier(source, local, stages)
 
 
 def _copy(

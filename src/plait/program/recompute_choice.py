@@ -23,7 +23,7 @@ from plait.graph.graph import Graph
 from plait.graph.op_family import is_view
 from plait.program.localize import LocalGraph
 from plait.program.op_keys import find_blocks
-from plait.program.recompute import Again, forward_nodes, frontier, is_backward, is_item
+from plait.program.recompute import Again, forward_nodes, frontier, is_backward, is_item, op_of
 from plait.program.stages import FLOPS_PER_BYTE, Stages
 
 _LARGEST_BLOCK = 0.75
@@ -43,9 +43,12 @@ def choose(
         found = _inside(local, _blocks(source, local), bound)
     else:
         found = _inside(local, _modules(local, setting), bound)
+    ops: dict[tuple[str, int], bool] = {}
+    for node in forward_nodes(local):
+        ops[op_of(node)] = ops.get(op_of(node), False) or node in found
     return Again(
         nodes=frozenset(node.name for node in found),
-        ops=frozenset(node.meta["lowers"] for node in found),
+        ops=ops,
         order=tuple(node.name for node in local.graph.nodes),
     )
 
@@ -58,6 +61,7 @@ def _inside(local: LocalGraph, region_of: dict[fx.Node, str], bound: set[fx.Node
         alone = node in region_of and all(region_of.get(user) == region_of[node] for user in readers)
         if node not in bound and (alone or not _tensors(node)):
             found.add(node)
+    found -= {node for node in found if is_item(node) and node.args[0] not in found}
     for node in reversed(list(forward_nodes(local))):  # who keeps a view keeps the whole
         if node not in found and _is_alias(node):
             found.discard(node.all_input_nodes[0])
@@ -91,13 +95,21 @@ def _numbered(module: str, inner: frozenset[str]) -> list[str]:
 
 
 def _stretches(costs: dict[fx.Node, float]) -> dict[fx.Node, str]:
-    """About as many stretches as each has ops, so that what is kept and what runs again at once are alike."""
+    """About as many stretches as each has ops, so that what is kept and what runs again at once are alike.
+
+    The last one is left out: the backward begins with it, so nothing is saved by making it anew.
+    """
     count = max(2, round(math.sqrt(sum(cost > 0 for cost in costs.values()))))
     total, before = sum(costs.values()) or 1.0, 0.0
-    found = {}
+    found: dict[fx.Node, str] = {}
     for node, cost in costs.items():
-        found[node] = f"stretch {min(count - 1, int((before + cost / 2) / total * count))}"
+        made = node.args[0] if is_item(node) else None
+        stretch = int((before + cost / 2) / total * count)
         before += cost
+        if made in found:
+            found[node] = found[made]  # type: ignore[index]
+        elif made is None and stretch < count - 1:
+            found[node] = f"stretch {stretch}"
     return found
 
 

@@ -6,8 +6,8 @@ stages one forward and one backward message. Only what somebody needs is kept.
 """
 
 import operator
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from torch import fx
@@ -53,9 +53,35 @@ class _Demand:
     receives: dict[tuple[Direction, int], dict[str, None]] = field(default_factory=dict)
 
 
-def split(local: LocalGraph, stages: Stages) -> tuple[StageGraph, ...]:
-    """What every stage does."""
-    return _Splitter(local, stages).run()
+def split(local: LocalGraph, stages: Stages, ranks: int) -> tuple[StageGraph, ...]:
+    """What every stage does; stage s is on rank s % `ranks`, which is told nothing twice."""
+    return _once_a_rank(_Splitter(local, stages).run(), ranks)
+
+
+def _once_a_rank(parts: Sequence[StageGraph], ranks: int) -> tuple[StageGraph, ...]:
+    """Take out of messages what the receiving rank has from an earlier stage of its own, received or computed."""
+    if len(parts) <= ranks:
+        return tuple(parts)
+    at_hand: list[set[str]] = [set() for _ in range(ranks)]
+    wanted: dict[tuple[Direction, int, int], tuple[str, ...]] = {}
+    directions: tuple[Direction, ...] = ("forward", "backward")
+    for direction in directions:  # a micro-batch is done with the first before a rank begins with the second
+        for part in parts if direction == "forward" else reversed(parts):
+            have = at_hand[part.stage % ranks]
+            for (way, source), names in part.receives.items():
+                if way == direction:
+                    other = source % ranks != part.stage % ranks
+                    wanted[way, source, part.stage] = tuple(n for n in names if not (other and n in have))
+                    have |= set(names)
+            have |= {node.name for node in (part.forward if direction == "forward" else part.backward)}
+    return tuple(
+        replace(
+            part,
+            sends={key: kept for key in part.sends if (kept := wanted[key[0], part.stage, key[1]])},
+            receives={key: kept for key in part.receives if (kept := wanted[key[0], key[1], part.stage])},
+        )
+        for part in parts
+    )
 
 
 class _Splitter:

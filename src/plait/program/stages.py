@@ -270,9 +270,11 @@ def _describe(
     nodes = graph.nodes()
     runs: dict[fx.Node, set[int]] = {node: {stage} for node, stage in stage_of.items()}
     gradients: dict[str, dict[int, tuple[fx.Node, ...]]] = {}
+    placeholders = {entry.name: nodes[entry.node] for entry in graph.inputs_of("parameter")}
     for name, made in graph.gradients.items():
         parts: dict[int, tuple[fx.Node, ...]] = {}
-        for leaf in _summands(nodes[made], stage_of):
+        readers = _forward_stages(placeholders[name], stage_of)
+        for leaf in _summands(nodes[made], stage_of, readers):
             stage = stage_of.get(leaf, num_stages - 1)
             parts[stage] = (*parts.get(stage, ()), leaf)
         gradients[name] = parts
@@ -327,8 +329,22 @@ def _reading(
     return tuple(sorted(found)) or (0,)
 
 
-def _summands(node: fx.Node, stage_of: Mapping[fx.Node, int]) -> list[fx.Node]:
-    """The parts of a gradient that different stages compute: a sum over stages is left to the end of the step."""
+def _forward_stages(parameter: fx.Node, stage_of: Mapping[fx.Node, int]) -> set[int]:
+    """The stages whose forward reads a parameter; a view of it is read where its readers are."""
+    found: set[int] = set()
+    for user in parameter.users:
+        if user.meta["phase"] != "backward":
+            found |= _forward_stages(user, stage_of) if _copies(user) else set()
+            found |= {stage_of[user]} if user in stage_of else set()
+    return found
+
+
+def _summands(node: fx.Node, stage_of: Mapping[fx.Node, int], readers: set[int]) -> list[fx.Node]:
+    """The parts of a gradient that different stages compute: a sum over stages is left to the end of the step.
+
+    Only stages that use the parameter (`readers`) have a part of their own: other sums over stages, as behind a skip
+    connection, belong to the gradient of an activation.
+    """
     if node.target is torch.ops.aten.add.Tensor and not node.kwargs and len(node.args) == 2:
         left, right = node.args
         if (
@@ -337,7 +353,8 @@ def _summands(node: fx.Node, stage_of: Mapping[fx.Node, int]) -> list[fx.Node]:
             and left in stage_of
             and right in stage_of
         ):
-            parts = [*_summands(left, stage_of), *_summands(right, stage_of)]
-            if len({stage_of[part] for part in parts if part in stage_of}) > 1:
+            parts = [*_summands(left, stage_of, readers), *_summands(right, stage_of, readers)]
+            stages = {stage_of[part] for part in parts}
+            if len(stages) > 1 and stages <= readers:
                 return parts
     return [node]

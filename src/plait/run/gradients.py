@@ -199,8 +199,10 @@ class GradientStore:
 
         `squares` is the sum of all squares where this rank does not have all gradients.
         """
+        if late_weight is None and clip_norm is None:
+            return None
         tensors = list(self.gradients(buckets).values())
-        if not tensors or (late_weight is None and clip_norm is None):
+        if not tensors:
             return None
         factor = late_weight.reciprocal() if late_weight is not None else None
         norm = None

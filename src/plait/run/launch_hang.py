@@ -47,8 +47,8 @@ def find_hang(
 ) -> Hang | None:
     """Find an operation in which a rank has waited over `hang_s` without all others being there.
 
-    A stopped rank counts as missing wherever it was. Where everybody is in the same operation it may only be
-    slow, so it is given twice the time.
+    A stopped rank counts as missing wherever it was; one that waits for something else only where nobody is busy. Where
+    everybody is in the same operation it may only be slow, so it is given twice the time.
     """
     waiting = [entry for entry in entries if entry is not None and entry.state is State.WAITING]
     if not waiting:
@@ -61,9 +61,15 @@ def find_hang(
     there = {entry.rank for entry in waiting if (entry.step, entry.label) == meeting}
     there = {rank for rank in there if not is_stopped(rank)}
     missing = tuple(rank for rank in range(len(entries)) if rank not in there)
+    busy = tuple(rank for rank in missing if is_stopped(rank) or not _waits(entries[rank]))
+    missing = busy or missing  # of a pipeline, others wait for other messages
     if not missing and waited_s <= 2 * hang_s:
         return None
     return Hang(operation=oldest, waiting=tuple(sorted(there)), missing=missing)
+
+
+def _waits(entry: Entry | None) -> bool:
+    return entry is not None and entry.state is State.WAITING
 
 
 def to_error(

@@ -86,6 +86,7 @@ class Machine:
             ins.Keep: self._keep,
             ins.SquareSum: self._square_sum,
             ins.Finish: self._finish,
+            ins.Stash: self._stash,
             ins.Update: self._update,
             ins.Commit: self._commit,
         }
@@ -264,13 +265,15 @@ class Machine:
             zero = torch.zeros((), dtype=self.state.dtype, device=self.state.device)
             self._values[instruction.writes[0]] = zero
             return
-        self._values["weight"] = torch.stack(parts).sum() if len(parts) > 1 else parts[0].clone()
+        total = torch.stack(parts).sum() if len(parts) > 1 else parts[0].clone()
+        self._values[instruction.writes[0]] = total
 
     def _tangent(self, instruction: ins.Tangent) -> None:
+        name = instruction.writes[0]
         if instruction.weight is None:
-            self._values["tangent"] = self._values["weight"].reciprocal()
+            self._values[name] = self._values[instruction.reads[0]].reciprocal()
         else:
-            self._values["tangent"] = torch.full(
+            self._values[name] = torch.full(
                 (), 1.0 / instruction.weight, dtype=self.state.dtype, device=self.state.device
             )
 
@@ -310,6 +313,10 @@ class Machine:
             clip_norm=instruction.clip_norm,
             squares=self._values.get("squares"),
         )
+
+    def _stash(self, instruction: ins.Stash) -> None:
+        for source, name in zip(instruction.reads, instruction.writes, strict=True):
+            self._values[name] = self._values[source].clone()
 
     def _update(self, instruction: ins.Update) -> None:
         self.state.schedule.apply(self.state.optimizer, self._step)

@@ -98,7 +98,7 @@ class WorkerObserver:
     def entering(self, step: int, instruction: Instruction, waiting: bool) -> None:
         """Called before an instruction."""
         if self._place is not None:
-            self._place.enter(step, instruction.id, instruction.name, waiting)
+            self._place.enter(step, instruction.id, _label(instruction), waiting)
         if self._clock is not None:
             self._began = self._clock.mark()
 
@@ -137,6 +137,15 @@ class WorkerObserver:
         self._unsettled = [entry for entry in self._unsettled if entry[0] > step]
         for of_step, number, began, ended in done:
             self._recorder.record(of_step, number, self._clock.host_ns(began), self._clock.host_ns(ended))
+
+
+def _label(instruction: Instruction) -> str:
+    """What a person needs to find the place: of a pipeline, the stage and the micro-batch too."""
+    if instruction.stage is None:
+        return instruction.name
+    told = instruction.micro_batch is None or "micro-batch" in instruction.name
+    number = "" if told else f", micro-batch {instruction.micro_batch}"
+    return f"{instruction.name} of stage {instruction.stage}{number}"
 
 
 def metadata_of(program: Program) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ a process.
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from plait.job.origin import where
 from plait.job.schedule import Schedule
 from plait.plan.plan import Plan
 from plait.program.program import Program
+from plait.program.recompute import Recomputed, compare
 from plait.run.eager import try_eagerly
 from plait.run.elementwise import check_elementwise
 from plait.run.programs import Programs
@@ -106,8 +108,27 @@ def _step_sizes(job: Job, num_samples: int | None) -> list[int]:
     ]
 
 
+def effect_of_recompute(program: Program, programs: Programs) -> Recomputed | None:
+    """What `memory.recompute` saves and adds in a step, by rank; None where nothing runs again."""
+    plan, captures = programs.plan, programs.captures
+    if plan.memory.recompute == "none" or programs.capture_error is not None:
+        return None
+    keeping = replace(plan, memory=replace(plan.memory, recompute="none"))
+    others = Programs(programs.job, captures.source, keeping, programs.device, captures.dtype, captures)
+    return compare(program, others.for_sizes(program.shares))
+
+
+def _recompute_notices(program: Program, programs: Programs) -> list[str]:
+    setting = programs.plan.memory.recompute
+    if setting != "none" and programs.capture_error is not None:
+        return ["memory.recompute has no effect on a model that runs eagerly."]
+    effect = effect_of_recompute(program, programs)
+    name = setting if isinstance(setting, str) else ", ".join(setting)
+    return [] if effect is None else [f"recompute {name}: {effect}."]
+
+
 def _notices(program: Program, programs: Programs) -> list[str]:
-    found = [*programs.choices, *program.notices]
+    found = [*programs.choices, *program.notices, *_recompute_notices(program, programs)]
     if programs.capture_error is None:
         unused = programs.captures.of_size(program.micro_batches[0]).unused
         if unused:

@@ -149,6 +149,12 @@ def verify(
             "another reduction can be planted in the serial interpreter only.", fix="give serial=True."
         )
     chosen = resolve(plan, ranks, settings, mesh)
+    if chosen.pipe.asynchronous and job.accumulate > 1:
+        raise UsageError(
+            f"plan {chosen.name} makes each of the {job.accumulate} micro-batches of a step an update of its own, on "
+            "weights that may be some updates old: no run of one process computes the same.",
+            fix="verify it with accumulate=1, for which both must agree.",
+        )
     tell = listener if listener is not None else (lambda event: None)
     known = against if against is not None else reference_of(job, steps=steps, fp32=fp32, listener=tell)
     job, dtype = known.job, known.dtype

@@ -129,6 +129,13 @@ def test_waiting_for_a_rank_that_computes_is_a_hang() -> None:
     )
 
 
+def test_of_ranks_that_wait_for_different_things_the_one_that_computes_is_missing() -> None:
+    """In a pipeline, a stage that does not come back keeps all others waiting, each for a message of its own."""
+    waits = (_entry(0, State.WAITING, "backward 1>0", 11), _entry(2, State.WAITING, "forward 1>2", 10.5))
+    assert _find(waits[0], _entry(1, State.RUNNING, "stage 1", 12), waits[1]) == ((0,), (1,))
+    assert _find(waits[0], _entry(1, State.WAITING, "forward 0>1", 10.7), waits[1]) == ((0,), (1, 2))
+
+
 def test_waiting_for_a_rank_that_has_returned_or_cannot_be_read_is_a_hang() -> None:
     waits = _entry(0, State.WAITING, "sum", 11)
     assert _find(waits, _entry(1, State.DONE, "", 3), None) == ((0,), (1, 2))

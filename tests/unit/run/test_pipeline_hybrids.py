@@ -1,6 +1,7 @@
 """Pipelines beside the other axes, up to 16 ranks in this process, with the norm of the gradients clipped.
 
-Sums over ranks of `data` and `tensor`, and the norm's over all ranks, change their order: DESIGN's tolerance for float64.
+Sums over ranks of `data` and `tensor`, and the norm's over all ranks, change their order: DESIGN's tolerance for
+float64, 1e-9 of a tensor's largest value.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from torch import Tensor
 from plait.errors import PlanError
 from plait.plan.named import resolve
 from plait.program.instructions import Collective
+from plait.run import serial
 from plait.run.prepare import prepare
 from plait.run.serial import add_up
 from plait.run.serial_run import SerialRanks
@@ -27,11 +29,10 @@ EIGHT: Mapping[str, Mapping[str, int]] = {
     "gpt_dropout": {"pipe": 2, "data": 2, "tensor": 2},
     "masked_gpt": {"pipe": 4, "data": 2},
     "gpt_tied": {"pipe": 2, "tensor": 4},
-    "moe_dense": {"pipe": 2, "data": 4},
 }
 SIXTEEN: Mapping[str, Mapping[str, int]] = {
     "mlp": {"pipe": 4, "data": 2, "tensor": 2},
-    "gpt_dropout": {"pipe": 4, "data": 4},
+    "lstm": {"pipe": 4, "data": 4},
 }
 
 
@@ -125,15 +126,12 @@ def test_a_part_that_is_missing_from_the_sum_is_seen(schedule: str) -> None:
 
 
 def test_a_message_that_is_changed_on_its_way_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One bit of one gradient between stages."""
-    from plait.run import serial
-
+    """One gradient between stages, of one micro-batch, by a millionth."""
     exact = serial.SerialLinks.send
 
     def flip(links: serial.SerialLinks, send: Any, flat: Tensor) -> Any:
         if send.message == "backward 1>0 micro-batch 2":
-            flat = flat.clone()
-            flat[6] ^= 1  # of the first number's mantissa
+            flat = (flat.view(torch.float64) * (1 + 1e-6)).view(torch.uint8)
         return exact(links, send, flat)
 
     known = reference("mlp", 4)
@@ -141,4 +139,3 @@ def test_a_message_that_is_changed_on_its_way_is_seen(monkeypatch: pytest.Monkey
     found = check(known, "1f1b", 2)
     assert not found.ok
     assert found.first is not None and found.first.kind == "gradient"
-    assert torch.is_grad_enabled()

@@ -3,9 +3,11 @@ process had never been interrupted, optimizer state included. All ranks in this 
 in `tests/ranks/test_within.py`.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from itertools import permutations
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -64,23 +66,36 @@ def train(ranks: SerialRanks, first: int, last: int) -> list[float]:
     return losses
 
 
+class Meeting:
+    """One rank's way to meet the others, each of which runs in a thread of its own."""
+
+    def __init__(self, rank: int, brought: list[Any], barrier: Barrier) -> None:
+        self._rank, self._brought, self._barrier = rank, brought, barrier
+
+    def __call__(self, name: str, part: Tensor) -> list[Tensor]:
+        return [tensor for _, tensor in self.tell((name, part))]
+
+    def tell(self, value: Any) -> list[Any]:
+        self._brought[self._rank] = value
+        self._barrier.wait(timeout=20)
+        found = list(self._brought)
+        self._barrier.wait(timeout=20)
+        return found
+
+
 def collect(ranks: SerialRanks) -> TrainingState:
-    """Rank 0's checkpoint. Ranks take turns, so all but rank 0 first say what they would send, in order."""
-    sent: list[list[Tensor]] = []
-    for machine in ranks.machines:
-        own: list[Tensor] = []
-        sent.append(own)
-
-        def note(name: str, part: Tensor, own: list[Tensor] = own) -> list[Tensor]:
-            own.append(part)
-            layout = ranks.programs.layout
-            assert layout is not None
-            return [part.new_zeros(layout.held_shape(name, rank)) for rank in range(len(ranks.machines))]
-
-        machine.state.to_checkpoint({}, note)
-    assert len({len(own) for own in sent}) == 1, "all ranks exchange the same tensors"
-    meetings = iter(zip(*sent, strict=True))
-    return ranks.machines[0].state.to_checkpoint({}, lambda name, part: list(next(meetings)))
+    """Rank 0's checkpoint; all ranks take part."""
+    count = len(ranks.machines)
+    brought: list[Any] = [None] * count
+    barrier = Barrier(count)
+    with ThreadPoolExecutor(count) as pool:
+        states = list(
+            pool.map(
+                lambda machine: machine.state.to_checkpoint({}, Meeting(machine.rank, brought, barrier)),
+                ranks.machines,
+            )
+        )
+    return states[0]
 
 
 @cache

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from plait.errors import PlanError
 from plait.run import serial
+from plait.run.links import with_halo
 
 EIGHT: tuple[dict[str, int], ...] = ({"data": 2, "tensor": 4}, {"data": 4, "tensor": 2})
 NAMES = (
@@ -133,7 +134,7 @@ def test_a_wrong_gather_is_seen(
 def test_wrong_edges_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neighbouring rows that are not there count as the border of the image."""
     known = reference("unet", 1, 1)
-    exact = serial.with_halo
+    exact = with_halo
     monkeypatch.setattr(serial, "with_halo", lambda own, before, after, c: exact(own, None, after, c))
     found = check(known, "domain", 2)
     assert "gradient" in {difference.kind for difference in found.differences if not difference.ok}

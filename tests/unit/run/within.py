@@ -36,7 +36,7 @@ PLANS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "zero3": ("zero3", {}),
     "megatron": ("megatron", {}),
     "sequence": ("megatron", {"tensor": {"sequence": True}}),
-    "tensor": ("tensor", {}),
+    "tensor": ("tensor", {"tensor": {"seconds": 5.0}}),
     "domain": ("domain", {}),
 }
 """Name in these tests -> name of the plan, its settings."""
