@@ -1,1 +1,1 @@
-"""The pictures of docs/placements.md, drawn from programs that plait compiled: `python -m docs.pictures`."""
+"""The pictures of docs: those of placements.md from programs, those of pipelines.md from schedules."""

@@ -33,6 +33,8 @@ class Timeline:
     title: str
     schedule: str
     stages_a_rank: int = 1
+    drawn: int = MICRO_BATCHES
+    """Micro-batches of the picture."""
 
     def actions(self, ranks: int = RANKS, micro_batches: int = MICRO_BATCHES) -> list[list[Action]]:
         """What the ranks do."""
@@ -41,15 +43,15 @@ class Timeline:
     def trace(self, ranks: int = RANKS, micro_batches: int = MICRO_BATCHES) -> Trace:
         """When they do it; a rank's stages together cost as much as the one stage of the others."""
         parts = self.stages_a_rank
-        costs = Costs(
-            forward=COSTS.forward / parts, input=COSTS.input / parts, weight=COSTS.weight / parts
-        )
+        costs = Costs(forward=COSTS.forward / parts, input=COSTS.input / parts, weight=COSTS.weight / parts)
         program = program_of_schedule(self.schedule, self.actions(ranks, micro_batches))
         return simulate(program, durations(costs))
 
 
 TIMELINES: Mapping[str, Timeline] = {
-    "pipe_naive": Timeline(title="naive: one rank works at a time", schedule="naive"),
+    "pipe_naive": Timeline(
+        title="naive: one rank works at a time (3 micro-batches)", schedule="naive", drawn=3
+    ),
     "pipe_gpipe": Timeline(title="gpipe: all forwards, then all backwards", schedule="gpipe"),
     "pipe_1f1b": Timeline(title="1f1b: backwards as soon as they can", schedule="1f1b"),
     "pipe_interleaved": Timeline(
@@ -66,7 +68,11 @@ TIMELINES: Mapping[str, Timeline] = {
 
 def draw_timeline(timeline: Timeline) -> str:
     """The step as SVG."""
-    spans = [span for span in timeline.trace().spans if span.kind in ("forward", "backward")]
+    spans = [
+        span
+        for span in timeline.trace(micro_batches=timeline.drawn).spans
+        if span.kind in ("forward", "backward")
+    ]
     end = max(span.end_s for span in spans)
     width, height = _LEFT + end * _UNIT + 16, _TOP + RANKS * _ROW + 34
     parts = [
@@ -108,25 +114,32 @@ def _box(span: Span) -> list[str]:
     wide = span.duration_s * _UNIT
     return [
         f'<rect x="{left:g}" y="{top}" width="{wide:g}" height="{_ROW - 4}" fill="{colour}" stroke="#ffffff"/>',
-        _text(
-            left + wide / 2, top + 15, str(span.micro_batch), size=10 if wide > 10 else 7, anchor="middle"
-        ),
+        _text(left + wide / 2, top + 15, str(span.micro_batch), size=10 if wide > 10 else 7, anchor="middle"),
     ]
 
 
 def table() -> str:
-    """What each schedule costs, as Markdown: lengths in units of one forward, idle time, activations kept."""
+    """What each schedule costs, as Markdown: the length in units of one forward, idle time, activations kept."""
     lines = [
-        "| schedule | length of a step | idle share | micro-batches kept, by rank | idle with 32 micro-batches |",
-        "|---|---|---|---|---|",
+        "| schedule | length of a step | idle | idle, without both ends | micro-batches kept, by rank | idle with 32 |",
+        "|---|---|---|---|---|---|",
     ]
     for timeline in TIMELINES.values():
-        trace = timeline.trace()
+        trace, longer = timeline.trace(), timeline.trace(micro_batches=32)
         parts = timeline.stages_a_rank
         kept = ", ".join(f"{most / parts:g}" for most in peak_in_flight(timeline.actions()))
-        length = max(span.end_s for span in trace.spans)
-        longer = bubble_rate(timeline.trace(micro_batches=32))
         lines.append(
-            f"| `{timeline.schedule}` | {length:g} | {bubble_rate(trace):.1%} | {kept} | {longer:.1%} |"
+            f"| `{timeline.schedule}` | {_length(trace):g} | {_idle(trace):.1%} | {bubble_rate(trace):.1%} | {kept} |"
+            f" {_idle(longer):.1%} |"
         )
     return "\n".join(lines)
+
+
+def _length(trace: Trace) -> float:
+    return max(span.end_s for span in trace.spans)
+
+
+def _idle(trace: Trace) -> float:
+    """The idle share of all ranks from the beginning of the step to its end."""
+    busy = sum(span.duration_s for span in trace.spans if span.kind in ("forward", "backward"))
+    return 1 - busy / (len(trace.ranks) * _length(trace))

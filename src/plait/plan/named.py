@@ -52,7 +52,7 @@ def resolve(
     elif str(plan) in NAMED:
         found = NAMED[str(plan)](1 if ranks is None or mesh else ranks)
     elif Path(plan).suffix in (".yaml", ".yml"):
-        found = read_plan(Path(plan))
+        found = read_plan(Path(plan), NAMED)
         if found.name not in NAMED:
             raise PlanError(
                 f"{plan} names the plan {found.name!r}, which does not exist.", fix=_choices(found.name)
@@ -63,6 +63,7 @@ def resolve(
         found = _with_mesh(found, mesh or {})
     _check_axes(found.mesh)
     _check_placements(found)
+    _check_own_axis(found)
     if ranks is not None and found.mesh.size != ranks:
         axes = " x ".join(f"{name}={size}" for name, size in found.mesh.axes)
         raise PlanError(
@@ -70,6 +71,19 @@ def resolve(
             fix=f"use --ranks {found.mesh.size}, or change the mesh.",
         )
     return with_settings(found, settings or {})
+
+
+def _check_own_axis(plan: Plan) -> None:
+    """A plan must have ranks along the axis that it is about, where it has several ranks at all."""
+    if plan.name not in NAMED or plan.name == "single" or plan.mesh.size == 1:
+        return
+    own = next(axis for axis, size in NAMED[plan.name](2).mesh.axes if size == 2)
+    if plan.mesh.size_of(own) == 1:
+        axes = " x ".join(f"{name}={size}" for name, size in plan.mesh.axes)
+        raise PlanError(
+            f"plan {plan.name} works along the axis {own}, of which the mesh {axes} has one rank.",
+            fix=f"add {own}=2 to the mesh, or choose a plan for these axes.",
+        )
 
 
 def _by_axes(mesh: Mapping[str, int]) -> str:

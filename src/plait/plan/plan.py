@@ -4,9 +4,10 @@ In: a name with ranks, or a file. Out: a `Plan`. Never looks at the model: wheth
 the two meet. What a plan leaves open (placements by pattern or by search) is resolved in `search/` before compiling.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import yaml
@@ -210,11 +211,11 @@ class Plan:
         return ranks * self.pipe.per_rank if ranks > 1 else 1
 
     def to_yaml(self) -> str:
-        """The plan as a file that `read_plan` takes; groups of settings that are as they come are left out."""
+        """The plan as a file that `read_plan` takes; settings of axes that the mesh does not have are left out."""
         content: dict[str, Any] = {"plan": self.name, "mesh": dict(self.mesh.axes)}
         for group, kind in _GROUPS.items():
             value = getattr(self, group)
-            if value != kind() or group == "sync":
+            if group in ("sync", "memory") or value != kind() or self.mesh.size_of(group) > 1:
                 content[group] = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
         if self.placements:
             content["placements"] = {entry.axis: entry.to_plain() for entry in self.placements}
@@ -225,8 +226,15 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def plan_from(values: Mapping[str, Any], where: str) -> Plan:
-    """A plan from the contents of a file; every problem is named with what is allowed."""
+Named = Mapping[str, Callable[[int], "Plan"]]
+"""Plans by name, each for a number of ranks."""
+
+
+def plan_from(values: Mapping[str, Any], where: str, named: Named = MappingProxyType({})) -> Plan:
+    """A plan from the contents of a file: what it does not say is as in the plan that it names.
+
+    Every problem is named with what is allowed.
+    """
     allowed = {"plan", "mesh", "placements", *_GROUPS}
     unknown = sorted(set(values) - allowed)
     if unknown or "plan" not in values or not isinstance(values.get("mesh", {}), Mapping):
@@ -236,16 +244,18 @@ def plan_from(values: Mapping[str, Any], where: str) -> Plan:
             fix="give `plan: NAME`, `mesh: {axis: size}` and optionally `sync: {bucket_mib: 8}`.",
         )
     mesh = Mesh(axes=tuple((str(axis), size) for axis, size in values.get("mesh", {}).items()))
-    plan = Plan(
-        name=str(values["plan"]),
-        mesh=mesh,
+    name = str(values["plan"])
+    base = named[name](1) if name in named else Plan(name=name, mesh=mesh)
+    plan = replace(
+        base,
+        mesh=mesh if mesh.axes else base.mesh,
         placements=placements_from(values.get("placements") or {}, where),
     )
     return with_settings(plan, {group: dict(values[group] or {}) for group in _GROUPS if group in values})
 
 
-def read_plan(path: Path) -> Plan:
-    """A plan from a YAML file."""
+def read_plan(path: Path, named: Named = MappingProxyType({})) -> Plan:
+    """A plan from a YAML file; `named` are the plans that it may name."""
     try:
         values = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -258,7 +268,7 @@ def read_plan(path: Path) -> Plan:
         ) from error
     if not isinstance(values, Mapping):
         raise PlanError(f"{path} holds no plan.", fix="start it with `plan: ddp`.")
-    return plan_from(values, str(path))
+    return plan_from(values, str(path), named)
 
 
 def with_settings(plan: Plan, settings: Mapping[str, Any]) -> Plan:

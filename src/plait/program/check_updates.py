@@ -8,7 +8,7 @@ version of it; nothing that shows a parameter is read after an update. With vert
 
 from plait.errors import ProgramError
 from plait.program.check_messages import told
-from plait.program.instructions import Accumulate, Collective, Instruction, Stash, Update
+from plait.program.instructions import Accumulate, Collective, Instruction, Recv, Stash, Update, Wait
 from plait.program.program import Bucket, Program, RankProgram
 from plait.program.versions import first_reads, version_read
 
@@ -72,7 +72,8 @@ def check_versions(entry: RankProgram) -> None:
                     f"{told(instruction)} reads {read[0]} after {read[1]} updates; micro-batch {number} began with "
                     f"that after {seen[number][0]} in {told(seen[number][1])}."
                 )
-        written |= dict.fromkeys(instruction.writes, len(updates))
+        if not isinstance(instruction, Recv | Wait):  # what arrives has memory of its own
+            written |= dict.fromkeys(instruction.writes, len(updates))
         if isinstance(instruction, Update):
             updates.append(instruction)
 

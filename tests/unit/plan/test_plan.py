@@ -85,13 +85,31 @@ def test_a_mistake_is_named_with_its_fix(make: Any, what: str, fix: str) -> None
     assert fix in (raised.value.fix or "")
 
 
+def test_a_file_says_what_is_other_than_in_the_plan_it_names(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("plan: zero3\nmesh: {data: 2}")
+    assert resolve(file, None) == resolve("zero3", 2)
+    file.write_text(resolve("zero3", 2, {"memory": {"zero": 0}}).to_yaml())
+    assert resolve(file, None).memory.zero == 0
+
+
+@pytest.mark.parametrize(
+    ("plan", "mesh"),
+    [("gpipe", {"data": 2}), ("megatron", {"data": 2}), ("domain", {"tensor": 2}), ("zero3", {"tensor": 2})],
+)
+def test_a_plan_without_ranks_on_its_own_axis_is_refused(plan: str, mesh: dict[str, int]) -> None:
+    with pytest.raises(PlanError, match=f"plan {plan} works along the axis") as raised:
+        resolve(plan, None, mesh=mesh)
+    assert raised.value.fix is not None
+
+
 @pytest.mark.parametrize(
     ("text", "what"),
     [
         ("plan: [", "is not YAML"),
         ("- ddp", "holds no plan"),
         ("", "holds no plan"),
-        ("plan: gpipe\nmesh: {data: 2}", "'gpipe', which does not exist"),
+        ("plan: gpippe\nmesh: {data: 2}", "'gpippe', which does not exist"),
     ],
 )
 def test_a_bad_file_is_named_with_its_fix(text: str, what: str, tmp_path: Path) -> None:

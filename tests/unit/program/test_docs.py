@@ -11,6 +11,7 @@ from docs.pictures.models import PICTURES
 from docs.pictures.scene import Bar, Row, make_scene
 from docs.pictures.svg import draw
 from docs.pictures.tensors import Tensor
+from docs.pictures.timelines import TIMELINES
 from tests.unit.program.one_op import one_op, run_on_ranks
 
 from plait.plan.plan import plan_from
@@ -98,7 +99,7 @@ def test_a_picture_is_that_of_todays_program(name: str) -> None:
 
 
 def test_no_picture_is_left_over() -> None:
-    assert {path.stem for path in (DOCS / "pictures").glob("*.svg")} == set(PICTURES)
+    assert {path.stem for path in (DOCS / "pictures").glob("*.svg")} == {*PICTURES, *TIMELINES}
 
 
 def test_megatron_shows_where_the_sum_appears_and_where_it_is_formed() -> None:

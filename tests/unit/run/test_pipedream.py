@@ -61,7 +61,9 @@ def assert_as_written_out(
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
 @pytest.mark.parametrize("stages", [2, 4])
-@pytest.mark.parametrize("name", ["mlp", "gpt", "lstm", "masked_gpt", "unet", "moe_dense", "small_batch_norm"])
+@pytest.mark.parametrize(
+    "name", ["mlp", "gpt", "lstm", "masked_gpt", "unet", "moe_dense", "small_batch_norm"]
+)
 def test_it_computes_what_is_written_out(name: str, stages: int, optimizer: str) -> None:
     """Losses with a weight of the batch's own, views of weights, skip connections and batch statistics among them."""
     assert_as_written_out(job_of(name, optimizer), name, {PIPE: stages})
