@@ -98,6 +98,11 @@ def measure(case: str, systems: list[str], pairs: int, *, ranks: int, threads: i
         return found
 
 
+def run_torchrun(command: list[str], ranks: int, threads: int = 1) -> None:
+    """Run a module in `ranks` processes of `threads` threads."""
+    _run([*_torchrun(ranks), *command], threads)
+
+
 def _torchrun(ranks: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
 

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,8 @@ class Waits:
     """An observer that adds up how long a rank waits for others."""
 
     waited_s: float = 0.0
-    taken: dict[str, float] = field(default_factory=dict)
+    total_s: float = 0.0
+    """Of all steps."""
 
     def entering(self, step: int, instruction: ins.Instruction, waiting: bool) -> None:
         pass
@@ -142,9 +143,11 @@ def plait_steps(
         for _ in range(count):
             step = next(loaded)
             program = programs.for_step(step.micro_batches)
+            began = time.perf_counter()
             with torch.no_grad():
                 for _ in machine.execute(program, step.step, step.micro_batches):
                     raise AssertionError("a process waits inside its links")
+            waits.total_s += time.perf_counter() - began
 
     return steps, waits
 
@@ -179,6 +182,7 @@ def torch_steps(schedule: type, job: Job, rank: int, ranks: int) -> Steps:
     source = open_data(job.data, job.collate)
     assert source.num_samples is not None
     order = job.order(source.num_samples)
+    assert order is not None
     number = 0
 
     def steps(count: int) -> None:
@@ -235,15 +239,19 @@ def main() -> None:
         for steps in systems.values():
             steps(1)
         for entry in waits.values():
-            entry.waited_s = 0.0
+            entry.waited_s = entry.total_s = 0.0
         seconds, cpu_seconds = interleave(systems, given.repeats, 1, ranks)
     told: list[Any] = [None] * ranks
-    own = {"waited_s": {name: entry.waited_s for name, entry in waits.items()}, "cpu_seconds": cpu_seconds}
-    dist.all_gather_object(told, own)
+    idle = {name: entry.waited_s / entry.total_s for name, entry in waits.items()}
+    idle |= {
+        name: 1 - sum(cpu_seconds[name]) / sum(seconds[name]) for name in systems if name.startswith("torch")
+    }
+    dist.all_gather_object(told, idle)
     if rank == 0:
         load = os.getloadavg()[0]
-        found = {"seconds": seconds, "cpu_seconds": cpu_seconds, "by_rank": told, "load": [load, load]}
-        given.out.write_text(json.dumps(found | {"ranks": ranks, "steps": given.repeats * 2 + 3}))
+        shares = {name: sum(entry[name] for entry in told) / ranks for name in idle}
+        found = {"seconds": seconds, "cpu_seconds": cpu_seconds, "idle": shares, "load": [load, load]}
+        given.out.write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 

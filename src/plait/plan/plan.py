@@ -29,6 +29,8 @@ AXES = (PIPE, DATA, DOMAIN, TENSOR)
 """The axes that plans know, outermost first: ranks that exchange most are next to each other."""
 
 Choice = Literal["megatron", "auto"]
+SCHEDULE_NAMES = ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-2", "pipedream")
+"""Orders in which the stages of a pipeline can work."""
 Recompute = Literal["none", "selective", "full"]
 
 
@@ -127,7 +129,7 @@ class Pipe:
     """How the model is cut over the `pipe` axis, and in which order its stages work."""
 
     schedule: str = "1f1b"
-    """A name in `program/schedules`: naive, gpipe, 1f1b, interleaved, zero-bubble, zero-bubble-2; or pipedream."""
+    """One of `SCHEDULE_NAMES`."""
     per_rank: int = 1
     """Stages a rank."""
     cut: tuple[str, ...] = ()
@@ -141,6 +143,10 @@ class Pipe:
         return self.schedule == "pipedream"
 
     def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULE_NAMES:
+            raise PlanError(
+                f"pipe.schedule={self.schedule!r} is unknown.", fix=f"use one of {', '.join(SCHEDULE_NAMES)}."
+            )
         if not isinstance(self.per_rank, int) or isinstance(self.per_rank, bool) or self.per_rank < 1:
             raise PlanError(
                 f"pipe.per_rank={self.per_rank!r} is no number of stages.", fix="set it to 1 or more."

@@ -94,7 +94,7 @@ def _measure(stage: int, entry: RankProgram) -> StageVersions:
     updates = staleness = stashes = most_bytes = 0
     for instruction in entry.instructions:
         if isinstance(instruction, Update):
-            if instruction.micro_batch in seen:
+            if instruction.micro_batch is not None and instruction.micro_batch in seen:
                 staleness = max(staleness, updates - seen[instruction.micro_batch][0])
             updates += 1
         if isinstance(instruction, Stash) and instruction.version is not None:

@@ -9,8 +9,9 @@ from plait.errors import PlanError
 from plait.plan.ddp import ddp
 from plait.plan.mesh import Mesh
 from plait.plan.named import NAMED, resolve
-from plait.plan.plan import DATA, Plan, Sync, plan_from, read_plan, with_settings
+from plait.plan.plan import DATA, SCHEDULE_NAMES, Plan, Sync, plan_from, read_plan, with_settings
 from plait.plan.single import single
+from plait.program.schedules import SCHEDULES
 
 
 def test_a_named_plan_has_as_many_ranks_as_asked_for() -> None:
@@ -91,6 +92,12 @@ def test_a_file_says_what_is_other_than_in_the_plan_it_names(tmp_path: Path) -> 
     assert resolve(file, None) == resolve("zero3", 2)
     file.write_text(resolve("zero3", 2, {"memory": {"zero": 0}}).to_yaml())
     assert resolve(file, None).memory.zero == 0
+
+
+def test_every_schedule_has_a_name_in_plans() -> None:
+    assert {*SCHEDULES, "pipedream"} == set(SCHEDULE_NAMES)
+    with pytest.raises(PlanError, match="'foo' is unknown"):
+        resolve("1f1b", 2, {"pipe": {"schedule": "foo"}})
 
 
 @pytest.mark.parametrize(

@@ -51,11 +51,9 @@ def keeping(plan: Plan, recompute: str | tuple[str, ...]) -> Plan:
     return replace(plan, memory=replace(plan.memory, recompute=recompute))
 
 
-@pytest.mark.parametrize("setting", ["full", "selective", ("blocks.*.mlp", "blocks.1")])
+@pytest.mark.parametrize("setting", ["full", "selective", ("blocks.*.mlp", "head")])
 def test_copies_stand_right_before_their_first_reader(setting: str | tuple[str, ...]) -> None:
     graph = graph_of("gpt_dropout", SIZE)
-    if setting not in ("full", "selective"):
-        setting = ("blocks.0", "blocks.1")
     local = local_of(graph, resolve("single", 1))
     before = {node.name: node.meta for node in local.graph.nodes}
     recompute(graph, local, choose(graph, local, setting))
@@ -84,11 +82,9 @@ def test_full_keeps_the_inputs_of_blocks_alone() -> None:
 
 def test_named_modules_keep_their_inputs() -> None:
     graph = graph_of("gpt", SIZE)
-    modules = {node.meta["module"] for node in graph.ops()}
     local = local_of(graph, resolve("single", 1))
     elsewhere = {node.name for node in saved(local) if not node.meta["module"].startswith("blocks.0")}
-    assert any(module.startswith("blocks.0.") for module in modules)
-    recompute(graph, local, choose(graph, local, ("*.0",)))
+    recompute(graph, local, choose(graph, local, ("?locks.0",)))
     kept = {node.name for node in saved(local)}
     assert elsewhere <= kept
     assert sum(node.meta["module"].startswith("blocks.0") for node in saved(local)) == 1
@@ -100,7 +96,7 @@ def subsets(nodes: list[fx.Node]) -> Iterator[tuple[fx.Node, ...]]:
 
 def bytes_kept(local: LocalGraph, dropped: set[fx.Node]) -> int:
     """Bytes of forward values that the backward and what runs again in it read, views through to what they show."""
-    stack = [node for node in saved(local)]
+    stack = list(saved(local))
     seen: set[fx.Node] = set()
     kept: set[fx.Node] = set()
     while stack:
@@ -117,18 +113,19 @@ def bytes_kept(local: LocalGraph, dropped: set[fx.Node]) -> int:
     return sum(_num_bytes(tensor) for node in kept for tensor in _tensors(node))
 
 
-@pytest.mark.parametrize("name", ["mlp", "mse", "bce", "label_smoothing"])
+@pytest.mark.parametrize("name", ["mlp", "contrastive", "graph_network", "moe_dense", "small_batch_norm"])
 def test_no_choice_of_cheap_ops_keeps_fewer_bytes(name: str) -> None:
     """Against all of them."""
     graph = graph_of(name, SIZE)
     local = local_of(graph, resolve("single", 1))
     bound = frontier(graph, local, None)
+    lookups = {node.name for node in graph.ops() if node.target is torch.ops.aten.embedding.default}
     free = [
         node
         for node in forward_nodes(local)
-        if node not in bound and not _is_dear(node, set()) and not _is_alias(node) and not is_item(node)
+        if node not in bound and not _is_dear(node, lookups) and not _is_alias(node) and not is_item(node)
     ]
-    assert 2 <= len(free) <= 12
+    assert 2 <= len(free) <= 14
     best = min(bytes_kept(local, set(chosen)) for chosen in subsets(free))
     chosen = choose(graph, local, "selective").nodes
     found = bytes_kept(local, {node for node in forward_nodes(local) if node.name in chosen})
