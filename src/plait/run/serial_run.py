@@ -70,7 +70,7 @@ class SerialRanks:
         if by_rank is None:
             return False
         program = self.programs.for_step(by_rank[0])
-        self.notices = program.notices
+        self.notices = (*self.programs.choices, *program.notices)
         self.rounds_to_float32 = self.rounds_to_float32 or _rounds(self.programs, by_rank[0][0])
         run_step(self.machines, program, step, by_rank)
         return True

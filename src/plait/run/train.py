@@ -132,7 +132,7 @@ def train(
         evaluation=summary["evaluation"],
         folder=folder,
         stopped=summary["stopped"],
-        notices=tuple(summary["notices"]),
+        notices=(*programs.choices, *summary["notices"]),
     )
 
 
