@@ -1,4 +1,4 @@
-"""`pipedream` on real processes: what is written out in plain PyTorch, and a run that is continued from its checkpoint."""
+"""`pipedream` on real processes: what is written out in plain PyTorch, and a run that goes on from its checkpoint."""
 
 from collections.abc import Iterator
 from functools import partial

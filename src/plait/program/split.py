@@ -175,16 +175,23 @@ class _Splitter:
         return tuple(sorted(names, key=lambda name: self.order[self.by_name[name]]))
 
     def _weights(self, backward: list[fx.Node], sent: set[str]) -> set[fx.Node]:
-        """Ops that only gradients of parameters need: all readers belong to the same forward op and are such ops."""
+        """Ops that only gradients of parameters need: all readers are such ops, and belong to the same forward op.
+
+        Or to one that reads parameters alone: the gradient of a transposed weight is transposed.
+        """
         inside = set(backward)
         found: set[fx.Node] = set()
         for node in reversed(backward):
             users = [user for user in node.users if user in inside]
             origin = node.meta.get("origin", "")
-            alone = all(user in found and user.meta.get("origin", "") == origin for user in users)
+            alone = all(user in found and self._belongs(user, origin) for user in users)
             if alone and node.name not in sent:
                 found.add(node)
         for node in backward:  # an output stays with the op that makes it
             if node in found and node.target is operator.getitem and node.args[0] not in found:
                 found.discard(node)
         return found
+
+    def _belongs(self, node: fx.Node, origin: str) -> bool:
+        own = node.meta.get("origin", "")
+        return own == origin or own in self.stages.of_parameters

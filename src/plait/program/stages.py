@@ -39,6 +39,8 @@ class Stages:
     """Where the second and later stages begin, counted in forward ops."""
     ops: tuple[str, ...]
     """The forward ops that are counted."""
+    of_parameters: frozenset[str]
+    """Forward ops that read parameters alone, such as the transpose in front of a product."""
     costs: tuple[float, ...]
     """FLOPs of each stage, forward and backward, memory traffic counted in."""
 
@@ -65,6 +67,7 @@ def assign_stages(
     stage_of: dict[fx.Node, int] = {}
     for index, node in enumerate(forward):
         stage_of[node] = sum(index >= start for start in starts)
+    _keep_buffers_together(graph, stage_of)
     _assign_backward(graph, free, stage_of)
     return _describe(graph, free, stage_of, num_stages, costs, forward, starts)
 
@@ -250,6 +253,31 @@ def _assign_backward(graph: Graph, free: set[fx.Node], stage_of: dict[fx.Node, i
         stage_of[node] = min([own, *later])
 
 
+def _keep_buffers_together(graph: Graph, stage_of: dict[fx.Node, int]) -> None:
+    """Run what only makes the new value of a buffer where it comes from: the stage that reads a buffer changes it."""
+    nodes = graph.nodes()
+    needed: set[fx.Node] = set()
+    stack = [nodes[name] for name in (graph.total, graph.weight, *graph.gradients.values())]
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack += node.all_input_nodes
+    for made in graph.new_buffers.values():
+        chain: set[fx.Node] = set()
+        sources: set[int] = set()
+        stack = [nodes[made]]
+        while stack:
+            node = stack.pop()
+            if node in needed and node in stage_of:
+                sources.add(stage_of[node])
+            elif node.op == "call_function" and node not in needed and node not in chain:
+                chain.add(node)
+                stack += node.all_input_nodes
+        if sources:
+            stage_of |= {node: max(sources) for node in chain if node in stage_of}
+
+
 def _is_view(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None or not schema.returns:
@@ -275,7 +303,7 @@ def _describe(
         parts: dict[int, tuple[fx.Node, ...]] = {}
         readers = _forward_stages(placeholders[name], stage_of)
         for leaf in _summands(nodes[made], stage_of, readers):
-            stage = stage_of.get(leaf, num_stages - 1)
+            stage = _home(stage_of.get(leaf, num_stages - 1), readers)
             parts[stage] = (*parts.get(stage, ()), leaf)
         gradients[name] = parts
     for node in reversed(list(graph.ops())):  # copies, from their readers up
@@ -300,6 +328,7 @@ def _describe(
         gradients=gradients,
         starts=tuple(starts),
         ops=_texts(forward),
+        of_parameters=_of_parameters(graph),
         costs=tuple(per_stage),
     )
 
@@ -327,6 +356,30 @@ def _reading(
     for user in node.users:
         found |= runs.get(user, set())
     return tuple(sorted(found)) or (0,)
+
+
+def _of_parameters(graph: Graph) -> frozenset[str]:
+    names = {entry.node for entry in graph.inputs_of("parameter")}
+    found: set[str] = set()
+    for node in graph.ops():
+        sources = node.all_input_nodes
+        if (
+            node.meta["phase"] != "backward"
+            and sources
+            and all(source.name in names or source.name in found for source in sources)
+        ):
+            found.add(node.name)
+    return frozenset(found)
+
+
+def _home(stage: int, readers: set[int]) -> int:
+    """The stage that keeps a part of a gradient: one that uses the parameter, to which it is sent if need be.
+
+    A gradient that is also that of an activation (a bias added to one sample) is made by the stage of the next op.
+    """
+    if stage in readers or not readers:
+        return stage
+    return max((reader for reader in readers if reader < stage), default=min(readers))
 
 
 def _forward_stages(parameter: fx.Node, stage_of: Mapping[fx.Node, int]) -> set[int]:

@@ -20,7 +20,7 @@ from plait.program import instructions as ins
 from plait.program.program import Bucket, Program, RankProgram, Value
 from plait.run.eager import run_eagerly
 from plait.run.gradients import GradientStore
-from plait.run.links import Handle, Links
+from plait.run.links import Finished, Handle, Links
 from plait.run.messages import pack, room, unpack
 from plait.run.state import ModelState
 
@@ -212,7 +212,9 @@ class Machine:
         else:
             tensors = [self._values[name] for name in instruction.reads]
             flat = pack(tensors, self._described(instruction.reads))
-        self._sent.append(self.links.send(instruction, flat))
+        handle = self.links.send(instruction, flat)
+        if not isinstance(handle, Finished):  # else it has left: its memory is free long before the end of the step
+            self._sent.append(handle)
 
     def _recv(self, instruction: ins.Recv) -> None:
         name = instruction.writes[0]

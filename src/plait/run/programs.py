@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from plait.errors import CaptureError, PlanError
+from plait.errors import CaptureError, JobError, PlanError
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
 from plait.job.data import Source
@@ -98,6 +98,7 @@ class Programs:
         sizes = [sum(share.sizes) for share in shares]
         units = [share.sizes for share in shares]
         if self.capture_error is None:
+            self._check_shapes(shares)
             try:
                 with _silent_torch():
                     graphs = {
@@ -127,6 +128,20 @@ class Programs:
             clip_norm=self.job.clip_norm,
             notices=self._opaque_notices(),
         )
+
+    def _check_shapes(self, shares: Sequence[Share]) -> None:
+        """Refuse micro-batches of one step that have as many samples of other shapes: they share a program's graph."""
+        first: dict[int, tuple[int, Any]] = {}
+        for number, share in enumerate(shares):
+            size = sum(share.sizes)
+            found = self.captures.shapes(share.batch, size)
+            earlier, wanted = first.setdefault(size, (number, found))
+            if found != wanted:
+                told = [", ".join(str(list(shape)) for shape, *_ in entry) for entry in (found, wanted)]
+                raise JobError(
+                    f"micro-batch {number} of a step has tensors of {told[0]}, micro-batch {earlier} of {told[1]}.",
+                    fix="pad the samples of a step to one shape in `collate`, or set accumulate=1.",
+                )
 
     def _resolve(self, graphs: Mapping[int, Graph], first: int) -> dict[int, Plan]:
         """Choose what the plan leaves open: parameters once for the run, ops for every size of a micro-batch."""

@@ -113,7 +113,7 @@ def bytes_kept(local: LocalGraph, dropped: set[fx.Node]) -> int:
     return sum(_num_bytes(tensor) for node in kept for tensor in _tensors(node))
 
 
-@pytest.mark.parametrize("name", ["mlp", "contrastive", "graph_network", "moe_dense", "small_batch_norm"])
+@pytest.mark.parametrize("name", ["mlp", "contrastive", "moe_dense", "small_batch_norm"])
 def test_no_choice_of_cheap_ops_keeps_fewer_bytes(name: str) -> None:
     """Against all of them."""
     graph = graph_of(name, SIZE)
@@ -125,7 +125,7 @@ def test_no_choice_of_cheap_ops_keeps_fewer_bytes(name: str) -> None:
         for node in forward_nodes(local)
         if node not in bound and not _is_dear(node, lookups) and not _is_alias(node) and not is_item(node)
     ]
-    assert 2 <= len(free) <= 14
+    assert 2 <= len(free) <= 13
     best = min(bytes_kept(local, set(chosen)) for chosen in subsets(free))
     chosen = choose(graph, local, "selective").nodes
     found = bytes_kept(local, {node for node in forward_nodes(local) if node.name in chosen})
@@ -211,14 +211,14 @@ def test_unknown_modules_are_named() -> None:
     local = local_of(graph, resolve("single", 1))
     with pytest.raises(PlanError, match=r"h\.\*\.mlp.*no module") as caught:
         choose(graph, local, ("blocks.*", "h.*.mlp"))
-    assert "blocks.0" in caught.value.fix
+    assert "blocks.0" in str(caught.value.fix)
 
 
 @pytest.mark.parametrize("value", ["always", "", [], [1], 3, None, True])
 def test_other_values_are_refused(value: object) -> None:
     with pytest.raises(PlanError, match=r"memory\.recompute") as caught:
         Memory(recompute=value)  # type: ignore[arg-type]
-    assert "selective" in caught.value.fix
+    assert "selective" in str(caught.value.fix)
 
 
 @pytest.mark.parametrize("text", ["none", "selective", "full", "[h.*.mlp, head]"])

@@ -1,4 +1,4 @@
-"""`pipedream`: every micro-batch is an update of its own, on the weights that its forward saw; all ranks in this process.
+"""`pipedream`: every micro-batch is an update of its own, on the weights of its forward; all ranks in this process.
 
 What it computes is compared with PipeDream written out in plain PyTorch, within 1e-9 of a tensor's largest value
 (float64, as everywhere); with one micro-batch a step it is what every plan computes, to the bit.
@@ -228,20 +228,22 @@ def network() -> nn.Module:
 
 
 def accuracy_after(plan: str, micro_batches: int, batch: int) -> float:
+    """Of 12 epochs, at whose end the rate is near 0: what is compared has come to rest."""
+    steps = 12 * -(-1438 // batch)
     job = Job(
         model=network,
         data=digits(),
         loss=nn.CrossEntropyLoss(),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.8),
+        schedule=lambda step: 0.05 * (1 - step / steps),
         batch=batch,
         accumulate=micro_batches,
-        epochs=12,
+        steps=steps,
     )
     programs = prepare(job, resolve(plan, 3), "cpu", torch.float32, lambda event: None)
-    ranks, step = SerialRanks(job, programs, torch.float32), 0
-    while step < (job.total_steps(len(job.data)) or 0):
+    ranks = SerialRanks(job, programs, torch.float32)
+    for step in range(steps):
         assert ranks.run(step)
-        step += 1
     model = network()
     model.load_state_dict(ranks.weights())
     images, labels = digits(held_out=True).tensors
@@ -251,7 +253,7 @@ def accuracy_after(plan: str, micro_batches: int, batch: int) -> float:
 
 def test_it_reads_digits_as_well_as_synchronous_1f1b() -> None:
     """As many updates of as many samples each, of which stages see up to 2 too late: within 1 point of accuracy."""
-    synchronous = accuracy_after("1f1b", 2, 32)
+    synchronous = accuracy_after("1f1b", 1, 32)
     asynchronous = accuracy_after("pipedream", 9, 9 * 32)
     assert synchronous > 0.94
     assert abs(asynchronous - synchronous) <= 0.01

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from plait.errors import PlanError
 from plait.plan.named import resolve
-from plait.program.instructions import Collective
+from plait.program.instructions import Accumulate, Collective
 from plait.run import serial
 from plait.run.prepare import prepare
 from plait.run.serial import add_up
@@ -99,7 +99,7 @@ def test_weights_that_are_reduced_after_their_last_gradient(schedule: str) -> No
         [(2, 2), (2, 1), (2, 1), (2, 1)]
     )
     for entry in program.classes:
-        filled = {f"bucket:{i.bucket}": i.id for i in entry.instructions if type(i).__name__ == "Accumulate"}
+        filled = {f"bucket:{i.bucket}": i.id for i in entry.instructions if isinstance(i, Accumulate)}
         sums = [i for i in entry.instructions if isinstance(i, Collective) and i.reads[0] in filled]
         assert {i.axis for i in sums} == {"data", "pipe+data"}  # gradients; the loss
         for instruction in sums:

