@@ -177,7 +177,7 @@ def _fsdp2(job: Job, rank: int, ranks: int, options: dict[str, str]) -> Steps:
     model = job.build_model().train()
     mesh = init_device_mesh("cpu", (ranks,))
     for block in model.blocks:  # type: ignore[union-attr]
-        fully_shard(block, mesh=mesh)  # type: ignore[arg-type]
+        fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = job.build_optimizer(list(model.named_parameters()))
     batches = _batches(_loader(job, rank, ranks))
@@ -191,15 +191,16 @@ def _dtensor(job: Job, rank: int, ranks: int, options: dict[str, str]) -> Steps:
     column, row = ColwiseParallel(), RowwiseParallel()
     block = {"query": column, "key": column, "value": column, "out": row, "up": column, "down": row}
     for layer in model.blocks:  # type: ignore[union-attr]
-        parallelize_module(layer, mesh, block)  # type: ignore[arg-type]
+        parallelize_module(layer, mesh, block)
     ends = {
         "tokens": RowwiseParallel(input_layouts=Replicate()),
         "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
     }
-    parallelize_module(model, mesh, ends)  # type: ignore[arg-type]
+    parallelize_module(model, mesh, ends)
     cut = [p for p in model.parameters() if isinstance(p, DTensor)]
     whole = [p for p in model.parameters() if not isinstance(p, DTensor)]
-    optimizer = torch.optim.AdamW([{"params": cut}, {"params": whole}], lr=1e-4)
+    groups: list[dict[str, Any]] = [{"params": cut}, {"params": whole}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-4)
     data: Any = job.data
     batches = _batches(DataLoader(data, batch_size=job.batch))
 

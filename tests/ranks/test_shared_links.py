@@ -16,7 +16,7 @@ from plait.plan.mesh import Mesh
 from plait.program.instructions import Collective
 from plait.run.launch import Seat, connect, disconnect, launch
 from plait.run.links import ProcessLinks
-from plait.run.shared_links import SharedLinks, _Axis, links_between
+from plait.run.shared_links import SharedLinks, _Axis, _Patience, links_between
 from plait.run.shared_memory import RING, Arena
 
 pytestmark = pytest.mark.timeout(60)
@@ -95,7 +95,7 @@ def test_more_collectives_under_way_than_the_ring_holds() -> None:
 
 def test_a_rank_a_whole_ring_ahead_finishes_the_oldest_before_it_takes_its_place() -> None:
     arenas = [Arena.create(1), Arena.create(1)]
-    ahead, behind = (_Axis(arenas, own, 0, {}, 5.0) for own in (0, 1))
+    ahead, behind = (_Axis(arenas, own, 0, {}, _Patience(5.0)) for own in (0, 1))
     first = ahead.start(_collective(), torch.tensor([1.0]), None)
     for _ in range(RING - 1):
         ahead.start(_collective(), torch.tensor([2.0]), None)

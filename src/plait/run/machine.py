@@ -213,7 +213,9 @@ class Machine:
             tensors = [self._values[name] for name in instruction.reads]
             flat = pack(tensors, self._described(instruction.reads))
         handle = self.links.send(instruction, flat)
-        if not isinstance(handle, Finished):  # else it has left: its memory is free long before the end of the step
+        if not isinstance(
+            handle, Finished
+        ):  # else it has left: its memory is free long before the end of the step
             self._sent.append(handle)
 
     def _recv(self, instruction: ins.Recv) -> None:

@@ -104,7 +104,7 @@ def reference_of(
     listener: Listener | None = None,
     captures: Captures | None = None,
 ) -> Reference:
-    """Run `steps` steps of the plan `single`; `captures` are graphs of this model on this data that are known already."""
+    """Run `steps` steps of the plan `single`; `captures` are graphs of this model on this data that are known."""
     tell = listener if listener is not None else (lambda event: None)
     dtype = torch.float32 if fp32 else torch.float64
     job = replace(job, steps=steps, epochs=None, evaluate=None, evaluate_every=None, metrics=None, until=None)

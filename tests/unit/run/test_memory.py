@@ -87,7 +87,13 @@ class Held(Unobserved):
         gathered = [
             v for k, v in self.machine._values.items() if k.startswith(("parameter:", "chunk:", "shard:"))
         ]
-        gradients = [store._views, store._kept, store._spare, store._borrowed, store._flat]
+        gradients: list[dict[Any, Any]] = [
+            store._views,
+            store._kept,
+            store._spare,
+            store._borrowed,
+            store._flat,
+        ]
         tables = [list(table.values()) for table in gradients]
         found = storages(
             [
