@@ -4,9 +4,8 @@
 
 As many updates of as many samples each, at the same learning rates: `1f1b` makes one a step, `pipedream` one for every
 micro-batch of a round. Printed: held-out accuracy and time of both, and for each stage of `pipedream` how stale its
-gradients are and what it keeps of older weights, read off the program. One run on 1,000
-held-out images is off by a point by itself, so the mean over seeds is what counts; with --assert, exits 1 where it
-differs by more than 1 point.
+gradients are and what it keeps of older weights, read off the program. One run on 1,000 held-out images is off by a
+point by itself, so the mean over seeds is what counts; with --assert, exits 1 where it differs by more than 1 point.
 """
 
 import argparse

@@ -11,6 +11,7 @@ import torch
 from plait.graph.graph import Graph
 from plait.plan.plan import PIPE, Plan
 from plait.program.layout import Layout
+from plait.program.localize import LocalGraph
 from plait.program.placement import AxisShares, Partial, Placement
 from plait.program.program import Bucket
 
@@ -120,3 +121,15 @@ def _with_scalars(
         else:
             buckets.append(Bucket(parameters=(), shapes=(), dtype=dtype, axis=axis, scalars=names))
     return tuple(buckets)
+
+
+def bucket_reads(graph: Graph, local: LocalGraph, buckets: Sequence[Bucket], index: int) -> list[str]:
+    """Local nodes that go into a bucket: gradients, its scalars, and beside the last one scalars that none carries."""
+    bucket = buckets[index]
+    scalars = {"total": local.total, "weight": local.weight}
+    carried = list(bucket.scalars)
+    if index == len(buckets) - 1:
+        known = {name for other in buckets for name in other.scalars}
+        late = graph.static_weight is None and not graph.weight_is_early
+        carried += [name for name in ("total", *(("weight",) if late else ())) if name not in known]
+    return [*(local.gradients[name] for name in bucket.parameters), *(scalars[name] for name in carried)]

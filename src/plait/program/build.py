@@ -6,31 +6,25 @@ micro-batch forward and backward, buckets sent as soon as the last micro-batch h
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from plait.graph.graph import Graph, Input
-from plait.plan.plan import DATA, PIPE, Plan
+from plait.plan.plan import DATA, Plan
+from plait.program.buckets import bucket_reads
 from plait.program.cut import Await, Piece, Reached, Start
-from plait.program.gathers import Window, groups_by_input, windows
+from plait.program.frees import with_frees
+from plait.program.gathers import Fetch
+from plait.program.gradient_writer import GradientWriter
 from plait.program.instructions import (
-    Accumulate,
     Collective,
     Commit,
     Compute,
-    Finish,
     Instruction,
-    Join,
-    Keep,
     Load,
-    Recv,
-    Send,
-    SquareSum,
     Tally,
     Tangent,
-    Update,
     Wait,
 )
 from plait.program.layout import Layout
@@ -38,11 +32,6 @@ from plait.program.localize import LocalGraph
 from plait.program.memory import storages_of
 from plait.program.placement import Partial
 from plait.program.program import Bucket, RankProgram, Segment, Storage, Value
-
-PERSISTENT = ("parameter:", "buffer:", "constant:", "bucket:", "offset:", "chunk:", "shard:")
-"""Values that outlive the step."""
-IN_FLIGHT = 2
-"""Buckets that may travel at once where gradients are sharded: whatever is summed is given up at once."""
 
 
 class StepBuilder:
@@ -72,8 +61,7 @@ class StepBuilder:
         self.storages: dict[str, tuple[Storage, ...]] = {}
         self.started: dict[str, int] = {}
         self.names: dict[int, dict[str, Input]] = {}
-        self.travelling: list[tuple[int, bool, int | None]] = []
-        """Sharded buckets under way: (bucket, whether its sum is the first of the step, micro-batch)."""
+        self.gradients = GradientWriter(self)
 
     def add_micro_batch(
         self, graph: Graph, local: LocalGraph, early: list[Piece], rest: list[Piece], number: int
@@ -97,7 +85,7 @@ class StepBuilder:
 
     def close(self) -> RankProgram:
         """Sums, norm and update at the end of the step, and the values freed after their last use."""
-        self.finish_gradients()
+        self.gradients.finish()
         return RankProgram(
             instructions=tuple(with_frees(self.instructions, fetched=self.layout.zero == 3)),
             buckets=self.buckets,
@@ -106,70 +94,6 @@ class StepBuilder:
             constants=self.constants,
             storages=self.storages,
         )
-
-    def finish_gradients(self) -> None:
-        late = self.micro[0][0].static_weight is None and not self.micro[0][0].weight_is_early
-        while self.travelling:
-            self._settle()
-        for index, bucket in enumerate(self.buckets):
-            if bucket.axis is not None:
-                self.wait(f"bucket:{index}", None)
-        names = tuple(
-            f"{'bucket' if bucket.group is None else 'shard'}:{index}"
-            for index, bucket in enumerate(self.buckets)
-        )
-        self._join_tied()
-        squares: tuple[str, ...] = ()
-        cut = {axis for name in self.layout.parameters for axis in self.layout.cut_axes(name)}
-        if self.clip_norm is not None and cut:
-            axes = tuple(name for name, _ in self.plan.mesh.axes if name in cut)
-            self.add(SquareSum, "squares", "update", reads=names, writes=("squares",), axes=axes)
-            self.start("squares", "all_reduce", "+".join(axes), None, 8)
-            self.wait("squares", None)
-            squares = ("squares",)
-        self.add(
-            Finish,
-            "finish gradients",
-            "update",
-            reads=(*names, *squares),
-            writes=("total", "weight"),
-            late_weight=late,
-            clip_norm=self.clip_norm,
-        )
-        if not self.plan.pipe.asynchronous:
-            self.add(Update, "update", "update", reads=names)
-
-    def _join_tied(self) -> None:
-        """Parts of the same gradients on several stages: everybody sends its own to the others and adds all up."""
-        own = self.coordinate
-        for index, bucket in enumerate(self.buckets):
-            others = [at for at in bucket.tied if at != own]
-            if not others:
-                continue
-            name = f"{'bucket' if bucket.group is None else 'shard'}:{index}"
-            what = f"tied {bucket.parameters[0]}"
-            num_bytes = bucket.num_bytes // (bucket.group.chunks if bucket.group is not None else 1)
-            posted = {
-                at: self.add(
-                    Recv, f"receive {what} {at}>{own}", "communication", lane="communication", axis=PIPE, source=at,
-                    message=f"{what} {at}>{own}", writes=(f"part:{index}:{at}",), num_bytes=num_bytes,
-                )
-                for at in others
-            }  # fmt: skip
-            for at in others:
-                self.add(
-                    Send, f"send {what} {own}>{at}", "communication", lane="communication", axis=PIPE, to=at,
-                    message=f"{what} {own}>{at}", reads=(name,), num_bytes=num_bytes,
-                )  # fmt: skip
-            parts = tuple(f"part:{index}:{at}" for at in others)
-            for at, part in zip(others, parts, strict=True):
-                self.add(
-                    Wait, f"wait for {what} {at}>{own}", "wait", of=posted[at], reads=(part,), writes=(part,)
-                )
-            self.add(
-                Join, f"join {what}", "update", bucket=index, reads=(name, *parts), writes=(name,),
-                parts=tuple(others), own=own,
-            )  # fmt: skip
 
     def add(self, cls: Any, name: str, kind: str, **fields: Any) -> int:
         instruction = cls(id=len(self.instructions), name=name, kind=kind, **fields)
@@ -217,7 +141,7 @@ class StepBuilder:
     ) -> None:
         last = position == len(self.micro) - 1
         reached = self._bucket_ends(graph, local)
-        fetch = _Fetch(self, graph, rest, number, position)
+        fetch = Fetch(self, graph, rest, number, position)
         if position == 0 and waiting is not None:
             index = next(
                 (i for i, p in enumerate(rest) if isinstance(p, Segment) and p.phase == "backward"), len(rest)
@@ -258,7 +182,7 @@ class StepBuilder:
         number: int,
         reached: dict[str, list[int]],
         *,
-        fetch: "_Fetch | None" = None,
+        fetch: Fetch | None = None,
         local: LocalGraph | None = None,
         fresh: bool = True,
         send: bool = False,
@@ -285,84 +209,12 @@ class StepBuilder:
                 self.wait(self.name_of(graph, piece.node.name, number), number)
             elif isinstance(piece, Reached) and local is not None:
                 for index in reached.get(piece.node, []):
-                    self.fill(graph, local, index, number, fresh, send)
+                    self.gradients.fill(graph, local, index, number, fresh, send)
                     done.add(index)
         if local is not None:
             for index in range(len(self.buckets)) if buckets is None else buckets:
                 if index not in done:
-                    self.fill(graph, local, index, number, fresh, send)
-
-    def fill(self, graph: Graph, local: LocalGraph, index: int, number: int, fresh: bool, send: bool) -> None:
-        """Put the gradients of a micro-batch into a bucket."""
-        nodes = bucket_reads(graph, local, self.buckets, index)
-        reads = [self.name_of(graph, node, number) for node in nodes]
-        for name in reads:  # a gradient that is itself the result of a collective
-            self.wait(name, number)
-        self.accumulate(index, tuple(reads), number, fresh=fresh, send=send)
-
-    def accumulate(
-        self, index: int, reads: tuple[str, ...], number: int | None, *, fresh: bool, send: bool
-    ) -> None:
-        """Put gradients into a bucket (none: zeros) and, where they are the last, send it."""
-        bucket = self.buckets[index]
-        scattered = bucket.group is not None
-        pooled = scattered and self.layout.zero >= 2
-        while pooled and (
-            len(self.travelling) == IN_FLIGHT or index in [other for other, *_ in self.travelling]
-        ):
-            self._settle()
-        self.add(
-            Accumulate,
-            f"bucket {index}",
-            "backward",
-            reads=reads,
-            writes=(f"bucket:{index}",),
-            bucket=index,
-            fresh=fresh or pooled,
-            micro_batch=number,
-        )
-        if scattered and (send or pooled):
-            self._start_scatter(index, number)
-            self.travelling.append((index, fresh or not pooled, number))
-            if not self.plan.sync.overlap:
-                self._settle()
-        elif send and bucket.axis is not None and not scattered:
-            self.start(f"bucket:{index}", "all_reduce", bucket.axis, number, bucket.num_bytes)
-            if not self.plan.sync.overlap:
-                self.wait(f"bucket:{index}", number)
-
-    def _start_scatter(self, index: int, number: int | None) -> None:
-        bucket = self.buckets[index]
-        assert bucket.group is not None
-        name = f"shard:{index}"
-        self.started[name] = self.add(
-            Collective,
-            f"reduce_scatter bucket:{index}",
-            "communication",
-            lane="communication",
-            op="reduce_scatter",
-            axis=DATA,
-            extents=(bucket.group.chunk_elements,) * bucket.group.chunks,
-            reads=(f"bucket:{index}",),
-            writes=(name,),
-            micro_batch=number,
-            num_bytes=bucket.num_bytes,
-        )
-
-    def _settle(self) -> None:
-        """Take this rank's part of the bucket that has travelled longest."""
-        index, fresh, number = self.travelling.pop(0)
-        bucket, name = self.buckets[index], f"shard:{index}"
-        assert bucket.group is not None
-        self.wait(name, number)
-        if bucket.other_axes is not None:
-            num_bytes = bucket.group.chunk_elements * bucket.dtype.itemsize
-            self.start(name, "all_reduce", bucket.other_axes, number, num_bytes)
-            self.wait(name, number)
-        self.add(
-            Keep, f"keep shard {index}", "backward", reads=(name,), writes=(name,), bucket=index, fresh=fresh,
-            micro_batch=number,
-        )  # fmt: skip
+                    self.gradients.fill(graph, local, index, number, fresh, send)
 
     def start_gather(self, group: int, number: int) -> int:
         """Begin to fetch the parameters of a group from the ranks that hold them."""
@@ -464,18 +316,6 @@ class StepBuilder:
                 )
 
 
-def bucket_reads(graph: Graph, local: LocalGraph, buckets: Sequence[Bucket], index: int) -> list[str]:
-    """Local nodes that go into a bucket: gradients, its scalars, and beside the last one scalars that none carries."""
-    bucket = buckets[index]
-    scalars = {"total": local.total, "weight": local.weight}
-    carried = list(bucket.scalars)
-    if index == len(buckets) - 1:
-        known = {name for other in buckets for name in other.scalars}
-        late = graph.static_weight is None and not graph.weight_is_early
-        carried += [name for name in ("total", *(("weight",) if late else ())) if name not in known]
-    return [*(local.gradients[name] for name in bucket.parameters), *(scalars[name] for name in carried)]
-
-
 def _bytes_sent(op: str, source: torch.fx.Node, node: torch.fx.Node, fields: Mapping[Any, Any]) -> int:
     """Bytes of the whole that is gathered or summed; of a halo, the rows that change hands."""
     whole = _bytes_of(source if op in ("reduce_scatter", "halo_add") else node)
@@ -488,60 +328,3 @@ def _bytes_sent(op: str, source: torch.fx.Node, node: torch.fx.Node, fields: Map
 def _bytes_of(node: torch.fx.Node) -> int:
     value = node.meta["val"]
     return int(value.numel() * value.element_size())
-
-
-class _Fetch:
-    """Gathers the parameters of one micro-batch before the pieces that read them, one window ahead."""
-
-    def __init__(
-        self, builder: StepBuilder, graph: Graph, pieces: Sequence[Piece], number: int, position: int
-    ) -> None:
-        layout = builder.layout
-        group_of = groups_by_input(graph, layout)
-        self.builder, self.number = builder, number
-        self.index = {piece.name: i for i, piece in enumerate(pieces) if isinstance(piece, Segment)}
-        if layout.zero == 3:
-            self.windows = windows(pieces, group_of)
-        else:  # what was gathered in the first micro-batch stays
-            self.windows = windows(pieces, group_of, nearby=len(pieces)) if position == 0 else []
-        self.started: dict[Window, int] = {}
-
-    def before(self, piece: Segment) -> None:
-        """Have at hand what a piece reads."""
-        index = self.index[piece.name]
-        opening = [window for window in self.windows if window.first == index]
-        for window in opening:
-            self._start(window)
-        for window in opening:
-            self.builder.end_gather(window.group, self.started[window], self.number)
-        if opening and self.builder.plan.sync.overlap:
-            ahead = next((w for w in self.windows if w not in self.started), None)
-            busy = {w.group for w in self.windows if w in self.started and w.last >= index}
-            if ahead is not None and ahead.group not in busy:
-                self._start(ahead)
-
-    def _start(self, window: Window) -> None:
-        if window not in self.started:
-            self.started[window] = self.builder.start_gather(window.group, self.number)
-
-
-def with_frees(instructions: list[Instruction], *, fetched: bool = False) -> list[Instruction]:
-    """Name in each instruction the values that nobody reads afterwards, or not before they are made again.
-
-    `fetched`: parameters do not outlive the step, nor the stretch for which they were gathered.
-    """
-    kept = {"total", "weight"}
-    persistent = tuple(prefix for prefix in PERSISTENT if not (fetched and prefix == "parameter:"))
-    last: dict[str, int] = {}
-    frees: dict[int, list[str]] = {}
-    for instruction in instructions:
-        if isinstance(instruction, Collective) and instruction.op == "all_gather":
-            for name in instruction.writes:
-                if name in last and not name.startswith(persistent):
-                    frees.setdefault(last[name], []).append(name)
-        for name in (*instruction.reads, *instruction.writes):
-            last[name] = instruction.id
-    for name, index in last.items():
-        if not name.startswith(persistent) and name not in kept and "/offset:" not in name:
-            frees.setdefault(index, []).append(name)
-    return [replace(instruction, frees=tuple(frees.get(instruction.id, ()))) for instruction in instructions]

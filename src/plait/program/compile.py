@@ -13,8 +13,8 @@ from plait.errors import PlanError
 from plait.graph.graph import Graph
 from plait.job.order import shares as equal_shares
 from plait.plan.plan import DATA, PIPE, Plan
-from plait.program.buckets import Ends, make_buckets, sums_of
-from plait.program.build import StepBuilder, bucket_reads
+from plait.program.buckets import Ends, bucket_reads, make_buckets, sums_of
+from plait.program.build import StepBuilder
 from plait.program.check import check_program
 from plait.program.cut import Piece, cut
 from plait.program.cut_places import moved, same_places

@@ -6,8 +6,10 @@ needed again soon stays; otherwise it is dropped and gathered again, as the back
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from plait.graph.graph import Graph
+from plait.plan.plan import Plan
 from plait.program.cut import Piece
 from plait.program.layout import Layout
 from plait.program.program import Segment
@@ -54,3 +56,49 @@ def windows(pieces: Sequence[Piece], group_of: Mapping[str, int], *, nearby: int
             last = position
         found.append(Window(group=group, first=segments[first], last=segments[last]))
     return sorted(found, key=lambda window: (window.first, window.group))
+
+
+class Gatherer(Protocol):
+    """What fetching asks of the step that is being written."""
+
+    layout: Layout
+    plan: Plan
+
+    def start_gather(self, group: int, number: int) -> int: ...
+
+    def end_gather(self, group: int, started: int, number: int) -> None: ...
+
+
+class Fetch:
+    """Gathers the parameters of one micro-batch before the pieces that read them, one window ahead."""
+
+    def __init__(
+        self, builder: Gatherer, graph: Graph, pieces: Sequence[Piece], number: int, position: int
+    ) -> None:
+        layout = builder.layout
+        group_of = groups_by_input(graph, layout)
+        self.builder, self.number = builder, number
+        self.index = {piece.name: i for i, piece in enumerate(pieces) if isinstance(piece, Segment)}
+        if layout.zero == 3:
+            self.windows = windows(pieces, group_of)
+        else:  # what was gathered in the first micro-batch stays
+            self.windows = windows(pieces, group_of, nearby=len(pieces)) if position == 0 else []
+        self.started: dict[Window, int] = {}
+
+    def before(self, piece: Segment) -> None:
+        """Have at hand what a piece reads."""
+        index = self.index[piece.name]
+        opening = [window for window in self.windows if window.first == index]
+        for window in opening:
+            self._start(window)
+        for window in opening:
+            self.builder.end_gather(window.group, self.started[window], self.number)
+        if opening and self.builder.plan.sync.overlap:
+            ahead = next((w for w in self.windows if w not in self.started), None)
+            busy = {w.group for w in self.windows if w in self.started and w.last >= index}
+            if ahead is not None and ahead.group not in busy:
+                self._start(ahead)
+
+    def _start(self, window: Window) -> None:
+        if window not in self.started:
+            self.started[window] = self.builder.start_gather(window.group, self.number)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from plait.plan.plan import DATA, Plan
-from plait.program.build import with_frees
 from plait.program.check import check_program
+from plait.program.frees import with_frees
 from plait.program.instructions import (
     Accumulate,
     Collective,

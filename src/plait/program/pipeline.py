@@ -198,7 +198,7 @@ class PipelineWriter:
         for index, bucket in enumerate(self.builder.buckets):
             if not bucket.scalars:
                 if index not in self.filled:  # tied, and read here without a part of its gradient
-                    self.builder.accumulate(index, (), None, fresh=True, send=True)
+                    self.builder.gradients.accumulate(index, (), None, fresh=True, send=True)
                 continue
             if index not in self.filled:
                 self.builder.add(Tally, "no loss here", "update", writes=("nothing",))
