@@ -1,6 +1,6 @@
 """Does training without flushes reach what synchronous training reaches? A LeNet on Fashion-MNIST, both ways.
 
-    python -m bench.pipedream --stages 4 --epochs 10
+    python -m bench.pipedream --stages 4 --epochs 20
 
 As many updates of as many samples each, at the same learning rates: `1f1b` makes one a step, `pipedream` one for every
 micro-batch of a round. Printed: held-out accuracy and time of both, and for each stage of `pipedream` how stale its
@@ -96,7 +96,7 @@ def _options() -> Any:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--stages", type=int, default=4)
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--assert", dest="check", action="store_true")
     return parser.parse_args()
