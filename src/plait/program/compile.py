@@ -12,11 +12,12 @@ import torch
 from plait.errors import PlanError
 from plait.graph.graph import Graph
 from plait.job.order import shares as equal_shares
-from plait.plan.plan import DATA, PIPE, Plan
+from plait.plan.plan import DATA, DOMAIN, PIPE, TENSOR, Plan
 from plait.program.buckets import Ends, bucket_reads, make_buckets, sums_of
 from plait.program.build import StepBuilder
 from plait.program.check import check_program
 from plait.program.cut import Piece, cut
+from plait.program.cut_by_cost import Room
 from plait.program.cut_places import moved, same_places
 from plait.program.gathers import groups_by_input
 from plait.program.groups import make_layout
@@ -31,10 +32,12 @@ from plait.program.propagate import Placements, propagate
 from plait.program.recompute import Again, recompute
 from plait.program.recompute_choice import choose
 from plait.program.schedules import SCHEDULES
+from plait.program.schedules.validity import peak_in_flight
 from plait.program.split import StageGraph, split
 from plait.program.stage_pieces import MicroBatch, StagePieces, stage_pieces
 from plait.program.stages import Stages, assign_stages, forward_ops
 from plait.program.versions import notices_of, versions
+from plait.units import parse_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +76,7 @@ def compile_program(
     sharded = plan.memory.zero > 0 and plan.data_ranks > 1
     ends = [ends_of(first, p, summed=sharded and p.axis.name == DATA) for p in placed]
     sums = sums_of(first, ends, [p.axis for p in placed])
-    stages = _stages(graphs, plan, micro_batches[0], layout)
+    stages = _stages(graphs, plan, micro_batches[0], layout, len(micro_batches))
     if plan.pipe.asynchronous:
         check_suits(plan, graphs, settings.clip_norm, stages)
     if stages:
@@ -109,7 +112,23 @@ def compile_program(
     return program
 
 
-def _stages(graphs: Mapping[int, Graph], plan: Plan, first: int, layout: Layout | None) -> dict[int, Stages]:
+def _room(plan: Plan, num_micro: int) -> Room:
+    """The memory of a rank, shared by its stages, and what the schedule keeps in flight on each."""
+    ranks, per_rank = plan.mesh.size_of(PIPE), plan.pipe.per_rank
+    schedule = SCHEDULES["1f1b" if plan.pipe.asynchronous else plan.pipe.schedule]
+    peaks = peak_in_flight(schedule(ranks, per_rank, num_micro))
+    tensor = plan.mesh.size_of(TENSOR)
+    return Room(
+        limit_bytes=parse_bytes(str(plan.memory.limit)) // per_rank,
+        in_flight=tuple(-(-peaks[stage % ranks] // per_rank) for stage in range(plan.num_stages)),
+        parameter_parts=tensor,
+        activation_parts=plan.data_ranks * plan.mesh.size_of(DOMAIN) * tensor,
+    )
+
+
+def _stages(
+    graphs: Mapping[int, Graph], plan: Plan, first: int, layout: Layout | None, num_micro: int
+) -> dict[int, Stages]:
     """Stages of every size of a micro-batch, cut at the same places; none without a pipeline."""
     if plan.num_stages == 1:
         return {}
@@ -124,7 +143,8 @@ def _stages(graphs: Mapping[int, Graph], plan: Plan, first: int, layout: Layout 
     starts = () if layout is None or named else moved(layout.starts, layout.ops, ops[first])
     shared = [same_places(ops[first], other) for other in ops.values()]
     places = set(shared[0]).intersection(*shared[1:])
-    found = {first: assign_stages(graphs[first], plan.num_stages, named, starts, places)}
+    room = _room(plan, num_micro) if plan.memory.limit is not None else None
+    found = {first: assign_stages(graphs[first], plan.num_stages, named, starts, places, room)}
     for size, graph in graphs.items():
         if size != first:
             there = () if named else moved(found[first].starts, ops[first], ops[size])

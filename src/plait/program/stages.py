@@ -9,7 +9,6 @@ and views, are copied into every stage that reads them, so that they are never s
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 
 import torch
 from torch import fx
@@ -17,6 +16,7 @@ from torch import fx
 from plait.errors import PlanError
 from plait.graph.cost import node_flops, value_bytes
 from plait.graph.graph import Graph
+from plait.program.cut_by_cost import Room, real_users, starts_by_cost
 
 FLOPS_PER_BYTE = 10.0
 """How many FLOPs take as long as one byte of a tensor that an op writes: what decides between op costs."""
@@ -51,10 +51,12 @@ def assign_stages(
     cut: Sequence[str] = (),
     starts: Sequence[int] = (),
     places: Collection[int] | None = None,
+    room: Room | None = None,
 ) -> Stages:
     """Stages of all nodes; `cut` names the modules with which the second and later stages begin.
 
-    `starts`: where they begin, where that is known; `places`: where they may begin; None: anywhere.
+    `starts`: where they begin, where that is known; `places`: where they may begin; None: anywhere. `room`: the memory
+    that stages may use.
     """
     free = _free_nodes(graph)
     forward = _forward(graph, free)
@@ -63,7 +65,7 @@ def assign_stages(
     if cut:
         starts = _starts_by_module(forward, num_stages, cut)
     elif not starts:
-        starts = _starts_by_cost(forward, costs, num_stages, places)
+        starts = starts_by_cost(forward, costs, num_stages, places, room, _memory(graph, forward))
     stage_of: dict[fx.Node, int] = {}
     for index, node in enumerate(forward):
         stage_of[node] = sum(index >= start for start in starts)
@@ -103,6 +105,21 @@ def _cost(node: fx.Node) -> float:
     return node_flops(node) + FLOPS_PER_BYTE * (0 if _is_view(node) else value_bytes(node.meta["val"]))
 
 
+def _memory(graph: Graph, forward: Sequence[fx.Node]) -> list[tuple[int, int]]:
+    """For each forward op: bytes of the parameters that it is the first to use, and of what it keeps for backward."""
+    nodes = graph.nodes()
+    held = {
+        nodes[entry.node]: value_bytes(nodes[entry.node].meta["val"])
+        for entry in graph.inputs_of("parameter")
+    }
+    found = []
+    for node in forward:
+        own = sum(held.pop(source, 0) for source in node.all_input_nodes)
+        kept = any(user.meta.get("phase") == "backward" for user in real_users(node)) and not _is_view(node)
+        found.append((own, value_bytes(node.meta["val"]) if kept else 0))
+    return found
+
+
 def _backward_costs(graph: Graph) -> dict[str, float]:
     found: dict[str, float] = {}
     for node in graph.ops():
@@ -110,100 +127,6 @@ def _backward_costs(graph: Graph) -> dict[str, float]:
             origin = node.meta.get("origin", "")
             found[origin] = found.get(origin, 0.0) + _cost(node)
     return found
-
-
-def _starts_by_cost(
-    forward: Sequence[fx.Node], costs: Sequence[float], num_stages: int, places: Collection[int] | None
-) -> list[int]:
-    """Where the second and later stages begin: the best balance within 2 %, and of those what sends least."""
-    inside = [place for place in range(1, len(forward)) if places is None or place in places]
-    if len(inside) + 1 < num_stages:
-        raise PlanError(
-            f"pipe: the model has {len(inside) + 1} ops for {num_stages} stages.",
-            fix=f"use at most {len(inside) + 1} stages.",
-        )
-    crossing = _crossing_bytes(forward)
-    sums = [0.0, *accumulate(costs)]
-    points = _points(sums, crossing, inside, max(_MOST_POINTS, 4 * num_stages))
-    at = [sums[point] for point in points]
-    allowed = _least_limit(at, num_stages) * 1.02
-    last = len(points) - 1
-    best: list[list[float]] = [[0.0] + [float("inf")] * last]
-    came: list[list[int]] = [[0] * (last + 1)]
-    for stage in range(1, num_stages + 1):
-        row, back = [float("inf")] * (last + 1), [0] * (last + 1)
-        for end in range(stage, last + 1):
-            for start in range(end - 1, stage - 2, -1):
-                if at[end] - at[start] > allowed:
-                    break
-                value = best[stage - 1][start] + (crossing[points[end]] if end < last else 0.0)
-                if value < row[end]:
-                    row[end], back[end] = value, start
-        best.append(row)
-        came.append(back)
-    starts = []
-    end = last
-    for stage in range(num_stages, 1, -1):
-        end = came[stage][end]
-        starts.append(points[end])
-    return sorted(starts)
-
-
-_MOST_POINTS = 256
-"""Places that are considered for a cut; more make the search slower, not the balance better."""
-
-
-def _points(sums: Sequence[float], crossing: Sequence[float], inside: Sequence[int], most: int) -> list[int]:
-    """Places for cuts: of each stretch of about equal cost the one that sends least."""
-    count = len(sums) - 1
-    if len(inside) < most:
-        return [0, *inside, count]
-    chosen: dict[int, int] = {}
-    for point in inside:
-        stretch = int(sums[point] / sums[-1] * most)
-        if stretch not in chosen or crossing[point] < crossing[chosen[stretch]]:
-            chosen[stretch] = point
-    return [0, *sorted(chosen.values()), count]
-
-
-def _least_limit(sums: Sequence[float], num_stages: int) -> float:
-    """The least cost of the costliest stage, found by halving."""
-    largest = max(b - a for a, b in pairwise(sums))
-    low, high = max(largest, sums[-1] / num_stages), sums[-1]
-    for _ in range(50):
-        middle = (low + high) / 2
-        if _stages_needed(sums, middle) <= num_stages:
-            high = middle
-        else:
-            low = middle
-    return high
-
-
-def _stages_needed(sums: Sequence[float], limit: float) -> int:
-    needed, start = 1, 0.0
-    for a, b in pairwise(sums):
-        if b - start > limit:
-            needed, start = needed + 1, a
-    return needed
-
-
-def _crossing_bytes(forward: Sequence[fx.Node]) -> list[float]:
-    """For every place between two ops, the bytes that a cut there would send forward (and back as gradients)."""
-    position = {node: index for index, node in enumerate(forward)}
-    change = [0.0] * (len(forward) + 2)
-    for node, index in position.items():
-        last = max((position[user] for user in _real_users(node) if user in position), default=index)
-        size = value_bytes(node.meta["val"])
-        change[index + 1] += size
-        change[last + 1] -= size
-    return list(accumulate(change))
-
-
-def _real_users(node: fx.Node) -> list[fx.Node]:
-    users: list[fx.Node] = []
-    for user in node.users:
-        users += _real_users(user) if user.target is operator.getitem else [user]
-    return users
 
 
 def _starts_by_module(forward: Sequence[fx.Node], num_stages: int, cut: Sequence[str]) -> list[int]:

@@ -7,6 +7,7 @@ from torch import fx
 
 from plait.errors import PlanError
 from plait.graph.graph import Graph
+from plait.program.cut_by_cost import Room
 from plait.program.cut_places import moved, same_places
 from plait.program.stages import Stages, assign_stages, forward_ops
 
@@ -201,3 +202,27 @@ def test_the_stage_that_reads_a_buffer_changes_it(name: str) -> None:
             for source in node.all_input_nodes:
                 if source.name in changed and stages.of[node]:
                     assert stages.of[node] == (stages.buffers[changed[source.name]],), (start, node)
+
+
+def test_a_stage_that_keeps_many_micro_batches_gets_fewer_ops_where_memory_is_short() -> None:
+    """The first stage of 1F1B keeps most: with little room it must end earlier than balance alone would have it."""
+    graph = graph_of("gpt", 8)
+    free = assign_stages(graph, 2)
+    starts = [free.starts[0]]
+    limit = 16 * 2**20
+    while True:
+        try:
+            starts.append(assign_stages(graph, 2, room=Room(limit_bytes=limit, in_flight=(8, 1))).starts[0])
+        except PlanError:
+            break
+        limit = limit * 9 // 10
+    assert starts[1] == starts[0], "16 MiB are enough for the best balance"
+    assert starts == sorted(starts, reverse=True)
+    assert starts[-1] < starts[0]
+
+
+def test_a_model_that_fits_nowhere_is_refused_with_the_numbers() -> None:
+    room = Room(limit_bytes=1000, in_flight=(2, 1))
+    with pytest.raises(PlanError, match="no cut into 2 stages fits in 1000 B a rank") as raised:
+        assign_stages(graph_of("gpt", 8), 2, room=room)
+    assert "memory.limit" in str(raised.value.fix)
