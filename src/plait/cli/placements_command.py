@@ -25,7 +25,7 @@ from plait.job.job import Job
 from plait.job.order import micro_batch_sizes, shares
 from plait.job.reference import load_job
 from plait.plan.named import resolve
-from plait.plan.plan import Plan
+from plait.plan.plan import PIPE, Plan
 from plait.program.listing import Listing
 from plait.program.show import list_placements
 from plait.report.placements_page import placements_page
@@ -57,6 +57,11 @@ def placements_command(
         raise UsageError(f"--batch {batch} is no number of samples.", fix="give 1 or more.")
     progress = Console(stderr=True) if json_output else console
     plan = resolve(asked.plan, asked.ranks, asked.plan_settings, asked.mesh)
+    if plan.num_stages > 1:
+        raise UsageError(
+            f"--placements shows cuts within operators; pipe={plan.mesh.size_of(PIPE)} cuts between them.",
+            fix="leave pipe out of the mesh; `plait report` shows the timeline of a pipeline that ran.",
+        )
     try:
         with progress.status(f"Reading {job_reference}") as status:
             job = job_with(load_job(job_reference), asked.job_settings)

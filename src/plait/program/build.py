@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from plait.graph.cost import value_bytes
 from plait.graph.graph import Graph, Input
 from plait.plan.plan import DATA, Plan
 from plait.program.buckets import bucket_reads
@@ -318,13 +319,8 @@ class StepBuilder:
 
 def _bytes_sent(op: str, source: torch.fx.Node, node: torch.fx.Node, fields: Mapping[Any, Any]) -> int:
     """Bytes of the whole that is gathered or summed; of a halo, the rows that change hands."""
-    whole = _bytes_of(source if op in ("reduce_scatter", "halo_add") else node)
+    whole = value_bytes((source if op in ("reduce_scatter", "halo_add") else node).meta["val"])
     if op in ("halo", "halo_add"):
         extents = (source if op == "halo_add" else node).meta["val"].shape
         return int(whole * (fields["before"] + fields["after"]) // max(int(extents[fields["dim"]]), 1))
     return whole
-
-
-def _bytes_of(node: torch.fx.Node) -> int:
-    value = node.meta["val"]
-    return int(value.numel() * value.element_size())

@@ -32,7 +32,9 @@ def list_placements(graph: Graph, plan: Plan, program: Program, *, local_batch_n
     chosen = place(graph, plan, program.shares[0])
     sharded = plan.memory.zero > 0 and plan.data_ranks > 1
     ends = [ends_of(graph, p, summed=sharded and p.axis.name == DATA) for p in chosen]
-    local = localize(graph, chosen, plan.mesh.coordinates(0), local_batch_norm=local_batch_norm, ends=ends)
+    local = localize(
+        graph, chosen, program.layout.coordinates(0), local_batch_norm=local_batch_norm, ends=ends
+    )
     several = [placements for placements in chosen if placements.axis.size > 1]
     names = Names(graph)
     return Listing(
@@ -53,7 +55,7 @@ def _parameters(
     graph: Graph, chosen: Sequence[Placements], program: Program, names: Names
 ) -> tuple[HeldParameter, ...]:
     nodes = graph.nodes()
-    coordinates = program.plan.mesh.coordinates(0)
+    coordinates = program.layout.coordinates(0)
 
     cut = program.layout.zero == 3 and bool(program.layout.groups)
     ways: dict[str, set[tuple[Placement, ...]]] = {}

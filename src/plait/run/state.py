@@ -48,8 +48,8 @@ class ModelState:
         if dtype != torch.float32:
             model = model.to(dtype)
         self.model: nn.Module = (model.to(device) if holding is None else model).train()
-        self.digest = digest_of(dict(self.model.named_parameters()) | dict(self.model.named_buffers()))
-        """Of the whole model as it starts."""
+        self._digest = self._digest_of_model() if holding is not None else None
+        """Of the whole model, where this rank is about to let go of it."""
         whole = dict(self.model.named_parameters())
         self._shapes = {name: parameter.shape for name, parameter in whole.items()}
         self.parameters: dict[str, nn.Parameter] = whole
@@ -65,6 +65,13 @@ class ModelState:
         self.named = [(name, p) for name, p in self.parameters.items() if p.requires_grad]
         self.schedule = Schedule(job.schedule, self.optimizer)
         self.steps_done = 0
+
+    def digest(self) -> str:
+        """Of the whole model as it was built or loaded; to be asked for before the first step."""
+        return self._digest if self._digest is not None else self._digest_of_model()
+
+    def _digest_of_model(self) -> str:
+        return digest_of(dict(self.model.named_parameters()) | dict(self.model.named_buffers()))
 
     def values(self) -> dict[str, Any]:
         """What instructions call these tensors."""
@@ -185,7 +192,8 @@ class ModelState:
         restore_optimizer(self.optimizer, self.named, optimizer)
         self.schedule.load_state_dict(state.schedule)
         self.steps_done = state.step
-        self.digest = digest_of(state.parameters | state.buffers)
+        if self.holding is not None:
+            self._digest = digest_of(state.parameters | state.buffers)
 
     @contextmanager
     def _whole_from(self, state: TrainingState) -> Iterator[None]:

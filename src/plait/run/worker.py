@@ -128,7 +128,7 @@ class _Worker:
         self.evaluation: dict[str, float] = {}
 
     def run(self) -> dict[str, Any]:
-        self._agree("initial weights", self.state.digest)
+        self._agree("initial weights", self.state.digest())
         program: Program | None = None
         started = time.perf_counter()
         with self._loader() as loader:

@@ -95,3 +95,8 @@ def test_an_axis_that_nothing_can_use_is_refused(jobs: str, capsys: pytest.Captu
 def test_a_model_that_cannot_be_captured_exits_1(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["graph", f"{jobs}:branching", "--placements", "--plan", "ddp", "--ranks", "2"]) == 1
     assert "zoo.py:" in capsys.readouterr().out
+
+
+def test_a_pipeline_is_refused(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["graph", f"{jobs}:mlp", "--placements", "--plan", "1f1b", "--ranks", "2"]) == 2
+    assert "pipe=2 cuts between them" in capsys.readouterr().err

@@ -113,9 +113,7 @@ def convolution_backward(site: Site) -> Local:
 @lower(aten.max_pool2d_with_indices, aten.max_pool3d_with_indices)
 def max_pool(site: Site) -> Local:
     """The positions that come out are those in the whole image, however it is cut."""
-    op = Op(site.node, site.axes[0])
-    spatial, first = num_spatial(op), len(op.out) - num_spatial(op)
-    cuts = cuts_of(site, first, pool_window)
+    op, spatial, first, cuts = _pooling(site)
     if not cuts:
         return site.same(*site.args)
     wide = with_halos(site, site.args[0], cuts, -torch.inf)
@@ -130,9 +128,7 @@ def max_pool(site: Site) -> Local:
 
 @lower(aten.max_pool2d_with_indices_backward, aten.max_pool3d_with_indices_backward)
 def max_pool_backward(site: Site) -> Local:
-    op = Op(site.node, site.axes[0])
-    spatial, first = num_spatial(op), len(op.out) - num_spatial(op)
-    cuts = cuts_of(site, first, pool_window)
+    op, spatial, first, cuts = _pooling(site)
     if not cuts:
         return site.same(*site.args)
     grad, x, size, stride, padding, dilation, ceil_mode, indices = site.args
@@ -146,6 +142,14 @@ def max_pool_backward(site: Site) -> Local:
     own = site.emit(local.moved_indices, indices, list(whole), shifts, list(extents))
     result = site.same(grad, wide, size, stride, padding, dilation, ceil_mode, own)
     return without_halos(site, result, cuts)
+
+
+def _pooling(site: Site) -> tuple[Op, int, int, list[Cut]]:
+    """The op, its number of spatial dims, the first of them, and those that are cut."""
+    op = Op(site.node, site.axes[0])
+    spatial = num_spatial(op)
+    first = len(op.out) - spatial
+    return op, spatial, first, cuts_of(site, first, pool_window)
 
 
 def _starts(site: Site, cuts: Sequence[Cut], first: int, spatial: int) -> list[int | fx.Node]:
@@ -168,9 +172,7 @@ def _wide_shape(x: fx.Node, cuts: Sequence[Cut]) -> list[int]:
 
 @lower(aten.avg_pool2d, aten.avg_pool3d)
 def average_pool(site: Site) -> Local:
-    op = Op(site.node, site.axes[0])
-    spatial, first = num_spatial(op), len(op.out) - num_spatial(op)
-    cuts = cuts_of(site, first, pool_window)
+    op, spatial, first, cuts = _pooling(site)
     if not cuts:
         return site.same(*site.args)
     wide = with_halos(site, site.args[0], cuts)
@@ -181,9 +183,7 @@ def average_pool(site: Site) -> Local:
 
 @lower(aten.avg_pool2d_backward, aten.avg_pool3d_backward)
 def average_pool_backward(site: Site) -> Local:
-    op = Op(site.node, site.axes[0])
-    spatial, first = num_spatial(op), len(op.out) - num_spatial(op)
-    cuts = cuts_of(site, first, pool_window)
+    _, spatial, first, cuts = _pooling(site)
     if not cuts:
         return site.same(*site.args)
     grad, x, size, stride, padding, *rest = site.args
