@@ -5,6 +5,7 @@
     ├── JobError          the job contradicts itself, or its model, loss or optimizer cannot be used
     │   └── DataError     the data cannot be opened, read or collated
     ├── CaptureError      the model cannot be captured as a graph
+    ├── ClusterError      a cluster cannot be read, or its numbers make no sense
     ├── PlanError         the plan does not exist, or does not fit the job or the ranks
     ├── ProgramError      a compiled program is not sound (a bug of ours, never of the user's model)
     ├── RunError          training started and failed
@@ -47,6 +48,10 @@ class CaptureError(PlaitError):
     def __init__(self, what: str, *, fix: str | None = None, where: str | None = None) -> None:
         super().__init__(what, fix=fix)
         self.where = where
+
+
+class ClusterError(PlaitError):
+    """A cluster cannot be read, or its numbers make no sense."""
 
 
 class PlanError(PlaitError):

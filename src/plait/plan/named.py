@@ -21,6 +21,15 @@ from plait.plan.pipeline import (
     zero_bubble_2,
 )
 from plait.plan.plan import AXES, DATA, DOMAIN, PIPE, TENSOR, Plan, read_plan, with_settings
+from plait.plan.relaxed import (
+    diloco,
+    easgd,
+    hogwild,
+    local_sgd,
+    server_async,
+    server_stale,
+    server_sync,
+)
 from plait.plan.single import single
 from plait.plan.tensor import megatron, tensor
 from plait.plan.zero import zero1, zero2, zero3
@@ -32,6 +41,8 @@ NAMED: Mapping[str, Callable[[int], Plan]] = MappingProxyType(
         "naive": naive, "gpipe": gpipe, "1f1b": one_forward_one_backward, "interleaved": interleaved,
         "zero-bubble": zero_bubble, "zero-bubble-2": zero_bubble_2,
         "pipedream": pipedream,
+        "server-sync": server_sync, "server-async": server_async, "server-stale": server_stale,
+        "hogwild": hogwild, "easgd": easgd, "local-sgd": local_sgd, "diloco": diloco,
     }
 )  # fmt: skip
 
@@ -64,18 +75,52 @@ def resolve(
     _check_axes(found.mesh)
     _check_placements(found)
     _check_own_axis(found)
-    if ranks is not None and found.mesh.size != ranks:
+    found = with_settings(found, settings or {})
+    if found.sync.rule != "all-reduce":
+        found = _with_workers(found, ranks if str(plan) in NAMED and not mesh else None)
+    if ranks is not None and found.ranks != ranks:
         axes = " x ".join(f"{name}={size}" for name, size in found.mesh.axes)
+        servers = f" and {found.sync.servers} servers" if found.sync.servers else ""
         raise PlanError(
-            f"the plan's mesh {axes} has {found.mesh.size} ranks; {ranks} were asked for.",
-            fix=f"use --ranks {found.mesh.size}, or change the mesh.",
+            f"the plan's mesh {axes}{servers} has {found.ranks} ranks; {ranks} were asked for.",
+            fix=f"use --ranks {found.ranks}, or change the mesh.",
         )
-    return with_settings(found, settings or {})
+    return found
+
+
+def _with_workers(plan: Plan, ranks: int | None) -> Plan:
+    """A plan whose workers do not wait, checked; of `ranks`, those that are no servers are workers."""
+    sync, others = plan.sync, [name for name, size in plan.mesh.axes if name != DATA and size > 1]
+    if others or plan.memory.zero:
+        what = f"the axis {others[0]}" if others else f"memory.zero={plan.memory.zero}"
+        raise PlanError(
+            f"plan {plan.name} trains whole models on every worker; {what} cuts them.",
+            fix="drop it, or choose a synchronous plan such as ddp.",
+        )
+    if sync.rule == "easgd":
+        center = 0 if plan.elastic.variant == "sync" else 1
+        plan = replace(plan, sync=replace(sync, servers=center))
+    elif sync.has_servers and sync.servers < 1:
+        raise PlanError(f"plan {plan.name} with sync.servers=0 has no server.", fix="set it to 1 or more.")
+    elif not sync.has_servers and sync.servers:
+        raise PlanError(f"plan {plan.name} has no servers.", fix="drop sync.servers.")
+    if ranks is None:
+        return plan
+    workers = ranks - plan.sync.servers
+    if workers < 1:
+        raise PlanError(
+            f"{ranks} ranks of which {plan.sync.servers} are servers leave no worker.",
+            fix=f"use --ranks {plan.sync.servers + 1} or more"
+            + (", or fewer servers." if plan.sync.servers > 1 else "."),
+        )
+    return replace(plan, mesh=Mesh(axes=((DATA, workers),)))
 
 
 def _check_own_axis(plan: Plan) -> None:
     """A plan must have ranks along the axis that it is about, where it has several ranks at all."""
     if plan.name not in NAMED or plan.name == "single" or plan.mesh.size == 1:
+        return
+    if plan.sync.rule != "all-reduce":
         return
     own = next(axis for axis, size in NAMED[plan.name](2).mesh.axes if size == 2)
     if plan.mesh.size_of(own) == 1:

@@ -3,8 +3,9 @@
 They differ in the order in which stages take micro-batches (`accumulate` of the job), so in idle time and in memory.
 """
 
+from plait.plan.decisions import Pipe
 from plait.plan.mesh import Mesh
-from plait.plan.plan import DATA, PIPE, Pipe, Plan
+from plait.plan.plan import DATA, PIPE, Plan
 
 
 def naive(ranks: int) -> Plan:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any
 
 import yaml
 
 from plait.errors import PlanError
+from plait.plan.decisions import Average, Domain, Elastic, Hogwild, Memory, Pipe, Sync, Tensor
 from plait.plan.mesh import Mesh
 from plait.plan.placements import AxisPlacements, placements_from
-from plait.units import parse_bytes
 
 DATA = "data"
 """The mesh axis on which the batch is cut."""
@@ -28,147 +28,11 @@ PIPE = "pipe"
 AXES = (PIPE, DATA, DOMAIN, TENSOR)
 """The axes that plans know, outermost first: ranks that exchange most are next to each other."""
 
-Choice = Literal["megatron", "auto"]
-SCHEDULE_NAMES = ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-2", "pipedream")
-"""Orders in which the stages of a pipeline can work."""
-Recompute = Literal["none", "selective", "full"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sync:
-    """How gradients meet."""
-
-    bucket_mib: float = 8.0
-    """Gradients travel together in buckets of about this size; 0 sends each tensor on its own."""
-    overlap: bool = True
-    """Whether a bucket is sent while the backward goes on."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.bucket_mib, (int, float)) or self.bucket_mib < 0:
-            raise PlanError(
-                f"sync.bucket_mib={self.bucket_mib!r} is not a size.", fix="set it to 0 or more MiB."
-            )
-        _check_bool("sync.overlap", self.overlap)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Memory:
-    """What is kept whole on every rank of `data`, and what is kept for the backward."""
-
-    zero: int = 0
-    """0: all whole; 1: optimizer state sharded; 2: gradients too; 3: parameters too."""
-    limit: str | None = None
-    """Memory of a rank that the choice of placements may use, such as 70GiB; None: what megatron needs."""
-    recompute: str | tuple[str, ...] = "none"
-    """What the backward computes again instead of keeping it: `none`; `selective`: what is cheap; `full`: all but the
-    inputs of the model's repeated blocks; or the modules, with `*`, of which only the inputs are kept."""
-
-    def __post_init__(self) -> None:
-        if self.zero not in (0, 1, 2, 3) or isinstance(self.zero, bool):
-            raise PlanError(f"memory.zero={self.zero!r} is no stage.", fix="set it to 0, 1, 2 or 3.")
-        if self.limit is not None:
-            try:
-                parse_bytes(str(self.limit))
-            except ValueError as error:
-                raise PlanError(
-                    f"memory.limit={self.limit!r} is not a size.", fix="write it like 70GiB."
-                ) from error
-        if isinstance(self.recompute, str):
-            if self.recompute not in get_args(Recompute):
-                raise PlanError(
-                    f"memory.recompute={self.recompute!r} is unknown.",
-                    fix="use none, selective, full, or a list of modules such as [h.*.mlp].",
-                )
-            return
-        names = self.recompute if isinstance(self.recompute, (list, tuple)) else ()
-        if not names or not all(isinstance(name, str) and name for name in names):
-            raise PlanError(
-                f"memory.recompute={self.recompute!r} is no list of modules.",
-                fix="use none, selective, full, or a list of modules such as [h.*.mlp].",
-            )
-        object.__setattr__(self, "recompute", tuple(names))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tensor:
-    """How weights are cut on the `tensor` axis."""
-
-    choice: Choice = "megatron"
-    """`megatron`: by pattern; `auto`: by exact minimization of communication."""
-    sequence: bool = False
-    """Whether norms and dropout between the blocks run on pieces of the sequence."""
-    seconds: float = 20.0
-    """Time limit of the minimization."""
-
-    def __post_init__(self) -> None:
-        if self.choice not in get_args(Choice):
-            raise PlanError(f"tensor.choice={self.choice!r} is unknown.", fix="use megatron or auto.")
-        _check_bool("tensor.sequence", self.sequence)
-        if not isinstance(self.seconds, (int, float)) or self.seconds <= 0:
-            raise PlanError(f"tensor.seconds={self.seconds!r} is no time.", fix="set it to more than 0.")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Domain:
-    """How samples are cut on the `domain` axis."""
-
-    dim: int | None = None
-    """The dim of the batch's tensors; None: the rows of images (2), the positions of sequences (1)."""
-
-    def __post_init__(self) -> None:
-        if self.dim is not None and (
-            not isinstance(self.dim, int) or isinstance(self.dim, bool) or self.dim < 1
-        ):
-            raise PlanError(
-                f"domain.dim={self.dim!r} is no dim beside the samples'.", fix="set it to 1 or more."
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pipe:
-    """How the model is cut over the `pipe` axis, and in which order its stages work."""
-
-    schedule: str = "1f1b"
-    """One of `SCHEDULE_NAMES`."""
-    per_rank: int = 1
-    """Stages a rank."""
-    cut: tuple[str, ...] = ()
-    """The modules with which the second and later stages begin; empty: cut by cost."""
-    vertical_sync: bool = False
-    """Of pipedream: whether a micro-batch sees weights of the same number of updates on all stages."""
-
-    @property
-    def asynchronous(self) -> bool:
-        """Whether every micro-batch is an update of its own."""
-        return self.schedule == "pipedream"
-
-    def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULE_NAMES:
-            raise PlanError(
-                f"pipe.schedule={self.schedule!r} is unknown.", fix=f"use one of {', '.join(SCHEDULE_NAMES)}."
-            )
-        if not isinstance(self.per_rank, int) or isinstance(self.per_rank, bool) or self.per_rank < 1:
-            raise PlanError(
-                f"pipe.per_rank={self.per_rank!r} is no number of stages.", fix="set it to 1 or more."
-            )
-        if isinstance(self.cut, str) or not all(isinstance(name, str) for name in self.cut):
-            raise PlanError(f"pipe.cut={self.cut!r} is no list of modules.", fix="write it like [h.4, h.8].")
-        object.__setattr__(self, "cut", tuple(self.cut))
-        _check_bool("pipe.vertical_sync", self.vertical_sync)
-        if self.vertical_sync and not self.asynchronous:
-            raise PlanError(
-                f"pipe.vertical_sync says nothing about schedule {self.schedule}, whose stages all update at the end.",
-                fix="drop it, or use the plan pipedream.",
-            )
-
-
-def _check_bool(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise PlanError(f"{name}={value!r} is neither true nor false.", fix="set it to true or false.")
-
-
 _GROUPS: Mapping[str, type] = {
     "sync": Sync,
+    "elastic": Elastic,
+    "average": Average,
+    "hogwild": Hogwild,
     "memory": Memory,
     "tensor": Tensor,
     "domain": Domain,
@@ -186,6 +50,12 @@ class Plan:
     """The ranks and their axes."""
     sync: Sync = Sync()
     """How gradients meet."""
+    elastic: Elastic = Elastic()
+    """Of easgd: how workers and center pull at each other."""
+    average: Average = Average()
+    """Of local-sgd and diloco: when and how weights are averaged."""
+    hogwild: Hogwild = Hogwild()
+    """Of hogwild: what workers share."""
     memory: Memory = Memory()
     """What is sharded over `data`, and what is computed twice."""
     tensor: Tensor = Tensor()
@@ -200,6 +70,11 @@ class Plan:
     def placements_of(self, axis: str) -> AxisPlacements | None:
         """What the plan says about an axis."""
         return next((entry for entry in self.placements if entry.axis == axis), None)
+
+    @property
+    def ranks(self) -> int:
+        """All processes: the workers of the mesh, then the servers."""
+        return self.mesh.size + self.sync.servers
 
     @property
     def data_ranks(self) -> int:

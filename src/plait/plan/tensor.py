@@ -4,8 +4,9 @@
 `tensor`: whatever communicates least in the memory that megatron would need.
 """
 
+from plait.plan.decisions import Tensor
 from plait.plan.mesh import Mesh
-from plait.plan.plan import DATA, TENSOR, Plan, Tensor
+from plait.plan.plan import DATA, TENSOR, Plan
 
 
 def megatron(ranks: int) -> Plan:

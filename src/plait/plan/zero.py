@@ -4,8 +4,9 @@ zero1 shards the optimizer state, zero2 the gradients too, zero3 the parameters 
 are used and dropped after.
 """
 
+from plait.plan.decisions import Memory
 from plait.plan.mesh import Mesh
-from plait.plan.plan import DATA, Memory, Plan
+from plait.plan.plan import DATA, Plan
 
 
 def zero1(ranks: int) -> Plan:

@@ -7,6 +7,7 @@ instructions, and the reason is kept for the user.
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from plait.job.data import Source
 from plait.job.job import Job
 from plait.job.loader import Share
 from plait.job.order import micro_batch_sizes, shares
+from plait.plan.mesh import Mesh
 from plait.plan.plan import DATA, Plan
 from plait.program.compile import Settings, compile_program
 from plait.program.layout import Layout
@@ -82,7 +84,10 @@ class Programs:
         self._parameters: tuple[ParameterShape, ...] | None = None
 
     def for_step(self, shares: Sequence[Share]) -> Program:
-        """The program of a step, of whose micro-batches this rank has `shares`."""
+        """The program of a step, of whose micro-batches this rank has `shares`.
+
+        Of workers that do not meet within a step: what one of them does with what `own_shares` leaves.
+        """
         key = tuple((share.sizes, self.captures.shapes(share.batch, sum(share.sizes))) for share in shares)
         if key not in self._programs:
             self._programs[key] = self._compile(shares)
@@ -90,9 +95,23 @@ class Programs:
 
     def for_sizes(self, sizes: Sequence[tuple[int, ...]]) -> Program:
         """The program of a step whose micro-batches are shared like this, shaped like the first sample."""
+        steps = list(sizes)
+        if not self.plan.sync.alone:
+            return self._for_sizes(steps)
+        by_worker = [[(units[at],) for units in steps if units[at]] for at in range(self.plan.data_ranks)]
+        return next(iter([self._for_sizes(own) for own in by_worker if own]))
+
+    def _for_sizes(self, sizes: Sequence[tuple[int, ...]]) -> Program:
         example = self.captures.example
-        shares = [Share(batch=example, ids=(), sizes=units, offset=0, global_offset=0) for units in sizes]
-        return self.for_step(shares)
+        return self.for_step(
+            [Share(batch=example, ids=(), sizes=units, offset=0, global_offset=0) for units in sizes]
+        )
+
+    def own_shares(self, shares: Sequence[Share]) -> list[Share]:
+        """What a rank computes on: of workers that do not meet within a step, their samples are all there are."""
+        if not self.plan.sync.alone:
+            return list(shares)
+        return [replace(share, sizes=(len(share.ids),)) for share in shares if share.ids]
 
     def _compile(self, shares: Sequence[Share]) -> Program:
         sizes = [sum(share.sizes) for share in shares]
@@ -117,6 +136,8 @@ class Programs:
                     clip_norm=self.job.clip_norm, batch_norm=self.job.batch_norm, device=self.device
                 )
                 plans = self._resolve(graphs, sizes[0])
+                if self.plan.sync.alone:
+                    return self._compile_alone(graphs, sizes, settings)
                 program = compile_program(graphs, self.plan, sizes, settings, units, self._layout, plans)
                 self._layout = program.layout
                 return program
@@ -128,6 +149,15 @@ class Programs:
             clip_norm=self.job.clip_norm,
             notices=self._opaque_notices(),
         )
+
+    def _compile_alone(
+        self, graphs: Mapping[int, Graph], sizes: Sequence[int], settings: Settings
+    ) -> Program:
+        """What a worker does that meets nobody within a step."""
+        mesh = self.plan.mesh
+        one = replace(self.plan, mesh=Mesh(axes=((DATA, 1),)))
+        program = compile_program(graphs, one, sizes, settings)
+        return replace(program, plan=self.plan, members=(0,) * mesh.size)
 
     def _check_shapes(self, shares: Sequence[Share]) -> None:
         """Refuse micro-batches of one step that have as many samples of other shapes: they share a program's graph."""

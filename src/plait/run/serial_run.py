@@ -69,6 +69,7 @@ class SerialRanks:
         by_rank = _shares(self.job, self.programs.plan, step, source.num_samples, self.programs)
         if by_rank is None:
             return False
+        by_rank = [tuple(self.programs.own_shares(shares)) for shares in by_rank]
         program = self.programs.for_step(by_rank[0])
         self.notices = (*self.programs.choices, *program.notices)
         self.rounds_to_float32 = self.rounds_to_float32 or _rounds(self.programs, by_rank[0][0])

@@ -133,7 +133,7 @@ class _Worker:
         started = time.perf_counter()
         with self._loader() as loader:
             for loaded in self._timed(loader):
-                shares = loaded.micro_batches
+                shares = self.programs.own_shares(loaded.micro_batches)
                 with self._beside(loaded.step, "host"):
                     program = self.programs.for_step(shares)
                 if loaded.step == self.start_step:

@@ -7,9 +7,10 @@ import pytest
 
 from plait.errors import PlanError
 from plait.plan.ddp import ddp
+from plait.plan.decisions import SCHEDULE_NAMES, Sync
 from plait.plan.mesh import Mesh
 from plait.plan.named import NAMED, resolve
-from plait.plan.plan import DATA, SCHEDULE_NAMES, Plan, Sync, plan_from, read_plan, with_settings
+from plait.plan.plan import DATA, Plan, plan_from, read_plan, with_settings
 from plait.plan.single import single
 from plait.program.schedules import SCHEDULES
 
@@ -26,7 +27,7 @@ def test_a_plan_survives_its_yaml_file(name: str, tmp_path: Path) -> None:
     file = tmp_path / "plan.yaml"
     file.write_text(plan.to_yaml())
     assert read_plan(file) == plan
-    assert resolve(file, 1) == plan
+    assert resolve(file, plan.ranks) == plan
     assert resolve(str(file), None) == plan
 
 
@@ -59,7 +60,7 @@ def test_settings_replace_what_they_name() -> None:
         (
             lambda: with_settings(ddp(2), {"sync": {"bucket": 1}}),
             "no setting sync.bucket",
-            "sync.bucket_mib, sync.overlap",
+            "sync.bucket_mib, sync.compress",
         ),
         (lambda: with_settings(ddp(2), {"sync": {"bucket_mib": -1}}), "sync.bucket_mib=-1", "0 or more"),
         (

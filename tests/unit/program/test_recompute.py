@@ -14,7 +14,8 @@ from plait.cli.options import parse_settings
 from plait.errors import PlanError
 from plait.graph.graph import Graph
 from plait.plan.named import resolve
-from plait.plan.plan import Memory, Plan, read_plan
+from plait.plan.decisions import Memory
+from plait.plan.plan import Plan, read_plan
 from plait.program.compile import Settings, compile_program, place
 from plait.program.cut import is_collective
 from plait.program.instructions import Commit, Compute

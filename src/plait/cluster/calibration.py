@@ -1,0 +1,33 @@
+"""How far a type of device stays below its data sheet: at most ten constants, the same for every model and plan.
+
+In: nothing. Out: a `Calibration`. What each constant multiplies is written in docs/cost-model.md; `bench/calibrate.py`
+fits them on published measurements.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """Constants of one type of device."""
+
+    matmul_share: float = 0.85
+    """Share of the peak that large matrix products reach."""
+    matmul_depth: float = 100.0
+    """Length of the summed dim at which a matrix product reaches half of that: filling and draining the pipeline."""
+    attention_share: float = 0.5
+    """Share of the peak that fused attention reaches."""
+    memory_share: float = 0.8
+    """Share of the memory's bandwidth that ops without matrix products reach."""
+    kernel_s: float = 4e-6
+    """Time that every kernel takes beside its work."""
+    host_s: float = 1.2e-5
+    """Time that the host needs to start one op; the device waits where its work is shorter."""
+    link_share: float = 0.75
+    """Share of a link's bandwidth that collectives reach."""
+    step_s: float = 5e-3
+    """Time of a step in which no device works: data, learning rate, logging."""
+    reserve_bytes: float = 1.5e9
+    """Memory of the device's context and of communication."""
+    fragmentation: float = 0.05
+    """Share of activations and buffers that the allocator holds beside what is used."""

@@ -1,0 +1,281 @@
+"""The decisions of a plan, one frozen group each, with what is allowed.
+
+In: values from a person, a file or the search. Out: groups that hold only what is possible; every mistake is named with
+its fix. Never looks at the model or at the other groups.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from plait.errors import PlanError
+from plait.units import parse_bytes
+
+Choice = Literal["megatron", "auto"]
+SCHEDULE_NAMES = ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-2", "pipedream")
+"""Orders in which the stages of a pipeline can work."""
+Recompute = Literal["none", "selective", "full"]
+Rule = Literal[
+    "all-reduce", "server-sync", "server-async", "server-stale", "hogwild", "easgd", "local-sgd", "diloco"
+]
+"""How workers agree on weights."""
+Compression = Literal["none", "fp16", "bf16", "powersgd", "topk"]
+Variant = Literal["round-robin", "sync", "async"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sync:
+    """How gradients meet."""
+
+    bucket_mib: float = 8.0
+    """Gradients travel together in buckets of about this size; 0 sends each tensor on its own."""
+    overlap: bool = True
+    """Whether a bucket is sent while the backward goes on."""
+    rule: Rule = "all-reduce"
+    """`all-reduce`: every step, all gradients; the others are named plans."""
+    servers: int = 0
+    """Ranks that hold the weights and apply updates, beside the workers of the mesh."""
+    staleness: int = 0
+    """Of server-stale: how many steps a worker may be ahead of the slowest."""
+    compress: Compression = "none"
+    """How gradients travel in an all-reduce."""
+    compress_rank: int = 4
+    """Of powersgd: the rank of the approximation of each matrix."""
+    compress_keep: float = 0.01
+    """Of topk: the share of each bucket that is sent."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether workers do not meet within a step: each one's share of the batch is a step of its own."""
+        return self.rule not in ("all-reduce", "server-sync")
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether weights are held by servers."""
+        return self.rule.startswith("server-")
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.bucket_mib, (int, float)) or self.bucket_mib < 0:
+            raise PlanError(
+                f"sync.bucket_mib={self.bucket_mib!r} is not a size.", fix="set it to 0 or more MiB."
+            )
+        _check_bool("sync.overlap", self.overlap)
+        _check_choice("sync.rule", self.rule, get_args(Rule))
+        _check_choice("sync.compress", self.compress, get_args(Compression))
+        _check_count("sync.servers", self.servers, 0)
+        _check_count("sync.staleness", self.staleness, 0)
+        _check_count("sync.compress_rank", self.compress_rank, 1)
+        if not _is_number(self.compress_keep) or not 0 < self.compress_keep <= 1:
+            raise PlanError(
+                f"sync.compress_keep={self.compress_keep!r} is no share.",
+                fix="set it to more than 0, at most 1.",
+            )
+        if self.compress != "none" and self.rule != "all-reduce":
+            raise PlanError(
+                f"sync.compress={self.compress} is about sums of gradients; {self.rule} makes none.",
+                fix="drop it, or use the plan ddp.",
+            )
+        if self.staleness and self.rule != "server-stale":
+            raise PlanError(
+                f"sync.staleness={self.staleness} says nothing about {self.rule}.",
+                fix="drop it, or use the plan server-stale.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Elastic:
+    """How the weights of easgd's workers and their center pull at each other."""
+
+    rho: float = 0.5
+    """How strongly: a worker moves by the learning rate times rho times its distance from the center."""
+    tau: int = 4
+    """Steps of a worker between two exchanges with the center."""
+    variant: Variant = "async"
+    """`round-robin`: one worker at a time, in turn; `sync`: all at once; `async`: each when it gets there."""
+    momentum: float = 0.0
+    """Nesterov momentum of the workers' own steps; 0: none."""
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.rho) or self.rho <= 0:
+            raise PlanError(
+                f"elastic.rho={self.rho!r} does not pull workers together.", fix="set it to more than 0."
+            )
+        _check_count("elastic.tau", self.tau, 1)
+        _check_choice("elastic.variant", self.variant, get_args(Variant))
+        if not _is_number(self.momentum) or not 0 <= self.momentum < 1:
+            raise PlanError(
+                f"elastic.momentum={self.momentum!r} is no momentum.", fix="set it to 0 or more, below 1."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Average:
+    """How the weights of workers that train on their own are averaged."""
+
+    every: int | Literal["epoch"] = 10
+    """Steps between two averages; `epoch`: at the end of each."""
+    warmup: int = 0
+    """Of local-sgd: steps at the start after each of which weights are averaged."""
+    outer_lr: float = 0.7
+    """Of diloco: the learning rate of the outer step."""
+    outer_momentum: float = 0.9
+    """Of diloco: its Nesterov momentum."""
+    fragments: int = 1
+    """Of diloco: parts of the model that are averaged in turn, each every `every` steps."""
+
+    def __post_init__(self) -> None:
+        if self.every != "epoch":
+            _check_count("average.every", self.every, 1)
+        _check_count("average.warmup", self.warmup, 0)
+        _check_count("average.fragments", self.fragments, 1)
+        if not _is_number(self.outer_lr) or self.outer_lr <= 0:
+            raise PlanError(
+                f"average.outer_lr={self.outer_lr!r} is no learning rate.", fix="set it to more than 0."
+            )
+        if not _is_number(self.outer_momentum) or not 0 <= self.outer_momentum < 1:
+            raise PlanError(
+                f"average.outer_momentum={self.outer_momentum!r} is no momentum.",
+                fix="set it to 0 or more, below 1.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hogwild:
+    """What workers share that write to one model."""
+
+    shared_state: bool = False
+    """Whether they also share the optimizer's state; else each has its own."""
+
+    def __post_init__(self) -> None:
+        _check_bool("hogwild.shared_state", self.shared_state)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """What is kept whole on every rank of `data`, and what is kept for the backward."""
+
+    zero: int = 0
+    """0: all whole; 1: optimizer state sharded; 2: gradients too; 3: parameters too."""
+    limit: str | None = None
+    """Memory of a rank that the choice of placements may use, such as 70GiB; None: what megatron needs."""
+    recompute: str | tuple[str, ...] = "none"
+    """What the backward computes again instead of keeping it: `none`; `selective`: what is cheap; `full`: all but the
+    inputs of the model's repeated blocks; or the modules, with `*`, of which only the inputs are kept."""
+
+    def __post_init__(self) -> None:
+        if self.zero not in (0, 1, 2, 3) or isinstance(self.zero, bool):
+            raise PlanError(f"memory.zero={self.zero!r} is no stage.", fix="set it to 0, 1, 2 or 3.")
+        if self.limit is not None:
+            try:
+                parse_bytes(str(self.limit))
+            except ValueError as error:
+                raise PlanError(
+                    f"memory.limit={self.limit!r} is not a size.", fix="write it like 70GiB."
+                ) from error
+        if isinstance(self.recompute, str):
+            if self.recompute not in get_args(Recompute):
+                raise PlanError(
+                    f"memory.recompute={self.recompute!r} is unknown.",
+                    fix="use none, selective, full, or a list of modules such as [h.*.mlp].",
+                )
+            return
+        names = self.recompute if isinstance(self.recompute, (list, tuple)) else ()
+        if not names or not all(isinstance(name, str) and name for name in names):
+            raise PlanError(
+                f"memory.recompute={self.recompute!r} is no list of modules.",
+                fix="use none, selective, full, or a list of modules such as [h.*.mlp].",
+            )
+        object.__setattr__(self, "recompute", tuple(names))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tensor:
+    """How weights are cut on the `tensor` axis."""
+
+    choice: Choice = "megatron"
+    """`megatron`: by pattern; `auto`: by exact minimization of communication."""
+    sequence: bool = False
+    """Whether norms and dropout between the blocks run on pieces of the sequence."""
+    seconds: float = 20.0
+    """Time limit of the minimization."""
+
+    def __post_init__(self) -> None:
+        if self.choice not in get_args(Choice):
+            raise PlanError(f"tensor.choice={self.choice!r} is unknown.", fix="use megatron or auto.")
+        _check_bool("tensor.sequence", self.sequence)
+        if not isinstance(self.seconds, (int, float)) or self.seconds <= 0:
+            raise PlanError(f"tensor.seconds={self.seconds!r} is no time.", fix="set it to more than 0.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Domain:
+    """How samples are cut on the `domain` axis."""
+
+    dim: int | None = None
+    """The dim of the batch's tensors; None: the rows of images (2), the positions of sequences (1)."""
+
+    def __post_init__(self) -> None:
+        if self.dim is not None and (
+            not isinstance(self.dim, int) or isinstance(self.dim, bool) or self.dim < 1
+        ):
+            raise PlanError(
+                f"domain.dim={self.dim!r} is no dim beside the samples'.", fix="set it to 1 or more."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pipe:
+    """How the model is cut over the `pipe` axis, and in which order its stages work."""
+
+    schedule: str = "1f1b"
+    """One of `SCHEDULE_NAMES`."""
+    per_rank: int = 1
+    """Stages a rank."""
+    cut: tuple[str, ...] = ()
+    """The modules with which the second and later stages begin; empty: cut by cost."""
+    vertical_sync: bool = False
+    """Of pipedream: whether a micro-batch sees weights of the same number of updates on all stages."""
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether every micro-batch is an update of its own."""
+        return self.schedule == "pipedream"
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULE_NAMES:
+            raise PlanError(
+                f"pipe.schedule={self.schedule!r} is unknown.", fix=f"use one of {', '.join(SCHEDULE_NAMES)}."
+            )
+        if not isinstance(self.per_rank, int) or isinstance(self.per_rank, bool) or self.per_rank < 1:
+            raise PlanError(
+                f"pipe.per_rank={self.per_rank!r} is no number of stages.", fix="set it to 1 or more."
+            )
+        if isinstance(self.cut, str) or not all(isinstance(name, str) for name in self.cut):
+            raise PlanError(f"pipe.cut={self.cut!r} is no list of modules.", fix="write it like [h.4, h.8].")
+        object.__setattr__(self, "cut", tuple(self.cut))
+        _check_bool("pipe.vertical_sync", self.vertical_sync)
+        if self.vertical_sync and not self.asynchronous:
+            raise PlanError(
+                f"pipe.vertical_sync says nothing about schedule {self.schedule}, whose stages all update at the end.",
+                fix="drop it, or use the plan pipedream.",
+            )
+
+
+def _check_bool(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise PlanError(f"{name}={value!r} is neither true nor false.", fix="set it to true or false.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise PlanError(
+            f"{name}={value!r} is not possible.", fix=f"set it to a whole number, {least} or more."
+        )
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise PlanError(f"{name}={value!r} is unknown.", fix=f"use one of {', '.join(choices)}.")

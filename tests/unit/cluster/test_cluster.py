@@ -1,0 +1,137 @@
+"""Clusters: what people write, files, links that groups cross, and what is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from plait.cluster.cluster import Device, Link
+from plait.cluster.files import read_cluster, write_cluster
+from plait.cluster.parse import parse_cluster
+from plait.cluster.presets import PRESETS
+from plait.errors import ClusterError
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts", "per_host", "device"),
+    [
+        ("A100", 1, 1, "A100-80"),
+        ("8xA100", 1, 8, "A100-80"),
+        ("16xh100", 2, 8, "H100"),
+        ("64x8xH100", 64, 8, "H100"),
+        ("128x4xA100-40", 128, 4, "A100-40"),
+    ],
+)
+def test_text_names_a_cluster(text: str, hosts: int, per_host: int, device: str) -> None:
+    found = parse_cluster(text)
+    assert (found.hosts, found.devices_per_host, found.device.name) == (hosts, per_host, device)
+    assert found.size == hosts * per_host
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("8xZ9", "no device 'Z9'"),
+        ("x8", "no device"),
+        ("8 A100", "not a cluster"),
+        ("12xA100", "12 devices do not fill hosts of 8"),
+        ("0x8xA100", "hosts=0"),
+        ("0xA100", "devices_per_host=0"),
+        ("nowhere.yaml", "cannot be read"),
+    ],
+)
+def test_bad_text_is_refused(text: str, what: str) -> None:
+    with pytest.raises(ClusterError, match=what) as caught:
+        parse_cluster(text)
+    assert caught.value.fix
+
+
+def test_this_machine_must_have_been_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ClusterError, match="not been measured"):
+        parse_cluster("this")
+    write_cluster(parse_cluster("2xcpu"), tmp_path / ".cache" / "plait" / "this.yaml")
+    assert parse_cluster("this") == parse_cluster("2xcpu")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_file_returns_what_was_written(name: str, tmp_path: Path) -> None:
+    cluster = replace(parse_cluster(f"2x8x{name}"), price_per_hour=2.5)
+    cluster = replace(cluster, device=replace(cluster.device, timed={"mm": 1.5e-6}))
+    write_cluster(cluster, tmp_path / "cluster.yaml", {"load": 0.1})
+    assert read_cluster(tmp_path / "cluster.yaml") == cluster
+
+
+def test_file_changes_a_preset(tmp_path: Path) -> None:
+    path = tmp_path / "ours.yaml"
+    path.write_text(
+        "device: {preset: A100-80, memory: 70GiB}\nhosts: 4\nprice_per_hour: 1.5\nbetween: {bandwidth: 12.5e9}\n"
+    )
+    found, base = read_cluster(path), parse_cluster("4x8xA100")
+    assert found.device.memory_bytes == 70 * 2**30
+    assert found.device.peak_flops == base.device.peak_flops
+    assert found.between == replace(base.between, bandwidth=12.5e9)
+    assert (found.host, found.size, found.name, found.price_per_hour) == (base.host, 32, "ours", 1.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("hosts: 2", "no device is named"),
+        ("device: A100\nhost: 5", "host is int, not a mapping"),
+        ("device: A100\nspeed: 5", "unknown keys: speed"),
+        ("device: A100\nhosts: two", "hosts='two' is not a count"),
+        ("device: A100\nhosts: -1", "hosts=-1"),
+        ("device: {preset: A100, memory: much}", "much"),
+        ("device: {name: x, memory: 1GiB}", "no peak_flops, memory_bandwidth"),
+        ("device: {preset: A100, peak_flops: {int4: 1}}", "rate for int4"),
+        ("device: {preset: A100, peak_flops: {float32: fast}}", "'fast' is not a number"),
+        ("device: {preset: A100, peak_flops: {float32: 0}}", "float32=0"),
+        ("device: A100\nbetween: {bandwidth: -1}", "bandwidth=-1"),
+        ("device: A100\nbetween: {latency_s: .nan}", "latency_s=nan"),
+        ("device: A100\nbetween: {shared: maybe}", "neither true nor false"),
+        (
+            "device: {name: x, memory: 1GiB, memory_bandwidth: 1e9, peak_flops: {float32: 1e9}}",
+            "no link `host`",
+        ),
+        ("device: [", "not YAML"),
+        ("- 1", "not a mapping"),
+    ],
+)
+def test_bad_files_are_refused(text: str, what: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ClusterError, match=what) as caught:
+        read_cluster(path)
+    assert str(path) in caught.value.what and caught.value.fix
+
+
+def test_groups_cross_the_links_that_they_must() -> None:
+    cluster = parse_cluster("4x8xH100")
+    inside = cluster.link_of(1, 8)
+    assert (inside.size, inside.per_host, inside.hosts, inside.inner) == (8, 8, 1, cluster.host)
+    across = cluster.link_of(8, 4)
+    assert (across.per_host, across.hosts, across.outer, across.at_once) == (1, 4, cluster.between, 8)
+    mixed = cluster.link_of(4, 8)
+    assert (mixed.per_host, mixed.hosts, mixed.at_once) == (2, 4, 4)
+    for stride, count in ((1, 8), (8, 4), (4, 8), (1, 32), (2, 4)):
+        by_stride = cluster.link_of(stride, count)
+        assert by_stride == cluster.link_among([stride * i for i in range(count)])
+
+
+def test_neighbours_use_their_own_link() -> None:
+    cluster = parse_cluster("8xK80")
+    assert cluster.link_of(1, 2).inner == cluster.pair == cluster.link_among((2, 3)).inner
+    assert cluster.link_among((1, 2)).inner == cluster.host == cluster.link_of(2, 2).inner
+
+
+def test_rate_falls_back_to_what_the_device_can() -> None:
+    assert PRESETS["V100"].device.rate("bfloat16") == 15.7e12
+    assert PRESETS["A100-80"].device.rate("float8") == 312e12
+    only = Device(name="x", memory_bytes=1, peak_flops={"float32": 5.0}, memory_bandwidth=1.0)
+    assert only.rate("float64") == only.rate("tf32") == 5.0
+
+
+def test_links_need_a_bandwidth() -> None:
+    with pytest.raises(ClusterError, match="bandwidth=0"):
+        Link(latency_s=1e-6, bandwidth=0.0)
