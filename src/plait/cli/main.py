@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 
 from plait.cli.graph_command import graph_command
-from plait.cli.options import REMEMBERED, job_with, load_run_settings, parse_mesh, parse_settings
+from plait.cli.options import REMEMBERED, job_with, load_run_settings, parse_mesh, parse_settings, parse_slow
 from plait.cli.placements_command import Asked, placements_command
 from plait.cli.progress import show_progress
 from plait.cli.verify_command import print_verification
@@ -92,6 +92,10 @@ def run(
     ] = None,
     trace: Annotated[bool, typer.Option(help="Record every instruction of every rank.")] = True,
     hang_s: Annotated[float, typer.Option(help="Report a hang after so many seconds.")] = 300.0,
+    slow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RANK=FACTOR", help="Make a rank take so many times as long to compute."),
+    ] = None,
     json_: JsonOption = False,
 ) -> None:
     """Train JOB and leave a run folder with its plan, metrics, trace and checkpoints."""
@@ -122,7 +126,7 @@ def run(
             loaded, plan, ranks, steps=options.get("steps"), out=out or resume, device=options.get("device") or "cpu",
             settings=plan_settings, mesh=parse_mesh(mesh), checkpoint_every=options.get("checkpoint_every"),
             resume=resume, record_samples=bool(options.get("record_samples")), trace=trace, hang_s=hang_s,
-            listener=heard, name=name, extra=remembered,
+            listener=heard, name=name, extra=remembered, slow=parse_slow(slow or []),
         )  # fmt: skip
     if trace:
         write_page(result.folder)

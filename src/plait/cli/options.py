@@ -72,6 +72,20 @@ def parse_mesh(text: str | None) -> dict[str, int] | None:
     return mesh
 
 
+def parse_slow(entries: Sequence[str]) -> dict[int, float]:
+    """`RANK=FACTOR` entries as how many times as long a rank takes to compute."""
+    slow: dict[int, float] = {}
+    for entry in entries:
+        rank, _, factor = entry.partition("=")
+        try:
+            slow[int(rank)] = float(factor)
+        except ValueError as error:
+            raise UsageError(
+                f"--slow {entry!r} is not RANK=FACTOR.", fix="write it like --slow 1=3."
+            ) from error
+    return slow
+
+
 def job_with(job: Job, settings: Mapping[str, Any]) -> Job:
     """The job with some of its plain fields replaced."""
     if not settings:

@@ -13,6 +13,8 @@ class Calibration:
 
     matmul_share: float = 0.85
     """Share of the peak that large matrix products reach."""
+    matmul_tiles: float = 50.0
+    """Tiles of the result at which half of the processors are busy."""
     matmul_depth: float = 100.0
     """Length of the summed dim at which a matrix product reaches half of that: filling and draining the pipeline."""
     attention_share: float = 0.5

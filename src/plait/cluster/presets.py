@@ -76,6 +76,7 @@ _BLACKWELL = {
 
 _CPU = Calibration(
     matmul_share=0.9,
+    matmul_tiles=0.0,
     matmul_depth=16.0,
     attention_share=0.5,
     kernel_s=5e-6,

@@ -2,7 +2,8 @@
 
 Goes in: a Source, the global order of samples, this rank's number. Comes out: one LoadedStep after another.
 The position is the step number and nothing else: started at step k with any number of ranks, step k has the
-same samples. Never drops or repeats a sample, never moves data to a device, never leaves its thread behind.
+same samples. Where ranks take what is next, `places` says which share of which step. Never drops or repeats a
+sample, never moves data to a device, never leaves its thread behind.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ import itertools
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -53,6 +54,8 @@ class LoadedStep:
     """All ranks' sample ids of the step, in order; for a stream, positions in the epoch."""
     micro_batches: tuple[Share, ...]
     """This rank's share of each micro-batch, in order."""
+    share: int = 0
+    """Which share of the step it is: the rank's own, or the one that it took."""
 
 
 class Loader:
@@ -71,24 +74,27 @@ class Loader:
         stop_step: int | None = None,
         epochs: int | None = None,
         depth: int = 2,
+        places: Iterable[tuple[int, int]] | None = None,
     ) -> None:
         """Steps start_step up to, not including, stop_step, or to the end of the `epochs`-th pass over the data.
 
-        `order` is None for a stream, which every rank walks from its start, keeping its own share.
+        `order` is None for a stream, which every rank walks from its start, keeping its own share. `places` are
+        (step, share) in the order of steps, instead of this rank's share of every step; each is asked for when there
+        is room for it, `depth` ahead.
         """
         assert 0 <= rank < ranks
         assert depth >= 1
         assert start_step >= 0
-        cut = _Cut(accumulate=accumulate, rank=rank, ranks=ranks)
+        cut = _Cut(accumulate=accumulate, ranks=ranks)
+        wanted: Iterable[tuple[int, int]] = ((step, rank) for step in itertools.count(start_step))
+        wanted = _below(stop_step, wanted if places is None else places)
         if isinstance(source, Stream):
-            steps = _stream_steps(source, cut, batch, epochs, start_step)
+            steps = _stream_steps(source, cut, batch, epochs, wanted)
         else:
             assert order is not None
             assert (order.batch, order.accumulate) == (batch, accumulate)
-            steps = _ordered_steps(source, order, cut, epochs, start_step)
-        if stop_step is not None:
-            steps = itertools.islice(steps, max(0, stop_step - start_step))
-        self._ahead = _Ahead(depth)
+            steps = _ordered_steps(source, order, cut, epochs, wanted)
+        self._ahead = _Ahead(depth + 1 if places is None else depth)
         # The thread knows the buffer, not the loader: a loader that nobody holds any more is collected and closes it.
         self._thread = threading.Thread(
             target=_fill, args=(self._ahead, steps), name="plait-loader", daemon=True
@@ -142,12 +148,15 @@ class _Ahead:
             self._room.put(None)
         self.closed = False
 
-    def put(self, step: LoadedStep) -> bool:
-        """Wait for room; False when nobody wants more."""
+    def wait(self) -> bool:
+        """Wait for room for one more step; False when nobody wants more."""
         self._room.get()
+        return not self.closed
+
+    def put(self, step: LoadedStep) -> None:
+        """Add a step for which there is room."""
         if not self.closed:
             self._ready.put(step)
-        return not self.closed
 
     def end(self, error: BaseException | None) -> None:
         self._ready.put(_End(error=error))
@@ -175,23 +184,29 @@ class _Ahead:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Cut:
-    """Which part of a step this rank takes."""
+    """How a step is cut into shares."""
 
     accumulate: int
-    rank: int
     ranks: int
 
     def of(
-        self, step: int, epoch: int, ends_epoch: bool, ids: Tensor, items: Any, read: Callable[[Any], Any]
+        self,
+        step: int,
+        share: int,
+        epoch: int,
+        ends_epoch: bool,
+        ids: Tensor,
+        items: Any,
+        read: Callable[[Any], Any],
     ) -> LoadedStep:
-        """The step, with this rank's shares: `read` makes a batch of a slice of `items`, one item a sample."""
+        """The step, with one rank's shares: `read` makes a batch of a slice of `items`, one item a sample."""
         micro_batches = []
         begin = 0
         for size in micro_batch_sizes(len(ids), self.accumulate):
             sizes = shares(size, self.ranks)
-            offset = sum(sizes[: self.rank])
+            offset = sum(sizes[:share])
             first = begin + offset
-            mine = ids[first : first + sizes[self.rank]].tolist()
+            mine = ids[first : first + sizes[share]].tolist()
             try:
                 batch = read(items[first : first + len(mine)])
             except Exception as error:
@@ -201,36 +216,56 @@ class _Cut:
             )
             begin += size
         return LoadedStep(
-            step=step, epoch=epoch, ends_epoch=ends_epoch, ids=ids, micro_batches=tuple(micro_batches)
+            step=step,
+            epoch=epoch,
+            ends_epoch=ends_epoch,
+            ids=ids,
+            micro_batches=tuple(micro_batches),
+            share=share,
         )
 
 
 def _fill(ahead: _Ahead, steps: Iterator[LoadedStep]) -> None:
     error: BaseException | None = None
     try:
-        for step in steps:
-            if not ahead.put(step):
+        while ahead.wait():
+            step = next(steps, None)
+            if step is None:
                 break
+            ahead.put(step)
     except BaseException as raised:
         error = raised
     ahead.end(error)
 
 
+def _below(stop_step: int | None, places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    for step, share in places:
+        if stop_step is not None and step >= stop_step:
+            return
+        yield step, share
+
+
 def _ordered_steps(
-    source: Source, order: SampleOrder, cut: _Cut, epochs: int | None, start_step: int
+    source: Source,
+    order: SampleOrder,
+    cut: _Cut,
+    epochs: int | None,
+    wanted: Iterable[tuple[int, int]],
 ) -> Iterator[LoadedStep]:
     per_epoch = order.num_steps_per_epoch
-    counted = itertools.count(start_step) if epochs is None else range(start_step, epochs * per_epoch)
-    for step in counted:
+    for step, share in wanted:
+        if epochs is not None and step >= epochs * per_epoch:
+            return
         samples = order.at(step)
         ends_epoch = (step + 1) % per_epoch == 0
-        yield cut.of(step, samples.epoch, ends_epoch, samples.ids, samples.ids, source.fetch)
+        yield cut.of(step, share, samples.epoch, ends_epoch, samples.ids, samples.ids, source.fetch)
 
 
 def _stream_steps(
-    source: Stream, cut: _Cut, batch: int, epochs: int | None, start_step: int
+    source: Stream, cut: _Cut, batch: int, epochs: int | None, wanted: Iterator[tuple[int, int]]
 ) -> Iterator[LoadedStep]:
     step = 0
+    place = next(wanted, None)
     for epoch in itertools.count() if epochs is None else range(epochs):
         begin = 0
         reader = _named_reader(source.samples(epoch), epoch)
@@ -242,9 +277,12 @@ def _stream_steps(
             )
         while chunk:
             following = list(itertools.islice(reader, batch))
-            if step >= start_step:
+            while place is not None and place[0] == step:
                 ids = torch.arange(begin, begin + len(chunk))
-                yield cut.of(step, epoch, not following, ids, chunk, source.collate)
+                yield cut.of(step, place[1], epoch, not following, ids, chunk, source.collate)
+                place = next(wanted, None)
+            if place is None:
+                return
             step, begin, chunk = step + 1, begin + len(chunk), following
 
 

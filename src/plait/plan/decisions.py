@@ -127,6 +127,12 @@ class Average:
             _check_count("average.every", self.every, 1)
         _check_count("average.warmup", self.warmup, 0)
         _check_count("average.fragments", self.fragments, 1)
+        turns = 1 if self.every == "epoch" else self.every
+        if self.fragments > turns:
+            raise PlanError(
+                f"average.fragments={self.fragments} do not each get a turn with average.every={self.every}.",
+                fix=f"set it to {turns} or less.",
+            )
         if not _is_number(self.outer_lr) or self.outer_lr <= 0:
             raise PlanError(
                 f"average.outer_lr={self.outer_lr!r} is no learning rate.", fix="set it to more than 0."

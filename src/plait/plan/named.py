@@ -76,6 +76,7 @@ def resolve(
     _check_placements(found)
     _check_own_axis(found)
     found = with_settings(found, settings or {})
+    _check_compress(found)
     if found.sync.rule != "all-reduce":
         found = _with_workers(found, ranks if str(plan) in NAMED and not mesh else None)
     if ranks is not None and found.ranks != ranks:
@@ -114,6 +115,19 @@ def _with_workers(plan: Plan, ranks: int | None) -> Plan:
             + (", or fewer servers." if plan.sync.servers > 1 else "."),
         )
     return replace(plan, mesh=Mesh(axes=((DATA, workers),)))
+
+
+def _check_compress(plan: Plan) -> None:
+    """Gradients are compressed bucket by bucket, in one all-reduce each."""
+    if plan.sync.compress == "none":
+        return
+    pipe = plan.mesh.size_of(PIPE)
+    if plan.memory.zero or pipe > 1:
+        what = f"memory.zero={plan.memory.zero} scatters" if plan.memory.zero else f"{PIPE}={pipe} splits"
+        raise PlanError(
+            f"sync.compress={plan.sync.compress} works on gradients that are all-reduced; {what} them.",
+            fix="drop it, or use the plan ddp.",
+        )
 
 
 def _check_own_axis(plan: Plan) -> None:

@@ -62,7 +62,7 @@ def make_buckets(
             for group in layout.groups
             if group.trained and (not layout.owners or coordinate in group.owners)
         ]
-        return _with_scalars(made, graph, sums)
+        return _with_scalars(made, graph, sums, plan)
     here = [n for n in graph.gradients if not layout.owners or coordinate in layout.owners[n]]
     names = sorted(here, key=lambda name: order[graph.gradients[name]])
     keys = {
@@ -99,13 +99,16 @@ def make_buckets(
                 tied=owners if len(owners) > 1 else (),
             )
         )
-    return _with_scalars(made, graph, sums)
+    return _with_scalars(made, graph, sums, plan)
 
 
 def _with_scalars(
-    buckets: list[Bucket], graph: Graph, sums: Mapping[str, tuple[str, ...]]
+    buckets: list[Bucket], graph: Graph, sums: Mapping[str, tuple[str, ...]], plan: Plan
 ) -> tuple[Bucket, ...]:
-    """Scalars that must be summed travel with the last bucket that is summed alike: no message of their own."""
+    """Scalars that must be summed travel with the last bucket that is summed alike: no message of their own.
+
+    Beside compressed gradients they have one: they are never compressed.
+    """
     nodes = graph.nodes()
     late = graph.static_weight is None and not graph.weight_is_early
     wanted = [name for name in ("total", *(("weight",) if late else ())) if sums[name]]
@@ -115,7 +118,7 @@ def _with_scalars(
         for index in reversed(range(len(buckets))):
             bucket = buckets[index]
             alike = bucket.axis == axis and bucket.dtype == dtype and PIPE not in axis
-            if alike and bucket.group is None and bucket.parameters:
+            if alike and bucket.group is None and bucket.parameters and plan.sync.compress == "none":
                 buckets[index] = replace(bucket, scalars=names)
                 break
         else:

@@ -10,6 +10,7 @@ from plait.errors import ProgramError
 from plait.plan.plan import PIPE
 from plait.program.check_messages import check_meetings, check_messages, check_progress, told
 from plait.program.check_updates import check_update_of_each, check_versions, check_vertical_sync
+from plait.program.compression import check_compressed, is_compressed
 from plait.program.instructions import (
     Accumulate,
     Collective,
@@ -24,7 +25,7 @@ from plait.program.instructions import (
 from plait.program.program import Bucket, Program, RankProgram
 
 _GIVEN = ("buffer:", "constant:", "chunk:")
-_STAY = ("parameter:", "buffer:", "constant:", "chunk:", "bucket:", "shard:")
+_STAY = ("parameter:", "buffer:", "constant:", "chunk:", "bucket:", "shard:", "average:")
 _RESULTS = ("total", "weight")
 
 
@@ -119,6 +120,9 @@ def _check_sums(program: Program, entry: RankProgram) -> None:
                 f"{name} is not filled afresh {'each time' if each else 'once and then added to'}."
             )
         _check_all_added(program, bucket, name, filled)
+        if is_compressed(program.plan, bucket):
+            check_compressed(entry, index, program.plan.sync, filled)
+            continue
         wanted = len(filled) if each else 1 if bucket.axis is not None else 0
         if len(sums) != wanted:
             found = "".join(f", {told(i)}" for i in sums)

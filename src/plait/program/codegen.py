@@ -71,6 +71,7 @@ def make_segment(
         flops=sum(node_flops(node) for node in nodes),
         fillable=tuple(outputs.index(fill.output) for fill in fills.values()),
         steps=tuple(steps),
+        nodes=tuple(nodes),
     )
 
 
@@ -127,7 +128,7 @@ def _last_uses(nodes: Sequence[fx.Node], outputs: Iterable[str]) -> dict[fx.Node
 def _call(node: fx.Node, scope: dict[str, Any], device: torch.device) -> str:
     if node.target is operator.getitem:
         return f"{node.args[0]}[{node.args[1]!r}]"
-    function = _function(node.target)
+    function = function_of(node.target)
     name = f"f_{_identifier(node.target)}"
     while scope.setdefault(name, function) is not function:
         name += "_"
@@ -136,7 +137,8 @@ def _call(node: fx.Node, scope: dict[str, Any], device: torch.device) -> str:
     return f"{name}({', '.join(parts)})"
 
 
-def _function(target: Any) -> Callable[..., Any]:
+def function_of(target: Any) -> Callable[..., Any]:
+    """What is called for a node's target on real tensors."""
     if target in _OURS:
         return _OURS[target]
     return getattr(target, "_op", target)  # type: ignore[no-any-return]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from plait.program.instructions import Collective, Instruction
 
-PERSISTENT = ("parameter:", "buffer:", "constant:", "bucket:", "offset:", "chunk:", "shard:")
+PERSISTENT = ("parameter:", "buffer:", "constant:", "bucket:", "offset:", "chunk:", "shard:", "average:")
 """Values that outlive the step."""
 
 

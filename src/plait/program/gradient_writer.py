@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from plait.graph.graph import Graph
 from plait.plan.plan import DATA, PIPE
 from plait.program.buckets import bucket_reads
+from plait.program.compression import CompressedSums, is_compressed
 from plait.program.instructions import (
     Accumulate,
     Collective,
@@ -38,11 +39,13 @@ class GradientWriter:
         self.builder = builder
         self.travelling: list[tuple[int, bool, int | None]] = []
         """Sharded buckets under way: (bucket, whether its sum is the first of the step, micro-batch)."""
+        self.compressed = CompressedSums(builder.plan, builder.add, builder.values, builder.storages)
 
     def finish(self) -> None:
         late = self.builder.micro[0][0].static_weight is None and not self.builder.micro[0][0].weight_is_early
         while self.travelling:
             self._settle()
+        self.compressed.settle()
         for index, bucket in enumerate(self.builder.buckets):
             if bucket.axis is not None:
                 self.builder.wait(f"bucket:{index}", None)
@@ -137,6 +140,8 @@ class GradientWriter:
             self.travelling.append((index, fresh or not pooled, number))
             if not self.builder.plan.sync.overlap:
                 self._settle()
+        elif send and is_compressed(self.builder.plan, bucket):
+            self.compressed.send(index, bucket, number)
         elif send and bucket.axis is not None and not scattered:
             self.builder.start(f"bucket:{index}", "all_reduce", bucket.axis, number, bucket.num_bytes)
             if not self.builder.plan.sync.overlap:

@@ -8,11 +8,15 @@ writes and frees; it never holds a tensor. Values are named by strings:
     bucket:2    tangent    weight      of the step
     chunk:2     what this rank holds of a group of parameters; gathered, it becomes parameter:...
     shard:2     what this rank gets of a summed bucket
+    packed:2:0  gathered:2       what is sent of a compressed bucket, message by message; of all ranks
+    average:2   sum:2            weights that are averaged, of this worker and of all together
     tangent:3   weight:3   stash:fc.weight@2     where micro-batch 3 is an update of its own; fc.weight after 2 updates
 """
 
 from dataclasses import dataclass, field
 from typing import Literal
+
+from plait.plan.decisions import Compression
 
 Lane = Literal["compute", "communication", "data", "host"]
 Kind = Literal["data", "forward", "backward", "communication", "wait", "update", "host"]
@@ -135,6 +139,24 @@ class Accumulate(Instruction):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Compress(Instruction):
+    """Make what is sent of a bucket; what stays behind is added to the next step's gradients."""
+
+    bucket: int
+    method: Compression
+    part: int = 0
+    """Of powersgd: 0 the left factors, 1 the right ones, which need the sum of the left ones."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decompress(Instruction):
+    """Turn what all ranks have sent of a bucket back into gradients."""
+
+    bucket: int
+    method: Compression
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Keep(Instruction):
     """Keep this rank's part of a summed bucket: taken over where fresh, else added."""
 
@@ -190,3 +212,33 @@ class Commit(Instruction):
 
     buffers: tuple[str, ...] = field(default=())
     """Buffer names, in the order of `reads`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flatten(Instruction):
+    """Copy weights, or buffers, of this worker into one flat tensor."""
+
+    flat: int
+    """Position in the rank's `averages`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lookahead(Instruction):
+    """Move weights along their momentum, to where their gradients are taken; the flat tensor keeps where they were."""
+
+    flat: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Momentum(Instruction):
+    """Take as momentum how far weights are from where they were before `Lookahead`."""
+
+    flat: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mix(Instruction):
+    """Move weights by those of all workers: to their mean, by an outer step towards it, or by an elastic force."""
+
+    flat: int
+    rule: Literal["mean", "outer", "elastic"]

@@ -4,13 +4,14 @@ In: the names and shapes of the parameters. Out: a `Program` for replicated plan
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from plait.plan.plan import DATA, Plan
 from plait.program.check import check_program
+from plait.program.compression import CompressedSums, is_compressed
 from plait.program.frees import with_frees
 from plait.program.instructions import (
     Accumulate,
@@ -52,7 +53,7 @@ def compile_opaque(
         plan=plan,
         micro_batches=tuple(sizes),
         shares=tuple(shares),
-        classes=(_rank(buckets, order, len(sizes), clip_norm),),
+        classes=(_rank(plan, buckets, order, len(sizes), clip_norm),),
         members=(0,) * plan.mesh.size,
         layout=Layout(mesh=plan.mesh, axes=(), parameters={}),
         gathered=(),
@@ -80,11 +81,14 @@ def _buckets(plan: Plan, parameters: Sequence[ParameterShape]) -> tuple[Bucket, 
                 scalars=("total", "weight") if axis is not None and index == 0 else (),
             )
         )
+    if axis is not None and plan.sync.compress != "none":  # scalars are never compressed
+        scalars = replace(made[0], parameters=(), shapes=())
+        made = [replace(made[0], scalars=()), *made[1:], scalars]
     return tuple(made)
 
 
 def _rank(
-    buckets: tuple[Bucket, ...], order: list[str], num_micro: int, clip_norm: float | None
+    plan: Plan, buckets: tuple[Bucket, ...], order: list[str], num_micro: int, clip_norm: float | None
 ) -> RankProgram:
     instructions: list[Instruction] = []
 
@@ -114,14 +118,18 @@ def _rank(
                 Accumulate, f"bucket {index}", "backward", reads=reads, writes=(f"bucket:{index}",), bucket=index,
                 fresh=number == 0 or _is_buffers(bucket), micro_batch=number,
             )  # fmt: skip
+    compressed = CompressedSums(plan, add)
     for index, bucket in enumerate(buckets):
-        if bucket.axis is not None:
+        if is_compressed(plan, bucket):
+            compressed.send(index, bucket, None)
+        elif bucket.axis is not None:
             name = f"bucket:{index}"
             started = add(
                 Collective, f"all_reduce {name}", "communication", lane="communication", op="all_reduce",
                 axis=bucket.axis, reads=(name,), writes=(name,), num_bytes=bucket.num_bytes,
             )  # fmt: skip
             add(Wait, f"wait for {name}", "wait", of=started, reads=(name,), writes=(name,))
+    compressed.settle()
     names = tuple(f"bucket:{index}" for index in range(len(buckets)))
     add(
         Finish,
@@ -143,4 +151,4 @@ def _rank(
 
 
 def _is_buffers(bucket: Bucket) -> bool:
-    return all(name.startswith("buffer:") for name in bucket.parameters)
+    return bool(bucket.parameters) and all(name.startswith("buffer:") for name in bucket.parameters)

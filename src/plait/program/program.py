@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from torch import fx
 
 from plait.plan.plan import DATA, Plan
 from plait.program.instructions import Collective, Instruction
@@ -62,6 +63,8 @@ class Segment:
     """Outputs, by position, that can be written to memory of the caller's choice."""
     steps: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Local names in the order in which they are computed, each with the names that are dropped after it."""
+    nodes: tuple[fx.Node, ...] = field(default=(), repr=False, compare=False)
+    """The same as nodes of the local graph, for those who ask what they cost."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +116,8 @@ class RankProgram:
     """Tensors that the model holds outside of parameters and buffers."""
     storages: Mapping[str, tuple[Storage, ...]] = field(default_factory=dict)
     """The memory that each value shows; views share it."""
+    averages: tuple[Bucket, ...] = ()
+    """Weights and buffers (`buffer:name`) that are averaged over workers, flat by flat."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +152,8 @@ class Program:
     def digest(self) -> str:
         """Equal on all ranks that agree on what they exchange, in which order."""
         text = hashlib.sha256()
-        text.update(repr((self.plan, self.micro_batches, self.buckets)).encode())
+        shapes = () if self.plan.sync.alone else self.micro_batches  # alone, each has its own
+        text.update(repr((self.plan, shapes, self.buckets)).encode())
         for entry in self.classes:
             for instruction in entry.instructions:
                 if isinstance(instruction, Collective):

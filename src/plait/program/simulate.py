@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from plait.errors import ProgramError
+from plait.program.fold import representatives
 from plait.program.instructions import Collective, Instruction, Recv, Send, Wait
 from plait.program.program import Program
 from plait.program.walk import Key, Walk
@@ -35,8 +36,11 @@ class _Clocks:
 class _Step:
     """One step: what has been issued and what is done."""
 
-    def __init__(self, number: int, clocks: _Clocks, duration: Duration, spans: list[Span]) -> None:
-        self.number, self.clocks, self.duration, self.spans = number, clocks, duration, spans
+    def __init__(
+        self, number: int, clocks: _Clocks, duration: Duration, own_part: Duration, spans: list[Span]
+    ) -> None:
+        self.number, self.clocks, self.spans = number, clocks, spans
+        self.duration, self.own_part = duration, own_part
         self.arrived: dict[Key, list[tuple[int, Collective, float]]] = {}
         self.posted: dict[Key, tuple[int, Recv, float]] = {}
         self.ends_s: dict[Key, float] = {}
@@ -57,7 +61,7 @@ class _Step:
                 self.posted[key] = (rank, instruction, now_s)
             return None
         else:
-            end_s = max(now_s, self.ends_s[key])
+            end_s = max(now_s, self.ends_s[key]) + self.own_part(rank, instruction)
         self._span(rank, instruction, now_s, end_s)
         self.clocks.compute_s[rank] = end_s
         return None
@@ -104,14 +108,27 @@ class _Step:
         )
 
 
-def simulate(program: Program, duration: Duration, *, steps: int = 1) -> Trace:
-    """Run `steps` steps of all ranks on clocks, in a time that grows as the number of instructions does."""
+def simulate(
+    program: Program,
+    duration: Duration,
+    *,
+    steps: int = 1,
+    folded: bool = False,
+    own_part: Duration = lambda rank, wait: 0.0,
+) -> Trace:
+    """Run `steps` steps of all ranks on clocks, in a time that grows as the number of instructions does.
+
+    `own_part` is what a rank computes itself at the end of a `Wait`, on links that do not work in the background.
+    `folded`: only one rank of each class is stepped through, and the trace shows these alone. It says the same where
+    durations do not differ within a class.
+    """
     mesh = program.plan.mesh
+    fold = representatives(program) if folded else None
     clocks = _Clocks(compute_s=[0.0] * mesh.size, communication_s=[0.0] * mesh.size)
     spans: list[Span] = []
     for number in range(steps):
-        step = _Step(number, clocks, duration, spans)
-        walk = Walk(program)
+        step = _Step(number, clocks, duration, own_part, spans)
+        walk = Walk(program, fold)
         for rank, instruction, key in walk:
             step.execute(rank, instruction, key)
         if walk.blocked:
@@ -121,7 +138,7 @@ def simulate(program: Program, duration: Duration, *, steps: int = 1) -> Trace:
             raise ProgramError(f"the program deadlocks: {told}.")
     return Trace(
         spans=tuple(spans),
-        ranks=tuple(range(mesh.size)),
+        ranks=tuple(range(mesh.size)) if fold is None else tuple(sorted(set(fold))),
         source="simulated",
         metadata={"plan": program.plan.name, "mesh": dict(mesh.axes)},
     )

@@ -18,6 +18,8 @@ from plait.job.loader import Share
 from plait.plan.plan import DATA
 from plait.program import instructions as ins
 from plait.program.program import Bucket, Program, RankProgram, Value
+from plait.run.compression import Compressor
+from plait.run.averaging import Averaging
 from plait.run.eager import run_eagerly
 from plait.run.gradients import GradientStore
 from plait.run.links import Finished, Handle, Links
@@ -57,7 +59,12 @@ class Machine:
         self.links = links
         self.observer = observer
         self.store = GradientStore(state, links)
+        self.averaging = Averaging(state, links)
+        self.compressor = Compressor(links)
         self.outcome: StepOutcome | None = None
+        self.slowdown = 1.0
+        """How much longer this rank takes to compute than it needs: for trying out a straggler."""
+        """Of the last step; None where this rank had no samples of its own."""
         self._values: dict[str, Any] = state.values()
         self._pending: dict[int, tuple[Handle, ins.Collective | ins.Recv]] = {}
         self._sent: list[Handle] = []
@@ -83,12 +90,18 @@ class Machine:
             ins.Tally: self._tally,
             ins.Tangent: self._tangent,
             ins.Accumulate: self._accumulate,
+            ins.Compress: self._compress,
+            ins.Decompress: self._decompress,
             ins.Keep: self._keep,
             ins.SquareSum: self._square_sum,
             ins.Finish: self._finish,
             ins.Stash: self._stash,
             ins.Update: self._update,
             ins.Commit: self._commit,
+            ins.Flatten: self._flatten,
+            ins.Lookahead: self._look_ahead,
+            ins.Momentum: self._momentum,
+            ins.Mix: self._mix,
         }
 
     def execute(self, program: Program, step: int, shares: Sequence[Share]) -> Iterator[None]:
@@ -98,6 +111,7 @@ class Machine:
         self._own, self._buckets = own, own.buckets
         self._axes = [name for name, _ in program.plan.mesh.axes]
         self._coordinates = program.plan.mesh.coordinates(self.rank)
+        self.averaging.begin(program.plan)
         self._values |= self._constants_of(own)
         self._places = self._places_of(program, own)
         entering, done, clock = self.observer.entering, self.observer.done, time.perf_counter_ns
@@ -112,6 +126,8 @@ class Machine:
             else:
                 entering(step, instruction, False)
                 self._run[type(instruction)](instruction)
+                if self.slowdown > 1 and isinstance(instruction, ins.Compute | ins.Opaque):
+                    time.sleep((self.slowdown - 1) * (clock() - start) / 1e9)
             for name in instruction.frees:
                 self._values.pop(name, None)
             done(step, instruction, start, clock())
@@ -121,9 +137,11 @@ class Machine:
             handle.result()
         self._sent.clear()
         self.state.steps_done = step + 1
-        self.outcome = StepOutcome(
-            total=self._values.pop("total"), weight=self._values.pop("weight"), norm=self._norm
-        )
+        self.outcome = None
+        if shares:
+            self.outcome = StepOutcome(
+                total=self._values.pop("total"), weight=self._values.pop("weight"), norm=self._norm
+            )
 
     def _constants_of(self, own: RankProgram) -> dict[str, Tensor]:
         key = id(own)
@@ -292,6 +310,18 @@ class Machine:
         self.store.add(bucket, tensors, fresh=instruction.fresh)
         self._values[f"bucket:{instruction.bucket}"] = None
 
+    def _compress(self, instruction: ins.Compress) -> None:
+        assert self._program is not None
+        bucket, before = self._bucket(instruction.bucket), [self._values[n] for n in instruction.reads[1:]]
+        self._values[instruction.writes[0]] = self.compressor.compress(
+            bucket, self.store.flat(bucket), self._program.plan.sync, instruction.part, *before or (None,)
+        )
+
+    def _decompress(self, instruction: ins.Decompress) -> None:
+        assert self._program is not None
+        bucket, sums = self._bucket(instruction.bucket), [self._values[name] for name in instruction.reads]
+        self.compressor.decompress(bucket, self.store.flat(bucket), self._program.plan.sync, sums)
+
     def _keep(self, instruction: ins.Keep) -> None:
         name = instruction.reads[0]
         part, self._values[name] = self._values[name], None
@@ -332,3 +362,29 @@ class Machine:
         for name, source in zip(instruction.buffers, instruction.reads, strict=True):
             new = self.store.buffer(name) if source.startswith("bucket:") else self._values[source]
             self.state.buffers[name].copy_(new)
+
+    def _flat(self, instruction: ins.Flatten | ins.Lookahead | ins.Momentum | ins.Mix) -> Bucket:
+        assert self._own is not None
+        return self._own.averages[instruction.flat]
+
+    def _flatten(self, instruction: ins.Flatten) -> None:
+        self._values[instruction.writes[0]] = self.averaging.flatten(self._flat(instruction))
+
+    def _look_ahead(self, instruction: ins.Lookahead) -> None:
+        assert self._program is not None
+        self.averaging.look_ahead(self._flat(instruction), self._program.plan.elastic.momentum)
+
+    def _momentum(self, instruction: ins.Momentum) -> None:
+        self.averaging.take_momentum(self._flat(instruction))
+
+    def _mix(self, instruction: ins.Mix) -> None:
+        assert self._program is not None
+        plan, flat, total = self._program.plan, self._flat(instruction), self._values[instruction.reads[0]]
+        match instruction.rule:
+            case "mean":
+                self.averaging.mean(flat, total, plan.mesh.size)
+            case "outer":
+                average = plan.average
+                self.averaging.outer(flat, total, plan.mesh.size, average.outer_lr, average.outer_momentum)
+            case "elastic":
+                self.averaging.elastic(flat, total, plan.mesh.size, plan.elastic.rho)

@@ -1,8 +1,9 @@
 """What a worker tells others about itself while it works: its place, for the launcher; its spans, for the trace."""
 
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -14,6 +15,14 @@ _PER_PROGRAM = 1_000_000
 """Instruction ids of a run's n-th program start at n times this."""
 _STARTING = 500_000
 """Added to a collective's id: the time for which starting it kept the compute lane busy."""
+Beside = Literal["data", "host", "evaluate", "checkpoint"]
+_BESIDE: dict[Beside, tuple[int, str]] = {
+    "data": (900_000_000, "wait for the loader"),
+    "host": (900_000_001, "find or compile the program"),
+    "evaluate": (900_000_002, "evaluate"),
+    "checkpoint": (900_000_003, "hand over a checkpoint"),
+}
+"""Ids of spans that are no instructions."""
 
 
 class Place(Protocol):
@@ -62,6 +71,18 @@ class WorkerObserver:
         self._bases: dict[int, int] = {}
         self._programs: list[Program] = []
         self._started: dict[int, int] = {}
+        if recorder is not None:
+            for kind, (number, name) in _BESIDE.items():
+                recorder.describe(number, kind=kind, name=name, lane="compute")
+
+    @contextmanager
+    def beside(self, step: int, kind: Beside) -> Iterator[None]:
+        """Work between steps that is no instruction, but takes time that the trace should show."""
+        if self._place is not None:
+            self._place.enter(step, -1, kind, False)
+        began = time.perf_counter_ns()
+        yield
+        self.record(step, _BESIDE[kind][0], began, time.perf_counter_ns())
 
     def use(self, program: Program, rank: int) -> None:
         """Instructions from here on are those of `program`."""

@@ -21,6 +21,7 @@ from plait.job.loader import Share
 from plait.job.order import micro_batch_sizes, shares
 from plait.plan.mesh import Mesh
 from plait.plan.plan import DATA, Plan
+from plait.program.averaging import Flat, averages, flats_of, with_averaging
 from plait.program.compile import Settings, compile_program
 from plait.program.layout import Layout
 from plait.program.opaque import ParameterShape, compile_opaque
@@ -29,11 +30,6 @@ from plait.run.eager import counts_samples
 from plait.run.holding import Holding
 from plait.run.links import Links
 from plait.search.resolve import resolve_again, resolve_placements
-
-
-def _summable(tensor: torch.Tensor) -> torch.dtype:
-    """What a tensor travels as: counters as float64, which holds them exactly."""
-    return tensor.dtype if tensor.is_floating_point() else torch.float64
 
 
 @contextmanager
@@ -82,16 +78,59 @@ class Programs:
         self._resolved_for: int | None = None
         self._programs: dict[Any, Program] = {}
         self._parameters: tuple[ParameterShape, ...] | None = None
+        self._plain: Program | None = None
+        """A step without averages, of plans that have them."""
+        self._averaged: tuple[Flat, ...] | None = None
 
-    def for_step(self, shares: Sequence[Share]) -> Program:
+    def for_step(self, shares: Sequence[Share], fragments: tuple[int, ...] = ()) -> Program:
         """The program of a step, of whose micro-batches this rank has `shares`.
 
-        Of workers that do not meet within a step: what one of them does with what `own_shares` leaves.
+        Of workers that do not meet within a step: what one of them does with what `own_shares` leaves. `fragments` of
+        the model are averaged in it (`averaging.due`).
         """
-        key = tuple((share.sizes, self.captures.shapes(share.batch, sum(share.sizes))) for share in shares)
+        shapes = tuple((share.sizes, self.captures.shapes(share.batch, sum(share.sizes))) for share in shares)
+        key = (shapes, fragments)
         if key not in self._programs:
-            self._programs[key] = self._compile(shares)
+            if averages(self.plan):
+                step = self._compile(shares) if shares else self._empty()
+                self._plain = self._plain or step
+                self._programs[key] = with_averaging(step, self._flats(), fragments)
+            else:
+                self._programs[key] = self._compile(shares)
         return self._programs[key]
+
+    def _empty(self) -> Program:
+        """What a worker does in a step of which it has no samples: nothing, unless weights are averaged in it."""
+        (entry,) = self._first().classes
+        nothing = replace(entry, instructions=(), buckets=(), segments={}, constants={})
+        return replace(self._first(), micro_batches=(), shares=(), classes=(nothing,))
+
+    def _flats(self) -> tuple[Flat, ...]:
+        """What is averaged, in the order in which the backward fills it."""
+        if self._averaged is None:
+            trained = {
+                name: (shape, bucket.dtype)
+                for bucket in self._first().buckets
+                for name, shape in zip(bucket.parameters, bucket.shapes, strict=True)
+            }
+            self._averaged = flats_of(self.plan, trained, self._changing_buffers())
+        return self._averaged
+
+    def _changing_buffers(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Buffers that a step changes; of a model that runs eagerly, all."""
+        if self.capture_error is not None:
+            buffers = {name: b.to(self._own_dtype(b)) for name, b in self.job.build_model().named_buffers()}
+        else:
+            graph = self.captures.of_size(self._first().micro_batches[0])
+            nodes = graph.nodes()
+            given = {entry.name: nodes[entry.node].meta["val"] for entry in graph.inputs_of("buffer")}
+            buffers = {name: given[name] for name in graph.new_buffers}
+        return {name: (tuple(b.shape), b.dtype) for name, b in buffers.items() if b.is_floating_point()}
+
+    def _first(self) -> Program:
+        """Some step without averages: parameters and buffers are the same in all."""
+        assert self._plain is not None, "prepare compiles a step before any is run"
+        return self._plain
 
     def for_sizes(self, sizes: Sequence[tuple[int, ...]]) -> Program:
         """The program of a step whose micro-batches are shared like this, shaped like the first sample."""
@@ -137,27 +176,27 @@ class Programs:
                 )
                 plans = self._resolve(graphs, sizes[0])
                 if self.plan.sync.alone:
-                    return self._compile_alone(graphs, sizes, settings)
+                    return self._of_all(compile_program(graphs, self._own_plan(), sizes, settings))
                 program = compile_program(graphs, self.plan, sizes, settings, units, self._layout, plans)
                 self._layout = program.layout
                 return program
-        return compile_opaque(
-            self.plan,
+        program = compile_opaque(
+            self._own_plan(),
             self._shapes(),
             sizes,
             units,
             clip_norm=self.job.clip_norm,
             notices=self._opaque_notices(),
         )
+        return self._of_all(program) if self.plan.sync.alone else program
 
-    def _compile_alone(
-        self, graphs: Mapping[int, Graph], sizes: Sequence[int], settings: Settings
-    ) -> Program:
-        """What a worker does that meets nobody within a step."""
-        mesh = self.plan.mesh
-        one = replace(self.plan, mesh=Mesh(axes=((DATA, 1),)))
-        program = compile_program(graphs, one, sizes, settings)
-        return replace(program, plan=self.plan, members=(0,) * mesh.size)
+    def _own_plan(self) -> Plan:
+        """The plan as a step sees it: a worker that meets nobody within a step is the only one."""
+        return replace(self.plan, mesh=Mesh(axes=((DATA, 1),))) if self.plan.sync.alone else self.plan
+
+    def _of_all(self, program: Program) -> Program:
+        """What every worker does, from what one does."""
+        return replace(program, plan=self.plan, members=(0,) * self.plan.mesh.size)
 
     def _check_shapes(self, shares: Sequence[Share]) -> None:
         """Refuse micro-batches of one step that have as many samples of other shapes: they share a program's graph."""
@@ -201,17 +240,23 @@ class Programs:
     def _shapes(self) -> tuple[ParameterShape, ...]:
         if self._parameters is None:
             model = self.job.build_model()
-            dtype = self.captures.dtype
             entries = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-            if self.plan.mesh.size > 1:
+            if self.plan.mesh.size > 1 and not self.plan.sync.alone:
                 entries += [(f"buffer:{n}", b) for n, b in model.named_buffers()]  # type: ignore[misc]
             self._parameters = tuple(
                 ParameterShape(
-                    name=n, shape=tuple(t.shape), dtype=dtype if dtype == torch.float64 else _summable(t)
+                    name=n,
+                    shape=tuple(t.shape),
+                    dtype=self._own_dtype(t) if t.is_floating_point() else torch.float64,
                 )
                 for n, t in entries
             )
         return self._parameters
+
+    def _own_dtype(self, tensor: torch.Tensor) -> torch.dtype:
+        """What a tensor of the model is in this run."""
+        dtype = self.captures.dtype
+        return dtype if dtype == torch.float64 and tensor.is_floating_point() else tensor.dtype
 
     def _opaque_notices(self) -> tuple[str, ...]:
         assert self.capture_error is not None

@@ -163,10 +163,17 @@ class Unobserved:
 
 @torch.no_grad()
 def run_step(
-    machines: Sequence[Machine], program: Program, step: int, shares: Sequence[Sequence[Share]]
+    machines: Sequence[Machine],
+    program: Program | Sequence[Program],
+    step: int,
+    shares: Sequence[Sequence[Share]],
 ) -> None:
-    """One step of all ranks; `shares` by rank, then by micro-batch."""
-    running = {m.rank: m.execute(program, step, share) for m, share in zip(machines, shares, strict=True)}
+    """One step of all ranks; `shares` by rank, then by micro-batch; programs by rank where each has its own."""
+    programs = [program] * len(machines) if isinstance(program, Program) else program
+    running = {
+        machine.rank: machine.execute(own, step, share)
+        for machine, own, share in zip(machines, programs, shares, strict=True)
+    }
     while running:
         places = {rank: getattr(machines[rank].observer, "place", None) for rank in running}
         finished = []

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from plait.graph.from_job import Captures
 from plait.job.job import Job
-from plait.job.loader import Loader, Share
+from plait.job.loader import LoadedStep, Loader, Share
 from plait.plan.plan import PIPE, Plan
+from plait.program.averaging import due
 from plait.program.layout import Layout
 from plait.run.machine import Machine, StepOutcome
 from plait.run.prepare import prepare
@@ -66,14 +67,16 @@ class SerialRanks:
     def run(self, step: int) -> bool:
         """One step; False where the data has ended."""
         source = self.programs.captures.source
-        by_rank = _shares(self.job, self.programs.plan, step, source.num_samples, self.programs)
-        if by_rank is None:
+        loaded = _loaded(self.job, self.programs.plan, step, source.num_samples, self.programs)
+        if loaded is None:
             return False
-        by_rank = [tuple(self.programs.own_shares(shares)) for shares in by_rank]
-        program = self.programs.for_step(by_rank[0])
-        self.notices = (*self.programs.choices, *program.notices)
+        by_rank = [self.programs.own_shares(one.micro_batches) for one in loaded]
+        fragments = due(self.programs.plan, step, loaded[0].ends_epoch)
+        alone = self.programs.plan.sync.alone
+        own = [self.programs.for_step(s, fragments) for s in (by_rank if alone else by_rank[:1])]
+        self.notices = (*self.programs.choices, *own[0].notices)
         self.rounds_to_float32 = self.rounds_to_float32 or _rounds(self.programs, by_rank[0][0])
-        run_step(self.machines, program, step, by_rank)
+        run_step(self.machines, own if alone else own[0], step, by_rank)
         return True
 
     @property
@@ -171,11 +174,11 @@ def _rounds(programs: Programs, share: Share) -> bool:
     return False
 
 
-def _shares(
+def _loaded(
     job: Job, plan: Plan, step: int, num_samples: int | None, programs: Programs
-) -> list[tuple[Share, ...]] | None:
+) -> list[LoadedStep] | None:
     order = job.order(num_samples)
-    found: list[tuple[Share, ...]] = []
+    found: list[LoadedStep] = []
     for own in range(plan.data_ranks):
         with Loader(
             source=programs.captures.source, order=order, batch=job.batch, accumulate=job.accumulate, rank=own,
@@ -184,7 +187,7 @@ def _shares(
             loaded = next(iter(loader), None)
         if loaded is None:
             return None
-        found.append(loaded.micro_batches)
+        found.append(loaded)
     return [found[plan.data_coordinate(rank)] for rank in range(plan.mesh.size)]
 
 

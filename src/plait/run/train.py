@@ -77,6 +77,7 @@ def train(
     dtype: torch.dtype = torch.float32,
     record_gradients: bool = False,
     extra: Mapping[str, Any] | None = None,
+    slow: Mapping[int, float] | None = None,
 ) -> Result:
     """Train `job` and return its result; see `plait run --help` for what the options mean."""
     if not isinstance(job, Job):
@@ -89,6 +90,7 @@ def train(
         job = replace(job, steps=steps, epochs=None)
     tell = listener if listener is not None else (lambda event: None)
     check_options(device, checkpoint_every)
+    check_slow(slow or {}, chosen, device)
     checkpoint = (
         locate_checkpoint(Path(resume), on_notice=lambda text: tell({"notice": text})) if resume else None
     )
@@ -119,6 +121,7 @@ def train(
         trace=trace,
         clock_offset_ns=clock_offset_ns(),
         hang_s=hang_s,
+        slow=dict(slow or {}),
     )
     total_steps = job.total_steps(programs.captures.source.num_samples)
     if total_steps is not None and total_steps <= start_step:
@@ -149,6 +152,22 @@ def check_options(device: str, checkpoint_every: int | None) -> None:
         raise UsageError(
             f"checkpoint_every={checkpoint_every} is not a number of steps.", fix="use 1 or more."
         )
+
+
+def check_slow(slow: Mapping[int, float], plan: Plan, device: str) -> None:
+    """Refuse stragglers that no rank can be."""
+    for rank, factor in slow.items():
+        if not 0 <= rank < plan.mesh.size:
+            raise UsageError(
+                f"slow={rank}={factor:g} names no worker; there are {plan.mesh.size}.",
+                fix=f"name one from 0 to {plan.mesh.size - 1}.",
+            )
+        if not factor >= 1:
+            raise UsageError(
+                f"slow={rank}={factor:g} makes nothing slower.", fix="use a factor of 1 or more."
+            )
+    if slow and device != "cpu":
+        raise UsageError("slow emulates stragglers on processors only.", fix="use --device cpu.")
 
 
 def _continued_from(checkpoint: Path, job: Job) -> int:

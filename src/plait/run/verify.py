@@ -158,6 +158,8 @@ def verify(
     tell = listener if listener is not None else (lambda event: None)
     known = against if against is not None else reference_of(job, steps=steps, fp32=fp32, listener=tell)
     job, dtype = known.job, known.dtype
+    if chosen.sync.compress != "none":
+        known = _compressed_reference(known, chosen, serial, tell)
     tell({"stage": f"{chosen.name} on {chosen.mesh.size} ranks"})
     record = (
         run_serially(job, chosen, known.steps, dtype, reduce=reduce, captures=known.captures)
@@ -178,8 +180,36 @@ def verify(
         serial=serial,
         differences=_largest_by_kind(found),
         first=next((difference for difference in found if not difference.ok), None),
-        notices=(*record.notices, *_batch_norm_notice(job, record, chosen), *_rounding_notice(known.record)),
+        notices=(
+            *record.notices,
+            *_batch_norm_notice(job, record, chosen),
+            *_rounding_notice(known.record),
+            *_compression_notice(chosen),
+        ),
     )
+
+
+def _compressed_reference(known: Reference, plan: Plan, serial: bool, tell: Listener) -> Reference:
+    """What all ranks of a plan that loses something on the way compute in one process."""
+    if serial:
+        raise UsageError(
+            f"sync.compress={plan.sync.compress} is lossy: no run of one rank computes the same, so processes are "
+            "compared with all ranks in one process.",
+            fix="verify it without --serial.",
+        )
+    tell({"stage": f"{plan.name} on {plan.mesh.size} ranks in one process"})
+    return replace(
+        known, record=run_serially(known.job, plan, known.steps, known.dtype, captures=known.captures)
+    )
+
+
+def _compression_notice(plan: Plan) -> list[str]:
+    if plan.sync.compress == "none":
+        return []
+    return [
+        f"sync.compress={plan.sync.compress} is lossy: one rank computes other gradients. Compared were processes with "
+        "all ranks in one process, which compress alike."
+    ]
 
 
 def in_float64(job: Job) -> Job:

@@ -6,11 +6,11 @@ In: a `Task` (job, plan, settings) and a seat among the ranks. Out: files in the
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,15 +38,6 @@ from plait.run.shared_links import links_between
 from plait.run.state import ModelState
 from plait.trace.recorder import Recorder
 
-Beside = Literal["data", "host", "evaluate", "checkpoint"]
-_BESIDE: dict[Beside, tuple[int, str]] = {
-    "data": (900_000_000, "wait for the loader"),
-    "host": (900_000_001, "find or compile the program"),
-    "evaluate": (900_000_002, "evaluate"),
-    "checkpoint": (900_000_003, "hand over a checkpoint"),
-}
-"""Ids of spans that are no instructions."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
@@ -68,6 +59,8 @@ class Task:
     trace: bool = True
     clock_offset_ns: int | None = None
     hang_s: float = 300.0
+    slow: Mapping[int, float] = field(default_factory=dict)
+    """Ranks that are to take so many times as long to compute as they need."""
 
 
 def run_worker(task: Task, seat: Seat, programs: Programs) -> dict[str, Any]:
@@ -93,9 +86,6 @@ class _Worker:
         self.is_first = seat.rank == 0
         self.source = programs.captures.source
         self.recorder = Recorder(seat.rank, offset_ns=task.clock_offset_ns) if task.trace else None
-        if self.recorder is not None:
-            for kind, (number, name) in _BESIDE.items():
-                self.recorder.describe(number, kind=kind, name=name, lane="compute")
         clock = CudaClock() if device.type == "cuda" and task.trace else None
         self.observer = WorkerObserver(seat.board, self.recorder, clock)
         links = links_between(task.plan.mesh, seat.rank, device, timeout_s=_timeout_s(task))
@@ -105,6 +95,7 @@ class _Worker:
         if task.resume is not None:
             self._resume(task.resume)
         self.machine = Machine(seat.rank, self.state, links, self.observer)
+        self.machine.slowdown = task.slow.get(seat.rank, 1.0)
         if task.record_gradients:
             self.machine.store.on_ready = self._keep_gradients
         self.gradients: list[dict[str, Tensor]] = []
@@ -134,7 +125,7 @@ class _Worker:
         with self._loader() as loader:
             for loaded in self._timed(loader):
                 shares = self.programs.own_shares(loaded.micro_batches)
-                with self._beside(loaded.step, "host"):
+                with self.observer.beside(loaded.step, "host"):
                     program = self.programs.for_step(shares)
                 if loaded.step == self.start_step:
                     self._agree("program", program.digest())
@@ -154,7 +145,7 @@ class _Worker:
         steps = iter(loader)
         number = self.start_step
         while True:
-            with self._beside(number, "data"):
+            with self.observer.beside(number, "data"):
                 loaded = next(steps, None)
             if loaded is None:
                 return
@@ -239,7 +230,7 @@ class _Worker:
         return due and self.job.evaluate is not None
 
     def _evaluate(self, step: int, epoch: int) -> None:
-        with self._beside(step, "evaluate"):
+        with self.observer.beside(step, "evaluate"):
             held_out = self.programs.held_out
             assert held_out is not None
             with self.state.whole_model(self._exchange):
@@ -259,14 +250,6 @@ class _Worker:
             return placed.cpu()
         return tensor
 
-    @contextmanager
-    def _beside(self, step: int, kind: Beside) -> Iterator[None]:
-        """Work between steps that is no instruction, but takes time that the trace should show."""
-        self.seat.board.enter(step, -1, kind, False)
-        began = time.perf_counter_ns()
-        yield
-        self.observer.record(step, _BESIDE[kind][0], began, time.perf_counter_ns())
-
     def _agree(self, what: str, digest: str) -> None:
         self.seat.board.enter(self.start_step, -1, f"compare {what}", self.seat.ranks > 1)
         check_agreement(what, digest, self.seat.ranks)
@@ -276,7 +259,7 @@ class _Worker:
             return
         if self.journal is not None:
             self.journal.flush()  # a run resumed from here must find what led here, whatever kills this one
-        with self._beside(self.state.steps_done - 1, "checkpoint"):
+        with self.observer.beside(self.state.steps_done - 1, "checkpoint"):
             state = self.state.to_checkpoint(self._extra(), self._exchange)
             if self.saver is not None:
                 self.saver.submit(state)

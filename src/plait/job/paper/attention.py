@@ -6,7 +6,7 @@ In: queries, keys and values [samples, heads, positions, width]. Out: the attend
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from plait.job.paper.shapes import TransformerShape
@@ -32,6 +32,17 @@ def attend(
     if shape.dropout:
         weights = F.dropout(weights, shape.dropout, training)
     return torch.matmul(weights, v)
+
+
+class Attend(nn.Module):
+    """`attend` as a module, so that a plan can name it: `memory.recompute=[blocks.*.attend]`."""
+
+    def __init__(self, shape: TransformerShape, *, causal: bool) -> None:
+        super().__init__()
+        self.shape, self.causal = shape, causal
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(self.shape, q, k, v, causal=self.causal, training=self.training)
 
 
 def heads_of(x: Tensor, num_heads: int) -> Tensor:

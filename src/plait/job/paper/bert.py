@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from plait.job.paper.attention import attend, heads_of, merged
+from plait.job.paper.attention import Attend, heads_of, merged
 from plait.job.paper.shapes import TransformerShape
 
 
@@ -22,6 +22,7 @@ class BertBlock(nn.Module):
         self.q = nn.Linear(hidden, hidden, bias=shape.bias)
         self.k = nn.Linear(hidden, width, bias=shape.bias)
         self.v = nn.Linear(hidden, width, bias=shape.bias)
+        self.attend = Attend(shape, causal=False)
         self.out = nn.Linear(hidden, hidden, bias=shape.bias)
         self.norm1 = nn.LayerNorm(hidden, bias=shape.bias)
         self.up = nn.Linear(hidden, shape.ffn, bias=shape.bias)
@@ -35,7 +36,7 @@ class BertBlock(nn.Module):
             heads_of(layer(x), heads)
             for layer, heads in ((self.q, shape.heads), (self.k, shape.kv_heads), (self.v, shape.kv_heads))
         )
-        attended = merged(attend(shape, q, k, v, causal=False, training=self.training))
+        attended = merged(self.attend(q, k, v))
         x = self.norm1(x + self.drop(self.out(attended)))
         normed: Tensor = self.norm2(x + self.drop(self.down(F.gelu(self.up(x)))))
         return normed

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from plait.job.paper.attention import attend, heads_of, merged
+from plait.job.paper.attention import Attend, heads_of, merged
 from plait.job.paper.shapes import TransformerShape
 
 
@@ -21,6 +21,7 @@ class GPTBlock(nn.Module):
         self.key_width = shape.kv_heads * width
         self.norm1 = nn.LayerNorm(hidden, bias=shape.bias)
         self.qkv = nn.Linear(hidden, hidden + 2 * self.key_width, bias=shape.bias)
+        self.attend = Attend(shape, causal=True)
         self.out = nn.Linear(hidden, hidden, bias=shape.bias)
         self.norm2 = nn.LayerNorm(hidden, bias=shape.bias)
         self.up = nn.Linear(hidden, shape.ffn, bias=shape.bias)
@@ -31,7 +32,7 @@ class GPTBlock(nn.Module):
         shape = self.shape
         q, k, v = self.qkv(self.norm1(x)).split([shape.hidden, self.key_width, self.key_width], dim=2)
         q, k, v = heads_of(q, shape.heads), heads_of(k, shape.kv_heads), heads_of(v, shape.kv_heads)
-        x = x + self.drop(self.out(merged(attend(shape, q, k, v, causal=True, training=self.training))))
+        x = x + self.drop(self.out(merged(self.attend(q, k, v))))
         narrow: Tensor = self.drop(self.down(F.gelu(self.up(self.norm2(x)))))
         return x + narrow
 

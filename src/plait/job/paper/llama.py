@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from plait.job.paper.attention import attend, heads_of, merged
+from plait.job.paper.attention import Attend, heads_of, merged
 from plait.job.paper.shapes import TransformerShape
 
 _ROTARY_BASE = 500_000.0
@@ -38,6 +38,7 @@ class LlamaBlock(nn.Module):
         self.q = nn.Linear(hidden, hidden, bias=shape.bias)
         self.k = nn.Linear(hidden, shape.kv_heads * width, bias=shape.bias)
         self.v = nn.Linear(hidden, shape.kv_heads * width, bias=shape.bias)
+        self.attend = Attend(shape, causal=True)
         self.out = nn.Linear(hidden, hidden, bias=shape.bias)
         self.norm2 = nn.RMSNorm(hidden, eps=1e-5)
         self.gate = nn.Linear(hidden, shape.ffn, bias=shape.bias)
@@ -53,7 +54,7 @@ class LlamaBlock(nn.Module):
             for layer, heads in ((self.q, shape.heads), (self.k, shape.kv_heads), (self.v, shape.kv_heads))
         )
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        x = x + self.drop(self.out(merged(attend(shape, q, k, v, causal=True, training=self.training))))
+        x = x + self.drop(self.out(merged(self.attend(q, k, v))))
         normed = self.norm2(x)
         narrow: Tensor = self.drop(self.down(F.silu(self.gate(normed)) * self.up(normed)))
         return x + narrow

@@ -1,0 +1,211 @@
+"""Workers that train on their own and average weights now and then: local-sgd, diloco, and easgd where all meet.
+
+In: the program of a worker's step, and which fragments of the model are due. Out: the same with what is averaged before
+or after it. local-sgd and diloco flatten weights after the update, sum them over all workers and mix them in; easgd
+flattens them before the forward, so that their sum is on its way while the step computes. All workers count the same in
+a mean, also one whose share of a step was empty. When an average is due depends on the number of the step alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from plait.plan.plan import DATA, Plan
+from plait.program.check import check_program
+from plait.program.frees import with_frees
+from plait.program.instructions import Collective, Flatten, Instruction, Lookahead, Mix, Momentum, Wait
+from plait.program.program import Bucket, Program, Storage, Value
+
+Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+"""Tensors by name: what each is like."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flat:
+    """Tensors that are averaged together."""
+
+    bucket: Bucket
+    fragment: int
+    """The part of the model that it belongs to."""
+    rule: Literal["mean", "outer", "elastic"]
+
+
+def averages(plan: Plan) -> bool:
+    """Whether all workers of a plan meet now and then to mix their weights."""
+    rule = plan.sync.rule
+    return rule in ("local-sgd", "diloco") or (rule == "easgd" and plan.elastic.variant == "sync")
+
+
+def due(plan: Plan, step: int, ends_epoch: bool) -> tuple[int, ...]:
+    """The fragments of the model that are averaged in a step; which ones depends on its number alone."""
+    if not averages(plan):
+        return ()
+    done = step + 1
+    if plan.sync.rule == "easgd":
+        return (0,) if done % plan.elastic.tau == 0 else ()
+    every, count = plan.average.every, plan.average.fragments
+    everything = tuple(range(count))
+    if plan.sync.rule == "local-sgd" and step < plan.average.warmup:
+        return everything
+    if every == "epoch":
+        return everything if ends_epoch else ()
+    return tuple(k for k in everything if done % every == ((k + 1) * every // count) % every)
+
+
+def flats_of(plan: Plan, parameters: Shapes, buffers: Shapes) -> tuple[Flat, ...]:
+    """What travels together: parameters by fragment, in their order, each cut by `sync.bucket_mib`; then buffers.
+
+    Elastic averaging leaves buffers to the workers.
+    """
+    rule: Literal["mean", "outer", "elastic"] = "mean"
+    if plan.sync.rule != "local-sgd":
+        rule = "outer" if plan.sync.rule == "diloco" else "elastic"
+    count = plan.average.fragments if rule != "elastic" else 1
+    sizes = {name: _num_bytes(*entry) for name, entry in parameters.items()}
+    whole, before = sum(sizes.values()), 0
+    by_fragment: list[dict[str, Any]] = [{} for _ in range(count)]
+    for name, entry in parameters.items():
+        at = before + sizes[name] / 2  # of a tensor on a border, the side that has more of it
+        by_fragment[min(int(at * count / max(whole, 1)), count - 1)][name] = entry
+        before += sizes[name]
+    limit = plan.sync.bucket_mib * 2**20
+    found = [
+        Flat(bucket=bucket, fragment=fragment, rule=rule)
+        for fragment, entries in enumerate(by_fragment)
+        for bucket in _buckets(entries, limit)
+    ]
+    if rule != "elastic":
+        named = {f"buffer:{name}": entry for name, entry in buffers.items() if entry[1].is_floating_point}
+        found += [Flat(bucket=b, fragment=count - 1, rule="mean") for b in _buckets(named, limit)]
+    return tuple(found)
+
+
+def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return torch.Size(shape).numel() * dtype.itemsize
+
+
+def _buckets(entries: Shapes, limit: float) -> list[Bucket]:
+    groups: list[tuple[torch.dtype, list[str]]] = []
+    open_: dict[torch.dtype, tuple[list[str], float]] = {}
+    for name, (shape, dtype) in entries.items():
+        names, room = open_.get(dtype, ([], 0.0))
+        if room <= 0:
+            names, room = [], limit
+            groups.append((dtype, names))
+        names.append(name)
+        open_[dtype] = (names, room - _num_bytes(shape, dtype))
+    return [
+        Bucket(parameters=tuple(names), shapes=tuple(entries[n][0] for n in names), dtype=dtype, axis=DATA)
+        for dtype, names in groups
+    ]
+
+
+def with_averaging(program: Program, flats: Sequence[Flat], fragments: Sequence[int]) -> Program:
+    """A worker's step with its part in the averages of `fragments`."""
+    writer = _Writer(flats, program.plan)
+    wanted = [index for index, flat in enumerate(flats) if flat.fragment in fragments]
+    (entry,) = program.classes
+    body = list(entry.instructions)
+    if program.plan.sync.rule == "easgd":
+        writer.elastic(body, wanted)
+    else:
+        writer.mean(body, wanted)
+    values, storages = dict(entry.values), dict(entry.storages)
+    for index, flat in enumerate(flats):
+        for name in (f"average:{index}", f"sum:{index}"):
+            values[name] = Value(kind="parameter", shape=(flat.bucket.num_elements,), dtype=flat.bucket.dtype)
+            storages[name] = (Storage(name, flat.bucket.num_bytes),)
+    made = replace(
+        entry,
+        instructions=tuple(with_frees(_renumbered(writer.instructions))),
+        values=values,
+        storages=storages,
+        averages=tuple(flat.bucket for flat in flats),
+    )
+    program = replace(program, classes=(made,))
+    check_program(program)
+    return program
+
+
+class _Writer:
+    """Writes the instructions around those of a step; ids are only unique until they are numbered anew."""
+
+    def __init__(self, flats: Sequence[Flat], plan: Plan) -> None:
+        self.flats = flats
+        self.plan = plan
+        self.instructions: list[Instruction] = []
+
+    def mean(self, body: Sequence[Instruction], wanted: Sequence[int]) -> None:
+        """After the update: all flats are on their way before the first one is waited for."""
+        self.instructions += body
+        started = {}
+        for index in wanted:
+            self._flatten(index)
+            started[index] = self._start(index, f"average:{index}")
+        for index in wanted:
+            self._mix(index, started[index], f"average:{index}", ())
+
+    def elastic(self, body: Sequence[Instruction], wanted: Sequence[int]) -> None:
+        """Weights of before the step travel while it computes, and pull after its update."""
+        moves = self.plan.elastic.momentum > 0
+        every = range(len(self.flats))
+        started = {}
+        for index in every if moves else wanted:
+            self._flatten(index)
+        for index in wanted:
+            started[index] = self._start(index, f"sum:{index}")
+        for index in every if moves else ():
+            self._add(
+                Lookahead, f"look ahead {index}", "update", reads=(f"average:{index}", *self._names(index)),
+                writes=self._names(index), flat=index,
+            )  # fmt: skip
+        self.instructions += body
+        for index in every if moves else ():
+            self._add(
+                Momentum, f"momentum {index}", "update", reads=(f"average:{index}", *self._names(index)),
+                flat=index,
+            )  # fmt: skip
+        for index in wanted:
+            self._mix(index, started[index], f"sum:{index}", (f"average:{index}",))
+
+    def _flatten(self, index: int) -> None:
+        self._add(
+            Flatten, f"flatten weights {index}", "update", reads=self._names(index),
+            writes=(f"average:{index}",), flat=index,
+        )  # fmt: skip
+
+    def _start(self, index: int, writes: str) -> int:
+        return self._add(
+            Collective, f"all_reduce weights {index}", "communication", lane="communication", op="all_reduce",
+            axis=DATA, reads=(f"average:{index}",), writes=(writes,),
+            num_bytes=self.flats[index].bucket.num_bytes,
+        )  # fmt: skip
+
+    def _mix(self, index: int, started: int, total: str, own: tuple[str, ...]) -> None:
+        self._add(Wait, f"wait for weights {index}", "wait", of=started, reads=(total,), writes=(total,))
+        self._add(
+            Mix, f"mix weights {index}", "update", reads=(total, *own), writes=self._names(index), flat=index,
+            rule=self.flats[index].rule,
+        )  # fmt: skip
+
+    def _names(self, index: int) -> tuple[str, ...]:
+        names = self.flats[index].bucket.parameters
+        return tuple(name if name.startswith("buffer:") else f"parameter:{name}" for name in names)
+
+    def _add(self, cls: Any, name: str, kind: str, **fields: Any) -> int:
+        number = -1 - len(self.instructions)  # the body's are not negative
+        self.instructions.append(cls(id=number, name=name, kind=kind, **fields))
+        return number
+
+
+def _renumbered(instructions: Sequence[Instruction]) -> list[Instruction]:
+    """Ids as positions."""
+    at = {instruction.id: index for index, instruction in enumerate(instructions)}
+    return [
+        replace(instruction, id=index, of=at[instruction.of])
+        if isinstance(instruction, Wait)
+        else replace(instruction, id=index)
+        for index, instruction in enumerate(instructions)
+    ]

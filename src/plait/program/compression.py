@@ -1,0 +1,222 @@
+"""What is sent of a bucket whose gradients are compressed, and the instructions that send it.
+
+In: a bucket, the plan's settings. Out: instructions in place of its all-reduce: `Compress`, collectives, `Decompress`.
+Only gradients are compressed: the scalars of a step have a bucket of their own. Methods: fp16 and bf16 cast and sum;
+powersgd sums the two factors of each matrix, first the left ones and then the right ones (Vogels et al. 2019, algorithm
+1); topk gathers the largest values of every rank. What powersgd and topk do not send is added to the next step's.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from plait.errors import ProgramError
+from plait.plan.decisions import Sync
+from plait.plan.plan import Plan
+from plait.program.instructions import (
+    Accumulate,
+    Collective,
+    Compress,
+    Decompress,
+    Finish,
+    Instruction,
+    Wait,
+)
+from plait.program.program import Bucket, RankProgram, Storage, Value
+
+INDEX = torch.int32
+"""Of topk's places in a bucket."""
+CASTS = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Matrix:
+    """A gradient that powersgd approximates."""
+
+    position: int
+    """In the bucket."""
+    rows: int
+    columns: int
+    """All dims but the first."""
+    rank: int
+    """Columns of its factors."""
+
+
+def matrices(bucket: Bucket, rank: int) -> tuple[Matrix, ...]:
+    """The gradients of a bucket that are larger than their factors; the others travel whole, with the left factors."""
+    found = []
+    for position, shape in enumerate(bucket.shapes):
+        count = torch.Size(shape).numel()
+        if len(shape) < 2 or count == 0:
+            continue
+        rows, columns = shape[0], count // shape[0]
+        if rank * (rows + columns) < count:
+            found.append(Matrix(position=position, rows=rows, columns=columns, rank=rank))
+    return tuple(found)
+
+
+def num_kept(bucket: Bucket, keep: float) -> int:
+    """Values of a bucket that topk sends."""
+    return max(1, round(keep * bucket.num_elements))
+
+
+def is_compressed(plan: Plan, bucket: Bucket) -> bool:
+    """Whether a bucket travels compressed: those of gradients, not of scalars or buffers."""
+    gradients = [name for name in bucket.parameters if not name.startswith("buffer:")]
+    return plan.sync.compress != "none" and bucket.axis is not None and bool(gradients)
+
+
+def messages(bucket: Bucket, sync: Sync) -> tuple[Value, ...]:
+    """What a rank sends of a bucket, message by message."""
+    if sync.compress in CASTS:
+        return (_value(bucket.num_elements, CASTS[sync.compress]),)
+    if sync.compress == "topk":
+        kept = num_kept(bucket, sync.compress_keep)
+        return (_value(kept * (bucket.dtype.itemsize + INDEX.itemsize), torch.uint8),)
+    cut = matrices(bucket, sync.compress_rank)
+    whole = bucket.num_elements - sum(matrix.rows * matrix.columns for matrix in cut)
+    left = _value(whole + sum(matrix.rows * matrix.rank for matrix in cut), bucket.dtype)
+    right = _value(sum(matrix.columns * matrix.rank for matrix in cut), bucket.dtype)
+    return (left, right) if cut else (left,)
+
+
+def bytes_sent(bucket: Bucket, sync: Sync, ranks: int) -> int:
+    """Bytes that the collectives of a compressed bucket name: of topk, what all ranks send."""
+    own = sum(value.num_bytes for value in messages(bucket, sync))
+    return own * ranks if sync.compress == "topk" else own
+
+
+Add = Callable[..., int]
+"""Appends an instruction: (class, name, kind, fields) -> its id."""
+
+
+@dataclass(slots=True)
+class Travelling:
+    """A compressed bucket under way."""
+
+    index: int
+    bucket: Bucket
+    micro_batch: int | None
+    parts: tuple[Value, ...]
+    started: list[int]
+    """Ids of the collectives so far."""
+
+    def name(self, part: int) -> str:
+        """The value that a message is made from."""
+        return f"packed:{self.index}:{part}"
+
+
+class CompressedSums:
+    """Writes the instructions that sum compressed buckets: `send`, `go_on` with the second message, `settle`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        add: Add,
+        values: dict[str, Value] | None = None,
+        storages: dict[str, tuple[Storage, ...]] | None = None,
+    ) -> None:
+        self._plan, self._add = plan, add
+        self._values = values if values is not None else {}
+        self._storages = storages if storages is not None else {}
+        self._under_way: list[Travelling] = []
+
+    def send(self, index: int, bucket: Bucket, micro_batch: int | None) -> None:
+        """Start to sum a bucket; the one before it moves on meanwhile."""
+        parts = messages(bucket, self._plan.sync)
+        travelling = Travelling(index, bucket, micro_batch, parts, [])
+        self._send(travelling, reads=(f"bucket:{index}",))
+        for other in self._under_way:
+            self._go_on(other)
+        self._under_way.append(travelling)
+        if not self._plan.sync.overlap:
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait for all that is under way, and turn it back into gradients."""
+        for travelling in self._under_way:
+            self._go_on(travelling)
+        for travelling in self._under_way:
+            self._wait(travelling)
+            index = travelling.index
+            reads = [self._sum_name(travelling, part) for part in range(len(travelling.parts))]
+            self._add(
+                Decompress, f"decompress bucket {index}", "update", bucket=index,
+                method=self._plan.sync.compress, reads=tuple(reads), writes=(f"bucket:{index}",),
+            )  # fmt: skip
+        self._under_way.clear()
+
+    def _send(self, travelling: Travelling, reads: tuple[str, ...]) -> None:
+        part, sync, index = len(travelling.started), self._plan.sync, travelling.index
+        name, value = travelling.name(part), travelling.parts[part]
+        self._describe(name, value)
+        self._add(
+            Compress, f"compress bucket {index}" + (f", part {part}" if part else ""), "backward", bucket=index,
+            method=sync.compress, part=part, reads=reads, writes=(name,), micro_batch=travelling.micro_batch,
+        )  # fmt: skip
+        assert travelling.bucket.axis is not None
+        ranks = self._plan.mesh.size_of(travelling.bucket.axis)
+        gathers = sync.compress == "topk"
+        to = self._sum_name(travelling, part)
+        if gathers:
+            self._describe(to, _value(value.shape[0] * ranks, value.dtype))
+        op = "all_gather" if gathers else "all_reduce"
+        travelling.started.append(
+            self._add(
+                Collective, f"{op} {name}", "communication", lane="communication", op=op,
+                axis=travelling.bucket.axis, extents=(value.shape[0],) * ranks if gathers else (), reads=(name,),
+                writes=(to,), micro_batch=travelling.micro_batch,
+                num_bytes=value.num_bytes * (ranks if gathers else 1),
+            )
+        )  # fmt: skip
+
+    def _go_on(self, travelling: Travelling) -> None:
+        """Send the second message of a bucket that has one and whose first is under way."""
+        if len(travelling.started) < len(travelling.parts):
+            self._wait(travelling)
+            self._send(travelling, reads=(f"bucket:{travelling.index}", travelling.name(0)))
+
+    def _wait(self, travelling: Travelling) -> None:
+        name = self._sum_name(travelling, len(travelling.started) - 1)
+        self._add(
+            Wait, f"wait for {name}", "wait", of=travelling.started[-1], reads=(name,), writes=(name,),
+            micro_batch=travelling.micro_batch,
+        )  # fmt: skip
+
+    def _sum_name(self, travelling: Travelling, part: int) -> str:
+        gathers = self._plan.sync.compress == "topk"
+        return f"gathered:{travelling.index}" if gathers else travelling.name(part)
+
+    def _describe(self, name: str, value: Value) -> None:
+        self._values[name] = value
+        self._storages[name] = (Storage(name=name, num_bytes=value.num_bytes),)
+
+
+def check_compressed(entry: RankProgram, index: int, sync: Sync, filled: Sequence[Instruction]) -> None:
+    """Raise where a compressed bucket is not filled, sent message by message, and turned back once, in this order."""
+    bucket, name = entry.buckets[index], f"bucket:{index}"
+    own = [i for i in entry.instructions if isinstance(i, Compress | Decompress) and i.bucket == index]
+    sent = [
+        i
+        for i in entry.instructions
+        if isinstance(i, Collective) and i.reads[0].startswith(f"packed:{index}:")
+    ]
+    parts = messages(bucket, sync)
+    expected: list[Any] = [*range(len(parts)), "back"]
+    if [i.part if isinstance(i, Compress) else "back" for i in own] != expected or len(sent) != len(parts):
+        raise ProgramError(
+            f"{name} must be compressed and sent in {len(parts)} parts and turned back once; there are "
+            f"{len(sent)} messages and: {', '.join(i.name for i in own)}."
+        )
+    last = max((i.id for i in filled if isinstance(i, Accumulate)), default=-1)
+    finish = next(i.id for i in entry.instructions if isinstance(i, Finish))
+    order = [last, *(place for pair in zip(own, sent, strict=False) for place in (pair[0].id, pair[1].id))]
+    order += [own[-1].id, finish]
+    if order != sorted(order):
+        raise ProgramError(f"{name} is compressed, sent and turned back in another order: {order}.")
+
+
+def _value(count: int, dtype: torch.dtype) -> Value:
+    return Value(kind="gradient", shape=(count,), dtype=dtype)

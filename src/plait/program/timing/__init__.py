@@ -1,0 +1,1 @@
+"""How long the parts of a program take on a cluster."""

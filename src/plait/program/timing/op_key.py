@@ -1,0 +1,63 @@
+"""Names for what can be timed once and looked up later: ops by their shapes, updates, exchanges.
+
+In: a node, an instruction. Out: text that is equal where the same work is done. A time holds for the load under which
+it was taken, so each name begins with the number of ranks that were busy on the host.
+"""
+
+from collections.abc import Iterable
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import fx
+
+from plait.program.instructions import Collective, Send
+
+_LONG = 300
+
+
+def op_key(node: fx.Node, busy: int) -> str:
+    """`2|aten.mm.default(float32[16,1024], float32[1024,2048]/1,1024)`."""
+    parts = [_told(argument) for argument in node.args]
+    parts += [f"{name}={_told(value)}" for name, value in node.kwargs.items()]
+    return _short(f"{busy}|{node.target}({', '.join(parts)})")
+
+
+def update_key(optimizer: str, shapes: Iterable[tuple[int, ...]], busy: int) -> str:
+    """One step of an optimizer on tensors of these shapes."""
+    every = list(shapes)
+    count = sum(torch.Size(shape).numel() for shape in every)
+    digest = sha256(repr(every).encode()).hexdigest()[:12]
+    return f"{busy}|update {optimizer} of {len(every)} tensors, {count} elements ({digest})"
+
+
+def exchange_key(instruction: Collective | Send, size: int, busy: int) -> str:
+    """A collective of `size` ranks, or a message; buckets and chunks lie where links find them."""
+    if isinstance(instruction, Send):
+        return f"{busy}|send {instruction.num_bytes}"
+    name = instruction.reads[0]
+    place = "placed " if name.startswith(("bucket:", "chunk:")) else ""
+    return f"{busy}|{place}{instruction.op} {instruction.num_bytes} over {size}"
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, fx.Node):
+        return _tensor(value.meta.get("val"))
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(_told(entry) for entry in value)}]"
+    if isinstance(value, torch.device):
+        return "device"
+    return str(value)
+
+
+def _tensor(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return "?" if value is None else str(type(value).__name__)
+    text = (
+        f"{str(value.dtype).removeprefix('torch.')}[{','.join(str(int(extent)) for extent in value.shape)}]"
+    )
+    return text if value.is_contiguous() else f"{text}/{','.join(str(int(step)) for step in value.stride())}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONG else f"{text[:_LONG]}#{sha256(text.encode()).hexdigest()[:12]}"

@@ -1,0 +1,141 @@
+"""The weights of a worker that trains on its own, and how those of others are mixed in.
+
+In: sums over all workers of flattened weights. Out: weights moved by the plan's rule, with n workers:
+
+    mean      W <- sum / n
+    outer     delta = center - sum / n;  v <- mu v + delta;  center <- center - lr (delta + mu v);  W <- center
+    elastic   W <- W - eta rho (W' - center);  center <- center + eta rho (sum - n center)
+
+where W' is what the worker had when the weights were summed and eta is the current learning rate of its first parameter
+group. Centers are equal on all workers, bit for bit. It communicates only to show the mean to an evaluation or a
+checkpoint, and then leaves the worker's own weights as they were.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from plait.plan.plan import Plan
+from plait.program.averaging import averages
+from plait.program.program import Bucket
+from plait.run.links import Links
+from plait.run.state import ModelState
+
+Sum = Callable[[Tensor], Tensor]
+"""Adds a tensor up over all workers."""
+
+
+class Averaging:
+    """What one worker keeps for averages beside its model."""
+
+    def __init__(self, state: ModelState, links: Links) -> None:
+        self._state = state
+        self._links = links
+        self._flats: dict[Bucket, tuple[Tensor, list[Tensor]]] = {}
+        self.center: dict[str, Tensor] = {}
+        """Of diloco and easgd: by parameter, what workers are drawn to."""
+        self.velocity: dict[str, Tensor] = {}
+        """By parameter: diloco's outer momentum, or that of easgd's worker."""
+
+    def begin(self, plan: Plan) -> None:
+        """Take the weights as the center, where there is to be one and none was loaded."""
+        if self.center or not averages(plan) or plan.sync.rule == "local-sgd":
+            return
+        self.center = {name: p.detach().clone() for name, p in self._state.named}
+        self.velocity = {name: torch.zeros_like(center) for name, center in self.center.items()}
+
+    def flatten(self, bucket: Bucket) -> Tensor:
+        """Copy tensors into their flat."""
+        if bucket not in self._flats:
+            assert bucket.axis is not None
+            flat = self._links.buffer(bucket.num_elements, bucket.dtype, self._state.device, bucket.axis)
+            sizes = [torch.Size(shape).numel() for shape in bucket.shapes]
+            pieces = torch.split(flat, sizes)
+            self._flats[bucket] = flat, [p.view(s) for p, s in zip(pieces, bucket.shapes, strict=True)]
+        flat, views = self._flats[bucket]
+        torch._foreach_copy_(views, self._own(bucket))
+        return flat
+
+    def look_ahead(self, bucket: Bucket, momentum: float) -> None:
+        """Move weights to where momentum alone would bring them."""
+        velocity = [self.velocity[name] for name in bucket.parameters]
+        torch._foreach_add_(self._own(bucket), velocity, alpha=momentum)
+
+    def take_momentum(self, bucket: Bucket) -> None:
+        """How far weights have come since they were flattened."""
+        velocity = [self.velocity[name] for name in bucket.parameters]
+        torch._foreach_copy_(velocity, self._own(bucket))
+        torch._foreach_sub_(velocity, self._flats[bucket][1])
+
+    def mean(self, bucket: Bucket, total: Tensor, workers: int) -> None:
+        """Take the mean."""
+        torch._foreach_copy_(self._own(bucket), _views(bucket, total.div_(workers)))
+
+    def outer(self, bucket: Bucket, total: Tensor, workers: int, lr: float, momentum: float) -> None:
+        """A step of the outer optimizer from the center towards the mean, and go there."""
+        centers, velocities = self._kept(bucket)
+        deltas = torch._foreach_sub(centers, _views(bucket, total.div_(workers)))
+        torch._foreach_mul_(velocities, momentum)
+        torch._foreach_add_(velocities, deltas)
+        torch._foreach_add_(deltas, velocities, alpha=momentum)
+        torch._foreach_sub_(centers, deltas, alpha=lr)
+        torch._foreach_copy_(self._own(bucket), centers)
+
+    def elastic(self, bucket: Bucket, total: Tensor, workers: int, rho: float) -> None:
+        """Draw the weights towards the center, and the center towards those of all workers."""
+        strength = self.rate * rho
+        centers, _ = self._kept(bucket)
+        apart = torch._foreach_sub(self._flats[bucket][1], centers)
+        torch._foreach_sub_(self._own(bucket), apart, alpha=strength)
+        shifts = torch._foreach_sub(_views(bucket, total), centers, alpha=workers)
+        torch._foreach_add_(centers, shifts, alpha=strength)
+
+    @property
+    def rate(self) -> float:
+        """The current learning rate."""
+        return float(self._state.optimizer.param_groups[0]["lr"])
+
+    def _own(self, bucket: Bucket) -> list[Tensor]:
+        state = self._state
+        return [
+            state.buffers[name.removeprefix("buffer:")]
+            if name.startswith("buffer:")
+            else state.parameters[name].detach()
+            for name in bucket.parameters
+        ]
+
+    def _kept(self, bucket: Bucket) -> tuple[list[Tensor], list[Tensor]]:
+        return [self.center[n] for n in bucket.parameters], [self.velocity[n] for n in bucket.parameters]
+
+    @contextmanager
+    @torch.no_grad()
+    def shown(self, plan: Plan, add_up: Sum) -> Iterator[None]:
+        """The model as all workers together have it: easgd's center, else their mean; buffers are means.
+
+        All workers must ask at the same time; each has its own back afterwards.
+        """
+        if not averages(plan):
+            yield
+            return
+        state, workers = self._state, plan.mesh.size
+        own = {f"parameter:{name}": p.detach() for name, p in state.named}
+        own |= {f"buffer:{name}": b for name, b in state.buffers.items() if b.is_floating_point()}
+        before = {name: tensor.clone() for name, tensor in own.items()}
+        for name, tensor in own.items():
+            found = self.center.get(name.removeprefix("parameter:")) if plan.sync.rule == "easgd" else None
+            if found is None:
+                found = add_up(tensor.clone()).to(tensor.device) / workers
+            tensor.copy_(found)
+        try:
+            yield
+        finally:
+            for name, tensor in own.items():
+                tensor.copy_(before[name])
+
+
+def _views(bucket: Bucket, flat: Tensor) -> list[Tensor]:
+    sizes = [torch.Size(shape).numel() for shape in bucket.shapes]
+    pieces: Sequence[Tensor] = torch.split(flat, sizes)
+    return [piece.view(shape) for piece, shape in zip(pieces, bucket.shapes, strict=True)]

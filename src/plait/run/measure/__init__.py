@@ -1,0 +1,1 @@
+"""How fast this machine is: its ops, its memory, its links."""

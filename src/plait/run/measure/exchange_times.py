@@ -1,0 +1,152 @@
+"""Time the exchanges of a program between processes of this machine, each by itself.
+
+In: a program. Out: what there is to time, and on each rank seconds by `exchange_key`. All ranks time the same list in
+the same order, in groups of the size that the program has; the ranks of a group start together, so that waiting for
+each other is not counted. Halos are not timed.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from plait.plan.mesh import Mesh
+from plait.program.instructions import Collective, Recv, Send
+from plait.program.program import Program
+from plait.program.timing.op_key import exchange_key
+from plait.run.links import Links
+from plait.run.shared_links import links_between
+
+_OTHERS, _GROUP = "data", "tensor"
+_CPU = torch.device("cpu")
+_REPEATS = 9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchange:
+    """Something to time."""
+
+    key: str
+    """Under which its time is kept."""
+    size: int
+    """Ranks that meet."""
+    instruction: Collective | Send
+    """As it stands in the program."""
+    shape: tuple[int, ...]
+    """Of the tensor that a rank brings."""
+    dtype: torch.dtype
+    placed: bool
+    """Whether the tensor lies where links find it: buckets and chunks of parameters."""
+
+
+def exchanges_of(program: Program, busy: int) -> list[Exchange]:
+    """All exchanges that differ, in the same order wherever it is asked."""
+    mesh = program.plan.mesh
+    found: dict[str, Exchange] = {}
+    for entry in program.classes:
+        for instruction in entry.instructions:
+            if isinstance(instruction, Send):
+                shape, dtype, size = (max(instruction.num_bytes, 1),), torch.uint8, 2
+            elif isinstance(instruction, Collective) and not instruction.op.startswith("halo"):
+                size = mesh.size_of(instruction.axis)
+                name = instruction.reads[0]
+                index = int(name.partition(":")[2]) if name.startswith(("bucket:", "chunk:")) else 0
+                if name.startswith("bucket:"):
+                    bucket = entry.buckets[index]
+                    shape, dtype = (bucket.num_elements,), bucket.dtype
+                elif name.startswith("chunk:"):
+                    group = program.layout.groups[index]
+                    shape, dtype = (group.chunk_elements,), group.dtype
+                elif name in entry.values:
+                    shape, dtype = entry.values[name].shape, entry.values[name].dtype
+                else:
+                    shape, dtype = (), torch.float32
+            else:
+                continue
+            if size > 1:
+                key = exchange_key(instruction, size, busy)
+                placed = instruction.reads[0].startswith(("bucket:", "chunk:"))
+                found[key] = Exchange(
+                    key=key, size=size, instruction=instruction, shape=shape, dtype=dtype, placed=placed
+                )
+    return [found[key] for key in sorted(found)]
+
+
+def time_exchanges(exchanges: Sequence[Exchange], rank: int, ranks: int) -> dict[str, float]:
+    """Seconds by key, as this rank saw them; all ranks must be here, in one process group."""
+    found: dict[str, float] = {}
+    links: dict[int, Links] = {}
+    for exchange in exchanges:
+        size = exchange.size
+        if ranks % size:
+            continue
+        if size not in links:
+            mesh = Mesh(axes=((_OTHERS, ranks // size), (_GROUP, size)))
+            links[size] = links_between(mesh, rank, _CPU, timeout_s=60.0)
+        if isinstance(exchange.instruction, Send):
+            found[exchange.key] = _message(exchange, links[size], rank % size)
+        else:
+            found[exchange.key] = _collective(exchange, exchange.instruction, links[size])
+    return found
+
+
+def _collective(exchange: Exchange, like: Collective, links: Links) -> float:
+    instruction = Collective(
+        id=0, name=like.name, kind="communication", op=like.op, axis=_GROUP, dim=like.dim,
+        extents=like.extents, reads=("x",), writes=("y",), num_bytes=like.num_bytes,
+    )  # fmt: skip
+    count = torch.Size(exchange.shape).numel()
+    tensor = links.buffer(count, exchange.dtype, _CPU, _GROUP) if exchange.placed else None
+    own = tensor if tensor is not None else torch.zeros(exchange.shape, dtype=exchange.dtype)
+    gathers = exchange.placed and like.op == "all_gather"
+    times = []
+    for _ in range(_REPEATS):
+        _meet(links)
+        began = time.perf_counter()
+        given = own.clone() if like.op == "all_reduce" and not exchange.placed else own
+        out = torch.empty(count * exchange.size, dtype=exchange.dtype) if gathers else None
+        links.start(instruction, given, out).result()
+        times.append(time.perf_counter() - began)
+    return median(times[1:])
+
+
+def _message(exchange: Exchange, links: Links, place: int) -> float:
+    """Half of the way there and back."""
+    flat = torch.zeros(exchange.shape, dtype=torch.uint8)
+    times = []
+    for number in range(_REPEATS):
+        _meet(links)
+        began = time.perf_counter()
+        for leg in (0, 1):
+            message = f"{exchange.key} {number} {leg}"
+            if place == leg:
+                send = Send(
+                    id=0, name=message, kind="communication", axis=_GROUP, to=1 - leg, message=message
+                )
+                links.send(send, flat).result()
+            else:
+                recv = Recv(
+                    id=0, name=message, kind="communication", axis=_GROUP, source=leg, message=message
+                )
+                links.receive(recv, torch.empty_like(flat)).result()
+        times.append((time.perf_counter() - began) / 2)
+    return median(times[1:])
+
+
+def _meet(links: Links) -> None:
+    instruction = Collective(
+        id=0, name="meet", kind="communication", op="all_reduce", axis=_GROUP, reads=("x",), writes=("y",)
+    )
+    links.start(instruction, torch.zeros(1)).result()
+
+
+def mean_of_ranks(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What several ranks saw, by key."""
+    keys = dict.fromkeys(key for entry in found for key in entry)
+    return {key: _mean([entry[key] for entry in found if key in entry]) for key in keys}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

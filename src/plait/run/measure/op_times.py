@@ -1,0 +1,209 @@
+"""Time the ops of a program on this device, one by one, in the order in which the program runs them.
+
+In: what a rank does in a step, some of its data. Out: seconds by `op_key`. Every op finds its inputs where the op
+before left them, so caches are as warm as they will be; nothing is communicated: what others would send is made up.
+On a GPU the ops are queued behind a pause, so that the host never keeps the device waiting while it is timed.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import mean, median
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from plait.graph.random_ops import random_key
+from plait.program.codegen import function_of
+from plait.program.instructions import Compute
+from plait.program.program import RankProgram, Value
+from plait.program.timing.op_key import op_key
+
+_LASTING = ("parameter:", "buffer:", "constant:")
+_SMALL = 0.02
+"""Spread of made-up numbers: products of many of them stay of their size."""
+_PAUSE_CYCLES = 2_000_000_000
+"""About one second of a GPU's clock: longer than the host needs to queue a step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpTimes:
+    """What was found."""
+
+    seconds: Mapping[str, float]
+    """By `op_key`; the mean where an op occurs several times."""
+    host_s: float
+    """Mean time that the host needs to start one op; on a processor, zero."""
+
+
+@dataclass(slots=True)
+class _Samples:
+    """Times of every op, by its place in the program."""
+
+    device_s: list[list[float]] = field(default_factory=list)
+    host_s: list[float] = field(default_factory=list)
+
+
+def time_ops(
+    own: RankProgram,
+    batch: Sequence[Tensor],
+    device: torch.device,
+    *,
+    busy: int,
+    passes: int = 7,
+    between: Callable[[], None] = lambda: None,
+) -> OpTimes:
+    """Run every segment once a pass; `between` is called before each pass, for ranks that measure together."""
+    computes = _first_of_each_segment(own)
+    nodes = [node for compute in computes for node in own.segments[compute.segment].nodes]
+    values = _Values(own, batch, device)
+    samples = _Samples(device_s=[[] for _ in nodes])
+    clock: _HostClock | _DeviceClock = _DeviceClock() if device.type == "cuda" else _HostClock()
+    with torch.no_grad():
+        for number in range(passes + 1):
+            between()
+            clock.begin()
+            _run(own, computes, values, device, clock)
+            times, host_s = clock.end()
+            if number > 0:  # the first pass allocates and chooses kernels
+                for found, seconds in zip(samples.device_s, times, strict=True):
+                    found.append(seconds)
+                samples.host_s.append(host_s)
+    by_key: dict[str, list[float]] = {}
+    for node, found in zip(nodes, samples.device_s, strict=True):
+        by_key.setdefault(op_key(node, busy), []).append(median(found))
+    host_s = median(samples.host_s) / max(len(nodes), 1) if device.type == "cuda" else 0.0
+    return OpTimes(seconds={key: mean(found) for key, found in by_key.items()}, host_s=host_s)
+
+
+def _first_of_each_segment(own: RankProgram) -> list[Compute]:
+    found: dict[str, Compute] = {}
+    for instruction in own.instructions:
+        if isinstance(instruction, Compute):
+            found.setdefault(instruction.segment, instruction)
+    return list(found.values())
+
+
+def _run(
+    own: RankProgram,
+    computes: Sequence[Compute],
+    values: "_Values",
+    device: torch.device,
+    clock: "_HostClock | _DeviceClock",
+) -> None:
+    for compute in computes:
+        segment = own.segments[compute.segment]
+        local = {name: values.get(read) for name, read in zip(segment.inputs, compute.reads, strict=True)}
+        values.drop(compute.frees)
+        for node, (name, dying) in zip(segment.nodes, segment.steps, strict=True):
+            local[name] = clock.time(*_call(node, local, device))
+            for other in dying:
+                local.pop(other, None)
+        for name, write in zip(segment.outputs, compute.writes, strict=True):
+            values.put(write, local[name])
+        values.drop(compute.frees)
+
+
+def _call(
+    node: fx.Node, local: Mapping[str, Any], device: torch.device
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    def real(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return local[value.name]
+        return device if isinstance(value, torch.device) else value
+
+    args, kwargs = pytree.tree_map(real, (tuple(node.args), dict(node.kwargs)))
+    return function_of(node.target), args, kwargs
+
+
+class _HostClock:
+    """On a processor an op is over when its call returns."""
+
+    def begin(self) -> None:
+        self._times: list[float] = []
+
+    def time(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        start = time.perf_counter_ns()
+        result = function(*args, **kwargs)
+        self._times.append((time.perf_counter_ns() - start) * 1e-9)
+        return result
+
+    def end(self) -> tuple[list[float], float]:
+        return self._times, 0.0
+
+
+class _DeviceClock:
+    """On a GPU: marks between the ops of a full queue; the host's time is that of its calls."""
+
+    def begin(self) -> None:
+        torch.cuda.synchronize()
+        self._host_s = 0.0
+        torch.cuda._sleep(_PAUSE_CYCLES)  # type: ignore[no-untyped-call]
+        self._marks = [self._mark()]
+
+    def _mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def time(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        start = time.perf_counter_ns()
+        result = function(*args, **kwargs)
+        self._host_s += (time.perf_counter_ns() - start) * 1e-9
+        self._marks.append(self._mark())
+        return result
+
+    def end(self) -> tuple[list[float], float]:
+        torch.cuda.synchronize()
+        pairs = zip(self._marks, self._marks[1:], strict=False)
+        return [before.elapsed_time(after) * 1e-3 for before, after in pairs], self._host_s
+
+
+class _Values:
+    """The tensors between segments; what nobody made is made up."""
+
+    def __init__(self, own: RankProgram, batch: Sequence[Tensor], device: torch.device) -> None:
+        self._own, self._device = own, device
+        self._batch = [leaf.to(device) for leaf in batch]
+        self._lasting: dict[str, Any] = {}
+        self._now: dict[str, Any] = {}
+
+    def get(self, name: str) -> Any:
+        for known in (self._now, self._lasting):
+            if name in known:
+                return known[name]
+        made = self._make(name)
+        (self._lasting if name.startswith(_LASTING) else self._now)[name] = made
+        return made
+
+    def put(self, name: str, value: Any) -> None:
+        self._now[name] = value
+
+    def drop(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._now.pop(name, None)
+
+    def _make(self, name: str) -> Any:
+        inner = name.partition("/")[2]
+        if name in self._own.constants:
+            return self._own.constants[name].to(self._device)
+        if inner.startswith("batch."):
+            return self._batch[int(inner.removeprefix("batch."))]
+        if inner.startswith("offset:"):
+            return 0
+        if inner == "key":
+            return random_key(seed=0, step=0, micro_batch=0, first_sample=0, device=self._device)
+        value = self._own.values.get(name)
+        if value is None:
+            return torch.ones((), device=self._device)
+        return _random(value, self._device, positive=name.startswith("buffer:"))
+
+
+def _random(value: Value, device: torch.device, *, positive: bool) -> Tensor:
+    strides = value.strides or torch.empty(value.shape, device="meta").stride()
+    made = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=device)
+    if not value.dtype.is_floating_point:
+        return made.zero_()
+    return made.fill_(1.0) if positive or not value.shape else made.normal_(0.0, _SMALL)
