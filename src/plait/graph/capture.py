@@ -28,7 +28,7 @@ from plait.graph.graph import BatchLayout, Graph, Input
 from plait.graph.loss import as_total_and_weight
 from plait.graph.marks import Marks
 from plait.graph.random_rewrite import rewrite_random
-from plait.graph.refusal import explain, refuse_custom_functions
+from plait.graph.refusal import explain, refuse_custom_functions, refuse_sparse_gradients
 from plait.job.job import Job
 
 LeafShapes = tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -231,6 +231,7 @@ def _assemble(
     graph.eliminate_dead_code()
     trainable = [name for name, parameter in parameters.items() if parameter.requires_grad]
     joint = differentiate(forward, list(parameters), trainable, len(new_buffers), mode)
+    refuse_sparse_gradients(joint.gradients)
     inputs = [
         *(("parameter", name) for name in parameters),
         *(("buffer", name) for name in buffers),

@@ -5,11 +5,12 @@ In: what tracing found or raised. Out: a `CaptureError`. Never changes a graph.
 
 import inspect
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from plait.errors import CaptureError
 
@@ -38,6 +39,16 @@ def refuse_custom_functions(result: Tensor) -> None:
                 where=place,
             )
         stack.extend(parent for parent, _ in node.next_functions)
+
+
+def refuse_sparse_gradients(gradients: Mapping[str, fx.Node]) -> None:
+    """A gradient that names its rows is no dense tensor that could be cut, flattened or summed in place."""
+    sparse = [name for name, node in gradients.items() if node.meta["val"].layout != torch.strided]
+    if sparse:
+        raise CaptureError(
+            f"the gradient of {sparse[0]} is sparse.",
+            fix="drop sparse=True from its layer to have it captured; plans that train whole models run it eagerly.",
+        )
 
 
 def _line_of(backward: type) -> str | None:

@@ -54,6 +54,15 @@ def due(plan: Plan, step: int, ends_epoch: bool) -> tuple[int, ...]:
     return tuple(k for k in everything if done % every == ((k + 1) * every // count) % every)
 
 
+def longest_round(plan: Plan) -> int | None:
+    """Steps after which all ranks have met at least once, whatever step it is; None: they meet once an epoch."""
+    if not averages(plan):
+        return 1
+    if plan.sync.rule == "easgd":
+        return plan.elastic.tau
+    return None if plan.average.every == "epoch" else plan.average.every
+
+
 def flats_of(plan: Plan, parameters: Shapes, buffers: Shapes) -> tuple[Flat, ...]:
     """What travels together: parameters by fragment, in their order, each cut by `sync.bucket_mib`; then buffers.
 

@@ -40,12 +40,12 @@ def make_buckets(
     sums: Mapping[str, tuple[str, ...]],
     layout: Layout,
     plan: Plan,
-    home: Mapping[str, tuple[int, ...]] | None = None,
+    home: Mapping[str, object] | None = None,
     coordinate: int = 0,
 ) -> tuple[Bucket, ...]:
     """Buckets of summed gradients first, in order of production; then those that need no sum; then scalars.
 
-    Of a pipeline: those of the rank at `coordinate`; `home` are the stages of each parameter, which share no bucket.
+    Of a pipeline: those of the rank at `coordinate`; `home` are the stages of each parameter: others share no bucket.
     """
     nodes = graph.nodes()
     order = {name: index for index, name in enumerate(nodes)}

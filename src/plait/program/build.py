@@ -5,7 +5,7 @@ micro-batch forward and backward, buckets sent as soon as the last micro-batch h
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from plait.program.localize import LocalGraph
 from plait.program.memory import storages_of
 from plait.program.placement import Partial
 from plait.program.program import Bucket, RankProgram, Segment, Storage, Value
+from plait.program.relaxed.push_pull import ServerSide, in_order_of_use
 
 
 class StepBuilder:
@@ -63,6 +64,7 @@ class StepBuilder:
         self.started: dict[str, int] = {}
         self.names: dict[int, dict[str, Input]] = {}
         self.gradients = GradientWriter(self)
+        self.servers = ServerSide(buckets, self.add) if plan.sync.has_servers else None
 
     def add_micro_batch(
         self, graph: Graph, local: LocalGraph, early: list[Piece], rest: list[Piece], number: int
@@ -76,6 +78,8 @@ class StepBuilder:
 
     def finish(self) -> RankProgram:
         """The instructions of a step that takes one micro-batch after the other."""
+        if self.servers is not None:
+            self.servers.pull(in_order_of_use(self.micro[0][0], self.buckets, self.micro[0][3]))
         waiting = self.weights()
         for position, (graph, local, _, rest, number) in enumerate(self.micro):
             if waiting is None:
@@ -140,7 +144,7 @@ class StepBuilder:
         position: int,
         waiting: int | None,
     ) -> None:
-        last = position == len(self.micro) - 1
+        last, every = position == len(self.micro) - 1, range(len(self.buckets))
         reached = self._bucket_ends(graph, local)
         fetch = Fetch(self, graph, rest, number, position)
         if position == 0 and waiting is not None:
@@ -152,7 +156,16 @@ class StepBuilder:
                 self.wait("weight", None)
             self.add(Tangent, "tangent", "forward", reads=("weight",), writes=("tangent",), weight=None)
             rest = rest[index:]
-        self.pieces(graph, rest, number, reached, fetch=fetch, local=local, fresh=position == 0, send=last)
+        self.pieces(
+            graph,
+            rest,
+            number,
+            reached,
+            fetch=fetch,
+            local=local,
+            fresh=every if position == 0 else (),
+            send=every if last else (),
+        )
         if local.new_buffers:
             names = tuple(local.new_buffers)
             reads = tuple(self.name_of(graph, node, number) for node in local.new_buffers.values())
@@ -166,6 +179,8 @@ class StepBuilder:
                 buffers=names,
                 micro_batch=number,
             )
+            if last and self.servers is not None:
+                self.servers.push_buffers(names)
 
     def _bucket_ends(self, graph: Graph, local: LocalGraph) -> dict[str, list[int]]:
         order = {node.name: index for index, node in enumerate(local.graph.nodes)}
@@ -185,16 +200,21 @@ class StepBuilder:
         *,
         fetch: Fetch | None = None,
         local: LocalGraph | None = None,
-        fresh: bool = True,
-        send: bool = False,
+        fresh: Collection[int] = (),
+        send: Collection[int] = (),
         buckets: Sequence[int] | None = None,
     ) -> None:
-        """Run pieces of a micro-batch; with `local`, gradients go into `buckets` (None: all) as they are reached."""
+        """Run pieces of a micro-batch; with `local`, gradients go into `buckets` (None: all) as they are reached.
+
+        `fresh` are the buckets that are empty before, `send` those that are full after.
+        """
         done: set[int] = set()
         for piece in pieces:
             if isinstance(piece, Segment):
                 if fetch is not None:
                     fetch.before(piece)
+                if self.servers is not None:
+                    self.servers.wait(in_order_of_use(graph, self.buckets, [piece]), number)
                 self.add(
                     Compute,
                     piece.name,
@@ -210,12 +230,12 @@ class StepBuilder:
                 self.wait(self.name_of(graph, piece.node.name, number), number)
             elif isinstance(piece, Reached) and local is not None:
                 for index in reached.get(piece.node, []):
-                    self.gradients.fill(graph, local, index, number, fresh, send)
+                    self.gradients.fill(graph, local, index, number, index in fresh, index in send)
                     done.add(index)
         if local is not None:
             for index in range(len(self.buckets)) if buckets is None else buckets:
                 if index not in done:
-                    self.gradients.fill(graph, local, index, number, fresh, send)
+                    self.gradients.fill(graph, local, index, number, index in fresh, index in send)
 
     def start_gather(self, group: int, number: int) -> int:
         """Begin to fetch the parameters of a group from the ranks that hold them."""

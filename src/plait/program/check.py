@@ -18,11 +18,13 @@ from plait.program.instructions import (
     Instruction,
     Join,
     Keep,
+    Pull,
     Recv,
     Update,
     Wait,
 )
 from plait.program.program import Bucket, Program, RankProgram
+from plait.program.relaxed.push_pull import SERVERS, check_served
 
 _GIVEN = ("buffer:", "constant:", "chunk:")
 _STAY = ("parameter:", "buffer:", "constant:", "chunk:", "bucket:", "shard:", "average:")
@@ -38,6 +40,8 @@ def check_program(program: Program) -> None:
             _check_waits(entry)
             _check_values(entry, given)
             _check_sums(program, entry)
+            if program.plan.sync.has_servers:
+                check_served(entry)
             if program.plan.pipe.asynchronous:
                 check_update_of_each(program, entry)
                 check_versions(entry)
@@ -81,8 +85,8 @@ def _is_given(entry: RankProgram, name: str, always: tuple[str, ...]) -> bool:
 
 
 def _check_waits(entry: RankProgram) -> None:
-    open_: dict[int, Collective | Recv] = {}
-    pending: dict[str, Collective | Recv] = {}
+    open_: dict[int, Collective | Recv | Pull] = {}
+    pending: dict[str, Collective | Recv | Pull] = {}
     for instruction in entry.instructions:
         if isinstance(instruction, Wait):
             if instruction.of not in open_:
@@ -95,7 +99,7 @@ def _check_waits(entry: RankProgram) -> None:
                 raise ProgramError(
                     f"{told(instruction)} uses {name} while {told(pending[name])} is still communicating it."
                 )
-        if isinstance(instruction, Collective | Recv):
+        if isinstance(instruction, Collective | Recv | Pull):
             open_[instruction.id] = instruction
             for name in instruction.writes:
                 pending[name] = instruction
@@ -120,6 +124,8 @@ def _check_sums(program: Program, entry: RankProgram) -> None:
                 f"{name} is not filled afresh {'each time' if each else 'once and then added to'}."
             )
         _check_all_added(program, bucket, name, filled)
+        if bucket.axis == SERVERS:
+            continue  # in check_served
         if is_compressed(program.plan, bucket):
             check_compressed(entry, index, program.plan.sync, filled)
             continue

@@ -13,6 +13,7 @@ from plait.errors import PlanError
 from plait.graph.graph import Graph
 from plait.job.order import shares as equal_shares
 from plait.plan.plan import DATA, DOMAIN, PIPE, TENSOR, Plan
+from plait.program import compression
 from plait.program.buckets import Ends, bucket_reads, make_buckets, sums_of
 from plait.program.build import StepBuilder
 from plait.program.check import check_program
@@ -31,6 +32,7 @@ from plait.program.program import Bucket, Program, RankProgram
 from plait.program.propagate import Placements, propagate
 from plait.program.recompute import Again, recompute
 from plait.program.recompute_choice import choose
+from plait.program.relaxed.push_pull import SERVERS, buckets_by_input
 from plait.program.schedules import SCHEDULES
 from plait.program.schedules.validity import peak_in_flight
 from plait.program.split import StageGraph, split
@@ -76,6 +78,8 @@ def compile_program(
     sharded = plan.memory.zero > 0 and plan.data_ranks > 1
     ends = [ends_of(first, p, summed=sharded and p.axis.name == DATA) for p in placed]
     sums = sums_of(first, ends, [p.axis for p in placed])
+    if plan.sync.has_servers:
+        sums = dict.fromkeys(sums, (SERVERS,))
     stages = _stages(graphs, plan, micro_batches[0], layout, len(micro_batches))
     if plan.pipe.asynchronous:
         check_suits(plan, graphs, settings.clip_norm, stages)
@@ -107,9 +111,8 @@ def compile_program(
         total_weight=None if None in weights else float(sum(w for w in weights if w is not None)),
     )
     check_program(program)
-    if plan.pipe.asynchronous:
-        return replace(program, notices=(*program.notices, *notices_of(program)))
-    return program
+    told = notices_of(program) if plan.pipe.asynchronous else compression.notices_of(program)
+    return replace(program, notices=(*program.notices, *told))
 
 
 def _room(plan: Plan, num_micro: int) -> Room:
@@ -151,12 +154,6 @@ def _stages(
             found[size] = assign_stages(graph, plan.num_stages, named, there)
     ranks = plan.mesh.size_of(PIPE)
     _check_homes(found, found[first], layout, ranks)
-    for name, parts in found[first].gradients.items():
-        if len({stage % ranks for stage in parts}) < len(parts):
-            raise PlanError(
-                f"{name} is used by the stages {sorted(parts)}, of which two are on one rank.",
-                fix="set pipe.per_rank=1, or pipe.cut so that they are on different ranks.",
-            )
     return found
 
 
@@ -216,7 +213,8 @@ class _Compiler:
         """What the ranks with the same samples and stages as `rank` do."""
         coordinate, settings = self.plan.mesh.coordinate(rank, PIPE), self.settings
         first = self.graphs[self.micro_batches[0]]
-        home = self.stages[self.micro_batches[0]].parameters if self.stages else None
+        stages = self.stages.get(self.micro_batches[0])
+        home = {name: stages.home(name) for name in stages.parameters} if stages is not None else None
         buckets = make_buckets(first, self.sums, self.layout, self.plan, home, coordinate)
         builder = StepBuilder(
             self.plan, buckets, self.layout, settings.clip_norm, settings.device, coordinate
@@ -322,13 +320,14 @@ def _pieces(
     for index in range(len(buckets)):
         names = bucket_reads(graph, local, buckets, index)
         ends += [max(names, key=order.__getitem__)] if names else []
-    group_of = groups_by_input(graph, layout)
+    served = any(bucket.axis == SERVERS for bucket in buckets)
+    group_of = buckets_by_input(graph, buckets) if served else groups_by_input(graph, layout)
     early = _early_pieces(graph, local, prefix, device, group_of)
     wanted = {local.total, *local.gradients.values(), *local.new_buffers.values()}
     if graph.static_weight is None and not graph.weight_is_early:
         wanted.add(local.weight)
     needed = set().union(*(_ancestors(by_name[name]) for name in wanted))
-    rest = cut([n for n in nodes if n in needed], wanted, ends, prefix, device, group_of)
+    rest = cut([n for n in nodes if n in needed], wanted, ends, prefix, device, group_of, groups_stay=served)
     return early, rest
 
 

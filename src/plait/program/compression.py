@@ -24,7 +24,8 @@ from plait.program.instructions import (
     Instruction,
     Wait,
 )
-from plait.program.program import Bucket, RankProgram, Storage, Value
+from plait.program.program import Bucket, Program, RankProgram, Storage, Value
+from plait.units import format_bytes
 
 INDEX = torch.int32
 """Of topk's places in a bucket."""
@@ -216,6 +217,21 @@ def check_compressed(entry: RankProgram, index: int, sync: Sync, filled: Sequenc
     order += [own[-1].id, finish]
     if order != sorted(order):
         raise ProgramError(f"{name} is compressed, sent and turned back in another order: {order}.")
+
+
+def notices_of(program: Program) -> tuple[str, ...]:
+    """What a person should know of a program whose gradients are compressed."""
+    plan, kept = program.plan, [b for b in program.buckets if is_compressed(program.plan, b)]
+    if not kept:
+        return ()
+    before = sum(bucket.num_bytes for bucket in kept)
+    after = sum(bytes_sent(b, plan.sync, plan.mesh.size_of(b.axis or "")) for b in kept)
+    told = (
+        f"sync.compress={plan.sync.compress}: gradients travel in {format_bytes(after)} instead of "
+        f"{format_bytes(before)} a step"
+    )
+    rest = "; what is not sent yet is not part of checkpoints" if plan.sync.compress not in CASTS else ""
+    return (f"{told}. This is lossy{rest}.",)
 
 
 def _value(count: int, dtype: torch.dtype) -> Value:

@@ -55,12 +55,15 @@ def cut(
     prefix: str,
     device: torch.device,
     group_of: Mapping[str, int] | None = None,
+    *,
+    groups_stay: bool = False,
 ) -> list[Piece]:
     """Pieces that compute `wanted` (names), with a cut after each of `cut_after` and between forward and backward.
 
-    `group_of` names inputs that are fetched in groups: a piece starts where a group is needed that is not at hand.
+    `group_of` names inputs that are fetched in groups: a piece starts where a group is needed that is not at hand, for
+    the first time where `groups_stay`.
     """
-    groups = _groups(nodes, cut_after, group_of or {})
+    groups = _groups(nodes, cut_after, group_of or {}, groups_stay)
     wanted_set = set(wanted)
     readers = _readers(groups, wanted_set)
     pieces: list[Piece] = []
@@ -83,7 +86,7 @@ def cut(
 
 
 def _groups(
-    nodes: Sequence[fx.Node], cut_after: Collection[str], group_of: Mapping[str, int]
+    nodes: Sequence[fx.Node], cut_after: Collection[str], group_of: Mapping[str, int], groups_stay: bool
 ) -> list[list[fx.Node] | Start | Await | Reached]:
     groups: list[list[fx.Node] | Start | Await | Reached] = []
     current: list[fx.Node] = []
@@ -106,7 +109,8 @@ def _groups(
         if awaited or changed or is_collective(node) or not set(needed) <= set(at_hand):
             close()
         # as many stay as an op needs: one with many weights counts as one place, in however many nodes it is written
-        at_hand = [*(g for g in at_hand if g not in needed), *needed][-max(_AT_HAND, len(needed)) :]
+        room = len(group_of) if groups_stay else max(_AT_HAND, len(needed))
+        at_hand = [*(g for g in at_hand if g not in needed), *needed][-room:] if room else []
         for n in awaited:
             groups.append(Await(n))
             pending.discard(n)

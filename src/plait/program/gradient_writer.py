@@ -43,6 +43,8 @@ class GradientWriter:
 
     def finish(self) -> None:
         late = self.builder.micro[0][0].static_weight is None and not self.builder.micro[0][0].weight_is_early
+        if self.builder.servers is not None:
+            return self.builder.servers.finish(late_weight=late)
         while self.travelling:
             self._settle()
         self.compressed.settle()
@@ -73,6 +75,7 @@ class GradientWriter:
         )
         if not self.builder.plan.pipe.asynchronous:
             self.builder.add(Update, "update", "update", reads=names)
+        return None
 
     def _join_tied(self) -> None:
         """Parts of the same gradients on several stages: everybody sends its own to the others and adds all up."""
@@ -140,6 +143,8 @@ class GradientWriter:
             self.travelling.append((index, fresh or not pooled, number))
             if not self.builder.plan.sync.overlap:
                 self._settle()
+        elif send and self.builder.servers is not None:
+            self.builder.servers.push(index, number)
         elif send and is_compressed(self.builder.plan, bucket):
             self.compressed.send(index, bucket, number)
         elif send and bucket.axis is not None and not scattered:

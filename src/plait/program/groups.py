@@ -84,7 +84,7 @@ def _groups(
             )
             pending.clear()
 
-    home = stages.parameters if stages is not None else {}
+    home = {name: stages.home(name) for name in stages.parameters} if stages is not None else {}
     for name in sorted(
         first_use, key=lambda name: (name not in graph.gradients, home.get(name, ()), first_use[name])
     ):

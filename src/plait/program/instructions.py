@@ -242,3 +242,43 @@ class Mix(Instruction):
 
     flat: int
     rule: Literal["mean", "outer", "elastic"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Push(Instruction):
+    """Send a bucket's gradients to the servers, each its part; the worker does not wait."""
+
+    bucket: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PushBuffers(Instruction):
+    """Send new values of buffers to the first server, who saves them."""
+
+    buffers: tuple[str, ...]
+    """Buffer names, in the order of `reads`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pull(Instruction):
+    """Ask the servers for the parameters of a bucket; they may be used after the `Wait` that names it."""
+
+    bucket: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome(Instruction):
+    """Read the total and the weight of what this worker has computed: the gradients are the servers' affair."""
+
+    late_weight: bool
+    """Whether the weight is known only now."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Serve(Instruction):
+    """Hold weights for the whole run: take gradients, apply updates, give weights, as requests come in."""
+
+    order: tuple[int, ...]
+    """Buckets in the order in which a forward needs their weights."""
+    buffers: tuple[str, ...]
+    """Buffers that come with the gradients."""

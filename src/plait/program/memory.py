@@ -32,6 +32,10 @@ class StepMemory:
     """Most of other ranks' parameters that was at hand at once."""
     activations: int
     """Most that was alive at once of what the step computes, its batch included."""
+    flat_gradients: int
+    """Of `gradients`: those in buckets that are there from step to step, because they travel or are cut."""
+    together: int
+    """Most at once of activations and of the other gradients, which come to be one after the other."""
 
 
 def step_memory(program: Program, rank: int = 0) -> StepMemory:
@@ -61,7 +65,8 @@ def step_memory(program: Program, rank: int = 0) -> StepMemory:
             else bucket.num_bytes
         )
         travelling += [max(b.num_bytes for b in own.buckets if b.group is not None)] if pooled else []
-    life = _Life(own)
+    loose = {i for i, b in enumerate(own.buckets) if b.axis is None and not b.tied and b.group is None}
+    life = _Life(own, frozenset(loose))
     for instruction in own.instructions:
         life.live(instruction)
     return StepMemory(
@@ -70,14 +75,18 @@ def step_memory(program: Program, rank: int = 0) -> StepMemory:
         travelling=sum(sorted(travelling)[-2:]),
         gathered=life.peak_gathered if layout.zero == 3 else 0,
         activations=life.peak,
+        flat_gradients=kept - sum(own.buckets[index].num_bytes for index in loose),
+        together=life.peak_together,
     )
 
 
 class _Life:
     """Follows the instructions of a step and adds up what is alive."""
 
-    def __init__(self, own: RankProgram) -> None:
+    def __init__(self, own: RankProgram, loose: frozenset[int]) -> None:
         self.own = own
+        self.loose = loose
+        """Buckets whose gradients stay as they came."""
         self.holders: dict[str, set[str]] = {}
         """Storage -> the values that show it."""
         self.size: dict[str, int] = {}
@@ -85,12 +94,17 @@ class _Life:
         self.peak = 0
         self.gathered: dict[str, int] = {}
         self.peak_gathered = 0
+        self.loose_bytes = 0
+        self.peak_together = 0
 
     def live(self, instruction: Instruction) -> None:
         if isinstance(instruction, Compute):
             self._compute(instruction)
         elif isinstance(instruction, Accumulate):
             self._drop(instruction.frees)
+            if instruction.fresh and instruction.bucket in self.loose:
+                self.loose_bytes += self.own.buckets[instruction.bucket].num_bytes
+                self.peak_together = max(self.peak_together, self.now + self.loose_bytes)
         else:
             is_gather = isinstance(instruction, Collective) and instruction.reads[0].startswith("chunk:")
             for name in instruction.writes:
@@ -124,6 +138,7 @@ class _Life:
                 self.now += storage.num_bytes
             self.holders[storage.name].add(name)
         self.peak = max(self.peak, self.now)
+        self.peak_together = max(self.peak_together, self.now + self.loose_bytes)
 
     def _drop(self, names: Iterable[str]) -> None:
         for name in names:

@@ -11,7 +11,7 @@ import torch
 
 from plait.plan.plan import DATA, Plan
 from plait.program.check import check_program
-from plait.program.compression import CompressedSums, is_compressed
+from plait.program.compression import CompressedSums, is_compressed, notices_of
 from plait.program.frees import with_frees
 from plait.program.instructions import (
     Accumulate,
@@ -26,6 +26,7 @@ from plait.program.instructions import (
 )
 from plait.program.layout import Layout
 from plait.program.program import Bucket, Program, RankProgram
+from plait.program.relaxed.push_pull import SERVERS, ServerSide
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,15 +46,16 @@ def compile_opaque(
     *,
     clip_norm: float | None,
     notices: tuple[str, ...],
+    buffers: Sequence[str] = (),
 ) -> Program:
-    """Each micro-batch eagerly, then the sums, then the update."""
+    """Each micro-batch eagerly, then the sums, then the update; servers are sent all `buffers`."""
     buckets = _buckets(plan, parameters)
     order = [name for bucket in buckets for name in bucket.parameters]
     program = Program(
         plan=plan,
         micro_batches=tuple(sizes),
         shares=tuple(shares),
-        classes=(_rank(plan, buckets, order, len(sizes), clip_norm),),
+        classes=(_rank(plan, buckets, order, len(sizes), clip_norm, buffers),),
         members=(0,) * plan.mesh.size,
         layout=Layout(mesh=plan.mesh, axes=(), parameters={}),
         gathered=(),
@@ -61,23 +63,25 @@ def compile_opaque(
         total_weight=None,
     )
     check_program(program)
-    return program
+    return replace(program, notices=(*notices, *notices_of(program)))
 
 
 def _buckets(plan: Plan, parameters: Sequence[ParameterShape]) -> tuple[Bucket, ...]:
     """One bucket per dtype: nothing overlaps with an opaque backward. Buffers travel apart from gradients."""
-    axis = DATA if plan.mesh.size > 1 else None
+    axis = DATA if plan.mesh.size > 1 else SERVERS if plan.sync.has_servers else None
     groups: dict[tuple[torch.dtype, bool], list[ParameterShape]] = {}
     for entry in parameters:
         groups.setdefault((entry.dtype, entry.name.startswith("buffer:")), []).append(entry)
     made = []
-    for index, ((dtype, _), entries) in enumerate(sorted(groups.items(), key=lambda item: item[0][1])):
+    for index, ((dtype, is_buffers), entries) in enumerate(
+        sorted(groups.items(), key=lambda item: item[0][1])
+    ):
         made.append(
             Bucket(
                 parameters=tuple(entry.name for entry in entries),
                 shapes=tuple(entry.shape for entry in entries),
                 dtype=dtype,
-                axis=axis,
+                axis=SERVERS if plan.sync.has_servers and not is_buffers else axis,
                 scalars=("total", "weight") if axis is not None and index == 0 else (),
             )
         )
@@ -88,7 +92,12 @@ def _buckets(plan: Plan, parameters: Sequence[ParameterShape]) -> tuple[Bucket, 
 
 
 def _rank(
-    plan: Plan, buckets: tuple[Bucket, ...], order: list[str], num_micro: int, clip_norm: float | None
+    plan: Plan,
+    buckets: tuple[Bucket, ...],
+    order: list[str],
+    num_micro: int,
+    clip_norm: float | None,
+    buffers: Sequence[str],
 ) -> RankProgram:
     instructions: list[Instruction] = []
 
@@ -96,6 +105,11 @@ def _rank(
         instructions.append(cls(id=len(instructions), name=name, kind=kind, **fields))
         return len(instructions) - 1
 
+    servers = ServerSide(buckets, add) if plan.sync.has_servers else None
+    if servers is not None:
+        trained = [index for index, bucket in enumerate(buckets) if not _is_buffers(bucket)]
+        servers.pull(trained)
+        servers.wait(trained, None)
     for number in range(num_micro):
         add(Load, f"load {number}", "data", micro_batch=number)
         is_last = (
@@ -120,7 +134,9 @@ def _rank(
             )  # fmt: skip
     compressed = CompressedSums(plan, add)
     for index, bucket in enumerate(buckets):
-        if is_compressed(plan, bucket):
+        if servers is not None and bucket.axis == SERVERS:
+            servers.push(index, None)
+        elif is_compressed(plan, bucket):
             compressed.send(index, bucket, None)
         elif bucket.axis is not None:
             name = f"bucket:{index}"
@@ -131,20 +147,20 @@ def _rank(
             add(Wait, f"wait for {name}", "wait", of=started, reads=(name,), writes=(name,))
     compressed.settle()
     names = tuple(f"bucket:{index}" for index in range(len(buckets)))
-    add(
-        Finish,
-        "finish gradients",
-        "update",
-        reads=names,
-        writes=("total", "weight"),
-        late_weight=True,
-        clip_norm=clip_norm,
-    )
-    add(Update, "update", "update", reads=names)
+    if servers is not None:
+        servers.finish(late_weight=True)
+    else:
+        add(
+            Finish, "finish gradients", "update", reads=names, writes=("total", "weight"), late_weight=True,
+            clip_norm=clip_norm,
+        )  # fmt: skip
+        add(Update, "update", "update", reads=names)
     for index, bucket in enumerate(buckets):
         if _is_buffers(bucket):
             held = tuple(name.removeprefix("buffer:") for name in bucket.parameters)
             add(Commit, "commit buffers", "update", reads=(f"bucket:{index}",) * len(held), buffers=held)
+    if servers is not None and buffers:
+        servers.push_buffers(buffers)
     return RankProgram(
         instructions=tuple(with_frees(instructions)), buckets=buckets, segments={}, values={}, constants={}
     )

@@ -4,6 +4,7 @@ In: per micro-batch the pieces of this rank's stages, the actions of a schedule.
 A receive is posted one action before it is needed; values for a stage on the same rank just stay.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -42,7 +43,13 @@ class PipelineWriter:
         self.loaded: set[int] = set()
         self.posted: dict[str, int] = {}
         self.filled: set[int] = set()
-        self.last = max(action.micro_batch for action in actions)
+        self.to_come = Counter(
+            index
+            for action in actions
+            if action.kind in ("backward", "weight")
+            for index in self._filled_by(micro[action.micro_batch].stages[action.stage])
+        )
+        """Bucket -> how often it will still be filled, by each of this rank's stages that has a part."""
         self.gathers: dict[int, int] = {}
         """Groups of parameters on their way, and the instruction that fetches them."""
 
@@ -128,33 +135,36 @@ class PipelineWriter:
         self, entry: MicroBatch, stage: StagePieces, pieces: list[Piece], *, also_weights: bool = True
     ) -> None:
         """Run pieces; where they end a stage's backward, its gradients go into their buckets."""
-        number = entry.number
         if not also_weights:
             self._run(entry, pieces)
             return
-        own = [
-            index
-            for index, bucket in enumerate(self.builder.buckets)
-            if bucket.parameters and bucket.parameters[0] in stage.graph.gradients
-        ]
+        own = self._filled_by(stage)
         local = replace(entry.local, gradients=dict(stage.graph.gradients))
         order = {node.name: index for index, node in enumerate(entry.local.graph.nodes)}
         reached: dict[str, list[int]] = {}
         for index in own:
             names = [stage.graph.gradients[name] for name in self.builder.buckets[index].parameters]
             reached.setdefault(max(names, key=order.__getitem__), []).append(index)
+        self.to_come.subtract(own)
         alone = self.updates is not None
-        fresh = alone or not any(index in self.filled for index in own)
         self._run(
             entry,
             pieces,
             reached=reached,
             local=local,
-            fresh=fresh,
-            send=alone or number == self.last,
+            fresh=[index for index in own if alone or index not in self.filled],
+            send=[index for index in own if alone or not self.to_come[index]],
             buckets=own,
         )
         self.filled |= set(own)
+
+    def _filled_by(self, stage: StagePieces) -> list[int]:
+        """The buckets of the gradients of which a stage has a part."""
+        return [
+            index
+            for index, bucket in enumerate(self.builder.buckets)
+            if bucket.parameters and bucket.parameters[0] in stage.graph.gradients
+        ]
 
     def _commit(self, entry: MicroBatch, stage: StagePieces) -> None:
         changed = stage.graph.new_buffers

@@ -139,6 +139,8 @@ class Program:
     notices: tuple[str, ...]
     total_weight: float | None
     """The weight of the whole step, where it is known from the shapes."""
+    server: RankProgram | None = None
+    """What every server does, for the whole run; None: there are none."""
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -147,6 +149,9 @@ class Program:
 
     def of(self, rank: int) -> RankProgram:
         """What one rank does."""
+        if rank >= len(self.members):
+            assert self.server is not None
+            return self.server
         return self.classes[self.members[rank]]
 
     def digest(self) -> str:

@@ -44,6 +44,10 @@ class Stages:
     costs: tuple[float, ...]
     """FLOPs of each stage, forward and backward, memory traffic counted in."""
 
+    def home(self, parameter: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The stages that read a parameter, and those with a part of its gradient: a bucket's parameters share both."""
+        return self.parameters[parameter], tuple(sorted(self.gradients.get(parameter, ())))
+
 
 def assign_stages(
     graph: Graph,

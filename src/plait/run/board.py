@@ -28,6 +28,8 @@ _STOP_AT = 0
 _STOP_STEP_AT = 8
 _SLOT_BYTES = 192
 """Whole cache lines, so that two ranks never write to the same one."""
+_STATE_AT = 8 + 3 * 8
+"""Byte of a slot: after the counter and three words."""
 _NO_STEP = -1
 _READ_TRIES = 200
 
@@ -39,6 +41,7 @@ class State(IntEnum):
     RUNNING = 1
     WAITING = 2
     DONE = 3
+    GONE = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +67,12 @@ class Entry:
         """Say where the rank is, for a sentence: `step 5, waiting in 'all_reduce 3' (instruction 17)`."""
         if self.state is State.STARTING:
             return "before its first step"
-        verb = {State.RUNNING: "running", State.WAITING: "waiting in", State.DONE: "done after"}[self.state]
+        verb = {
+            State.RUNNING: "running",
+            State.WAITING: "waiting in",
+            State.DONE: "done after",
+            State.GONE: "gone in",
+        }[self.state]
         where = f"{verb} '{self.label}' (instruction {self.index})" if self.label else verb.split()[0]
         return where if self.step == _NO_STEP else f"step {self.step}, {where}"
 
@@ -102,20 +110,25 @@ class Post:
         """Tell whether the parent wants this run to end; ranks may see it some steps apart."""
         return self._memory[_STOP_AT] != 0
 
-    def stop_after(self, step: int) -> bool:
+    def is_gone(self, rank: int) -> bool:
+        """Tell whether the parent goes on without a rank, which has died."""
+        return bool(self._memory[_HEADER_BYTES + rank * _SLOT_BYTES + _STATE_AT] == State.GONE)
+
+    def stop_after(self, step: int, ahead: int = 1) -> bool:
         """Tell whether `step`, which just ended, is the last: the same answer on every rank.
 
         Call it on every rank at the end of every step. Rank 0 announces the next step as the last one;
         whoever finishes that step has heard from rank 0 during it, hence after the announcement. So it holds
         where every rank depends on rank 0 within each step (any synchronous plan), and not for plans whose
-        ranks run free: those use `stop_requested`.
+        ranks run free: those use `stop_requested`. Where others may be `ahead` - 1 steps further than the next,
+        that one's last step is as much later.
         """
         memory = self._memory
         if memory[_STOP_AT] == 0:
             return False
         last: int = _STOP_STEP.unpack_from(memory, _STOP_STEP_AT)[0]
         if last == _NO_STEP and self._rank == 0:
-            last = step if self._ranks == 1 else step + 1
+            last = step if self._ranks == 1 else step + ahead
             _STOP_STEP.pack_into(memory, _STOP_STEP_AT, last)
         return last != _NO_STEP and step >= last
 
@@ -148,6 +161,10 @@ class Board:
     def request_stop(self) -> None:
         """Ask every rank to finish its step, save and return."""
         self._memory[_STOP_AT] = 1
+
+    def mark_gone(self, rank: int) -> None:
+        """Tell every rank that this one has died; to be called once it has."""
+        self._memory[_HEADER_BYTES + rank * _SLOT_BYTES + _STATE_AT] = State.GONE
 
     def read(self, rank: int) -> Entry | None:
         """Read one slot; None where its writer was killed in the middle of a write or is faster than the reader."""

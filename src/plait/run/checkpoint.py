@@ -165,7 +165,7 @@ def export_checkpoint(
 def state_bytes(state: TrainingState) -> int:
     """Bytes of all tensors in the state: what a checkpoint of it takes on the disk, bar a little JSON."""
     optimizer = sum(_bytes(tensors) for tensors in state.optimizer.tensors.values())
-    return _bytes(state.parameters) + _bytes(state.buffers) + optimizer
+    return _bytes(state.parameters) + _bytes(state.buffers) + _bytes(state.beside) + optimizer
 
 
 def _bytes(tensors: dict[str, Tensor]) -> int:

@@ -22,6 +22,7 @@ from plait.run.checkpoint_state import JsonDict, OptimizerState, TrainingState
 FORMAT_VERSION = 1
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 FILES = (MODEL, OPTIMIZER, STATE)
+_BESIDE = "beside:"
 
 
 def write_model(folder: Path, state: TrainingState) -> None:
@@ -30,8 +31,8 @@ def write_model(folder: Path, state: TrainingState) -> None:
 
 
 def write_optimizer(folder: Path, state: TrainingState) -> None:
-    """The optimizer's tensors as `<parameter name>/<key>`."""
-    tensors = {}
+    """The optimizer's tensors as `<parameter name>/<key>`, and what lies beside as `beside:<name>`."""
+    tensors = {f"{_BESIDE}{name}": tensor for name, tensor in state.beside.items()}
     for name, entries in state.optimizer.tensors.items():
         for key, tensor in entries.items():
             if "/" in key:
@@ -94,19 +95,25 @@ def read_state(folder: Path) -> TrainingState:
     buffers = _names(_typed(data, "buffers", list, where), where)
     if unknown := [name for name in buffers if name not in tensors]:
         raise CheckpointError(f"{where} lists the buffer {unknown[0]!r}, which is not in {MODEL}")
+    stored = _read_tensors(folder / OPTIMIZER)
+    beside = {name.removeprefix(_BESIDE): t for name, t in stored.items() if name.startswith(_BESIDE)}
+    stored = {name: tensor for name, tensor in stored.items() if not name.startswith(_BESIDE)}
     return TrainingState(
         step=_typed(data, "step", int, where),
         parameters={name: tensor for name, tensor in tensors.items() if name not in buffers},
         buffers={name: tensors[name] for name in buffers},
         aliases=_texts(_typed(data, "aliases", dict, where), where),
         transient=tuple(_names(_typed(data, "transient", list, where), where)),
-        optimizer=_read_optimizer(folder, _typed(data, "optimizer", dict, where), tensors),
+        optimizer=_read_optimizer(folder, _typed(data, "optimizer", dict, where), tensors, stored),
         schedule=_typed(data, "schedule", dict, where),
         extra=_typed(data, "extra", dict, where),
+        beside=beside,
     )
 
 
-def _read_optimizer(folder: Path, data: JsonDict, parameters: Mapping[str, Tensor]) -> OptimizerState:
+def _read_optimizer(
+    folder: Path, data: JsonDict, parameters: Mapping[str, Tensor], stored: Mapping[str, Tensor]
+) -> OptimizerState:
     where = folder / STATE
     groups = _typed(data, "groups", list, where)
     values = _typed(data, "values", dict, where)
@@ -120,7 +127,7 @@ def _read_optimizer(folder: Path, data: JsonDict, parameters: Mapping[str, Tenso
                 f"{where}: an optimizer group has {len(names)} names and {len(shapes)} shapes"
             )
     tensors: dict[str, dict[str, Tensor]] = {}
-    for joined, tensor in _read_tensors(folder / OPTIMIZER).items():
+    for joined, tensor in stored.items():
         name, _, key = joined.rpartition("/")
         tensors.setdefault(name, {})[key] = tensor
     for name, entries in [*tensors.items(), *values.items()]:

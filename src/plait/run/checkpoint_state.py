@@ -56,6 +56,9 @@ class TrainingState:
     """The learning-rate schedule's own state."""
     extra: JsonDict = field(default_factory=dict)
     """Seed, random state, position in the data, best metric: JSON values only."""
+    beside: dict[str, Tensor] = field(default_factory=dict)
+    """What the plan keeps beside the model, by its own names: the weights of single workers, a center. Other plans do
+    not need it to go on."""
 
     def __post_init__(self) -> None:
         if isinstance(self.step, bool) or not isinstance(self.step, int) or self.step < 0:
@@ -81,7 +84,11 @@ def snapshot(state: TrainingState) -> TrainingState:
         values={name: dict(values) for name, values in state.optimizer.values.items()},
     )
     return replace(
-        state, parameters=_copies(state.parameters), buffers=_copies(state.buffers), optimizer=optimizer
+        state,
+        parameters=_copies(state.parameters),
+        buffers=_copies(state.buffers),
+        optimizer=optimizer,
+        beside=_copies(state.beside),
     )
 
 

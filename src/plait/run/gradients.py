@@ -134,7 +134,7 @@ class GradientStore:
             if fresh:
                 self._views[bucket] = self._own(bucket, gradients)
             else:
-                torch._foreach_add_(self._views[bucket], gradients)
+                self._views[bucket] = _added(self._views[bucket], gradients)
         if loose and fresh:
             self._loose = [tensor.clone() for tensor in loose]
         elif loose:
@@ -146,6 +146,9 @@ class GradientStore:
             seen: set[int] = set()
             copies = []
             for gradient in gradients:
+                if gradient.is_sparse:  # made anew by every backward
+                    copies.append(False)
+                    continue
                 pointer = gradient.untyped_storage().data_ptr()
                 whole = gradient.untyped_storage().nbytes() == gradient.numel() * gradient.element_size()
                 copies.append(not whole or pointer in seen)
@@ -201,6 +204,8 @@ class GradientStore:
         """
         if late_weight is None and clip_norm is None:
             return None
+        if clip_norm is not None:
+            self._coalesce(buckets)
         tensors = list(self.gradients(buckets).values())
         if not tensors:
             return None
@@ -208,7 +213,7 @@ class GradientStore:
         norm = None
         if clip_norm is not None:
             norm = (
-                torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
+                torch.linalg.vector_norm(torch.stack(torch._foreach_norm(_values(tensors))))
                 if squares is None
                 else squares.sqrt()
             )
@@ -216,14 +221,20 @@ class GradientStore:
             scale = (clip_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
             factor = scale * factor if factor is not None else scale
         assert factor is not None
-        torch._foreach_mul_(tensors, factor)
+        torch._foreach_mul_(_values(tensors), factor)
         return norm
+
+    def _coalesce(self, buckets: Sequence[Bucket]) -> None:
+        """Give every row of sparse gradients one entry, so that the squares of entries add up to the norm's."""
+        for bucket in buckets:
+            if any(view.is_sparse for view in self._views.get(bucket, ())):
+                self._views[bucket] = [v.coalesce() if v.is_sparse else v for v in self._views[bucket]]
 
     def hand_over(self, buckets: Sequence[Bucket]) -> None:
         """Put the gradients where the optimizer looks for them."""
         gradients = self.gradients(buckets)
         if self.on_ready is not None:
-            self.on_ready(gradients)
+            self.on_ready({name: g.to_dense() if g.is_sparse else g for name, g in gradients.items()})
         for name, gradient in gradients.items():
             self._state.parameters[name].grad = gradient
 
@@ -236,7 +247,22 @@ class GradientStore:
                 self._views.pop(bucket, None)
 
 
+def _values(gradients: list[Tensor]) -> list[Tensor]:
+    """Dense tensors to read and write: of sparse gradients, their entries."""
+    return [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
+
+
+def _added(sums: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+    """Dense ones in place; sparse ones become longer."""
+    if not any(tensor.is_sparse for tensor in (*sums, *gradients)):
+        torch._foreach_add_(sums, gradients)
+        return sums
+    return [g + s if s.is_sparse else s.add_(g) for s, g in zip(sums, gradients, strict=True)]
+
+
 def _join(targets: list[Tensor], sources: list[Tensor], fresh: bool) -> None:
+    """Into tensors that travel, which are dense."""
+    sources = [source.to_dense() if source.is_sparse else source for source in sources]
     if fresh:
         moved = [(t, s) for t, s in zip(targets, sources, strict=True) if t.data_ptr() != s.data_ptr()]
         if moved:  # the others were made in their place

@@ -13,7 +13,7 @@ was killed. What is left of it is `multiprocessing`, used directly here.
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -42,13 +42,16 @@ def launch(
     threads_per_rank: int = 1,
     hang_s: float = 300.0,
     start: Start = "auto",
-    on_event: Callable[[int, dict[str, Any]], None] | None = None,
+    on_event: Callable[[int, dict[str, Any]], bool | None] | None = None,
     run_dir: Path | None = None,
     grace_s: float = 30.0,
+    dispensable: Collection[int] = (),
 ) -> list[Any]:
     """Run `main(seat)` in `ranks` processes and return what each returned, by rank.
 
-    Results and events are JSON-able. `on_event(rank, event)` is called here, in this thread. A plait error
+    Results and events are JSON-able. `on_event(rank, event)` is called here, in this thread; True asks all
+    ranks to stop. When a `dispensable` rank dies while another of them lives, the run goes on: `on_event` is
+    told what was `lost`, the others find it by `seat.board.is_gone`, and its result is None. A plait error
     that a worker raised is raised here as it was; any other failure as `WorkerError`, ranks that wait in vain
     as `HangError`. The first Ctrl-C or SIGTERM sets `seat.stop_requested()` and gives the workers `grace_s`
     to save and return, the second ends them; both raise `Interrupted`, a KeyboardInterrupt with the results.
@@ -74,7 +77,11 @@ def launch(
         # waiting.
         stores.append(_serve(port, listener.detach()))
         monitor = Monitor(
-            crew, Limits(hang_s=hang_s, grace_s=grace_s), interrupts, on_event or (lambda rank, event: None)
+            crew,
+            Limits(hang_s=hang_s, grace_s=grace_s),
+            interrupts,
+            on_event or (lambda rank, event: None),
+            dispensable,
         )
         try:
             return monitor.run()

@@ -60,7 +60,8 @@ def find_hang(
     meeting = (oldest.step, oldest.label)
     there = {entry.rank for entry in waiting if (entry.step, entry.label) == meeting}
     there = {rank for rank in there if not is_stopped(rank)}
-    missing = tuple(rank for rank in range(len(entries)) if rank not in there)
+    gone = {entry.rank for entry in entries if entry is not None and entry.state is State.GONE}
+    missing = tuple(rank for rank in range(len(entries)) if rank not in there and rank not in gone)
     busy = tuple(rank for rank in missing if is_stopped(rank) or not _waits(entries[rank]))
     missing = busy or missing  # of a pipeline, others wait for other messages
     if not missing and waited_s <= 2 * hang_s:

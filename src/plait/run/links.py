@@ -147,13 +147,15 @@ class _Pending:
 
 
 class ProcessLinks:
-    """Links of one rank to the processes of its mesh."""
+    """Links of one rank to the processes of its mesh; `servers` are processes beyond it, which meet nobody."""
 
-    def __init__(self, mesh: Mesh, rank: int) -> None:
+    def __init__(self, mesh: Mesh, rank: int, servers: int = 0) -> None:
         self._mesh = mesh
         self._rank = rank
         self._buffers: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
-        self._groups: Mapping[str, Any] = {axes: _group(mesh, axes, rank) for axes in axes_that_meet(mesh)}
+        self._groups: Mapping[str, Any] = {
+            axes: _group(mesh, axes, rank, servers) for axes in axes_that_meet(mesh)
+        }
 
     def start(self, collective: Collective, tensor: Tensor, out: Tensor | None = None) -> Handle:
         """Begin a collective without waiting for it."""
@@ -192,9 +194,9 @@ class ProcessLinks:
         return buffer
 
 
-def _group(mesh: Mesh, axes: str, rank: int) -> Any:
+def _group(mesh: Mesh, axes: str, rank: int, servers: int) -> Any:
     """The process group along some axes; every rank makes all groups, in the same order, as torch demands."""
-    if mesh.size_of(axes) == mesh.size:
+    if mesh.size_of(axes) == mesh.size and not servers:
         return dist.group.WORLD
     own = None
     for group in sorted({mesh.group(other, axes) for other in range(mesh.size)}):

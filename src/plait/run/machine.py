@@ -18,8 +18,8 @@ from plait.job.loader import Share
 from plait.plan.plan import DATA
 from plait.program import instructions as ins
 from plait.program.program import Bucket, Program, RankProgram, Value
-from plait.run.compression import Compressor
 from plait.run.averaging import Averaging
+from plait.run.compression import Compressor
 from plait.run.eager import run_eagerly
 from plait.run.gradients import GradientStore
 from plait.run.links import Finished, Handle, Links

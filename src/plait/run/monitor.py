@@ -11,7 +11,7 @@ import selectors
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -88,9 +88,13 @@ class Monitor:
         crew: Crew,
         limits: Limits,
         interrupts: Interrupts,
-        on_event: Callable[[int, dict[str, Any]], None],
+        on_event: Callable[[int, dict[str, Any]], bool | None],
+        dispensable: Collection[int] = (),
     ) -> None:
         self.failures: dict[int, Failure] = {}
+        self.lost: dict[int, Failure] = {}
+        """Ranks that died and without which the run goes on."""
+        self._dispensable = dispensable
         self._crew = crew
         self._limits = limits
         self._interrupts = interrupts
@@ -128,7 +132,7 @@ class Monitor:
         return [self._results.get(rank) for rank in range(self._crew.ranks)]
 
     def _interrupted(self) -> Interrupted:
-        returned = len(self._results) == self._crew.ranks
+        returned = len(self._results) + len(self.lost) == self._crew.ranks
         return Interrupted(number=self._interrupts.number, results=self._all_results(), returned=returned)
 
     def _collect(self) -> bool:
@@ -146,7 +150,7 @@ class Monitor:
                 running = True
                 if time.monotonic() - self._result_at.get(process.rank, time.monotonic()) > _LINGER_S:
                     process.signal(signal.SIGKILL)  # it has returned; something of the user's keeps it
-            elif process.rank not in self._results and process.rank not in self.failures:
+            elif not self._is_settled(process.rank):
                 self._read(process)
                 self._note_death(process)
         return running
@@ -169,7 +173,8 @@ class Monitor:
 
     def _take(self, rank: int, message: dict[str, Any]) -> None:
         if "event" in message:
-            self._on_event(rank, message["event"])
+            if self._on_event(rank, message["event"]):
+                self._crew.board.request_stop()
         elif "result" in message:
             self._results[rank] = message["result"]
             self._result_at[rank] = time.monotonic()
@@ -177,19 +182,34 @@ class Monitor:
             told = message["error"]
             self._fail(Failure(rank=rank, at_ns=told["at_ns"], told=told, exit_code=None, stack=""))
 
+    def _is_settled(self, rank: int) -> bool:
+        return rank in self._results or rank in self.failures or rank in self.lost
+
     def _note_death(self, process: Process) -> None:
-        if process.rank in self._results or process.rank in self.failures:
+        if self._is_settled(process.rank):
             return
         stack = os.pread(process.stacks, _READ_BYTES, 0).decode(errors="replace")
-        self._fail(
-            Failure(
-                rank=process.rank,
-                at_ns=time.monotonic_ns(),
-                told=None,
-                exit_code=process.exit_code,
-                stack=launch_hang.trim_stack(stack),
-            )
+        failure = Failure(
+            rank=process.rank,
+            at_ns=time.monotonic_ns(),
+            told=None,
+            exit_code=process.exit_code,
+            stack=launch_hang.trim_stack(stack),
         )
+        others = [rank for rank in self._dispensable if rank != process.rank and rank not in self.lost]
+        if process.rank in self._dispensable and others:
+            self._do_without(failure)
+        else:
+            self._fail(failure)
+
+    def _do_without(self, failure: Failure) -> None:
+        """Go on without a rank that died, and tell the others and the user."""
+        self.lost[failure.rank] = failure
+        entry = self._crew.board.read(failure.rank)
+        self._crew.board.mark_gone(failure.rank)
+        oom_kills = launch_failure.count_oom_kills() - self._oom_kills
+        told = launch_failure.to_error(failure, entry, self._crew.ranks, oom_kills)
+        self._on_event(failure.rank, {"lost": told.what})
 
     def _fail(self, failure: Failure) -> None:
         self.failures[failure.rank] = failure

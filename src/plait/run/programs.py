@@ -26,6 +26,7 @@ from plait.program.compile import Settings, compile_program
 from plait.program.layout import Layout
 from plait.program.opaque import ParameterShape, compile_opaque
 from plait.program.program import Program
+from plait.program.relaxed.push_pull import with_servers
 from plait.run.eager import counts_samples
 from plait.run.holding import Holding
 from plait.run.links import Links
@@ -96,7 +97,7 @@ class Programs:
                 self._plain = self._plain or step
                 self._programs[key] = with_averaging(step, self._flats(), fragments)
             else:
-                self._programs[key] = self._compile(shares)
+                self._programs[key] = with_servers(self._compile(shares))
         return self._programs[key]
 
     def _empty(self) -> Program:
@@ -132,18 +133,19 @@ class Programs:
         assert self._plain is not None, "prepare compiles a step before any is run"
         return self._plain
 
-    def for_sizes(self, sizes: Sequence[tuple[int, ...]]) -> Program:
+    def for_sizes(self, sizes: Sequence[tuple[int, ...]], fragments: tuple[int, ...] = ()) -> Program:
         """The program of a step whose micro-batches are shared like this, shaped like the first sample."""
         steps = list(sizes)
         if not self.plan.sync.alone:
-            return self._for_sizes(steps)
+            return self._for_sizes(steps, fragments)
         by_worker = [[(units[at],) for units in steps if units[at]] for at in range(self.plan.data_ranks)]
-        return next(iter([self._for_sizes(own) for own in by_worker if own]))
+        return next(iter([self._for_sizes(own, fragments) for own in by_worker if own]))
 
-    def _for_sizes(self, sizes: Sequence[tuple[int, ...]]) -> Program:
+    def _for_sizes(self, sizes: Sequence[tuple[int, ...]], fragments: tuple[int, ...]) -> Program:
         example = self.captures.example
         return self.for_step(
-            [Share(batch=example, ids=(), sizes=units, offset=0, global_offset=0) for units in sizes]
+            [Share(batch=example, ids=(), sizes=units, offset=0, global_offset=0) for units in sizes],
+            fragments,
         )
 
     def own_shares(self, shares: Sequence[Share]) -> list[Share]:
@@ -175,6 +177,13 @@ class Programs:
                     clip_norm=self.job.clip_norm, batch_norm=self.job.batch_norm, device=self.device
                 )
                 plans = self._resolve(graphs, sizes[0])
+                if (
+                    self.plan.sync.rule == "server-stale"
+                ):  # divided by the weights of all workers, on the server
+                    graphs = {
+                        size: replace(graph, static_weight=None, weight_is_early=False)
+                        for size, graph in graphs.items()
+                    }
                 if self.plan.sync.alone:
                     return self._of_all(compile_program(graphs, self._own_plan(), sizes, settings))
                 program = compile_program(graphs, self.plan, sizes, settings, units, self._layout, plans)
@@ -187,6 +196,7 @@ class Programs:
             units,
             clip_norm=self.job.clip_norm,
             notices=self._opaque_notices(),
+            buffers=[name for name, _ in self.job.build_model().named_buffers()],
         )
         return self._of_all(program) if self.plan.sync.alone else program
 

@@ -15,7 +15,7 @@ from plait.graph.from_job import Captures
 from plait.job.job import Job
 from plait.job.loader import LoadedStep, Loader, Share
 from plait.plan.plan import PIPE, Plan
-from plait.program.averaging import due
+from plait.program.averaging import averages, due
 from plait.program.layout import Layout
 from plait.run.machine import Machine, StepOutcome
 from plait.run.prepare import prepare
@@ -34,7 +34,7 @@ class Record:
     gradients: tuple[dict[str, Tensor], ...]
     """By step, then by parameter; rank 0's."""
     weights: dict[str, Tensor]
-    """Parameters after the last step; rank 0's."""
+    """Parameters after the last step; rank 0's, or the mean of workers that average."""
     buffers: dict[str, Tensor]
     """Buffers after the last step; rank 0's."""
     spread: float
@@ -91,17 +91,28 @@ class SerialRanks:
         return _assemble(self._gradients, self.programs.layout)
 
     def weights(self) -> dict[str, Tensor]:
-        """All parameters, whole."""
+        """All parameters, whole; of workers that average, their mean or their center."""
         held = [{name: p.detach() for name, p in m.state.parameters.items()} for m in self.machines]
+        plan = self.programs.plan
+        if averages(plan):
+            return self.machines[0].averaging.center if plan.sync.rule == "easgd" else _mean(held)
         return _assemble(held, self.programs.layout)
 
     def buffers(self) -> dict[str, Tensor]:
-        """All buffers, from the ranks that change them."""
+        """All buffers, from the ranks that change them; of workers that average, their means."""
         layout, found = self.programs.layout, dict(self.machines[0].state.buffers)
+        if averages(self.programs.plan):
+            return found | _mean([m.state.buffers for m in self.machines])
         for machine in reversed(self.machines):
             own = {n: b for n, b in machine.state.buffers.items() if _changes(layout, n, machine.rank)}
             found |= own
         return found
+
+
+def _mean(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The means of floating tensors."""
+    names = [name for name, tensor in parts[0].items() if tensor.is_floating_point()]
+    return {name: torch.stack([part[name] for part in parts]).mean(0) for name in names}
 
 
 def _changes(layout: Layout | None, buffer: str, rank: int) -> bool:
@@ -143,7 +154,7 @@ def run_serially(
         gradients=tuple(gradients),
         weights=ranks.weights(),
         buffers=ranks.buffers(),
-        spread=_spread(ranks.machines),
+        spread=0.0 if averages(programs.plan) else _spread(ranks.machines),
         notices=ranks.notices,
         rounds_to_float32=ranks.rounds_to_float32,
     )

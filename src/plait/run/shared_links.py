@@ -265,7 +265,10 @@ class _Letter:
 
 
 class SharedLinks:
-    """Links of one rank to the ranks of its mesh, all of them processes of this host."""
+    """Links of one rank to the ranks of its mesh, all of them processes of this host.
+
+    Servers, who are beyond the mesh, have no collectives; `mail` reaches everybody.
+    """
 
     def __init__(self, mesh: Mesh, rank: int, arenas: Sequence[Arena], timeout_s: float) -> None:
         self._mesh = mesh
@@ -275,25 +278,27 @@ class SharedLinks:
         self._buffers: dict[int, Region] = {}
         self._axes: dict[str, _Axis] = {}
         self._patience = _Patience(timeout_s)
-        for index, axes in enumerate(axes_that_meet(mesh)):
+        meeting = axes_that_meet(mesh)
+        num_blocks = len(meeting) + 1
+        for index, axes in enumerate(meeting if rank < mesh.size else ()):
             ranks = mesh.group(rank, axes)
             peers = [arenas[peer] for peer in ranks]
             self._axes[axes] = _Axis(peers, ranks.index(rank), index, self._buffers, self._patience)
         self._patience.axes = list(self._axes.values())
-        self._mail = Mail(arenas, rank, len(self._axes), self._until)
+        self.mail = Mail(arenas, rank, num_blocks - 1, self._until)
 
     def _until(self, is_over: Callable[[], bool], peer: int) -> None:
         self._patience.wait(is_over, self._arenas[peer], f"rank {peer}")
 
     def send(self, send: Send, flat: Tensor) -> Handle:
         """Leave a message in memory where its receiver finds it."""
-        self._mail.send(send.message, self._mesh.group(self._rank, send.axis)[send.to], flat)
+        self.mail.send(send.message, self._mesh.group(self._rank, send.axis)[send.to], flat)
         return Finished(flat)
 
     def receive(self, recv: Recv, flat: Tensor) -> Handle:
         """Look for a message when it is needed."""
         source = self._mesh.group(self._rank, recv.axis)[recv.source]
-        return _Letter(lambda: self._mail.receive(recv.message, source, flat))
+        return _Letter(lambda: self.mail.receive(recv.message, source, flat))
 
     def start(self, collective: Collective, tensor: Tensor, out: Tensor | None = None) -> Handle:
         """Begin a collective; others read a tensor of `buffer` where it lies, and its sum is made in place."""
@@ -313,25 +318,29 @@ class SharedLinks:
 
 
 def links_between(
-    mesh: Mesh, rank: int, device: torch.device, *, timeout_s: float, share: bool = True
+    mesh: Mesh, rank: int, device: torch.device, *, timeout_s: float, share: bool = True, servers: int = 0
 ) -> Links:
-    """The fastest links of this rank to the others: shared memory on one host's processors, else torch.distributed."""
-    if mesh.size == 1:
+    """The fastest links of this rank to the others: shared memory on one host's processors, else torch.distributed.
+
+    `servers` are the processes beyond the mesh; all of them, too, must call it.
+    """
+    if mesh.size + servers == 1:
         return NoLinks()
-    shared = share_memory(mesh, rank, timeout_s) if share and device.type == "cpu" else None
-    return shared if shared is not None else ProcessLinks(mesh, rank)
+    shared = share_memory(mesh, rank, timeout_s, servers) if share and device.type == "cpu" else None
+    return shared if shared is not None else ProcessLinks(mesh, rank, servers)
 
 
-def share_memory(mesh: Mesh, rank: int, timeout_s: float) -> SharedLinks | None:
+def share_memory(mesh: Mesh, rank: int, timeout_s: float, servers: int = 0) -> SharedLinks | None:
     """Open each other's memory; None, on all ranks, where one of them cannot. They meet through torch.distributed."""
     num_blocks = len(axes_that_meet(mesh)) + 1  # the last one is for messages
     own = _attempt(lambda: Arena.create(num_blocks)) if is_suitable() else None
-    everybody: list[Any] = [None] * mesh.size
+    ranks = mesh.size + servers
+    everybody: list[Any] = [None] * ranks
     dist.all_gather_object(everybody, (host(), own and (own.file, own.pid)))
     arenas = None
     if own is not None and all(place == host() and told for place, told in everybody):
         arenas = _attempt(lambda: _open(own, rank, [told for _, told in everybody], num_blocks))
-    agreed: list[Any] = [None] * mesh.size
+    agreed: list[Any] = [None] * ranks
     dist.all_gather_object(agreed, arenas is not None)
     return SharedLinks(mesh, rank, arenas, timeout_s) if all(agreed) and arenas is not None else None
 

@@ -1,9 +1,9 @@
 """Messages between processes of one host through memory that they share.
 
 In: bytes for a rank, or room for bytes from one. Out: a message that is there as soon as its sender has written it. The
-sender copies its bytes into a region of its own and enters it in a table; the receiver copies them out and clears the
-entry. Messages are found by name, so the order in which they are received does not matter. Nothing runs in the
-background; whoever waits helps the collectives along that it takes part in.
+sender copies its bytes into a region of its own and enters it in a table; the receiver copies them out, or reads them
+there, and clears the entry. Messages are found by name, so the order in which they are received does not matter.
+Nothing runs in the background; whoever waits helps the collectives along that it takes part in.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,8 +14,8 @@ from torch import Tensor
 from plait.run.shared_memory import PLACES, Arena, Region
 
 _SLOTS = 512
-_SLOT_WORDS = 3
-"""The tag of a message (0: none), the offset and the size of its region."""
+_SLOT_WORDS = 4
+"""The tag of a message (0: none), the offset and the size of its region, its bytes."""
 
 
 class Mail:
@@ -29,8 +29,8 @@ class Mail:
         self._under_way: list[tuple[int, Region]] = []
         self._spare: list[Region] = []
 
-    def send(self, message: str, to: int, flat: Tensor) -> None:
-        """Leave a message for another rank."""
+    def send(self, message: str, to: int, *parts: Tensor) -> None:
+        """Leave a message for another rank: bytes, part after part."""
         table = self._tables[self._rank]
         self._collect()
         tag = _tag(message, to)
@@ -38,10 +38,14 @@ class Mail:
         while place is None:
             self._wait(lambda: self._collect() > 0, to)
             place = next((p for p in _places(tag) if table[p] == 0), None)
-        region = self._region(flat.numel())
-        region.bytes[: flat.numel()].copy_(flat)
+        num_bytes = sum(part.numel() for part in parts)
+        region = self._region(num_bytes)
+        start = 0
+        for part in parts:
+            region.bytes[start : start + part.numel()].copy_(part)
+            start += part.numel()
         self._under_way.append((place, region))
-        table[place + 1], table[place + 2] = region.offset, region.size
+        table[place + 1], table[place + 2], table[place + 3] = region.offset, region.size, num_bytes
         table[place] = tag  # last: whoever sees it sees the rest
 
     def receive(self, message: str, source: int, flat: Tensor) -> Tensor:
@@ -60,6 +64,21 @@ class Mail:
         flat.copy_(region.bytes[: flat.numel()])
         table[place] = 0
         return flat
+
+    def take(self, message: str, source: int, use: Callable[[Tensor], None]) -> bool:
+        """Where a message is there: have its bytes used, and forget it. Never waits."""
+        table, tag = self._tables[source], _tag(message, self._rank)
+        place = next((p for p in _places(tag) if table[p] == tag), None)
+        if place is None:
+            return False
+        region = self._arenas[source].region(table[place + 1], table[place + 2])
+        use(region.bytes[: table[place + 3]])
+        table[place] = 0
+        return True
+
+    def wait(self, message: str, source: int, use: Callable[[Tensor], None]) -> None:
+        """Wait for a message and have its bytes used; an error where its sender is gone."""
+        self._wait(lambda: self.take(message, source, use), source)
 
     def _collect(self) -> int:
         """Take back the regions of messages that were received; how many."""

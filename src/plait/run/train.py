@@ -8,9 +8,10 @@ any process starts; workers inherit both.
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ from plait.run.folder import discard_if_empty, make_run_folder, write_environmen
 from plait.run.launch import Interrupted, Seat, launch
 from plait.run.prepare import Listener, prepare
 from plait.run.programs import Programs
+from plait.run.relaxed.hogwild import SharedModel, check_hogwild, on_shared_model
+from plait.run.relaxed.ranks import run_rank
+from plait.run.relaxed.start import StartRanks, is_free, run_free
 from plait.run.worker import Task, run_worker
 from plait.trace.files import read_trace, write_chrome
 from plait.trace.recorder import clock_offset_ns
@@ -91,6 +95,7 @@ def train(
     tell = listener if listener is not None else (lambda event: None)
     check_options(device, checkpoint_every)
     check_slow(slow or {}, chosen, device)
+    check_hogwild(chosen, device)
     checkpoint = (
         locate_checkpoint(Path(resume), on_notice=lambda text: tell({"notice": text})) if resume else None
     )
@@ -105,7 +110,7 @@ def train(
     (folder / "plan.yaml").write_text(chosen.to_yaml())
     write_environment(
         folder,
-        {"ranks": chosen.mesh.size, "device": device, "batch": job.batch, "seed": job.seed, **(extra or {})},
+        {"ranks": chosen.ranks, "device": device, "batch": job.batch, "seed": job.seed, **(extra or {})},
     )
     task = Task(
         job=job,
@@ -184,20 +189,13 @@ def _continued_from(checkpoint: Path, job: Job) -> int:
 
 
 def _run(task: Task, programs: Programs, tell: Listener) -> dict[str, Any]:
-    ranks = task.plan.mesh.size
-    if ranks == 1:
-        with _interruptible() as seat_with:
-            return run_worker(task, seat_with(tell), programs)
-    threads = max(1, (os.cpu_count() or 1) // ranks)
+    if is_free(task.plan):
+        start: StartRanks = partial(_run_ranks, task, programs)
+        if task.plan.sync.rule == "hogwild":
+            start = on_shared_model(task, tell, start)
+        return run_free(task, programs, tell, start)
     try:
-        results = launch(
-            _Main(task, programs),
-            ranks=ranks,
-            threads_per_rank=threads,
-            hang_s=task.hang_s,
-            on_event=lambda rank, event: tell(event),
-            run_dir=task.folder,
-        )
+        results = _run_ranks(task, programs, lambda rank, event: tell(event))
     except Interrupted as stop:
         done = [result for result in stop.results if result is not None]
         if not stop.returned or not done:
@@ -206,23 +204,49 @@ def _run(task: Task, programs: Programs, tell: Listener) -> dict[str, Any]:
     return dict(results[0])
 
 
+def _run_ranks(
+    task: Task,
+    programs: Programs,
+    on_event: Callable[[int, dict[str, Any]], bool | None],
+    dispensable: Collection[int] = (),
+    model: SharedModel | None = None,
+) -> list[Any]:
+    """Run every rank, the only one in this process; returns what each returned."""
+    ranks, main = task.plan.ranks, _Main(task, programs, model)
+    if ranks == 1:
+        with _interruptible() as seat_with:
+            return [main(seat_with(on_event))]
+    return launch(
+        main,
+        ranks=ranks,
+        threads_per_rank=max(1, (os.cpu_count() or 1) // ranks),
+        hang_s=task.hang_s,
+        on_event=on_event,
+        run_dir=task.folder,
+        dispensable=dispensable,
+    )
+
+
 class _Main:
     """What a worker process runs. Spawned ones rebuild the programs, which hold compiled functions."""
 
-    def __init__(self, task: Task, programs: Programs) -> None:
+    def __init__(self, task: Task, programs: Programs, model: SharedModel | None) -> None:
         self.task = task
         self.programs: Programs | None = programs
+        self.model = model
 
     def __getstate__(self) -> dict[str, Any]:
         return {"task": self.task, "programs": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.task, self.programs = state["task"], state["programs"]
+        self.task, self.programs, self.model = state["task"], state["programs"], None
 
     def __call__(self, seat: Seat) -> dict[str, Any]:
         if self.programs is None:
             task = self.task
             self.programs = prepare(task.job, task.plan, task.device, task.dtype, lambda event: None)
+        if is_free(self.task.plan):
+            return run_rank(self.task, seat, self.programs, self.model)
         summary = run_worker(self.task, seat, self.programs)
         return summary if seat.rank == 0 else {}
 
@@ -236,8 +260,14 @@ class _OwnBoard:
     def enter(self, step: int, index: int, label: str, waiting: bool = False) -> None:
         pass
 
-    def stop_after(self, step: int) -> bool:
+    def stop_after(self, step: int, ahead: int = 1) -> bool:
         return self.stop
+
+    def stop_requested(self) -> bool:
+        return self.stop
+
+    def is_gone(self, rank: int) -> bool:
+        return False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,13 +275,18 @@ class _OwnSeat:
     """The seat of the only rank."""
 
     board: _OwnBoard
-    emit: Listener
+    on_event: Callable[[int, dict[str, Any]], bool | None]
     rank: int = 0
     ranks: int = 1
 
+    def emit(self, event: dict[str, Any]) -> None:
+        """Tell whoever watches, who may want the run to end."""
+        if self.on_event(0, event):
+            self.board.stop = True
+
 
 @contextmanager
-def _interruptible() -> Iterator[Callable[[Listener], Any]]:
+def _interruptible() -> Iterator[Callable[[Callable[[int, dict[str, Any]], bool | None]], Any]]:
     """One rank in this process: the first Ctrl-C ends after the step, the second at once."""
     board = _OwnBoard()
 
@@ -265,7 +300,7 @@ def _interruptible() -> Iterator[Callable[[Listener], Any]]:
         {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)} if in_main else {}
     )
     try:
-        yield lambda tell: _OwnSeat(board=board, emit=tell)
+        yield lambda on_event: _OwnSeat(board=board, on_event=on_event)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -25,6 +25,7 @@ from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.run.checkpoint import load_checkpoint
+from plait.run.deviation import deviation_of
 from plait.run.prepare import Listener
 from plait.run.serial import Reduce, add_up
 from plait.run.serial_run import Record, run_serially
@@ -158,8 +159,9 @@ def verify(
     tell = listener if listener is not None else (lambda event: None)
     known = against if against is not None else reference_of(job, steps=steps, fp32=fp32, listener=tell)
     job, dtype = known.job, known.dtype
-    if chosen.sync.compress != "none":
-        known = _compressed_reference(known, chosen, serial, tell)
+    deviation = deviation_of(chosen)
+    if deviation is not None:
+        known = _own_reference(known, chosen, deviation, serial, tell)
     tell({"stage": f"{chosen.name} on {chosen.mesh.size} ranks"})
     record = (
         run_serially(job, chosen, known.steps, dtype, reduce=reduce, captures=known.captures)
@@ -184,17 +186,16 @@ def verify(
             *record.notices,
             *_batch_norm_notice(job, record, chosen),
             *_rounding_notice(known.record),
-            *_compression_notice(chosen),
+            *_deviation_notice(deviation),
         ),
     )
 
 
-def _compressed_reference(known: Reference, plan: Plan, serial: bool, tell: Listener) -> Reference:
-    """What all ranks of a plan that loses something on the way compute in one process."""
+def _own_reference(known: Reference, plan: Plan, deviation: str, serial: bool, tell: Listener) -> Reference:
+    """What all ranks of a plan that one rank cannot stand for compute in one process."""
     if serial:
         raise UsageError(
-            f"sync.compress={plan.sync.compress} is lossy: no run of one rank computes the same, so processes are "
-            "compared with all ranks in one process.",
+            f"{deviation}: no run of one rank computes the same; processes are compared with all ranks in one process.",
             fix="verify it without --serial.",
         )
     tell({"stage": f"{plan.name} on {plan.mesh.size} ranks in one process"})
@@ -203,12 +204,11 @@ def _compressed_reference(known: Reference, plan: Plan, serial: bool, tell: List
     )
 
 
-def _compression_notice(plan: Plan) -> list[str]:
-    if plan.sync.compress == "none":
+def _deviation_notice(deviation: str | None) -> list[str]:
+    if deviation is None:
         return []
     return [
-        f"sync.compress={plan.sync.compress} is lossy: one rank computes other gradients. Compared were processes with "
-        "all ranks in one process, which compress alike."
+        f"{deviation}: one rank computes something else. Compared were processes with all ranks in one process."
     ]
 
 

@@ -21,11 +21,13 @@ from plait.errors import CheckpointError, RunError
 from plait.job.job import Job
 from plait.job.loader import LoadedStep, Loader
 from plait.plan.plan import Plan
+from plait.program.averaging import averages, due, longest_round
 from plait.program.program import Program
 from plait.run.agreement import check_agreement
 from plait.run.allocator import keep_freed_memory
 from plait.run.checkpoint import load_checkpoint
 from plait.run.checkpoint_saver import Saver
+from plait.run.checkpoint_state import TrainingState, snapshot
 from plait.run.device import choose_device, exact_products
 from plait.run.evaluate import Progress, evaluate
 from plait.run.exchange import ProcessExchange
@@ -36,6 +38,7 @@ from plait.run.observer import CudaClock, WorkerObserver, metadata_of
 from plait.run.programs import Programs
 from plait.run.shared_links import links_between
 from plait.run.state import ModelState
+from plait.run.worker_states import restore_workers, with_workers
 from plait.trace.recorder import Recorder
 
 
@@ -72,7 +75,7 @@ def run_worker(task: Task, seat: Seat, programs: Programs) -> dict[str, Any]:
             stack.enter_context(exact_products())
         if seat.ranks > 1:
             backend = "nccl" if device.type == "cuda" and seat.ranks <= torch.cuda.device_count() else "gloo"
-            connect(seat, backend, timeout_s=_timeout_s(task))
+            connect(seat, backend, timeout_s=timeout_s(task))
             stack.callback(disconnect)
         return _Worker(task, seat, programs, device, stack).run()
 
@@ -88,10 +91,11 @@ class _Worker:
         self.recorder = Recorder(seat.rank, offset_ns=task.clock_offset_ns) if task.trace else None
         clock = CudaClock() if device.type == "cuda" and task.trace else None
         self.observer = WorkerObserver(seat.board, self.recorder, clock)
-        links = links_between(task.plan.mesh, seat.rank, device, timeout_s=_timeout_s(task))
+        links = links_between(task.plan.mesh, seat.rank, device, timeout_s=timeout_s(task))
         self.state = ModelState(self.job, device, task.dtype, programs.holding(seat.rank, links, device))
         self.progress = Progress(self.job.until)
         self.start_step = 0
+        self.resumed: TrainingState | None = None
         if task.resume is not None:
             self._resume(task.resume)
         self.machine = Machine(seat.rank, self.state, links, self.observer)
@@ -120,13 +124,17 @@ class _Worker:
 
     def run(self) -> dict[str, Any]:
         self._agree("initial weights", self.state.digest())
+        if self.resumed is not None:
+            restore_workers(self.resumed, self.state, self.machine.averaging, self.task.plan, self.seat.rank)
+            self.resumed = None
         program: Program | None = None
         started = time.perf_counter()
         with self._loader() as loader:
             for loaded in self._timed(loader):
                 shares = self.programs.own_shares(loaded.micro_batches)
                 with self.observer.beside(loaded.step, "host"):
-                    program = self.programs.for_step(shares)
+                    fragments = due(self.task.plan, loaded.step, loaded.ends_epoch)
+                    program = self.programs.for_step(shares, fragments)
                 if loaded.step == self.start_step:
                     self._agree("program", program.digest())
                 self.observer.use(program, self.seat.rank)
@@ -168,15 +176,15 @@ class _Worker:
         )
 
     def _resume(self, path: Path) -> None:
-        state = load_checkpoint(path)
+        state = self.resumed = load_checkpoint(path)
         self.state.load(state)
         self.start_step = state.step
         self.progress.load(state.extra.get("progress", {}))
 
     def _after_step(self, loaded: LoadedStep, elapsed_s: float) -> None:
         outcome = self.machine.outcome
-        assert outcome is not None
-        self.unread = (loaded, outcome, elapsed_s)
+        if outcome is not None:
+            self.unread = (loaded, outcome, elapsed_s)
         every = self.task.checkpoint_every
         saves = every is not None and (loaded.step + 1) % every == 0
         if self.device.type == "cpu" or saves or self._evaluation_is_due(loaded):
@@ -185,8 +193,15 @@ class _Worker:
             self._evaluate(loaded.step, loaded.epoch)
         if saves:
             self._save()
-        if self.stopped is None and self.seat.board.stop_after(loaded.step):
+        if self.stopped is None and self._is_stopped_after(loaded):
             self.stopped = "interrupted"
+
+    def _is_stopped_after(self, loaded: LoadedStep) -> bool:
+        """Whether an interrupted run ends here, which all ranks must know of: it lasts until they have met."""
+        ahead = longest_round(self.task.plan)
+        if ahead is None and not loaded.ends_epoch:
+            return False
+        return self.seat.board.stop_after(loaded.step, ahead or 1)
 
     def _catch_up(self) -> None:
         """Read the numbers of the last step. On a GPU this is done one step late, so that it never runs dry."""
@@ -233,7 +248,11 @@ class _Worker:
         with self.observer.beside(step, "evaluate"):
             held_out = self.programs.held_out
             assert held_out is not None
-            with self.state.whole_model(self._exchange):
+            plan = self.task.plan
+            with (
+                self.machine.averaging.shown(plan, self._add_up),
+                self.state.whole_model(self._exchange),
+            ):
                 self.evaluation = evaluate(
                     self.state, held_out, self.seat.rank, self.seat.ranks, self._add_up
                 )
@@ -255,12 +274,17 @@ class _Worker:
         check_agreement(what, digest, self.seat.ranks)
 
     def _save(self) -> None:
-        if self.last_saved == self.state.steps_done or (self.saver is None and self.state.holding is None):
+        plan, averaging = self.task.plan, self.machine.averaging
+        alone = self.state.holding is None and not averages(plan)
+        if self.last_saved == self.state.steps_done or (self.saver is None and alone):
             return
         if self.journal is not None:
             self.journal.flush()  # a run resumed from here must find what led here, whatever kills this one
         with self.observer.beside(self.state.steps_done - 1, "checkpoint"):
-            state = self.state.to_checkpoint(self._extra(), self._exchange)
+            with averaging.shown(plan, self._add_up):
+                state = self.state.to_checkpoint(self._extra(), self._exchange)
+                state = snapshot(state) if averages(plan) else state  # before each has its own back
+            state = with_workers(state, self.state, averaging, plan, self.seat.rank)
             if self.saver is not None:
                 self.saver.submit(state)
         self.last_saved = self.state.steps_done
@@ -327,6 +351,6 @@ class _Worker:
         }
 
 
-def _timeout_s(task: Task) -> float:
+def timeout_s(task: Task) -> float:
     """Longer than the launcher's patience, which knows more about a hang."""
     return 2 * task.hang_s + 60

@@ -1,9 +1,9 @@
 """Between operators: which units of a model each stage of a pipeline gets, by dynamic programming.
 
-In: what every unit costs in time, in state and in activations on one shape of sub-mesh (the ranks of `data` and `tensor`
-that share a stage), and how many micro-batches each stage keeps. Out: where stages begin, so that the slowest is as fast
-as can be and every stage has room; of equal ones the most even. It is exact for each sub-mesh; `candidates.py` walks
-through the shapes of sub-meshes. A mesh is a grid, so all stages have sub-meshes of one shape.
+In: what every unit costs in time, in state and in activations on one shape of sub-mesh (the ranks of `data` and
+`tensor` that share a stage), and how many micro-batches each stage keeps. Out: where stages begin, so that the slowest
+is as fast as can be and every stage has room; of equal ones the most even. It is exact for each sub-mesh;
+`candidates.py` walks through the shapes of sub-meshes. A mesh is a grid, so all stages have sub-meshes of one shape.
 (The recursion is that of Zheng et al. 2022, "Alpa", section 5.2, for stages of one shape.)
 """
 
@@ -41,40 +41,46 @@ class Cut:
     """Time of the slowest stage for one micro-batch."""
 
 
-def best_cut(
-    row: Row, *, in_flight: Sequence[float], limit_bytes: float, virtual: int = 1, overlap: float = 1e-3
-) -> Cut | None:
+def best_cut(row: Row, *, in_flight: Sequence[float], limit_bytes: float, virtual: int = 1) -> Cut | None:
     """The cut into `len(in_flight)` stages; None where no cut has room.
 
-    `in_flight` are the micro-batches that each stage keeps; with several stages a rank (`virtual`), each has its part of
-    the limit. `overlap` weighs evenness against the slowest stage, in which all that matters is equal.
+    `in_flight` are the micro-batches that each stage keeps; with several stages a rank (`virtual`), each has its part
+    of the limit.
     """
-    stages, count = len(in_flight), len(row.seconds)
-    if stages > count:
+    if len(in_flight) > len(row.seconds):
         return None
     time, state, kept = (_between(values) for values in (row.seconds, row.state_bytes, row.kept_bytes))
-    # best[i]: the slowest stage among those that cover the first i units, in one number with how uneven they are.
-    even = sum(row.seconds) / stages
+    allowed = [
+        np.where((state + kept * number) * virtual <= limit_bytes, time, np.inf) for number in in_flight
+    ]
+    slowest_s, _ = _walk(allowed, np.maximum)
+    if not np.isfinite(slowest_s):
+        return None
+    even = sum(row.seconds) / len(in_flight)
+    uneven = [np.where(table <= slowest_s * (1 + 1e-9), (table - even) ** 2, np.inf) for table in allowed]
+    _, starts = _walk(uneven, np.add)
+    return Cut(starts=starts, slowest_s=slowest_s)
+
+
+def _walk(tables: Sequence[Array], join: np.ufunc) -> tuple[float, tuple[int, ...]]:
+    """The least value of one range of units from each table, end to end, and where the second and later ranges begin.
+
+    `tables[s][i, j]` is what stage s costs with the units i..j-1; `join` makes one number of what came before and that.
+    """
+    count = len(tables[0]) - 1
     best: Array = np.full(count + 1, np.inf)
     best[0] = 0.0
-    uneven: Array = np.zeros(count + 1)
-    came = np.zeros((stages, count + 1), dtype=np.int64)
-    for stage in range(stages):
-        fits = (state + kept * in_flight[stage]) * virtual <= limit_bytes
-        slowest = np.where(fits, np.maximum(best[:, None], time), np.inf)
-        spread = uneven[:, None] + (time - even) ** 2
-        value = slowest + overlap * spread / max(even, 1e-30)
-        came[stage] = np.argmin(value, axis=0)
-        columns = np.arange(count + 1)
-        best, uneven = slowest[came[stage], columns], spread[came[stage], columns]
-    if not np.isfinite(best[count]):
-        return None
+    came = []
+    for table in tables:
+        value = join(best[:, None], table)
+        came.append(np.argmin(value, axis=0))
+        best = value[came[-1], np.arange(count + 1)]
     starts: list[int] = []
     end = count
-    for stage in range(stages - 1, 0, -1):
-        end = int(came[stage][end])
+    for back in came[:0:-1]:
+        end = int(back[end])
         starts.append(end)
-    return Cut(starts=tuple(reversed(starts)), slowest_s=float(best[count]))
+    return float(best[count]), tuple(reversed(starts))
 
 
 def _between(values: Sequence[float]) -> Array:

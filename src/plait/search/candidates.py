@@ -1,7 +1,7 @@
 """Every way to run a job on some ranks that plait knows and that computes the same: what the search chooses from.
 
-In: how many ranks, samples and blocks there are. Out: `Candidate`s: a plan with its micro-batch. Plans that relax what is
-computed are not among them: `relaxed` lists those by name. Nothing is predicted here.
+In: how many ranks, samples and units there are. Out: `Candidate`s: a plan with its micro-batch. Plans that relax what
+is computed are not among them: `relaxed` lists those by name. Nothing is predicted here.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,9 +10,10 @@ from itertools import product
 from math import prod
 
 from plait.errors import PlanError
+from plait.plan.decisions import Memory, Pipe, Tensor
 from plait.plan.mesh import Mesh
 from plait.plan.named import NAMED
-from plait.plan.plan import AXES, DATA, PIPE, TENSOR, Memory, Pipe, Plan, Tensor
+from plait.plan.plan import AXES, DATA, PIPE, TENSOR, Plan
 
 RECOMPUTE = ("none", "selective", "full")
 """What is tried for `memory.recompute`, from the fastest to the smallest."""
@@ -23,9 +24,9 @@ _MOST_TENSOR = 8
 _MOST_SIZES = 8
 """Micro-batches that are tried for one mesh."""
 _MOST_SCHEDULED = 16384
-"""Micro-batches times stages of a schedule: longer ones differ from shorter ones in nothing but the time to plan them."""
-_EXACT = ("single", "ddp", "zero1", "zero2", "zero3", "megatron", "tensor", "domain", "naive", "gpipe", "1f1b")
-_ALSO_EXACT = ("interleaved", "zero-bubble", "zero-bubble-2", "server-sync")
+"""Micro-batches times stages of a schedule; longer ones are worth no more than the time to plan them."""
+_SAME_RESULT = ("all-reduce", "server-sync")
+"""Rules of `sync` under which a step is what one process computes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +43,6 @@ class Space:
     """Units of the model, of which a stage has one at least."""
     micro_batches: int | None = None
     """Micro-batches a step where they decide what is computed (batch statistics); None: any number."""
-    tied_ends: bool = False
-    """Whether the first and the last unit share parameters, which a rank may not hold twice."""
 
     def __post_init__(self) -> None:
         for name, value in (("ranks", self.ranks), ("batch", self.batch)):
@@ -173,9 +172,9 @@ def _name(data: int, tensor: int, pipe: int, zero: int, schedule: str) -> str:
 
 def relaxed() -> dict[str, str]:
     """Named plans that change what is computed, each in a sentence."""
-    known = (*_EXACT, *_ALSO_EXACT)
-    return {
-        name: (function.__doc__ or "").strip().splitlines()[0]
-        for name, function in NAMED.items()
-        if name not in known
-    }
+    found = {}
+    for name, function in NAMED.items():
+        plan = function(1)
+        if plan.pipe.asynchronous or plan.sync.rule not in _SAME_RESULT:
+            found[name] = (function.__doc__ or "").strip().splitlines()[0]
+    return found

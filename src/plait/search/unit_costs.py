@@ -31,7 +31,7 @@ CAPTURED = 4
 """Samples of the graph that costs are read from."""
 _FEW, _MANY = 1, 3
 _FUSED = ("elementwise", "random", "softmax")
-_INTO = ("elementwise", "softmax")
+_INTO = ("elementwise", "softmax", "reduction")
 SETTINGS = ("none", "selective", "full")
 """Of `memory.recompute`."""
 
@@ -43,7 +43,7 @@ class Style:
     half: bool = False
     """Values are in 16 bits even where the graph has 32, but for the loss: weights are in 16 bits themselves."""
     fused: bool = False
-    """An elementwise op runs in the kernel of its only reader, where that is elementwise or a softmax."""
+    """An elementwise op runs in the kernel of its only reader, where that is elementwise, a softmax or a sum."""
     whole_blocks: bool = False
     """`full` recompute runs all of a block again, its communication too; otherwise what the backward needs."""
     selective: tuple[str, ...] = ()
@@ -124,7 +124,9 @@ class _Reader:
         for node in self.nodes:
             if is_backward(node):
                 key = self._key(node.meta.get("module", ""))
-                current = by_origin.get(node.meta.get("origin", ""), last.get(key, current) if key[0] else current)
+                current = by_origin.get(
+                    node.meta.get("origin", ""), last.get(key, current) if key[0] else current
+                )
                 unit_of[node] = current
         return unit_of, keys
 
@@ -331,7 +333,7 @@ def _fused_into(nodes: Sequence[fx.Node], unit_of: Mapping[fx.Node, int]) -> dic
             continue
         reader = next(iter(readers))
         same = unit_of.get(reader) == unit_of[node] and is_backward(reader) == is_backward(node)
-        if same and family(reader.target) in _INTO and _elements(reader) == _elements(node):
+        if same and family(reader.target) in _INTO and _elements(reader) <= _elements(node):
             found[node] = reader
     return found
 

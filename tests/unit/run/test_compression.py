@@ -16,8 +16,8 @@ from plait.job.job import Job
 from plait.plan.decisions import Sync
 from plait.plan.named import resolve
 from plait.program.check import check_program
-from plait.program.compression import messages
-from plait.program.instructions import Collective, Decompress
+from plait.program.compression import check_compressed, messages
+from plait.program.instructions import Accumulate, Collective, Decompress
 from plait.program.program import Bucket, Program
 from plait.program.simulate import simulate
 from plait.run.compression import GUESS_SEED, Compressor
@@ -25,6 +25,7 @@ from plait.run.links import NoLinks
 from plait.run.programs import Programs
 from plait.run.serial_run import run_serially
 from plait.run.verify import verify
+from plait.units import format_bytes
 
 RATE, SHAPES = 0.1, ((12, 9), (12,), (5, 4, 3), (2, 2))
 
@@ -149,7 +150,9 @@ def program_of(method: str, **settings: Any) -> Program:
 
 
 def sent_bytes(program: Program) -> int:
-    return sum(i.num_bytes for i in program.of(0).instructions if isinstance(i, Collective))
+    """Of gradients and the loss."""
+    sums = [i for i in program.of(0).instructions if isinstance(i, Collective) and i.reads != ("weight",)]
+    return sum(i.num_bytes for i in sums)
 
 
 def test_the_program_knows_its_bytes() -> None:
@@ -158,20 +161,34 @@ def test_the_program_knows_its_bytes() -> None:
     assert sent_bytes(program_of("powersgd", compress_rank=1)) < 0.3 * whole
     elements = (whole - 4) // 4
     assert sent_bytes(program_of("topk", compress_keep=0.01)) == 2 * 8 * round(0.01 * elements) + 4
-    trace = simulate(program_of("powersgd"), lambda rank, instruction: 1.0)
-    assert sum(span.num_bytes for span in trace.spans if span.rank == 0) == sent_bytes(program_of("powersgd"))
+    program = program_of("powersgd")
+    spans = [span for span in simulate(program, lambda rank, instruction: 1.0).spans if span.rank == 0]
+    assert sum(span.num_bytes for span in spans if "weight" not in span.name) == sent_bytes(program)
+    (told,) = program.notices
+    assert (
+        "lossy" in told
+        and "not part of checkpoints" in told
+        and f"instead of {format_bytes(whole - 4)}" in told
+    )
+    assert {"compress bucket 0", "compress bucket 0, part 1", "decompress bucket 0"} <= {
+        s.name for s in spans
+    }
 
 
 def test_a_bucket_that_is_not_turned_back_is_found() -> None:
     program = program_of("powersgd")
     instructions = list(program.classes[0].instructions)
-    with pytest.raises(ProgramError, match="turned back once"):
-        check_program(with_instructions(program, [i for i in instructions if not isinstance(i, Decompress)]))
-    late = next(i for i in instructions if isinstance(i, Decompress))
-    moved = [i for i in instructions if i is not late] + [late]
-    moved = [replace(i, id=number) for number, i in enumerate(moved)]
-    with pytest.raises(ProgramError):
-        check_program(with_instructions(program, moved))
+    filled = [i for i in instructions if isinstance(i, Accumulate) and i.bucket == 0]
+    back = next(i for i in instructions if isinstance(i, Decompress))
+    late = replace(back, id=len(instructions))
+    others = [i for i in instructions if i is not back]
+    for planted, told in ((others, "turned back once"), ([*others, late], "in another order")):
+        with pytest.raises(ProgramError, match=told):
+            check_compressed(
+                replace(program.classes[0], instructions=tuple(planted)), 0, program.plan.sync, filled
+            )
+        with pytest.raises(ProgramError):
+            check_program(with_instructions(program, planted))
 
 
 @pytest.mark.parametrize("method", ["fp16", "powersgd", "topk"])

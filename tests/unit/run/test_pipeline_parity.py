@@ -14,9 +14,22 @@ For those, DESIGN's tolerance for float64 holds: 1e-9 of a tensor's largest valu
 """
 
 import pytest
-from tests.unit.run.pipelines import SCHEDULES, assert_equal, assert_same_bits, check, differences, reference
+import torch
+from tests.unit.run.pipelines import (
+    SCHEDULES,
+    assert_equal,
+    assert_same_bits,
+    check,
+    differences,
+    job_of,
+    reference,
+)
+from torch import Tensor, nn
 
-from plait.errors import PlanError
+from plait.plan.named import resolve
+from plait.program.layout import Layout
+from plait.run.prepare import prepare
+from plait.run.verify import reference_of
 
 SMALL = ("mlp", "lstm", "gpt", "gpt_tied", "gpt_dropout", "masked_gpt", "ignore_index")
 LARGE = ("graph_network", "moe_dense", "moe_capacity", "alexnet", "unet", "resnet_bn")
@@ -25,7 +38,7 @@ NAMES = (*SMALL, *LARGE, *TRANSFORMERS)
 TIED = ("gpt_tied", "hf_gpt2", "hf_bert", "hf_t5")
 """Embedding and head are one parameter."""
 THRICE = "hf_t5"
-"""The encoder, the decoder and the head have one embedding."""
+"""The encoder, the decoder and the head have one embedding; interleaved, two of their stages are on one rank."""
 SLICED = "hf_vit"
 """The gradient of the patches is that of the sequence without its first token."""
 
@@ -41,13 +54,7 @@ def compare(name: str, schedule: str, stages: int, micro_batches: int) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", NAMES)
 def test_four_stages_of_four_micro_batches(name: str, schedule: str) -> None:
-    if (name, schedule) != (THRICE, "interleaved"):
-        compare(name, schedule, 4, 4)
-        return
-    with pytest.raises(
-        PlanError, match=r"shared.weight is used by the stages .*, of which two are on one rank"
-    ):
-        compare(name, schedule, 4, 4)
+    compare(name, schedule, 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +80,8 @@ def test_other_numbers_of_stages_and_micro_batches(
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [
-        *((name, "interleaved") for name in NAMES if name != THRICE),
+        *((name, "interleaved") for name in NAMES),
         *((name, "zero-bubble") for name in SMALL),
-        (THRICE, "1f1b"),
     ],
 )
 def test_a_single_micro_batch(name: str, schedule: str) -> None:
@@ -92,3 +98,31 @@ def test_where_a_sum_changes_its_order_the_difference_is_rounding(
     """Otherwise the exceptions above would be unfounded, or would hide a difference of another kind."""
     found = differences(check(reference(name, 4 if name in TIED else 1), schedule, stages))
     assert 0 < found["gradient"] < 1e-12
+
+
+class Repeated(nn.Module):
+    """Its first layer is used again, by the stage after the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.first(x).tanh()).tanh()
+        output: Tensor = self.last(self.first(x).tanh())
+        return output
+
+
+@pytest.mark.parametrize(
+    ("mesh", "zero"), [({"pipe": 2}, 0), ({"pipe": 2, "data": 2}, 0), ({"pipe": 2, "data": 2}, 1)]
+)
+def test_a_parameter_of_two_stages_of_one_rank(mesh: dict[str, int], zero: int) -> None:
+    """Both add to one gradient, which is complete after the last micro-batch of the last of them."""
+    job = job_of("mlp", 4, model=Repeated)
+    known = reference_of(job, steps=2)
+    settings = {"memory": {"zero": zero}, "pipe": {"per_rank": 2}}
+    plan = resolve("interleaved", None, settings, mesh)
+    programs = prepare(job, plan, "cpu", torch.float64, lambda event: None, known.captures)
+    assert isinstance(programs.layout, Layout)
+    assert programs.layout.owners["first.weight"] == (0,)
+    assert_equal(check(known, "interleaved", mesh=mesh, settings=settings))

@@ -24,7 +24,16 @@ TILE = 128
 """Rows and columns of the result that one processor of a device computes at a time."""
 _READS_ROWS = ("embedding", "index", "index_select", "gather", "own_rows")
 """Ops that read of their first argument what they return, and not the rest."""
-_NO_TIME = ("arange", "empty", "empty_like", "new_empty", "new_empty_strided", "scalar_tensor", "detach", "alias")
+_NO_TIME = (
+    "arange",
+    "empty",
+    "empty_like",
+    "new_empty",
+    "new_empty_strided",
+    "scalar_tensor",
+    "detach",
+    "alias",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +95,8 @@ def node_work(node: fx.Node) -> OpWork | None:
     if kind == "convolution":
         return _convolution(node, flops, dtype)
     if kind in ("attention", "recurrent"):
+        if kind == "attention" and _is_causal(node, name):
+            flops /= 2  # kernels skip the keys that no query of a tile may see
         return OpWork(
             kind="attention" if kind == "attention" else "matmul", flops=flops, num_bytes=_traffic(node, name),
             dtype=dtype, rows=TILE, columns=TILE, depth=flops, count=flops,
@@ -96,7 +107,11 @@ def node_work(node: fx.Node) -> OpWork | None:
 def op_name(target: Any) -> str:
     """`addmm` of `aten.addmm.default`; a function's own name."""
     schema = getattr(target, "_schema", None)
-    return str(schema.name).rpartition("::")[2] if schema is not None else getattr(target, "__name__", str(target))
+    return (
+        str(schema.name).rpartition("::")[2]
+        if schema is not None
+        else getattr(target, "__name__", str(target))
+    )
 
 
 def _product(node: fx.Node, name: str, flops: float, dtype: str) -> OpWork:
@@ -121,6 +136,10 @@ def _convolution(node: fx.Node, flops: float, dtype: str) -> OpWork:
         kind="matmul", flops=flops, num_bytes=_traffic(node, "convolution"), dtype=dtype,
         rows=shape[0] * prod(shape[2:]), columns=kernel[0] / groups, depth=prod(kernel[1:]), count=groups,
     )  # fmt: skip
+
+
+def _is_causal(node: fx.Node, name: str) -> bool:
+    return bool(node.args[7 if name == "attention_backward" else 4])
 
 
 def _traffic(node: fx.Node, name: str) -> float:

@@ -1,6 +1,7 @@
 """What a simulated trace says about a training step.
 
-In: a program and its trace of several steps. Out: the time of a step once steps follow each other, and where ranks wait.
+In: a program and its trace of several steps. Out: the time of a step once steps follow each other, and
+where ranks wait.
 """
 
 from collections.abc import Mapping

@@ -1,15 +1,16 @@
-"""What the optimizer of a rank updates, how much state it keeps, and how long a step of it takes where it was not timed.
+"""What the optimizer of a rank updates, how much state it keeps, and how long its step takes where it was not timed.
 
 In: a program and a rank; a function that builds the optimizer. Out: shapes, bytes, seconds. State is found out by one
 step on tensors that take no memory, so that any optimizer of the user's is counted as it is.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from plait.cluster.cluster import Device
@@ -41,6 +42,15 @@ class UpdateWork:
     """Of these tensors; their gradients have as many."""
     state_bytes: int
     """What the optimizer keeps from step to step."""
+
+    def extra_bytes(self, *, at_once: bool) -> int:
+        """What a step needs beside: with two moments, the root of the second one, of one tensor or of all."""
+        if self.state_bytes < 1.5 * self.parameter_bytes or not self.shapes:
+            return 0
+        if at_once:
+            return self.parameter_bytes
+        elements = [torch.Size(shape).numel() for shape in self.shapes]
+        return self.parameter_bytes * max(elements) // max(sum(elements), 1)
 
     def seconds(self, device: Device, busy: int) -> float:
         """As it was timed on the device; else the traffic of one pass over parameters, gradients and state."""
@@ -78,7 +88,8 @@ def update_work(program: Program, rank: int, build: Builder) -> UpdateWork:
         optimizer = build(named)
         for _, parameter in named:
             parameter.grad = torch.empty_like(parameter)
-        optimizer.step()
+        with suppress(DataDependentOutputException):  # state is made before numbers are looked at
+            optimizer.step()
         leaves = pytree.tree_leaves(dict(optimizer.state))
         state_bytes = sum(
             leaf.numel() * leaf.element_size() for leaf in leaves if isinstance(leaf, torch.Tensor)

@@ -47,6 +47,8 @@ def exchanges_of(program: Program, busy: int) -> list[Exchange]:
     found: dict[str, Exchange] = {}
     for entry in program.classes:
         for instruction in entry.instructions:
+            shape: tuple[int, ...] = ()
+            dtype = torch.float32
             if isinstance(instruction, Send):
                 shape, dtype, size = (max(instruction.num_bytes, 1),), torch.uint8, 2
             elif isinstance(instruction, Collective) and not instruction.op.startswith("halo"):
@@ -61,8 +63,6 @@ def exchanges_of(program: Program, busy: int) -> list[Exchange]:
                     shape, dtype = (group.chunk_elements,), group.dtype
                 elif name in entry.values:
                     shape, dtype = entry.values[name].shape, entry.values[name].dtype
-                else:
-                    shape, dtype = (), torch.float32
             else:
                 continue
             if size > 1:

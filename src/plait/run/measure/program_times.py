@@ -1,0 +1,135 @@
+"""Time what a program is made of, on this machine, under the load that a run of it would have.
+
+In: a program, what is known already. Out: seconds of its ops, updates and exchanges, by the names in
+`program/timing/op_key.py`. As many processes as the program has ranks (of one host) are busy at once, with as many
+threads each as in a run. The program itself is not run: how its parts overlap and wait is left to the simulator.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from plait.program.instructions import Compute
+from plait.program.program import Program
+from plait.program.timing.op_key import op_key, update_key
+from plait.program.timing.update import updated_parts
+from plait.run.allocator import keep_freed_memory
+from plait.run.device import choose_device
+from plait.run.launch import Seat, connect, disconnect, launch
+from plait.run.measure.exchange_times import exchanges_of, mean_of_ranks, time_exchanges
+from plait.run.measure.op_times import OpTimes, time_ops
+from plait.run.programs import Programs
+
+_UPDATES = 5
+_LIMIT_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramTimes:
+    """What was found."""
+
+    seconds: Mapping[str, float]
+    """By the names of `op_key`, `update_key` and `exchange_key`."""
+    host_s: float
+    """Mean time in which the host starts an op of a GPU; zero on a processor."""
+
+
+def time_program(
+    programs: Programs, program: Program, device: str, known: Mapping[str, float] | None = None
+) -> ProgramTimes:
+    """Time the parts of a program that are not `known`; all of a rank's ops where one of them is new."""
+    ranks = program.plan.mesh.size
+    main = _Main(programs, program, device, known or {})
+    if ranks == 1:
+        keep_freed_memory()
+        found = [main.measure(choose_device(device, 0), 0, 1)]
+    else:
+        threads = max(1, (os.cpu_count() or 1) // ranks)
+        found = launch(main, ranks=ranks, threads_per_rank=threads, hang_s=_LIMIT_S)
+    seconds = mean_of_ranks([entry["seconds"] for entry in found])
+    return ProgramTimes(seconds=seconds, host_s=max(entry["host_s"] for entry in found))
+
+
+class _Main:
+    """What every process does."""
+
+    def __init__(self, programs: Programs, program: Program, device: str, known: Mapping[str, float]) -> None:
+        self._programs, self._program, self._device, self._known = programs, program, device, known
+
+    def __call__(self, seat: Seat) -> dict[str, Any]:
+        keep_freed_memory()
+        connect(seat, "gloo", timeout_s=2 * _LIMIT_S)
+        try:
+            return self.measure(choose_device(self._device, seat.rank), seat.rank, seat.ranks)
+        finally:
+            disconnect()
+
+    def measure(self, device: torch.device, rank: int, ranks: int) -> dict[str, Any]:
+        """Seconds by name, as this rank saw them."""
+        program, known = self._program, self._known
+        own = program.of(rank)
+        segments = {i.segment for i in own.instructions if isinstance(i, Compute)}
+        wanted = {op_key(node, ranks) for name in segments for node in own.segments[name].nodes}
+        ops = OpTimes(seconds={}, host_s=0.0)
+        if _anybody(not wanted <= known.keys(), ranks):
+            between = dist.barrier if ranks > 1 else lambda: None
+            ops = time_ops(own, self._batch(rank), device, busy=ranks, between=between)
+        seconds = dict(ops.seconds)
+        key, update_s = self._update(device, rank, ranks)
+        seconds[key] = update_s
+        if ranks > 1 and device.type == "cpu":
+            exchanges = [e for e in exchanges_of(program, ranks) if e.key not in known]
+            seconds |= time_exchanges(exchanges, rank, ranks)
+        return {"seconds": seconds, "host_s": ops.host_s}
+
+    def _batch(self, rank: int) -> list[Tensor]:
+        """This rank's share of a micro-batch."""
+        captures, plan = self._programs.captures, self._program.plan
+        count = self._program.shares[0][plan.data_coordinate(rank)]
+        num_samples = captures.source.num_samples or 1
+        batch = captures.source.fetch(torch.arange(count) % num_samples)
+        return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+
+    def _update(self, device: torch.device, rank: int, ranks: int) -> tuple[str, float]:
+        parts = updated_parts(self._program, rank)
+        named = [
+            (p.name, nn.Parameter(torch.randn(p.shape, device=device).to(p.dtype) * 0.02)) for p in parts
+        ]
+        if not named:
+            return update_key("none", [], ranks), 0.0
+        optimizer = self._programs.job.build_optimizer(named)
+        key = update_key(type(optimizer).__name__, [part.shape for part in parts], ranks)
+        for _, parameter in named:
+            parameter.grad = torch.full_like(parameter, 1e-3)
+        times = []
+        for _ in range(_UPDATES + 1):
+            if ranks > 1:
+                dist.barrier()
+            _finish(device)
+            began = time.perf_counter()
+            optimizer.step()
+            _finish(device)
+            times.append(time.perf_counter() - began)
+        return key, median(times[1:])
+
+
+def _anybody(wants: bool, ranks: int) -> bool:
+    """Whether one of the ranks wants to, as all of them learn."""
+    if ranks == 1:
+        return wants
+    told = torch.tensor([float(wants)])
+    dist.all_reduce(told)
+    return bool(told.item() > 0)
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,83 @@
+"""What the parent writes down of a run whose workers do not march in step.
+
+In: events of workers, each of which tells of its own share of a step. Out: the run's journal, one line a step as under
+any other plan, once all its shares are done; and the run's summary. Workers may die: what is missing of a step then is
+missing from its line, which is written at the end.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from plait.job.job import Until
+from plait.run.evaluate import Progress
+from plait.run.journal import Journal
+
+
+class Rounds:
+    """Puts together what workers tell."""
+
+    def __init__(self, journal: Journal, shares: int, until: Until | None, progress: dict[str, Any]) -> None:
+        self._journal = journal
+        self._shares = shares
+        self._progress = Progress(until)
+        self._progress.load(progress)
+        self._open: dict[int, list[dict[str, Any]]] = {}
+        self._completed_s = time.monotonic()
+        self.losses: dict[int, float] = {}
+        """By step."""
+        self.evaluation: dict[str, float] = {}
+        """The last one."""
+        self.tickets: dict[int, int] = {}
+        """Shares done, by worker."""
+        self.stopped: str | None = None
+
+    def take_share(self, rank: int, share: dict[str, Any]) -> None:
+        """A worker has done its share of a step."""
+        self.tickets[rank] = self.tickets.get(rank, 0) + 1
+        step = int(share["step"])
+        done = self._open.setdefault(step, [])
+        done.append(share)
+        if len(done) == self._shares:
+            self._write(step, self._open.pop(step))
+
+    def take_evaluation(self, told: dict[str, Any]) -> bool:
+        """A worker has measured the weights of the moment; whether training has reached its goal."""
+        self.write_evaluation(told)
+        if self.stopped is None:
+            self.stopped = self._progress.reached(told["evaluate"])
+        return self.stopped is not None
+
+    def write_evaluation(self, told: dict[str, Any]) -> None:
+        """Write down measurements that decide nothing any more."""
+        self.evaluation = told["evaluate"]
+        self._journal.write_evaluation(told)
+
+    def close(self) -> None:
+        """Write the steps of which shares are missing."""
+        for step in sorted(self._open):
+            self._write(step, self._open.pop(step))
+        self._journal.say_newest()
+
+    def _write(self, step: int, done: Sequence[dict[str, Any]]) -> None:
+        weight = sum(share["weight"] for share in done)
+        if not weight:
+            return
+        self.losses[step] = sum(share["total"] for share in done) / weight
+        ended_s = max(share["ended_s"] for share in done)
+        step_s = max(ended_s - self._completed_s, 1e-9)
+        self._completed_s = max(self._completed_s, ended_s)
+        entry = {
+            "step": step,
+            "epoch": done[0]["epoch"],
+            "loss": self.losses[step],
+            "lr": done[-1]["lr"],
+            "samples_per_s": sum(share["samples"] for share in done) / step_s,
+            "step_s": step_s,
+            "memory_bytes": max(share["memory_bytes"] for share in done),
+        }
+        in_order = sorted(done, key=lambda share: int(share["share"]))
+        ids = [number for share in in_order for number in share.get("ids", ())]
+        self._journal.write_step(entry, torch.tensor(ids, dtype=torch.int64))

@@ -1,0 +1,113 @@
+"""Which plan: every candidate on a cluster, ranked.
+
+In: a subject, a cluster, what a person allows. Out: a `Ranking`, of which the first is the choice. Within operators the
+placements of `resolve.py` count, between operators the cuts of `between.py`; meshes, batches and memory are searched
+here.
+"""
+
+import time
+from dataclasses import dataclass, replace
+
+from plait.cluster.cluster import Cluster
+from plait.errors import PlanError
+from plait.plan.plan import TENSOR
+from plait.plan.single import single
+from plait.search.candidates import Misfit, Space, candidates_on, meshes
+from plait.search.oracle import SketchOracle
+from plait.search.rank import Ranking, Search
+from plait.search.subject import Subject
+from plait.units import format_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What a person asks for."""
+
+    ranks: int | None = None
+    """Devices to use; None: all."""
+    limit_bytes: int | None = None
+    """Memory of a device that may be used; None: all of it."""
+    top: int = 10
+    """Plans that are wanted."""
+    seconds: float = 60.0
+    """Time limit of the search."""
+    price_per_hour: float | None = None
+    """Of one device; None: as the cluster says."""
+
+
+def choose(subject: Subject, cluster: Cluster, request: Request) -> Ranking:
+    """All plans for the subject on the cluster; raises `PlanError` where none can be used."""
+    part = part_of(cluster, request.ranks)
+    if request.price_per_hour is not None:
+        part = replace(part, price_per_hour=request.price_per_hour)
+    limit = min(request.limit_bytes or part.device.memory_bytes, part.device.memory_bytes)
+    return ranking_of(SketchOracle(subject, part, limit), request)
+
+
+def ranking_of(oracle: SketchOracle, request: Request) -> Ranking:
+    """All plans on the oracle's cluster."""
+    deadline = time.perf_counter() + request.seconds
+    subject, cluster = oracle.subject, oracle.cluster
+    whole = oracle.sketcher(single(1)).costs
+    space = Space(
+        ranks=cluster.size,
+        batch=subject.job.batch,
+        devices_per_host=cluster.devices_per_host,
+        num_units=whole.num_units,
+        micro_batches=subject.micro_batches,
+    )
+    usable, misfits = meshes(space)
+    search = Search(oracle, limit_bytes=oracle.limit_bytes, top=request.top, deadline=deadline)
+    notices = list(subject.notices)
+    for tensor in sorted({mesh.size_of(TENSOR) for mesh in usable}):
+        some = [mesh for mesh in usable if mesh.size_of(TENSOR) == tensor]
+        candidates = [candidate for mesh in some for candidate in candidates_on(mesh, space)]
+        try:
+            for sequence in (False, True)[: 1 if tensor == 1 else 2]:
+                oracle.sketcher(next(c.plan for c in candidates if c.plan.tensor.sequence == sequence))
+        except PlanError as error:
+            misfits += [Misfit(mesh=mesh, reason=error.what) for mesh in some]
+            continue
+        search.add(candidates)
+    found = search.ranking(misfits, notices)
+    if not found.predictions:
+        raise _nothing(found, oracle)
+    return replace(found, predictions=tuple(map(oracle.with_cut, found.predictions[: request.top])))
+
+
+def part_of(cluster: Cluster, ranks: int | None) -> Cluster:
+    """So many devices of a cluster, in as few hosts as can be."""
+    if ranks is None or ranks == cluster.size:
+        return cluster
+    if not 1 <= ranks <= cluster.size:
+        raise PlanError(
+            f"{ranks} ranks were asked for; the cluster {cluster.name} has {cluster.size} devices.",
+            fix=f"use 1 to {cluster.size} ranks, or describe a larger cluster.",
+        )
+    if ranks <= cluster.devices_per_host:
+        return replace(cluster, hosts=1, devices_per_host=ranks)
+    if ranks % cluster.devices_per_host:
+        raise PlanError(
+            f"{ranks} ranks do not fill hosts of {cluster.devices_per_host}.",
+            fix=f"use a multiple of {cluster.devices_per_host}, or at most {cluster.devices_per_host}.",
+        )
+    return replace(cluster, hosts=ranks // cluster.devices_per_host)
+
+
+def _nothing(found: Ranking, oracle: SketchOracle) -> PlanError:
+    """Why no plan can be used, with the one that comes nearest."""
+    memory = [entry for entry in found.rejected if entry.plan is not None]
+    if not memory:
+        reasons = "; ".join(dict.fromkeys(entry.reason for entry in found.rejected))
+        return PlanError(
+            f"no plan runs {oracle.subject.name} on {oracle.cluster.size} devices: {reasons}.",
+            fix="use a batch that the number of devices divides, or other ranks.",
+        )
+    least = min(memory, key=lambda entry: entry.needs_bytes)
+    axes = " x ".join(f"{name}={size}" for name, size in least.mesh.axes)
+    return PlanError(
+        f"no plan fits: of {found.num_candidates} plans for {oracle.subject.name} on {oracle.cluster.size} devices, the "
+        f"one that needs least memory ({axes}, zero={least.plan.memory.zero if least.plan else 0}) {least.reason}.",
+        fix="use more devices, a smaller batch, or devices with more memory than "
+        f"{format_bytes(oracle.limit_bytes)}.",
+    )

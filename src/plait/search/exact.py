@@ -1,0 +1,88 @@
+"""The exact prediction of a plan: its compiled program, on the clocks of a cluster.
+
+In: a compiled program, the job's optimizer, a cluster. Out: a `Prediction`. Slower than a sketch, since the step must
+have been compiled for every rank; nothing is folded but ranks that do the same.
+"""
+
+from dataclasses import dataclass
+
+from plait.cluster.cluster import Cluster
+from plait.program.memory import step_memory
+from plait.program.program import Program
+from plait.program.simulate import simulate
+from plait.program.timing.durations import Durations
+from plait.program.timing.step_times import step_times
+from plait.program.timing.update import Builder, UpdateWork, update_work
+from plait.search.prediction import MemoryUse, Prediction
+from plait.trace.span import Trace
+
+_STEPS = 3
+"""Simulated: the last one starts while ranks still end the one before."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exact:
+    """A prediction and the timeline behind it."""
+
+    prediction: Prediction
+    trace: Trace
+    """Of the last simulated step's kind: one rank for all that do the same."""
+
+
+def exact_prediction(
+    program: Program,
+    cluster: Cluster,
+    build_optimizer: Builder,
+    *,
+    model_flops: float,
+    buffer_bytes: int = 0,
+    dtype: str = "float32",
+    limit_bytes: float | None = None,
+) -> Exact:
+    """Simulate the program on the cluster.
+
+    `model_flops` are those of the batch, without what is computed again; `dtype` is that of the matrix products.
+    """
+    first = {entry: program.members.index(entry) for entry in range(len(program.classes))}
+    updates = {entry: update_work(program, rank, build_optimizer) for entry, rank in first.items()}
+    durations = Durations(program, cluster, updates)
+    trace = simulate(program, durations.duration, steps=_STEPS, folded=True, own_part=durations.own_part)
+    times = step_times(program, trace)
+    uses = [_memory(program, rank, updates[entry], cluster, buffer_bytes) for entry, rank in first.items()]
+    prediction = Prediction(
+        plan=program.plan,
+        cluster=cluster,
+        batch=sum(program.micro_batches),
+        micro_batch=max(max(units) for units in program.shares),
+        step_s=times.step_s + cluster.device.calibration.step_s,
+        model_flops=model_flops,
+        bubble=times.bubble,
+        exposed_s=times.exposed_s,
+        sent_bytes=times.sent_bytes,
+        memory=max(uses, key=lambda use: use.total),
+        limit_bytes=cluster.device.memory_bytes if limit_bytes is None else limit_bytes,
+        peak_flops=cluster.device.rate(dtype),
+    )
+    return Exact(prediction=prediction, trace=trace)
+
+
+def _memory(
+    program: Program, rank: int, update: UpdateWork, cluster: Cluster, buffer_bytes: int
+) -> MemoryUse:
+    """The most of a step, or of its update, whichever is more."""
+    step, constants = step_memory(program, rank), cluster.device.calibration
+    in_step = step.flat_gradients + step.travelling + step.gathered + step.together
+    extra = update.extra_bytes(at_once=constants.host_s > 0)
+    if in_step >= step.gradients + extra:
+        gradients, activations = step.flat_gradients, step.together
+        buffers = buffer_bytes + step.travelling + step.gathered
+    else:
+        gradients, activations, buffers = step.gradients, 0, buffer_bytes + extra
+    return MemoryUse(
+        parameters=step.parameters,
+        gradients=gradients,
+        optimizer=update.state_bytes,
+        activations=activations,
+        buffers=buffers,
+        overhead=constants.reserve_bytes + constants.fragmentation * (activations + buffers),
+    )

@@ -1,0 +1,102 @@
+"""What the search asks about candidates: bounds that cost little, and predictions by sketch.
+
+In: a subject, a cluster, the memory that a device may use. Out: numbers. Costs of the model are read once for every
+width of the `tensor` axis, when somebody asks.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from plait.cluster.cluster import Cluster
+from plait.plan.plan import PIPE, TENSOR, Plan
+from plait.search.candidates import Candidate
+from plait.search.model_costs import ModelCosts
+from plait.search.prediction import Prediction
+from plait.search.sketch import Sketcher
+from plait.search.subject import Subject
+
+
+class SketchOracle:
+    """Knows one subject on one cluster."""
+
+    def __init__(self, subject: Subject, cluster: Cluster, limit_bytes: float) -> None:
+        self.subject, self.cluster, self.limit_bytes = subject, cluster, limit_bytes
+        self._sketchers: dict[tuple[int, bool], Sketcher] = {}
+
+    def sketcher(self, plan: Plan) -> Sketcher:
+        """Of the plan's width and treatment of the sequence; raises `PlanError` where that width cannot be used."""
+        key = (plan.mesh.size_of(TENSOR), plan.tensor.sequence)
+        if key not in self._sketchers:
+            costs = self.subject.costs(tensor=key[0], sequence=key[1])
+            self._sketchers[key] = Sketcher(costs, self.cluster, self.subject.state)
+        return self._sketchers[key]
+
+    def on(self, cluster: Cluster) -> "SketchOracle":
+        """The same subject on another cluster; what was read of the model is kept."""
+        other = SketchOracle(self.subject, cluster, self.limit_bytes)
+        other._sketchers = {
+            key: Sketcher(known.costs, cluster, self.subject.state) for key, known in self._sketchers.items()
+        }
+        return other
+
+    def least_s(self, candidate: Candidate) -> float:
+        """All micro-batches on the rank that has an equal part of the units, and the first one's way to it."""
+        plan = candidate.plan
+        sketcher = self.sketcher(plan)
+        times = sketcher.times(candidate.micro_batch, str(plan.memory.recompute))
+        repeats = [unit.repeat for unit in sketcher.costs.units]
+        forward_s = sum(t.forward_s * n for t, n in zip(times, repeats, strict=True))
+        total_s = forward_s + sum(t.backward_s * n for t, n in zip(times, repeats, strict=True))
+        pipe = plan.mesh.size_of(PIPE)
+        # The last rank waits for one forward of all others, of a part of their units where they have several stages.
+        wait_s = forward_s / pipe * (pipe - 1) / plan.pipe.per_rank
+        return candidate.num_micro_batches * total_s / pipe + wait_s
+
+    def least_bytes(self, candidate: Candidate) -> float:
+        """State and one micro-batch's activations, spread evenly over stages."""
+        plan, state = candidate.plan, self.subject.state
+        costs = self.sketcher(plan).costs
+        data, pipe, zero = plan.data_ranks, plan.mesh.size_of(PIPE), plan.memory.zero
+        each = state.parameter / (data if zero == 3 else 1)
+        each += state.gradient / (data if zero >= 2 else 1)
+        each += state.optimizer / (data if zero >= 1 else 1)
+        kept = sum(
+            unit.kept[str(plan.memory.recompute)].at(candidate.micro_batch) * unit.repeat
+            for unit in costs.units
+        )
+        return (costs.parameters * each + kept) / pipe + self.cluster.device.calibration.reserve_bytes
+
+    def predict(self, candidate: Candidate) -> Prediction:
+        """The sketch of a candidate."""
+        return self.sketcher(candidate.plan).predict(
+            candidate.plan,
+            micro_batch=candidate.micro_batch,
+            batch=candidate.num_micro_batches * candidate.micro_batch * candidate.plan.data_ranks,
+            limit_bytes=self.limit_bytes,
+        )
+
+    def with_cut(self, prediction: Prediction) -> Prediction:
+        """The prediction with the modules with which its plan's stages begin, where all of them have names."""
+        plan = prediction.plan
+        if plan.mesh.size_of(PIPE) == 1 or plan.pipe.cut:
+            return prediction
+        sketcher = self.sketcher(plan)
+        starts = sketcher.starts(
+            plan,
+            micro_batch=prediction.micro_batch,
+            batch=prediction.batch,
+            limit_bytes=self.limit_bytes,
+        )
+        names = list(unit_names(sketcher.costs))
+        cut = tuple(names[start] for start in starts)
+        if not all(cut) or len(set(cut)) < len(cut):
+            return prediction
+        return replace(prediction, plan=replace(plan, pipe=replace(plan.pipe, cut=cut)))
+
+
+def unit_names(costs: ModelCosts) -> Iterator[str]:
+    """The module of every unit, repeated ones counted one by one."""
+    for unit in costs.units:
+        stem, _, last = unit.name.rpartition(".")
+        for number in range(unit.repeat):
+            yield f"{stem}.{int(last) + number}" if unit.is_block and unit.repeat > 1 else unit.name
