@@ -5,12 +5,13 @@
 
 Each verse is a bag of hashed words, pairs of words and runs of four characters, out of 131,072; a step changes only the
 weights of those that it has seen (`sparse=True`), which is what Hogwild was made for: two processes write to one model
-without locks and seldom meet. Tells the Gospels and Acts from the rest in 0.95 of held-out verses (the frequent answer
+without locks and seldom meet. Tells the Gospels and Acts from the rest in 0.88 of held-out verses (the frequent answer
 alone: 0.60).
 """
 
 import gzip
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from zlib import crc32
 
@@ -29,7 +30,7 @@ BUCKETS, LENGTH = 1 << 17, 256
 def features(verse: str) -> list[int]:
     """Hashed words, pairs of words, and runs of 4 characters, each once; 0 is kept for padding."""
     words = verse.lower().split()
-    found = {*words, *(" ".join(pair) for pair in zip(words, words[1:], strict=False))}
+    found = {*words, *(" ".join(pair) for pair in pairwise(words))}
     found |= {f"#{verse[at : at + 4]}" for at in range(len(verse) - 3)}
     return sorted({1 + crc32(text.encode()) % (BUCKETS - 1) for text in found})[:LENGTH]
 
@@ -66,12 +67,12 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
     return ((output > 0) == (target > 0.5)).float().mean()
 
 
-def job(batch: int = 128, epochs: int = 5) -> plait.Job:
+def job(batch: int = 128, epochs: int = 6) -> plait.Job:
     return plait.Job(
         model=LogisticRegression,
         data=verses,
         loss=nn.BCEWithLogitsLoss(),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.02),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.2),
         batch=batch,
         epochs=epochs,
         evaluate=lambda: verses(held_out=True),

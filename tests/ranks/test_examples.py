@@ -20,7 +20,7 @@ from plait.job.reference import load_job
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BIN = Path(sys.executable).parent
 
-RUN_TO_THEIR_END = ("linear_regression", "digits_mlp", "user_loop")
+RUN_TO_THEIR_END = ("linear_regression", "digits_mlp", "user_loop", "sparse_verses")
 
 # Steps, and the loss to be under by then. Chance is ln 10 = 2.30 for the ten kinds of clothing; knowing only how
 # frequent each character is gives 3.01. A plain loop in one process got 1.3, 1.2, 2.4, 2.5 and 2.1.
@@ -95,6 +95,11 @@ def test_digits_on_the_command_line(tmp_path: Path) -> None:
     job = EXAMPLES / "digits_mlp.py"
     run(BIN / "plait", "run", job, "--plan", "ddp", "--ranks", "2", "--out", "run", folder=tmp_path)
     assert {"plan.yaml", "metrics.jsonl", "trace"} <= {path.name for path in (tmp_path / "run").iterdir()}
+
+
+def test_verses_are_told_apart_by_two_processes_without_locks(tmp_path: Path) -> None:
+    output = run(sys.executable, EXAMPLES / "sparse_verses.py", folder=tmp_path)
+    assert number_after("held-out accuracy:", output) > 0.86
 
 
 def test_user_loop_under_torchrun(tmp_path: Path) -> None:

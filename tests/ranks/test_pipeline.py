@@ -2,6 +2,7 @@
 and say which stage and which micro-batch were at work when a rank dies, hangs or fails."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from tests.ranks import jobs
 from tests.zoo import ZOO
 
 import plait
-from plait.errors import HangError, JobError, WorkerError
+from plait.errors import HangError, JobError, RunError, WorkerError
 from plait.job.job import Job
 from plait.program.instructions import Compute
 from plait.run import worker
@@ -182,3 +183,45 @@ def test_samples_of_another_shape_are_told_before_a_rank_waits_in_vain(tmp_path:
         plait.train(replace(job, shuffle=False, data=data), "1f1b", 2, out=tmp_path / "run")
     told = str(caught.value)
     assert "micro-batch 2 of a step has tensors of [2, 17], [2], micro-batch 0 of [2, 16], [2]" in told
+
+
+def test_a_batch_of_another_shape_is_told_with_its_micro_batch(tmp_path: Path) -> None:
+    job = ZOO["mlp"].job(batch=8, steps=4, accumulate=4)
+    data = [(torch.zeros(17), y) if 16 <= i < 24 else (x, y) for i, (x, y) in enumerate(job.data)]
+    with pytest.raises(
+        JobError, match=r"micro-batch 0 of a step has tensors of \[2, 17\], \[2\], unlike"
+    ) as caught:
+        plait.train(replace(job, shuffle=False, data=data), "1f1b", 2, out=tmp_path / "run")
+    assert "[2, 17] X [16, 32]" in str(caught.value)
+
+
+class Unequal:
+    """Whichever rank comes first to the third step sees shorter texts in it than the other one."""
+
+    def __init__(self, samples: Any, flag: Path) -> None:
+        self.samples, self.flag, self.parent = samples, flag, os.getpid()
+        self.is_short: bool | None = None
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= 16 and self.is_short is None and os.getpid() != self.parent:
+            try:
+                self.flag.touch(exist_ok=False)
+                self.is_short = True
+            except FileExistsError:
+                self.is_short = False
+        return tuple(tensor[:5] if self.is_short else tensor for tensor in self.samples[index])
+
+
+def test_ranks_that_see_different_shapes_are_told_with_stages_and_micro_batch(tmp_path: Path) -> None:
+    """Otherwise a rank would read a part of a message, or more than it."""
+    job = gpt_job()
+    job = replace(job, shuffle=False, data=Unequal(job.data, tmp_path / "flag"))
+    with pytest.raises(RunError) as caught:
+        plait.train(job, "1f1b", 2, out=tmp_path / "run")
+    told = str(caught.value)
+    assert re.match(
+        r"rank 1 expects \d+ bytes of forward 0>1 micro-batch 0, rank 0 sent \d+: their batches", told
+    )

@@ -177,3 +177,12 @@ def test_complaint_08_contradictions_are_told_before_anything_starts(
     assert caught.value.fix
     assert "\n" not in caught.value.what
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("method", ["powersgd", "topk"])
+def test_compressed_gradients_in_processes_are_those_of_all_ranks_in_one(method: str) -> None:
+    sync = {"compress": method, "compress_rank": 2, "compress_keep": 0.1}
+    job = ZOO["mlp"].job(batch=7, steps=3, num_samples=14, optimizer="adamw")
+    outcome = verify(job, "ddp", 2, settings={"sync": sync})
+    assert outcome.ok, outcome.first
+    assert any("lossy" in notice and "all ranks in one process" in notice for notice in outcome.notices)

@@ -21,11 +21,14 @@ from rich.console import Console
 from plait.cli.graph_command import graph_command
 from plait.cli.options import REMEMBERED, job_with, load_run_settings, parse_mesh, parse_settings, parse_slow
 from plait.cli.placements_command import Asked, placements_command
+from plait.cli.plan_command import choose_for_run
+from plait.cli.plan_options import plan_
 from plait.cli.progress import show_progress
 from plait.cli.verify_command import print_verification
 from plait.errors import JobError, PlaitError, PlanError, UsageError
 from plait.job.reference import load_job
 from plait.plan.named import NAMED
+from plait.plan.plan import Plan
 from plait.report.page import write_page
 from plait.report.text import print_report, report_json
 from plait.run.checkpoint import export_checkpoint
@@ -51,6 +54,9 @@ JobArgument = Annotated[
 PlanOption = Annotated[
     str | None, typer.Option("--plan", help=f"A plan's name ({', '.join(NAMED)}) or a .yaml file.")
 ]
+RunPlanOption = Annotated[
+    str | None, typer.Option("--plan", help=f"`auto`, a plan's name ({', '.join(NAMED)}) or a .yaml file.")
+]
 MeshOption = Annotated[
     str | None, typer.Option("--mesh", metavar="AXIS=N,...", help="Ranks along each axis: data=2,tensor=2.")
 ]
@@ -73,7 +79,7 @@ def run(
             metavar="JOB", help="path.py[:function] or module:function; not needed with --resume."
         ),
     ] = None,
-    plan: PlanOption = None,
+    plan: RunPlanOption = None,
     ranks: RanksOption = None,
     mesh: MeshOption = None,
     steps: Annotated[int | None, typer.Option(help="Stop after this many optimizer steps.")] = None,
@@ -117,13 +123,18 @@ def run(
     job_settings, plan_settings = parse_settings(settings)
     loaded = job_with(load_job(reference), job_settings)
     name = Path(reference.split(":")[0]).stem
+    chosen: str | Plan | None = plan
+    if plan == "auto":
+        loaded, chosen, told = choose_for_run(loaded, name, ranks, mesh)
+        settings.append(f"accumulate={loaded.accumulate}")
+        _console(json_).print(told, highlight=False, soft_wrap=True)
     remembered = {key: options.get(key) for key in REMEMBERED} | {
         "job": _anywhere(reference),
         "settings": settings,
     }
     with show_progress(_console(json_), quiet=json_) as listener, _failing_after_start(listener) as heard:
         result = train(
-            loaded, plan, ranks, steps=options.get("steps"), out=out or resume, device=options.get("device") or "cpu",
+            loaded, chosen, ranks, steps=options.get("steps"), out=out or resume, device=options.get("device") or "cpu",
             settings=plan_settings, mesh=parse_mesh(mesh), checkpoint_every=options.get("checkpoint_every"),
             resume=resume, record_samples=bool(options.get("record_samples")), trace=trace, hang_s=hang_s,
             listener=heard, name=name, extra=remembered, slow=parse_slow(slow or []),
@@ -184,6 +195,9 @@ def graph(
             "--plan, --ranks, --mesh and --set say how a step is run.", fix="add --placements to see it."
         )
     raise typer.Exit(graph_command(job, batch=batch, json_output=json_, html=html, console=console))
+
+
+app.command(name="plan")(plan_)
 
 
 @app.command(name="verify")

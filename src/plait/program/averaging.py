@@ -1,9 +1,9 @@
-"""Workers that train on their own and average weights now and then: local-sgd, diloco, and easgd where all meet.
+"""Workers that train on their own and mix in the weights of others now and then: local-sgd, diloco, easgd.
 
 In: the program of a worker's step, and which fragments of the model are due. Out: the same with what is averaged before
 or after it. local-sgd and diloco flatten weights after the update, sum them over all workers and mix them in; easgd
-flattens them before the forward, so that their sum is on its way while the step computes. All workers count the same in
-a mean, also one whose share of a step was empty. When an average is due depends on the number of the step alone.
+flattens them before the forward, so that their sum, or the center, is on its way while the step computes. All workers
+count the same in a mean, also one whose share of a step was empty. What is due depends on the number of the step alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,18 @@ import torch
 from plait.plan.plan import DATA, Plan
 from plait.program.check import check_program
 from plait.program.frees import with_frees
-from plait.program.instructions import Collective, Flatten, Instruction, Lookahead, Mix, Momentum, Wait
-from plait.program.program import Bucket, Program, Storage, Value
+from plait.program.instructions import (
+    Collective,
+    Exchange,
+    Flatten,
+    Instruction,
+    Lookahead,
+    Mix,
+    Momentum,
+    Serve,
+    Wait,
+)
+from plait.program.program import Bucket, Program, RankProgram, Storage, Value
 
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Tensors by name: what each is like."""
@@ -29,18 +39,31 @@ class Flat:
     bucket: Bucket
     fragment: int
     """The part of the model that it belongs to."""
-    rule: Literal["mean", "outer", "elastic"]
+    rule: Literal["mean", "outer", "elastic", "share"]
+    """`share`: the center takes the worker's share of it, who keeps its own."""
+
+
+def mixes(plan: Plan) -> bool:
+    """Whether workers of a plan update weights of their own, and mix in those of others now and then."""
+    return plan.sync.rule in ("local-sgd", "diloco", "easgd")
 
 
 def averages(plan: Plan) -> bool:
-    """Whether all workers of a plan meet now and then to mix their weights."""
-    rule = plan.sync.rule
-    return rule in ("local-sgd", "diloco") or (rule == "easgd" and plan.elastic.variant == "sync")
+    """Whether they do so all at once; else each by itself, with a center that another rank has."""
+    return mixes(plan) and not has_center(plan)
+
+
+def has_center(plan: Plan) -> bool:
+    """Whether a rank beside the workers has the center."""
+    return plan.sync.rule == "easgd" and plan.elastic.variant != "sync"
 
 
 def due(plan: Plan, step: int, ends_epoch: bool) -> tuple[int, ...]:
-    """The fragments of the model that are averaged in a step; which ones depends on its number alone."""
-    if not averages(plan):
+    """The fragments of the model that are mixed in a step; which ones depends on its number alone.
+
+    Of a worker that takes steps as they come, the number counts its own.
+    """
+    if not mixes(plan):
         return ()
     done = step + 1
     if plan.sync.rule == "easgd":
@@ -66,7 +89,7 @@ def longest_round(plan: Plan) -> int | None:
 def flats_of(plan: Plan, parameters: Shapes, buffers: Shapes) -> tuple[Flat, ...]:
     """What travels together: parameters by fragment, in their order, each cut by `sync.bucket_mib`; then buffers.
 
-    Elastic averaging leaves buffers to the workers.
+    Elastic averaging leaves buffers to the workers; a center that another rank has takes a mean of them.
     """
     rule: Literal["mean", "outer", "elastic"] = "mean"
     if plan.sync.rule != "local-sgd":
@@ -85,9 +108,10 @@ def flats_of(plan: Plan, parameters: Shapes, buffers: Shapes) -> tuple[Flat, ...
         for fragment, entries in enumerate(by_fragment)
         for bucket in _buckets(entries, limit)
     ]
-    if rule != "elastic":
+    if rule != "elastic" or has_center(plan):
         named = {f"buffer:{name}": entry for name, entry in buffers.items() if entry[1].is_floating_point}
-        found += [Flat(bucket=b, fragment=count - 1, rule="mean") for b in _buckets(named, limit)]
+        kept: Literal["mean", "share"] = "share" if rule == "elastic" else "mean"
+        found += [Flat(bucket=b, fragment=count - 1, rule=kept) for b in _buckets(named, limit)]
     return tuple(found)
 
 
@@ -123,7 +147,7 @@ def with_averaging(program: Program, flats: Sequence[Flat], fragments: Sequence[
         writer.mean(body, wanted)
     values, storages = dict(entry.values), dict(entry.storages)
     for index, flat in enumerate(flats):
-        for name in (f"average:{index}", f"sum:{index}"):
+        for name in (f"average:{index}", f"sum:{index}", f"center:{index}"):
             values[name] = Value(kind="parameter", shape=(flat.bucket.num_elements,), dtype=flat.bucket.dtype)
             storages[name] = (Storage(name, flat.bucket.num_bytes),)
     made = replace(
@@ -135,7 +159,17 @@ def with_averaging(program: Program, flats: Sequence[Flat], fragments: Sequence[
     )
     program = replace(program, classes=(made,))
     check_program(program)
-    return program
+    return _with_center(program) if has_center(program.plan) else program
+
+
+def _with_center(program: Program) -> Program:
+    """With what the rank does that has the center: one instruction for the whole run."""
+    serve = Serve(id=0, name="serve", kind="update", order=(), buffers=())
+    (worker,) = program.classes
+    center = RankProgram(
+        instructions=(serve,), buckets=(), segments={}, values={}, constants={}, averages=worker.averages
+    )
+    return replace(program, server=center)
 
 
 class _Writer:
@@ -158,26 +192,29 @@ class _Writer:
 
     def elastic(self, body: Sequence[Instruction], wanted: Sequence[int]) -> None:
         """Weights of before the step travel while it computes, and pull after its update."""
-        moves = self.plan.elastic.momentum > 0
-        every = range(len(self.flats))
+        moving = [index for index, flat in enumerate(self.flats) if flat.rule == "elastic"]
+        moving = moving if self.plan.elastic.momentum > 0 else []
         started = {}
-        for index in every if moves else wanted:
+        for index in sorted({*moving, *wanted}):
             self._flatten(index)
         for index in wanted:
-            started[index] = self._start(index, f"sum:{index}")
-        for index in every if moves else ():
+            started[index] = (
+                self._exchange(index) if has_center(self.plan) else self._start(index, f"sum:{index}")
+            )
+        for index in moving:
             self._add(
                 Lookahead, f"look ahead {index}", "update", reads=(f"average:{index}", *self._names(index)),
                 writes=self._names(index), flat=index,
             )  # fmt: skip
         self.instructions += body
-        for index in every if moves else ():
+        for index in moving:
             self._add(
                 Momentum, f"momentum {index}", "update", reads=(f"average:{index}", *self._names(index)),
                 flat=index,
             )  # fmt: skip
+        total = "center" if has_center(self.plan) else "sum"
         for index in wanted:
-            self._mix(index, started[index], f"sum:{index}", (f"average:{index}",))
+            self._mix(index, started[index], f"{total}:{index}", (f"average:{index}",))
 
     def _flatten(self, index: int) -> None:
         self._add(
@@ -192,12 +229,21 @@ class _Writer:
             num_bytes=self.flats[index].bucket.num_bytes,
         )  # fmt: skip
 
+    def _exchange(self, index: int) -> int:
+        flat = self.flats[index]
+        return self._add(
+            Exchange, f"exchange weights {index}", "communication", lane="communication", flat=index,
+            reads=(f"average:{index}",), writes=(f"center:{index}",), num_bytes=2 * flat.bucket.num_bytes,
+            rule=flat.rule,
+        )  # fmt: skip
+
     def _mix(self, index: int, started: int, total: str, own: tuple[str, ...]) -> None:
         self._add(Wait, f"wait for weights {index}", "wait", of=started, reads=(total,), writes=(total,))
-        self._add(
-            Mix, f"mix weights {index}", "update", reads=(total, *own), writes=self._names(index), flat=index,
-            rule=self.flats[index].rule,
-        )  # fmt: skip
+        if self.flats[index].rule != "share":
+            self._add(
+                Mix, f"mix weights {index}", "update", reads=(total, *own), writes=self._names(index), flat=index,
+                rule=self.flats[index].rule,
+            )  # fmt: skip
 
     def _names(self, index: int) -> tuple[str, ...]:
         names = self.flats[index].bucket.parameters

@@ -14,6 +14,7 @@ from plait.program.compression import check_compressed, is_compressed
 from plait.program.instructions import (
     Accumulate,
     Collective,
+    Exchange,
     Finish,
     Instruction,
     Join,
@@ -85,8 +86,8 @@ def _is_given(entry: RankProgram, name: str, always: tuple[str, ...]) -> bool:
 
 
 def _check_waits(entry: RankProgram) -> None:
-    open_: dict[int, Collective | Recv | Pull] = {}
-    pending: dict[str, Collective | Recv | Pull] = {}
+    open_: dict[int, Collective | Recv | Pull | Exchange] = {}
+    pending: dict[str, Collective | Recv | Pull | Exchange] = {}
     for instruction in entry.instructions:
         if isinstance(instruction, Wait):
             if instruction.of not in open_:
@@ -99,7 +100,7 @@ def _check_waits(entry: RankProgram) -> None:
                 raise ProgramError(
                     f"{told(instruction)} uses {name} while {told(pending[name])} is still communicating it."
                 )
-        if isinstance(instruction, Collective | Recv | Pull):
+        if isinstance(instruction, Collective | Recv | Pull | Exchange):
             open_[instruction.id] = instruction
             for name in instruction.writes:
                 pending[name] = instruction

@@ -9,7 +9,7 @@ writes and frees; it never holds a tensor. Values are named by strings:
     chunk:2     what this rank holds of a group of parameters; gathered, it becomes parameter:...
     shard:2     what this rank gets of a summed bucket
     packed:2:0  gathered:2       what is sent of a compressed bucket, message by message; of all ranks
-    average:2   sum:2            weights that are averaged, of this worker and of all together
+    average:2   sum:2   center:2   weights that are averaged: of this worker, of all together, of the center
     tangent:3   weight:3   stash:fc.weight@2     where micro-batch 3 is an update of its own; fc.weight after 2 updates
 """
 
@@ -234,6 +234,18 @@ class Momentum(Instruction):
     """Take as momentum how far weights are from where they were before `Lookahead`."""
 
     flat: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchange(Instruction):
+    """Send a flat tensor to the rank that has the center, which moves towards it; where it was comes back.
+
+    That may be used after the `Wait` that names it.
+    """
+
+    flat: int
+    rule: Literal["elastic", "share"]
+    """How far the center moves: by the learning rate times rho, or by this worker's share in the mean of all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -147,6 +147,11 @@ class Program:
         """Those of all ranks, each once."""
         return tuple(dict.fromkeys(bucket for entry in self.classes for bucket in entry.buckets))
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of all gradients of a step, as they are before anybody compresses or cuts them."""
+        return sum(bucket.num_bytes for bucket in self.buckets if bucket.parameters)
+
     def of(self, rank: int) -> RankProgram:
         """What one rank does."""
         if rank >= len(self.members):

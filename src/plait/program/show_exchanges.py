@@ -101,16 +101,17 @@ def _of_the_step(instruction: Collective, program: Program) -> Exchange:
     """Communication that no op of the graph asks for: gradients, parameters of zero3, scalars."""
     what = instruction.name.partition(" ")[2]
     kind, _, number = what.replace(" ", ":").partition(":")
-    if kind in ("bucket", "shard") and number.isdigit():
-        bucket = program.buckets[int(number)]
+    if kind in ("bucket", "shard", "packed") and number[:1].isdigit():
+        bucket = program.buckets[int(number.partition(":")[0])]
         scalars = [f"the {name} of the loss" for name in bucket.scalars]
         members = [f"gradients of {len(bucket.parameters)} parameters"] if bucket.parameters else []
-        what = " and ".join([*members, *scalars])
+        what = " and ".join([*members, *scalars]) + (", compressed" if kind == "packed" else "")
     elif kind == "parameters" and number.isdigit():
         what = f"{len(program.layout.groups[int(number)].parameters)} parameters"
     else:
         what = {"weight": "the weight of the loss", "squares": "the norm of all gradients"}.get(what, what)
     change = {"all_reduce": "P -> R", "reduce_scatter": "P -> S", "all_gather": "S -> R"}[instruction.op]
+    change = "P -> R" if kind == "packed" else change
     phase = "update" if instruction.micro_batch is None else ""
     return Exchange(
         collective=instruction.op,

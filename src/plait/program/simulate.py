@@ -6,7 +6,7 @@ starts when every rank of its group has issued it and lasts equally long for all
 the one before it, to the same rank, has arrived.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from plait.errors import ProgramError
@@ -109,7 +109,7 @@ class _Step:
 
 
 def simulate(
-    program: Program,
+    program: Program | Sequence[Program],
     duration: Duration,
     *,
     steps: int = 1,
@@ -118,17 +118,20 @@ def simulate(
 ) -> Trace:
     """Run `steps` steps of all ranks on clocks, in a time that grows as the number of instructions does.
 
+    Several programs are those of consecutive steps, again and again: of workers that average now and then, a round.
     `own_part` is what a rank computes itself at the end of a `Wait`, on links that do not work in the background.
     `folded`: only one rank of each class is stepped through, and the trace shows these alone. It says the same where
     durations do not differ within a class.
     """
-    mesh = program.plan.mesh
-    fold = representatives(program) if folded else None
+    in_turn = [program] if isinstance(program, Program) else program
+    plan = in_turn[0].plan
+    mesh = plan.mesh
+    fold = representatives(in_turn[0]) if folded else None
     clocks = _Clocks(compute_s=[0.0] * mesh.size, communication_s=[0.0] * mesh.size)
     spans: list[Span] = []
     for number in range(steps):
         step = _Step(number, clocks, duration, own_part, spans)
-        walk = Walk(program, fold)
+        walk = Walk(in_turn[number % len(in_turn)], fold)
         for rank, instruction, key in walk:
             step.execute(rank, instruction, key)
         if walk.blocked:
@@ -140,7 +143,7 @@ def simulate(
         spans=tuple(spans),
         ranks=tuple(range(mesh.size)) if fold is None else tuple(sorted(set(fold))),
         source="simulated",
-        metadata={"plan": program.plan.name, "mesh": dict(mesh.axes)},
+        metadata={"plan": plan.name, "mesh": dict(mesh.axes)},
     )
 
 

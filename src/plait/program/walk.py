@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from plait.plan.mesh import Mesh
-from plait.program.instructions import Collective, Instruction, Pull, Recv, Send, Wait
+from plait.program.instructions import Collective, Exchange, Instruction, Pull, Recv, Send, Wait
 from plait.program.program import Program
 
 Key = tuple[object, ...]
@@ -60,11 +60,11 @@ class Walk:
                     key = peers.message(rank, instruction)
                     if isinstance(instruction, Send):
                         missing[key] = 0
-                elif isinstance(instruction, Pull):  # a server waits for nobody
+                elif isinstance(instruction, Pull | Exchange):  # a server waits for nobody
                     key = (rank, instruction.id)
                     missing[key] = 0
                 position[rank] += 1
-                if isinstance(instruction, Collective | Recv | Pull):
+                if isinstance(instruction, Collective | Recv | Pull | Exchange):
                     assert key is not None
                     self.under_way[rank][instruction.id] = key
                 if key in waiting and missing.get(key) == 0:

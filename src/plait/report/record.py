@@ -3,7 +3,7 @@
 In: the folder of a run. Out: a `RunRecord` that holds whatever is there and says what is not.
 It never fails because a file is missing or was cut short by a crash; it fails when there is no such folder.
 
-    plan.yaml   metrics.jsonl   environment.json   trace/rank<k>.json
+    plan.yaml   metrics.jsonl   environment.json   totals.json   trace/rank<k>.json
 """
 
 import json
@@ -31,6 +31,8 @@ class RunRecord:
     """The lines of `metrics.jsonl` that hold `evaluate`, in order."""
     environment: Mapping[str, Any]
     """The content of `environment.json`."""
+    totals: Mapping[str, Any]
+    """The content of `totals.json`; empty where the run did not end."""
     trace: Trace | None
     """The trace, where one was recorded."""
     notes: tuple[str, ...]
@@ -47,7 +49,7 @@ def read_run(run_dir: Path) -> RunRecord:
     notes: list[str] = []
     plan = _text(folder / "plan.yaml", "the plan is unknown", notes)
     lines = _lines(folder / "metrics.jsonl", notes)
-    environment = _environment(folder / "environment.json", notes)
+    environment = _object(folder / "environment.json", "machine and versions are unknown", notes)
     trace = None
     try:
         trace = read_trace(folder)
@@ -59,6 +61,7 @@ def read_run(run_dir: Path) -> RunRecord:
         metrics=tuple(line for line in lines if "evaluate" not in line),
         evaluations=tuple(line for line in lines if isinstance(line.get("evaluate"), dict)),
         environment=environment,
+        totals=_totals(folder / "totals.json", notes),
         trace=trace,
         notes=tuple(notes),
     )
@@ -97,16 +100,21 @@ def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     return lines
 
 
-def _environment(path: Path, notes: list[str]) -> dict[str, Any]:
-    text = _text(path, "machine and versions are unknown", notes)
+def _totals(path: Path, notes: list[str]) -> dict[str, Any]:
+    """Nothing is said of a file that is missing: a run that goes on, or was cut short, has none."""
+    return _object(path, "what ranks exchanged is unknown", notes) if path.exists() else {}
+
+
+def _object(path: Path, consequence: str, notes: list[str]) -> dict[str, Any]:
+    text = _text(path, consequence, notes)
     if text is None:
         return {}
     try:
         value = json.loads(text)
     except ValueError as error:
-        notes.append(f"{path.name} is not JSON ({error}): machine and versions are unknown.")
+        notes.append(f"{path.name} is not JSON ({error}): {consequence}.")
         return {}
     if not isinstance(value, dict):
-        notes.append(f"{path.name} is not a JSON object: machine and versions are unknown.")
+        notes.append(f"{path.name} is not a JSON object: {consequence}.")
         return {}
     return value

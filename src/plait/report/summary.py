@@ -13,6 +13,7 @@ from typing import Any
 
 from plait.report.breakdown import breakdown
 from plait.report.record import RunRecord, read_run
+from plait.report.traffic import traffic_of
 
 _LOWER_IS_BETTER = ("loss", "error", "perplexity", "mse", "mae", "rmse", "nll")
 
@@ -115,6 +116,7 @@ def report_json(run_dir: Path) -> dict[str, Any]:
                 for line in record.evaluations
             ],
             "breakdown": [one.as_dict() for one in breakdown(record.trace)] if record.trace else [],
+            "traffic": traffic_of(record).as_dict(),
             "trace_source": record.trace.source if record.trace else None,
             "environment": dict(record.environment),
             "plan": record.plan,

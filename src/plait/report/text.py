@@ -16,6 +16,7 @@ from plait.report.breakdown import PARTS, RankBreakdown, breakdown
 from plait.report.record import RunRecord, read_run
 from plait.report.summary import Summary, report_json, summarize
 from plait.report.timeline import timeline, typical_step
+from plait.report.traffic import Traffic, staleness_table, traffic_of, traffic_rows
 from plait.trace.span import Kind, Trace
 from plait.units import format_bytes, format_seconds
 
@@ -52,7 +53,10 @@ def print_report(run_dir: Path, console: Console) -> None:
     """Print all that a run folder tells, and what it lacks."""
     record = read_run(run_dir)
     console.print(Text(f"Run {record.folder}", style="bold"), soft_wrap=True)
-    console.print(_summary_table(record, summarize(record)))
+    traffic = traffic_of(record)
+    console.print(_summary_table(record, summarize(record), traffic))
+    if traffic.staleness:
+        console.print(staleness_table(traffic))
     if record.evaluations:
         console.print(_evaluation_table(record))
     if record.trace is not None and record.trace.spans:
@@ -120,7 +124,7 @@ def print_timeline(trace: Trace, console: Console, *, step: int | None = None) -
         console.print(f"{len(trace.ranks) - _MAX_RANKS} more ranks are in the page and in trace/trace.json.")
 
 
-def _summary_table(record: RunRecord, summary: Summary) -> Table:
+def _summary_table(record: RunRecord, summary: Summary, traffic: Traffic) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")
     table.add_column()
@@ -141,6 +145,8 @@ def _summary_table(record: RunRecord, summary: Summary) -> Table:
         "memory",
         None if summary.peak_memory_bytes is None else f"{format_bytes(summary.peak_memory_bytes)} at most",
     )
+    for name, value in traffic_rows(traffic):
+        row(name, value)
     for best in summary.best:
         when = "" if best.step is None else f" (step {best.step})"
         final = summary.final_evaluation.get(best.metric)

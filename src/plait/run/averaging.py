@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from plait.plan.plan import Plan
-from plait.program.averaging import averages
+from plait.program.averaging import averages, has_center, mixes
 from plait.program.program import Bucket
 from plait.run.links import Links
 from plait.run.state import ModelState
@@ -40,71 +40,67 @@ class Averaging:
         """By parameter: diloco's outer momentum, or that of easgd's worker."""
 
     def begin(self, plan: Plan) -> None:
-        """Take the weights as the center, where there is to be one and none was loaded."""
-        if self.center or not averages(plan) or plan.sync.rule == "local-sgd":
+        """Take the weights as the center, where workers keep one and none was loaded; nothing moves yet."""
+        if self.velocity or not mixes(plan) or plan.sync.rule == "local-sgd":
             return
-        self.center = {name: p.detach().clone() for name, p in self._state.named}
-        self.velocity = {name: torch.zeros_like(center) for name, center in self.center.items()}
+        self.velocity = {name: torch.zeros_like(p) for name, p in self._state.named}
+        if not has_center(plan):
+            self.center = {name: p.detach().clone() for name, p in self._state.named}
 
     def flatten(self, bucket: Bucket) -> Tensor:
         """Copy tensors into their flat."""
         if bucket not in self._flats:
             assert bucket.axis is not None
             flat = self._links.buffer(bucket.num_elements, bucket.dtype, self._state.device, bucket.axis)
-            sizes = [torch.Size(shape).numel() for shape in bucket.shapes]
-            pieces = torch.split(flat, sizes)
-            self._flats[bucket] = flat, [p.view(s) for p, s in zip(pieces, bucket.shapes, strict=True)]
+            self._flats[bucket] = flat, views_of(bucket, flat)
         flat, views = self._flats[bucket]
-        torch._foreach_copy_(views, self._own(bucket))
+        torch._foreach_copy_(views, tensors_of(bucket, self._state))
         return flat
 
     def look_ahead(self, bucket: Bucket, momentum: float) -> None:
         """Move weights to where momentum alone would bring them."""
         velocity = [self.velocity[name] for name in bucket.parameters]
-        torch._foreach_add_(self._own(bucket), velocity, alpha=momentum)
+        torch._foreach_add_(tensors_of(bucket, self._state), velocity, alpha=momentum)
 
     def take_momentum(self, bucket: Bucket) -> None:
         """How far weights have come since they were flattened."""
         velocity = [self.velocity[name] for name in bucket.parameters]
-        torch._foreach_copy_(velocity, self._own(bucket))
+        torch._foreach_copy_(velocity, tensors_of(bucket, self._state))
         torch._foreach_sub_(velocity, self._flats[bucket][1])
 
     def mean(self, bucket: Bucket, total: Tensor, workers: int) -> None:
         """Take the mean."""
-        torch._foreach_copy_(self._own(bucket), _views(bucket, total.div_(workers)))
+        torch._foreach_copy_(tensors_of(bucket, self._state), views_of(bucket, total.div_(workers)))
 
     def outer(self, bucket: Bucket, total: Tensor, workers: int, lr: float, momentum: float) -> None:
         """A step of the outer optimizer from the center towards the mean, and go there."""
         centers, velocities = self._kept(bucket)
-        deltas = torch._foreach_sub(centers, _views(bucket, total.div_(workers)))
+        deltas = torch._foreach_sub(centers, views_of(bucket, total.div_(workers)))
         torch._foreach_mul_(velocities, momentum)
         torch._foreach_add_(velocities, deltas)
         torch._foreach_add_(deltas, velocities, alpha=momentum)
         torch._foreach_sub_(centers, deltas, alpha=lr)
-        torch._foreach_copy_(self._own(bucket), centers)
+        torch._foreach_copy_(tensors_of(bucket, self._state), centers)
 
     def elastic(self, bucket: Bucket, total: Tensor, workers: int, rho: float) -> None:
         """Draw the weights towards the center, and the center towards those of all workers."""
-        strength = self.rate * rho
         centers, _ = self._kept(bucket)
-        apart = torch._foreach_sub(self._flats[bucket][1], centers)
-        torch._foreach_sub_(self._own(bucket), apart, alpha=strength)
-        shifts = torch._foreach_sub(_views(bucket, total), centers, alpha=workers)
-        torch._foreach_add_(centers, shifts, alpha=strength)
+        self._draw(bucket, centers, rho)
+        shifts = torch._foreach_sub(views_of(bucket, total), centers, alpha=workers)
+        torch._foreach_add_(centers, shifts, alpha=self.rate * rho)
+
+    def draw(self, bucket: Bucket, center: Tensor, rho: float) -> None:
+        """Draw the weights towards a center that another rank has."""
+        self._draw(bucket, views_of(bucket, center), rho)
+
+    def _draw(self, bucket: Bucket, centers: Sequence[Tensor], rho: float) -> None:
+        apart = torch._foreach_sub(self._flats[bucket][1], list(centers))
+        torch._foreach_sub_(tensors_of(bucket, self._state), apart, alpha=self.rate * rho)
 
     @property
     def rate(self) -> float:
         """The current learning rate."""
         return float(self._state.optimizer.param_groups[0]["lr"])
-
-    def _own(self, bucket: Bucket) -> list[Tensor]:
-        state = self._state
-        return [
-            state.buffers[name.removeprefix("buffer:")]
-            if name.startswith("buffer:")
-            else state.parameters[name].detach()
-            for name in bucket.parameters
-        ]
 
     def _kept(self, bucket: Bucket) -> tuple[list[Tensor], list[Tensor]]:
         return [self.center[n] for n in bucket.parameters], [self.velocity[n] for n in bucket.parameters]
@@ -135,7 +131,18 @@ class Averaging:
                 tensor.copy_(before[name])
 
 
-def _views(bucket: Bucket, flat: Tensor) -> list[Tensor]:
+def views_of(bucket: Bucket, flat: Tensor) -> list[Tensor]:
+    """The tensors that a flat is made of, in it."""
     sizes = [torch.Size(shape).numel() for shape in bucket.shapes]
     pieces: Sequence[Tensor] = torch.split(flat, sizes)
     return [piece.view(shape) for piece, shape in zip(pieces, bucket.shapes, strict=True)]
+
+
+def tensors_of(bucket: Bucket, state: ModelState) -> list[Tensor]:
+    """The parameters and buffers (`buffer:name`) that a flat is made of."""
+    return [
+        state.buffers[name.removeprefix("buffer:")]
+        if name.startswith("buffer:")
+        else state.parameters[name].detach()
+        for name in bucket.parameters
+    ]

@@ -1,6 +1,7 @@
 """The run folder: everything that a run leaves behind, in files that people and programs can read.
 
-plan.yaml   environment.json   metrics.jsonl   samples.jsonl (on request)   trace/   checkpoints/   report.html
+plan.yaml   environment.json   metrics.jsonl   samples.jsonl (on request)   totals.json   trace/   checkpoints/
+report.html
 """
 
 import json
@@ -18,6 +19,7 @@ from typing import Any, Self, TextIO
 import torch
 
 from plait.errors import UsageError
+from plait.plan.plan import Plan
 
 
 def make_run_folder(out: Path | None, name: str, *, resuming: bool) -> Path:
@@ -75,6 +77,18 @@ def write_environment(folder: Path, extra: Mapping[str, Any]) -> None:
         **extra,
     }
     (folder / "environment.json").write_text(json.dumps(content, indent=2, default=str) + "\n")
+
+
+def write_totals(folder: Path, plan: Plan, summary: Mapping[str, Any]) -> None:
+    """What ranks have exchanged and applied in this run, for its report; the last run of a folder that was resumed."""
+    kept = ("updates", "staleness", "shares_by_worker", "bytes_sent", "gradient_bytes")
+    content = {
+        "steps": len(summary["losses"]),
+        "workers": plan.mesh.size,
+        "servers": plan.sync.servers,
+        **{key: summary[key] for key in kept if key in summary},
+    }
+    (folder / "totals.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
 class LineFile:

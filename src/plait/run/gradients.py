@@ -100,6 +100,13 @@ class GradientStore:
         self._flat.pop(bucket)
         self._views.pop(bucket)
 
+    def take(self, bucket: Bucket, summed: Tensor) -> None:
+        """This rank's part of a bucket, or all of it, that was summed elsewhere."""
+        if bucket.group is not None:
+            self._kept[bucket] = summed
+        else:
+            self.flat(bucket).copy_(summed)
+
     def squares(self, buckets: Sequence[Bucket], axes: Sequence[str]) -> Tensor:
         """The squares of this rank's gradients, each part of a gradient counted on one rank of `axes` alone."""
         holding = self._state.holding

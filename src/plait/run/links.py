@@ -178,13 +178,13 @@ class ProcessLinks:
         """Send a message without waiting for it."""
         peer = self._mesh.group(self._rank, send.axis)[send.to]
         sent = _sendable(flat)
-        return _Pending([dist.isend(sent, peer, tag=_tag(send.message))], lambda: sent)
+        return _Pending([dist.isend(sent, peer, tag=_tag(send.message, flat))], lambda: sent)
 
     def receive(self, recv: Recv, flat: Tensor) -> Handle:
         """Make room for a message."""
         peer = self._mesh.group(self._rank, recv.axis)[recv.source]
         room = torch.empty_like(flat, device="cpu") if _goes_by_host(flat) else flat
-        work = dist.irecv(room, peer, tag=_tag(recv.message))
+        work = dist.irecv(room, peer, tag=_tag(recv.message, flat))
         return _Pending([work], lambda: flat if room is flat else flat.copy_(room))
 
     def buffer(self, count: int, dtype: torch.dtype, device: torch.device, axis: str) -> Tensor:
@@ -288,9 +288,12 @@ def _goes_by_host(tensor: Tensor) -> bool:
     return tensor.is_cuda and dist.get_backend() == "gloo"
 
 
-def _tag(message: str) -> int:
-    """Messages of two ranks may be received in another order than they were sent: their names tell them apart."""
-    return crc32(message.encode()) & 0x3FFFFFFF
+def _tag(message: str, flat: Tensor) -> int:
+    """Messages of two ranks may be received in another order than they were sent: their names tell them apart.
+
+    So do their sizes: of another size than expected it never comes, which is told. Gloo would end the process.
+    """
+    return crc32(f"{message}, {flat.numel()} bytes".encode()) & 0x3FFFFFFF
 
 
 class NoLinks:

@@ -17,6 +17,7 @@ from plait.graph.random_ops import random_key
 from plait.job.loader import Share
 from plait.plan.plan import DATA
 from plait.program import instructions as ins
+from plait.program.averaging import has_center
 from plait.program.program import Bucket, Program, RankProgram, Value
 from plait.run.averaging import Averaging
 from plait.run.compression import Compressor
@@ -33,6 +34,22 @@ class Observer(Protocol):
     def entering(self, step: int, instruction: ins.Instruction, waiting: bool) -> None: ...
 
     def done(self, step: int, instruction: ins.Instruction, start_ns: int, end_ns: int) -> None: ...
+
+
+class ServerPort(Protocol):
+    """A worker's way to the servers."""
+
+    def push(self, index: int, bucket: Bucket, flat: Tensor, step: int) -> None: ...
+
+    def push_buffers(self, tensors: Sequence[Tensor], step: int) -> None: ...
+
+    def pull(self, index: int, step: int) -> Handle: ...
+
+
+class CenterPort(Protocol):
+    """A worker's way to easgd's center."""
+
+    def exchange(self, index: int, flat: Tensor, strength: float, step: int) -> Handle: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,12 +78,18 @@ class Machine:
         self.store = GradientStore(state, links)
         self.averaging = Averaging(state, links)
         self.compressor = Compressor(links)
+        self.port: ServerPort | None = None
+        """The way to servers, where there are any."""
+        self.center: CenterPort | None = None
+        """The way to easgd's center, where another rank has it."""
         self.outcome: StepOutcome | None = None
+        """Of the last step; None where this rank had no samples of its own."""
+        self.bytes_sent = 0
+        """In all collectives and messages so far; a collective counts what it gathers or sums once."""
         self.slowdown = 1.0
         """How much longer this rank takes to compute than it needs: for trying out a straggler."""
-        """Of the last step; None where this rank had no samples of its own."""
         self._values: dict[str, Any] = state.values()
-        self._pending: dict[int, tuple[Handle, ins.Collective | ins.Recv]] = {}
+        self._pending: dict[int, tuple[Handle, ins.Collective | ins.Recv | ins.Pull | ins.Exchange]] = {}
         self._sent: list[Handle] = []
         self._constants: dict[int, dict[str, Tensor]] = {}
         self._places: dict[str, tuple[Bucket, int]] = {}
@@ -98,9 +121,14 @@ class Machine:
             ins.Stash: self._stash,
             ins.Update: self._update,
             ins.Commit: self._commit,
+            ins.Push: self._push,
+            ins.PushBuffers: self._push_buffers,
+            ins.Pull: self._pull,
+            ins.Outcome: self._outcome,
             ins.Flatten: self._flatten,
             ins.Lookahead: self._look_ahead,
             ins.Momentum: self._momentum,
+            ins.Exchange: self._exchange,
             ins.Mix: self._mix,
         }
 
@@ -221,6 +249,7 @@ class Machine:
         if name.startswith("chunk:"):
             assert self.state.holding is not None
             out = self.state.holding.room(int(name.removeprefix("chunk:")))
+        self.bytes_sent += instruction.num_bytes
         self._pending[instruction.id] = (self.links.start(instruction, tensor, out), instruction)
 
     def _send(self, instruction: ins.Send) -> None:
@@ -230,6 +259,7 @@ class Machine:
         else:
             tensors = [self._values[name] for name in instruction.reads]
             flat = pack(tensors, self._described(instruction.reads))
+        self.bytes_sent += instruction.num_bytes
         handle = self.links.send(instruction, flat)
         if not isinstance(
             handle, Finished
@@ -264,7 +294,9 @@ class Machine:
             total.add_(part)
         parts[instruction.own].copy_(total)
 
-    def _arrive(self, started: ins.Collective | ins.Recv, result: Tensor) -> None:
+    def _arrive(self, started: ins.Collective | ins.Recv | ins.Pull | ins.Exchange, result: Tensor) -> None:
+        if isinstance(started, ins.Pull):
+            return  # written to the parameters as it came
         if isinstance(started, ins.Recv):
             if started.writes[0].startswith("part:"):
                 like = self._part(f"bucket:{started.writes[0].split(':')[1]}")
@@ -348,6 +380,28 @@ class Machine:
             squares=self._values.get("squares"),
         )
 
+    def _push(self, instruction: ins.Push) -> None:
+        assert self.port is not None
+        bucket = self._bucket(instruction.bucket)
+        self.port.push(instruction.bucket, bucket, self.store.flat(bucket), self._step)
+
+    def _push_buffers(self, instruction: ins.PushBuffers) -> None:
+        assert self.port is not None
+        self.port.push_buffers([self.state.buffers[name] for name in instruction.buffers], self._step)
+
+    def _pull(self, instruction: ins.Pull) -> None:
+        assert self.port is not None
+        self._pending[instruction.id] = (self.port.pull(instruction.bucket, self._step), instruction)
+
+    def _outcome(self, instruction: ins.Outcome) -> None:
+        assert self._program is not None
+        scalars = self.store.scalars(self._buckets)
+        weight: Any = self._program.total_weight
+        if instruction.late_weight:
+            weight = scalars["weight"].clone()
+        self._values["total"] = scalars["total"].clone()
+        self._values["weight"] = self._values["weight"] if weight is None else weight
+
     def _stash(self, instruction: ins.Stash) -> None:
         for source, name in zip(instruction.reads, instruction.writes, strict=True):
             self._values[name] = self._values[source].clone()
@@ -363,7 +417,9 @@ class Machine:
             new = self.store.buffer(name) if source.startswith("bucket:") else self._values[source]
             self.state.buffers[name].copy_(new)
 
-    def _flat(self, instruction: ins.Flatten | ins.Lookahead | ins.Momentum | ins.Mix) -> Bucket:
+    def _flat(
+        self, instruction: ins.Flatten | ins.Lookahead | ins.Momentum | ins.Exchange | ins.Mix
+    ) -> Bucket:
         assert self._own is not None
         return self._own.averages[instruction.flat]
 
@@ -377,6 +433,16 @@ class Machine:
     def _momentum(self, instruction: ins.Momentum) -> None:
         self.averaging.take_momentum(self._flat(instruction))
 
+    def _exchange(self, instruction: ins.Exchange) -> None:
+        assert self._program is not None and self.center is not None
+        plan, flat = self._program.plan, self._values[instruction.reads[0]]
+        self.state.schedule.apply(self.state.optimizer, self._step)
+        strength = (
+            1 / plan.mesh.size if instruction.rule == "share" else self.averaging.rate * plan.elastic.rho
+        )
+        handle = self.center.exchange(instruction.flat, flat, strength, self._step)
+        self._pending[instruction.id] = (handle, instruction)
+
     def _mix(self, instruction: ins.Mix) -> None:
         assert self._program is not None
         plan, flat, total = self._program.plan, self._flat(instruction), self._values[instruction.reads[0]]
@@ -386,5 +452,7 @@ class Machine:
             case "outer":
                 average = plan.average
                 self.averaging.outer(flat, total, plan.mesh.size, average.outer_lr, average.outer_momentum)
+            case "elastic" if has_center(plan):
+                self.averaging.draw(flat, total, plan.elastic.rho)
             case "elastic":
                 self.averaging.elastic(flat, total, plan.mesh.size, plan.elastic.rho)

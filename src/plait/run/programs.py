@@ -21,7 +21,7 @@ from plait.job.loader import Share
 from plait.job.order import micro_batch_sizes, shares
 from plait.plan.mesh import Mesh
 from plait.plan.plan import DATA, Plan
-from plait.program.averaging import Flat, averages, flats_of, with_averaging
+from plait.program.averaging import Flat, flats_of, mixes, with_averaging
 from plait.program.compile import Settings, compile_program
 from plait.program.layout import Layout
 from plait.program.opaque import ParameterShape, compile_opaque
@@ -50,6 +50,11 @@ def _needs_inside(plan: Plan) -> str | None:
     if plan.memory.zero > 0 and plan.data_ranks > 1:
         return f"memory.zero={plan.memory.zero}"
     return next((f"{name}={size}" for name, size in plan.mesh.axes if name != DATA and size > 1), None)
+
+
+def _told(shapes: Any) -> str:
+    """The shapes of a batch's tensors, for people."""
+    return ", ".join(str(list(shape)) for shape, *_ in shapes)
 
 
 class Programs:
@@ -92,7 +97,7 @@ class Programs:
         shapes = tuple((share.sizes, self.captures.shapes(share.batch, sum(share.sizes))) for share in shares)
         key = (shapes, fragments)
         if key not in self._programs:
-            if averages(self.plan):
+            if mixes(self.plan):
                 step = self._compile(shares) if shares else self._empty()
                 self._plain = self._plain or step
                 self._programs[key] = with_averaging(step, self._flats(), fragments)
@@ -159,14 +164,21 @@ class Programs:
         units = [share.sizes for share in shares]
         if self.capture_error is None:
             self._check_shapes(shares)
+            graphs: dict[int, Graph] = {}
             try:
                 with _silent_torch():
-                    graphs = {
-                        size: self.captures.of_batch(share.batch, size)
-                        for size, share in zip(sizes, shares, strict=True)
-                    }
+                    for size, share in zip(sizes, shares, strict=True):
+                        graphs[size] = self.captures.of_batch(share.batch, size)
             except CaptureError as error:
                 if (need := _needs_inside(self.plan)) is not None:
+                    if self._programs:
+                        number = next(i for i, size in enumerate(sizes) if size not in graphs)
+                        found = _told(self.captures.shapes(shares[number].batch, sizes[number]))
+                        raise JobError(
+                            f"micro-batch {number} of a step has tensors of {found}, unlike those before, and "
+                            f"{error.what}",
+                            fix="give all samples the shapes that the model takes; pad them in `collate`.",
+                        ) from error
                     raise PlanError(
                         f"plan {self.plan.name} needs the inside of the model for {need}, but {error.what}",
                         fix=error.fix,
@@ -216,9 +228,9 @@ class Programs:
             found = self.captures.shapes(share.batch, size)
             earlier, wanted = first.setdefault(size, (number, found))
             if found != wanted:
-                told = [", ".join(str(list(shape)) for shape, *_ in entry) for entry in (found, wanted)]
                 raise JobError(
-                    f"micro-batch {number} of a step has tensors of {told[0]}, micro-batch {earlier} of {told[1]}.",
+                    f"micro-batch {number} of a step has tensors of {_told(found)}, micro-batch {earlier} of "
+                    f"{_told(wanted)}.",
                     fix="pad the samples of a step to one shape in `collate`, or set accumulate=1.",
                 )
 

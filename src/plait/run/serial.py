@@ -167,15 +167,20 @@ def run_step(
     program: Program | Sequence[Program],
     step: int,
     shares: Sequence[Sequence[Share]],
+    others: Callable[[], bool] = lambda: False,
 ) -> None:
-    """One step of all ranks; `shares` by rank, then by micro-batch; programs by rank where each has its own."""
+    """One step of all ranks; `shares` by rank, then by micro-batch; programs by rank where each has its own.
+
+    `others` gives a turn to whoever else there is, and tells whether they have moved.
+    """
     programs = [program] * len(machines) if isinstance(program, Program) else program
     running = {
         machine.rank: machine.execute(own, step, share)
         for machine, own, share in zip(machines, programs, shares, strict=True)
     }
+    observers = {machine.rank: machine.observer for machine in machines}
     while running:
-        places = {rank: getattr(machines[rank].observer, "place", None) for rank in running}
+        places = {rank: getattr(observers[rank], "place", None) for rank in running}
         finished = []
         for rank, turns in running.items():
             try:
@@ -184,9 +189,8 @@ def run_step(
                 finished.append(rank)
         for rank in finished:
             del running[rank]
-        if not finished and places == {
-            rank: getattr(machines[rank].observer, "place", None) for rank in running
-        }:
+        moved = others() or bool(finished)
+        if not moved and places == {rank: getattr(observers[rank], "place", None) for rank in running}:
             told = ", ".join(
                 f"rank {rank} in {place.name if place else '?'}" for rank, place in places.items()
             )

@@ -4,7 +4,7 @@ In: a job, a plan. Out: losses, gradients and final states, for verification and
 debugger.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,11 +15,13 @@ from plait.graph.from_job import Captures
 from plait.job.job import Job
 from plait.job.loader import LoadedStep, Loader, Share
 from plait.plan.plan import PIPE, Plan
-from plait.program.averaging import averages, due
+from plait.program.averaging import averages, due, has_center
 from plait.program.layout import Layout
 from plait.run.machine import Machine, StepOutcome
 from plait.run.prepare import prepare
 from plait.run.programs import Programs
+from plait.run.relaxed.hogwild import on_model_of
+from plait.run.relaxed.serial import SerialCenter, SerialServers
 from plait.run.serial import Mailboxes, Reduce, SerialLinks, Unobserved, add_up, run_step
 from plait.run.state import ModelState
 
@@ -56,13 +58,19 @@ class SerialRanks:
         for rank in range(plan.mesh.size):
             links = SerialLinks(boxes, rank)
             state = ModelState(job, device, dtype, programs.holding(rank, links, device))
+            if plan.sync.rule == "hogwild" and self.machines:
+                state = on_model_of(self.machines[0].state, state, plan)
             machine = Machine(rank, state, links, Unobserved())
             self.machines.append(machine)
             self._gradients.append({})
             machine.store.on_ready = partial(_remember, self._gradients[rank])
+        self._servers = SerialServers(programs, self.machines) if plan.sync.has_servers else None
+        self.center = SerialCenter(programs, self.machines) if has_center(plan) else None
+        """What easgd's workers are drawn to, where a rank of its own has it."""
         self.rounds_to_float32 = False
         """Whether a step so far turned float64 into something shorter."""
         self.notices: tuple[str, ...] = ()
+        self._outcome: StepOutcome | None = None
 
     def run(self, step: int) -> bool:
         """One step; False where the data has ended."""
@@ -71,29 +79,66 @@ class SerialRanks:
         if loaded is None:
             return False
         by_rank = [self.programs.own_shares(one.micro_batches) for one in loaded]
+        if self._servers is not None:
+            self._run_served(step, by_rank)
+            return True
         fragments = due(self.programs.plan, step, loaded[0].ends_epoch)
         alone = self.programs.plan.sync.alone
         own = [self.programs.for_step(s, fragments) for s in (by_rank if alone else by_rank[:1])]
         self.notices = (*self.programs.choices, *own[0].notices)
         self.rounds_to_float32 = self.rounds_to_float32 or _rounds(self.programs, by_rank[0][0])
-        run_step(self.machines, own if alone else own[0], step, by_rank)
+        others = self.center.turn if self.center is not None else (lambda: False)
+        run_step(self.machines, own if alone else own[0], step, by_rank, others)
         return True
+
+    def _run_served(self, step: int, by_rank: Sequence[Sequence[Share]]) -> None:
+        """One step of all workers, and what the servers make of it."""
+        servers = self._servers
+        assert servers is not None
+        working = [(m, shares) for m, shares in zip(self.machines, by_rank, strict=True) if shares]
+        for port, shares in zip(servers.ports, by_rank, strict=True):
+            if not shares:
+                port.skip(step)
+        own = [self.programs.for_step(shares) for _, shares in working]
+        self.notices = (*self.programs.choices, *own[0].notices)
+        self.rounds_to_float32 = self.rounds_to_float32 or _rounds(self.programs, by_rank[0][0])
+        run_step([m for m, _ in working], own, step, [shares for _, shares in working], servers.turn)
+        while servers.turn():
+            pass
+        outcomes = [m.outcome for m, _ in working if m.outcome is not None]
+        weights = [torch.as_tensor(outcome.weight) for outcome in outcomes]
+        together = not self.programs.plan.sync.alone and not any(
+            "weight" in bucket.scalars for bucket in own[0].buckets
+        )
+        self._outcome = StepOutcome(
+            total=torch.stack([outcome.total for outcome in outcomes]).sum(),
+            weight=weights[0] if together else torch.stack(weights).sum(),
+            norm=servers.norm,
+        )
 
     @property
     def outcome(self) -> StepOutcome:
-        """What rank 0 says about the last step."""
+        """What rank 0 says about the last step; of workers with servers, what all of them say together."""
+        if self._outcome is not None:
+            return self._outcome
         outcome = self.machines[0].outcome
         assert outcome is not None
         return outcome
 
     def gradients(self) -> dict[str, Tensor]:
         """The last step's, whole."""
+        if self._servers is not None:
+            return self._servers.gradients()
         return _assemble(self._gradients, self.programs.layout)
 
     def weights(self) -> dict[str, Tensor]:
         """All parameters, whole; of workers that average, their mean or their center."""
         held = [{name: p.detach() for name, p in m.state.parameters.items()} for m in self.machines]
         plan = self.programs.plan
+        if self._servers is not None:
+            return self._servers.weights()
+        if self.center is not None:
+            return self.center.weights()
         if averages(plan):
             return self.machines[0].averaging.center if plan.sync.rule == "easgd" else _mean(held)
         return _assemble(held, self.programs.layout)
@@ -101,6 +146,8 @@ class SerialRanks:
     def buffers(self) -> dict[str, Tensor]:
         """All buffers, from the ranks that change them; of workers that average, their means."""
         layout, found = self.programs.layout, dict(self.machines[0].state.buffers)
+        if self._servers is not None:
+            return self._servers.buffers()
         if averages(self.programs.plan):
             return found | _mean([m.state.buffers for m in self.machines])
         for machine in reversed(self.machines):
@@ -154,7 +201,7 @@ def run_serially(
         gradients=tuple(gradients),
         weights=ranks.weights(),
         buffers=ranks.buffers(),
-        spread=0.0 if averages(programs.plan) else _spread(ranks.machines),
+        spread=0.0 if averages(programs.plan) or programs.plan.sync.has_servers else _spread(ranks.machines),
         notices=ranks.notices,
         rounds_to_float32=ranks.rounds_to_float32,
     )

@@ -11,6 +11,7 @@ from zlib import crc32
 
 from torch import Tensor
 
+from plait.errors import RunError
 from plait.run.shared_memory import PLACES, Arena, Region
 
 _SLOTS = 512
@@ -60,6 +61,12 @@ class Mail:
         if not is_there():
             self._wait(is_there, source)
         place = found[0]
+        if table[place + 3] != flat.numel():
+            raise RunError(
+                f"rank {self._rank} expects {flat.numel()} bytes of {message}, rank {source} sent {table[place + 3]}: "
+                "their batches have different shapes.",
+                fix="make samples depend on the job's seed alone: every rank of a pipeline reads the batch itself.",
+            )
         region = self._arenas[source].region(table[place + 1], table[place + 2])
         flat.copy_(region.bytes[: flat.numel()])
         table[place] = 0

@@ -23,7 +23,7 @@ from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.run.checkpoint import load_checkpoint, locate_checkpoint
-from plait.run.folder import discard_if_empty, make_run_folder, write_environment
+from plait.run.folder import discard_if_empty, make_run_folder, write_environment, write_totals
 from plait.run.launch import Interrupted, Seat, launch
 from plait.run.prepare import Listener, prepare
 from plait.run.programs import Programs
@@ -133,6 +133,7 @@ def train(
         tell({"notice": f"step {start_step} of {total_steps} was reached before: nothing is left to train."})
     tell({"started": str(folder), "total_steps": total_steps, "start_step": start_step})
     summary = _run(task, programs, tell)
+    write_totals(folder, chosen, summary)
     if trace and summary["losses"]:
         write_chrome(read_trace(folder), folder / "trace" / "trace.json")
     return Result(
@@ -200,8 +201,9 @@ def _run(task: Task, programs: Programs, tell: Listener) -> dict[str, Any]:
         done = [result for result in stop.results if result is not None]
         if not stop.returned or not done:
             raise
-        return dict(done[0])
-    return dict(results[0])
+        results = done
+    sent = {str(rank): result["bytes_sent"] for rank, result in enumerate(results)}
+    return {**results[0], "bytes_sent": sent}
 
 
 def _run_ranks(
@@ -248,7 +250,7 @@ class _Main:
         if is_free(self.task.plan):
             return run_rank(self.task, seat, self.programs, self.model)
         summary = run_worker(self.task, seat, self.programs)
-        return summary if seat.rank == 0 else {}
+        return summary if seat.rank == 0 else {"bytes_sent": summary["bytes_sent"]}
 
 
 class _OwnBoard:

@@ -156,6 +156,7 @@ def verify(
             "weights that may be some updates old: no run of one process computes the same.",
             fix="verify it with accumulate=1, for which both must agree.",
         )
+    _refuse_what_depends_on_time(chosen)
     tell = listener if listener is not None else (lambda event: None)
     known = against if against is not None else reference_of(job, steps=steps, fp32=fp32, listener=tell)
     job, dtype = known.job, known.dtype
@@ -189,6 +190,18 @@ def verify(
             *_deviation_notice(deviation),
         ),
     )
+
+
+def _refuse_what_depends_on_time(plan: Plan) -> None:
+    sync, workers = plan.sync, plan.mesh.size
+    free = sync.rule in ("hogwild", "server-async") or (sync.rule == "server-stale" and sync.staleness > 0)
+    if free and workers > 1:
+        bound = ", or with sync.staleness=0" if sync.rule == "server-stale" else ""
+        raise UsageError(
+            f"what {workers} workers of {sync.rule} compute depends on which of them comes first: no run of one "
+            "process computes the same.",
+            fix=f"verify it with --ranks {1 + sync.servers}, whose only worker must equal one process{bound}.",
+        )
 
 
 def _own_reference(known: Reference, plan: Plan, deviation: str, serial: bool, tell: Listener) -> Reference:
@@ -225,6 +238,10 @@ def _batch_norm_notice(job: Job, record: Record, plan: Plan) -> list[str]:
         return [
             "batch_norm='local': each rank normalizes its own share, so a difference from one process is expected."
         ]
+    if has and plan.sync.rule == "server-stale" and plan.mesh.size > 1:
+        return [
+            "server-stale: each worker normalizes its own share, so a difference from one process is expected."
+        ]
     return []
 
 
@@ -250,7 +267,7 @@ def _run_processes(
             listener=tell,
         )
         state = load_checkpoint(folder)
-        gradients = tuple(load_file(path) for path in sorted(folder.glob("gradients-*.safetensors")))
+        gradients = tuple(load_file(path) for path in sorted(folder.glob("gradients-??????.safetensors")))
     return Record(
         losses=result.losses,
         norms=(),

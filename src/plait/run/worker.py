@@ -348,6 +348,9 @@ class _Worker:
             "evaluation": self.evaluation,
             "steps": self.state.steps_done,
             "notices": list(program.notices) if program is not None else [],
+            "updates": len(self.losses) * (self.task.plan.mesh.size if self.task.plan.sync.alone else 1),
+            "bytes_sent": self.machine.bytes_sent,
+            "gradient_bytes": program.gradient_bytes if program is not None else 0,
         }
 
 

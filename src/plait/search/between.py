@@ -9,6 +9,7 @@ is as fast as can be and every stage has room; of equal ones the most even. It i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,15 +51,27 @@ def best_cut(row: Row, *, in_flight: Sequence[float], limit_bytes: float, virtua
     if len(in_flight) > len(row.seconds):
         return None
     time, state, kept = (_between(values) for values in (row.seconds, row.state_bytes, row.kept_bytes))
-    allowed = [
-        np.where((state + kept * number) * virtual <= limit_bytes, time, np.inf) for number in in_flight
-    ]
-    slowest_s, _ = _walk(allowed, np.maximum)
+    even_s = sum(row.seconds) / len(in_flight)
+    anywhere = _most_even([time] * len(in_flight), even_s)
+    assert anywhere is not None
+    ends = [0, *anywhere.starts, len(row.seconds)]
+    needs = [state[a, b] + kept[a, b] * n for (a, b), n in zip(pairwise(ends), in_flight, strict=True)]
+    if max(needs) * virtual <= limit_bytes:
+        return anywhere
+    limited = [np.where((state + kept * n) * virtual <= limit_bytes, time, np.inf) for n in in_flight]
+    return _most_even(limited, even_s)
+
+
+def _most_even(tables: Sequence[Array], even_s: float) -> Cut | None:
+    """The cut with the fastest slowest stage, of these the most even; `tables` are the times of stages."""
+    slowest_s, _ = _walk(tables, np.maximum)
     if not np.isfinite(slowest_s):
         return None
-    even = sum(row.seconds) / len(in_flight)
-    uneven = [np.where(table <= slowest_s * (1 + 1e-9), (table - even) ** 2, np.inf) for table in allowed]
-    _, starts = _walk(uneven, np.add)
+    uneven: dict[int, Array] = {}
+    for table in tables:
+        if id(table) not in uneven:
+            uneven[id(table)] = np.where(table <= slowest_s * (1 + 1e-9), (table - even_s) ** 2, np.inf)
+    _, starts = _walk([uneven[id(table)] for table in tables], np.add)
     return Cut(starts=starts, slowest_s=slowest_s)
 
 

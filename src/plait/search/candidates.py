@@ -62,6 +62,11 @@ class Candidate:
     """Of a step."""
 
     @property
+    def batch(self) -> int:
+        """Samples of a step, over all ranks."""
+        return self.num_micro_batches * self.micro_batch * self.plan.data_ranks
+
+    @property
     def family(self) -> tuple[object, ...]:
         """What one row of a ranking stands for: candidates that differ in batch sizes and recompute share it."""
         plan = self.plan

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 
 from plait.cluster.cluster import Cluster
 from plait.errors import PlanError
-from plait.plan.plan import TENSOR
 from plait.plan.single import single
-from plait.search.candidates import Misfit, Space, candidates_on, meshes
+from plait.search.candidates import Candidate, Misfit, Space, candidates_on, meshes
 from plait.search.oracle import SketchOracle
 from plait.search.rank import Ranking, Search
 from plait.search.subject import Subject
@@ -33,6 +32,8 @@ class Request:
     """Time limit of the search."""
     price_per_hour: float | None = None
     """Of one device; None: as the cluster says."""
+    named: str | None = None
+    """The named plan that alone is wanted, where there are several ranks; None: all."""
 
 
 def choose(subject: Subject, cluster: Cluster, request: Request) -> Ranking:
@@ -59,16 +60,19 @@ def ranking_of(oracle: SketchOracle, request: Request) -> Ranking:
     usable, misfits = meshes(space)
     search = Search(oracle, limit_bytes=oracle.limit_bytes, top=request.top, deadline=deadline)
     notices = list(subject.notices)
-    for tensor in sorted({mesh.size_of(TENSOR) for mesh in usable}):
-        some = [mesh for mesh in usable if mesh.size_of(TENSOR) == tensor]
-        candidates = [candidate for mesh in some for candidate in candidates_on(mesh, space)]
+    candidates: list[Candidate] = []
+    for mesh in usable:
+        some = [
+            c for c in candidates_on(mesh, space) if request.named in (None, c.plan.name) or mesh.size == 1
+        ]
         try:
-            for sequence in (False, True)[: 1 if tensor == 1 else 2]:
-                oracle.sketcher(next(c.plan for c in candidates if c.plan.tensor.sequence == sequence))
+            for plan in {candidate.plan.tensor: candidate.plan for candidate in some}.values():
+                oracle.sketcher(plan)
         except PlanError as error:
-            misfits += [Misfit(mesh=mesh, reason=error.what) for mesh in some]
-            continue
-        search.add(candidates)
+            misfits.append(Misfit(mesh=mesh, reason=error.what))
+        else:
+            candidates += some
+    search.add(candidates)
     found = search.ranking(misfits, notices)
     if not found.predictions:
         raise _nothing(found, oracle)
@@ -97,6 +101,11 @@ def part_of(cluster: Cluster, ranks: int | None) -> Cluster:
 def _nothing(found: Ranking, oracle: SketchOracle) -> PlanError:
     """Why no plan can be used, with the one that comes nearest."""
     memory = [entry for entry in found.rejected if entry.plan is not None]
+    if not found.rejected:
+        return PlanError(
+            f"no plan of that name suits {oracle.cluster.size} devices.",
+            fix="drop --plan, or use another number of ranks.",
+        )
     if not memory:
         reasons = "; ".join(dict.fromkeys(entry.reason for entry in found.rejected))
         return PlanError(
@@ -106,8 +115,8 @@ def _nothing(found: Ranking, oracle: SketchOracle) -> PlanError:
     least = min(memory, key=lambda entry: entry.needs_bytes)
     axes = " x ".join(f"{name}={size}" for name, size in least.mesh.axes)
     return PlanError(
-        f"no plan fits: of {found.num_candidates} plans for {oracle.subject.name} on {oracle.cluster.size} devices, the "
-        f"one that needs least memory ({axes}, zero={least.plan.memory.zero if least.plan else 0}) {least.reason}.",
+        f"no plan fits: of {found.num_candidates} plans for {oracle.subject.name} on {oracle.cluster.size} devices, "
+        f"the one that needs least memory ({axes}, zero={least.plan.memory.zero if least.plan else 0}) {least.reason}.",
         fix="use more devices, a smaller batch, or devices with more memory than "
         f"{format_bytes(oracle.limit_bytes)}.",
     )

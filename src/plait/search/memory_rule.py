@@ -40,8 +40,8 @@ class Held:
     """Its units, each as often as it has it, in order."""
     in_flight: float
     """Micro-batches whose activations it keeps at once, of all its units."""
-    tied: float = 0.0
-    """Elements among them that are counted twice."""
+    elements: float
+    """Of its parameters."""
 
 
 def memory_use(held: Held, samples: float, plan: Plan, state: StateBytes, device: Device) -> MemoryUse:
@@ -49,7 +49,7 @@ def memory_use(held: Held, samples: float, plan: Plan, state: StateBytes, device
     zero, data, setting = plan.memory.zero, plan.data_ranks, str(plan.memory.recompute)
     if not isinstance(plan.memory.recompute, str):
         setting = "full"
-    elements = sum(unit.parameters for unit in held.units) - held.tied
+    elements = held.elements
     largest = max((unit.parameters for unit in held.units), default=0.0)
     gathered = 2 * largest * state.gathered if zero == 3 and data > 1 else 0.0
     travelling = largest * state.reduced if zero >= 2 and data > 1 else 0.0

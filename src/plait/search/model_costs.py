@@ -2,8 +2,8 @@
 
 In: a captured graph with the plan along `tensor`. Out: `ModelCosts`: for one rank, as functions of the samples that it
 computes at once, the ops and collectives of every unit's forward and backward, what the unit keeps, its parameters.
-Times are not here: `sketch.py` puts them together with a cluster. The local graph is written for two numbers of samples;
-all amounts are lines through the two, so one capture serves every micro-batch.
+Times are not here: `sketch.py` puts them together with a cluster. The local graph is written for two numbers of
+samples; all amounts are lines through the two, so one capture serves every micro-batch.
 """
 
 from collections.abc import Mapping
@@ -89,9 +89,11 @@ class UnitCosts:
     steps: tuple[OpCost | CollectiveCost, ...]
     """In the order of execution."""
     parameters: float
-    """Elements of the parameters that it reads, on this rank."""
+    """Elements of the parameters that it is the first to read, on this rank."""
     parameter_bytes: float
     """The same in bytes, as the job holds them."""
+    shared: float
+    """Elements of parameters that units before it read too: a stage of its own holds them again."""
     kept: Mapping[str, Amount]
     """Bytes that the forward leaves for the backward, by setting of recompute."""
     peak: Amount
@@ -105,10 +107,6 @@ class ModelCosts:
     """One rank's micro-step, in units from the input to the loss."""
 
     units: tuple[UnitCosts, ...]
-    tied: float
-    """Elements of parameters that several units read: counted in each of them."""
-    tied_bytes: float
-    """The same in bytes."""
     tensor: int
     """Ranks of `tensor` among which weights are cut."""
     dtype: str
@@ -124,7 +122,7 @@ class ModelCosts:
     @property
     def parameters(self) -> float:
         """Elements that a rank holds without pipelines and ZeRO."""
-        return sum(unit.parameters * unit.repeat for unit in self.units) - self.tied
+        return sum(unit.parameters * unit.repeat for unit in self.units)
 
     @property
     def flops(self) -> Amount:

@@ -22,21 +22,21 @@ class SketchOracle:
     def __init__(self, subject: Subject, cluster: Cluster, limit_bytes: float) -> None:
         self.subject, self.cluster, self.limit_bytes = subject, cluster, limit_bytes
         self._sketchers: dict[tuple[int, bool], Sketcher] = {}
+        self._costs: dict[tuple[int, bool], ModelCosts] = {}
 
     def sketcher(self, plan: Plan) -> Sketcher:
         """Of the plan's width and treatment of the sequence; raises `PlanError` where that width cannot be used."""
         key = (plan.mesh.size_of(TENSOR), plan.tensor.sequence)
         if key not in self._sketchers:
-            costs = self.subject.costs(tensor=key[0], sequence=key[1])
-            self._sketchers[key] = Sketcher(costs, self.cluster, self.subject.state)
+            if key not in self._costs:
+                self._costs[key] = self.subject.costs(tensor=key[0], sequence=key[1])
+            self._sketchers[key] = Sketcher(self._costs[key], self.cluster, self.subject.state)
         return self._sketchers[key]
 
-    def on(self, cluster: Cluster) -> "SketchOracle":
-        """The same subject on another cluster; what was read of the model is kept."""
-        other = SketchOracle(self.subject, cluster, self.limit_bytes)
-        other._sketchers = {
-            key: Sketcher(known.costs, cluster, self.subject.state) for key, known in self._sketchers.items()
-        }
+    def on(self, cluster: Cluster, subject: Subject) -> "SketchOracle":
+        """The same model on another cluster, or with another batch; what was read of it is kept, and shared."""
+        other = SketchOracle(subject, cluster, self.limit_bytes)
+        other._costs = self._costs
         return other
 
     def least_s(self, candidate: Candidate) -> float:
@@ -48,8 +48,10 @@ class SketchOracle:
         forward_s = sum(t.forward_s * n for t, n in zip(times, repeats, strict=True))
         total_s = forward_s + sum(t.backward_s * n for t, n in zip(times, repeats, strict=True))
         pipe = plan.mesh.size_of(PIPE)
-        # The last rank waits for one forward of all others, of a part of their units where they have several stages.
-        wait_s = forward_s / pipe * (pipe - 1) / plan.pipe.per_rank
+        # A rank waits for one micro-batch on all others: forward and backward, or where weights' gradients fill gaps,
+        # the forward alone; of a part of their units where they have several stages.
+        waits_s = forward_s if plan.pipe.schedule == "zero-bubble" else total_s
+        wait_s = waits_s / pipe * (pipe - 1) / plan.pipe.per_rank
         return candidate.num_micro_batches * total_s / pipe + wait_s
 
     def least_bytes(self, candidate: Candidate) -> float:
@@ -66,12 +68,25 @@ class SketchOracle:
         )
         return (costs.parameters * each + kept) / pipe + self.cluster.device.calibration.reserve_bytes
 
+    def needs_bytes(self, candidate: Candidate) -> float:
+        """Memory of the sketch of a candidate, without its times."""
+        return (
+            self.sketcher(candidate.plan)
+            .memory(
+                candidate.plan,
+                micro_batch=candidate.micro_batch,
+                batch=candidate.batch,
+                limit_bytes=self.limit_bytes,
+            )
+            .total
+        )
+
     def predict(self, candidate: Candidate) -> Prediction:
         """The sketch of a candidate."""
         return self.sketcher(candidate.plan).predict(
             candidate.plan,
             micro_batch=candidate.micro_batch,
-            batch=candidate.num_micro_batches * candidate.micro_batch * candidate.plan.data_ranks,
+            batch=candidate.batch,
             limit_bytes=self.limit_bytes,
         )
 

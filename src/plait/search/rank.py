@@ -29,8 +29,12 @@ class Oracle(Protocol):
         """No device needs less memory under this candidate."""
         ...
 
+    def needs_bytes(self, candidate: Candidate) -> float:
+        """Memory of a device that the candidate is expected to need."""
+        ...
+
     def predict(self, candidate: Candidate) -> Prediction:
-        """What the candidate is expected to cost."""
+        """What the candidate is expected to cost, if its memory fits."""
         ...
 
 
@@ -127,14 +131,15 @@ class Search:
         if any(_needs_more(candidate, other) for other in family.failed):
             return
         self.num_predicted += 1
-        prediction = self.oracle.predict(candidate)
-        if prediction.fits:
-            if family.best is None or prediction.step_s < family.best.step_s:
-                family.best = prediction
+        needs = self.oracle.needs_bytes(candidate)
+        if needs > self.limit_bytes:
+            family.failed.append(candidate)
+            if family.least is None or not family.predicted or needs < family.least[0]:
+                family.least, family.predicted = (needs, candidate), True
             return
-        family.failed.append(candidate)
-        if family.least is None or not family.predicted or prediction.memory.total < family.least[0]:
-            family.least, family.predicted = (prediction.memory.total, candidate), True
+        prediction = self.oracle.predict(candidate)
+        if family.best is None or prediction.step_s < family.best.step_s:
+            family.best = prediction
 
     def ranking(self, misfits: Sequence[Misfit] = (), notices: Sequence[str] = ()) -> Ranking:
         """What was found."""

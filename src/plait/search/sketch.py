@@ -8,6 +8,7 @@ second lane beside the units, so what is exposed comes from the clock.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import ceil
 
 from plait.cluster.cluster import Cluster
@@ -21,7 +22,7 @@ from plait.search.between import Row, best_cut
 from plait.search.memory_rule import Held, StateBytes, memory_use
 from plait.search.model_costs import ModelCosts, UnitCosts
 from plait.search.prediction import MemoryUse, Prediction
-from plait.search.sketch_clock import Overlap, overlapped, pipeline_times
+from plait.search.sketch_clock import Course, Overlap, course, course_times, overlapped
 from plait.search.unit_times import UnitTimes, unit_times
 
 
@@ -47,6 +48,10 @@ class Sketcher:
                 fix="read the costs for the plan's tensor axis; domain is predicted by `plait predict`.",
             )
         return _Step(self, plan, micro_batch, batch, starts, limit_bytes).predict()
+
+    def memory(self, plan: Plan, *, micro_batch: int, batch: int, limit_bytes: float | None = None) -> MemoryUse:
+        """The memory of a prediction alone, which needs no clocks."""
+        return _Step(self, plan, micro_batch, batch, None, limit_bytes).memory()
 
     def starts(self, plan: Plan, *, micro_batch: int, batch: int, limit_bytes: float | None = None) -> list[int]:
         """The first unit of the second and later stages, as `predict` cuts the model."""
@@ -76,6 +81,22 @@ def sketch_prediction(
     return Sketcher(costs, cluster, state or StateBytes()).predict(plan, micro_batch=micro_batch, batch=batch)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scheduled:
+    """What depends on a schedule alone."""
+
+    course: Course
+    in_flight: tuple[int, ...]
+    """Micro-batches that each rank keeps at once, counted by stage."""
+
+
+@lru_cache(maxsize=256)
+def scheduled(name: str, ranks: int, per_rank: int, micro_batches: int) -> Scheduled:
+    """A schedule in the order of its clocks; many plans share one."""
+    actions = SCHEDULES[name](ranks, per_rank, micro_batches)
+    return Scheduled(course=course(actions, ranks * per_rank), in_flight=tuple(peak_in_flight(actions)))
+
+
 class _Step:
     """One plan."""
 
@@ -98,17 +119,12 @@ class _Step:
             self.units += [unit] * unit.repeat
             self.times += [taken] * unit.repeat
         self.reach = self.cluster.link_of(self.costs.tensor, self.data)
-        self.actions = self._actions()
-        self.in_flight = peak_in_flight(self.actions) if self.pipe > 1 else [1]
+        name = "1f1b" if plan.pipe.asynchronous else plan.pipe.schedule
+        self.schedule = scheduled(name, self.pipe, self.per_rank, self.num_micro) if self.pipe > 1 else None
+        self.in_flight = self.schedule.in_flight if self.schedule is not None else (1,)
         self.starts = self._starts(starts)
         ends = [*self.starts[1:], len(self.units)]
         self.stages = [range(start, end) for start, end in zip(self.starts, ends, strict=True)]
-
-    def _actions(self) -> list[list[Action]]:
-        if self.pipe == 1:
-            return []
-        name = "1f1b" if self.plan.pipe.asynchronous else self.plan.pipe.schedule
-        return SCHEDULES[name](self.pipe, self.per_rank, self.num_micro)
 
     def _starts(self, given: Sequence[int] | None) -> list[int]:
         stages = self.pipe * self.per_rank
@@ -155,7 +171,7 @@ class _Step:
             bubble=idle * compute_s / step_s,
             exposed_s=exposed_s + inside_s * self.num_micro,
             sent_bytes=self._sent(),
-            memory=self._memory(),
+            memory=self.memory(),
             limit_bytes=self.limit,
             peak_flops=self.device.rate(self.costs.dtype),
         )
@@ -164,15 +180,17 @@ class _Step:
         return [u for stage in range(rank, len(self.stages), self.pipe) for u in self.stages[stage]]
 
     def _elements(self, rank: int) -> float:
-        tied = self.costs.tied if self.pipe == 1 else 0.0
-        return sum(self.units[u].parameters for u in self._units_of(rank)) - tied
+        """Of the parameters that a rank holds."""
+        own = self._units_of(rank)
+        shared = sum(self.units[u].shared for u in own) if self.pipe > 1 else 0.0
+        return sum(self.units[u].parameters for u in own) + shared
 
     def _compute(self) -> tuple[float, float]:
         """All micro-batches of the slowest rank, and the idle share of all ranks."""
         adds_s = [self._traffic_s(self._elements(rank) * self.state.accumulate) for rank in range(self.pipe)]
-        if self.pipe == 1:
+        if self.schedule is None:
             return self._micro_s() * self.num_micro + adds_s[0] * (self.num_micro - 1), 0.0
-        parts = {
+        parts: dict[str, list[float]] = {
             kind: [sum(getattr(self.times[u], f"{kind}_s") for u in stage) for stage in self.stages]
             for kind in ("forward", "input", "weight", "backward")
         }
@@ -182,7 +200,7 @@ class _Step:
             adds = action.kind in ("backward", "weight") and action.micro_batch > 0
             return taken + (adds_s[action.stage % self.pipe] / self.per_rank if adds else 0.0)
 
-        found = pipeline_times(self.actions, len(self.stages), seconds, self._message_s())
+        found = course_times(self.schedule.course, seconds, self._message_s())
         return found.step_s, found.bubble
 
     def _micro_s(self) -> float:
@@ -263,7 +281,7 @@ class _Step:
             found[PIPE] = 2 * max(sizes) * self.num_micro * self.per_rank
         return found
 
-    def _memory(self) -> MemoryUse:
+    def memory(self) -> MemoryUse:
         """Of the rank that needs most."""
         found = []
         for rank in range(self.pipe):
@@ -271,7 +289,7 @@ class _Step:
             held = Held(
                 units=[self.units[u] for u in own],
                 in_flight=self.in_flight[rank] / self.per_rank if self.pipe > 1 else 1,
-                tied=self.costs.tied if self.pipe == 1 else 0.0,
+                elements=self._elements(rank),
             )
             found.append(memory_use(held, self.samples, self.plan, self.state, self.device))
         return max(found, key=lambda use: use.total)

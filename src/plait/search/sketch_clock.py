@@ -29,45 +29,86 @@ class PipelineTimes:
         return 1 - sum(self.busy_s) / (len(self.busy_s) * self.step_s)
 
 
-def pipeline_times(
-    actions: Sequence[Sequence[Action]], stages: int, seconds: Callable[[Action], float], message_s: float
-) -> PipelineTimes:
-    """Run the actions of every rank in order; each waits for the message of the stage before or after it."""
-    ranks = len(actions)
-    position, clock, busy = [0] * ranks, [0.0] * ranks, [0.0] * ranks
-    arrives: dict[tuple[str, int, int], float] = {}
-    travel_s = message_s if ranks > 1 else 0.0
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Course:
+    """The actions of a schedule in an order in which none waits for a later one: made once, timed many times."""
+
+    ranks: int
+    kinds: tuple[Action, ...]
+    """One action for all that take equally long: of one kind and stage, the first micro-batch and the others apart."""
+    order: tuple[tuple[int, int, int, int], ...]
+    """Each action: rank, which of `kinds`, the message that it waits for and the one that it sends (-1: none)."""
+    num_messages: int
+
+
+def course(actions: Sequence[Sequence[Action]], stages: int) -> Course:
+    """Put the actions of all ranks in order; each waits for the message of the stage before or after it."""
+    kinds: dict[tuple[str, int, bool], int] = {}
+    first: list[Action] = []
+    messages: dict[tuple[str, int, int], int] = {}
+    order: list[tuple[int, int, int, int]] = []
+    position = [0] * len(actions)
     waiting = True
     while waiting:
-        waiting, moved = False, False
+        waiting, before = False, len(order)
         for rank, own in enumerate(actions):
             at = position[rank]
             while at < len(own):
                 action = own[at]
-                start = _ready(action, stages, arrives)
-                if start is None:
+                needs = _needs(action, stages)
+                reads = -1 if needs is None else messages.get(needs, -2)
+                if reads == -2:
                     break
-                taken = seconds(action)
-                clock[rank] = max(clock[rank], start) + taken
-                busy[rank] += taken
-                made = "forward" if action.kind == "forward" else "input"
+                key = (action.kind, action.stage, action.micro_batch > 0)
+                if key not in kinds:
+                    kinds[key] = len(first)
+                    first.append(action)
+                writes = -1
                 if action.kind != "weight":
-                    arrives[made, action.stage, action.micro_batch] = clock[rank] + travel_s
+                    writes = len(messages)
+                    made = "forward" if action.kind == "forward" else "input"
+                    messages[made, action.stage, action.micro_batch] = writes
+                order.append((rank, kinds[key], reads, writes))
                 at += 1
-            moved = moved or at > position[rank]
             position[rank] = at
             waiting = waiting or at < len(own)
-        if waiting and not moved:
+        if waiting and len(order) == before:
             raise ProgramError("the schedule deadlocks.")
+    return Course(ranks=len(actions), kinds=tuple(first), order=tuple(order), num_messages=len(messages))
+
+
+def course_times(run: Course, seconds: Callable[[Action], float], message_s: float) -> PipelineTimes:
+    """When the ranks of a pipeline are done."""
+    clock, busy = [0.0] * run.ranks, [0.0] * run.ranks
+    arrives = [0.0] * run.num_messages
+    taken = [seconds(action) for action in run.kinds]
+    travel_s = message_s if run.ranks > 1 else 0.0
+    for rank, kind, reads, writes in run.order:
+        now = clock[rank]
+        if reads >= 0 and arrives[reads] > now:
+            now = arrives[reads]
+        now += taken[kind]
+        busy[rank] += taken[kind]
+        clock[rank] = now
+        if writes >= 0:
+            arrives[writes] = now + travel_s
     return PipelineTimes(ends_s=tuple(clock), busy_s=tuple(busy))
 
 
-def _ready(action: Action, stages: int, arrives: dict[tuple[str, int, int], float]) -> float | None:
+def pipeline_times(
+    actions: Sequence[Sequence[Action]], stages: int, seconds: Callable[[Action], float], message_s: float
+) -> PipelineTimes:
+    """Run the actions of every rank in order; a stage's actions of one kind are alike but for the first micro-batch."""
+    return course_times(course(actions, stages), seconds, message_s)
+
+
+def _needs(action: Action, stages: int) -> tuple[str, int, int] | None:
+    """The message without which an action cannot start."""
     if action.kind == "forward":
-        return arrives.get(("forward", action.stage - 1, action.micro_batch)) if action.stage else 0.0
+        return ("forward", action.stage - 1, action.micro_batch) if action.stage else None
     if action.kind == "weight" or action.stage == stages - 1:
-        return 0.0
-    return arrives.get(("input", action.stage + 1, action.micro_batch))
+        return None
+    return ("input", action.stage + 1, action.micro_batch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

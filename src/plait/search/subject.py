@@ -19,6 +19,7 @@ from plait.job.paper.job import DEFAULT_BATCH, paper_job
 from plait.job.paper.shapes import Shape, TransformerShape, read_shape
 from plait.plan.decisions import Tensor
 from plait.plan.plan import Plan
+from plait.program.op_keys import find_blocks
 from plait.program.timing.op_time import op_name
 from plait.search.candidates import mesh_of
 from plait.search.memory_rule import StateBytes
@@ -60,6 +61,12 @@ class Subject:
                 f"batch statistics depend on micro-batches: their number stays the job's, {self.micro_batches}."
             )
         return tuple(found)
+
+    @property
+    def blocks(self) -> str | None:
+        """The path of the list of blocks; None where the model has none."""
+        found = [name for name in find_blocks(self.graph) if name.rpartition(".")[2].isdigit()]
+        return min(found, key=len).rpartition(".")[0] if found else None
 
     def costs(self, *, tensor: int, sequence: bool) -> ModelCosts:
         """What its units cost on a rank of so many along `tensor`."""

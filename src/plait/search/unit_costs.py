@@ -1,7 +1,7 @@
 """Read the costs of a model's units off its captured graph.
 
-In: a graph and the plan along `tensor`. Out: `ModelCosts`. The graph is localized for a rank with one sample and for one
-with three; their nodes pair up, and each pair of numbers is a line. A unit is a numbered module with modules of its own
+In: a graph and the plan along `tensor`. Out: `ModelCosts`. The graph is localized for a rank with one sample and for
+one with three; their nodes pair up, and each pair of numbers is a line. A unit is a numbered module with modules of its own
 (a block), or a module between blocks; equal blocks in a row become one.
 """
 
@@ -43,7 +43,7 @@ class Style:
     half: bool = False
     """Values are in 16 bits even where the graph has 32, but for the loss: weights are in 16 bits themselves."""
     fused: bool = False
-    """An elementwise op runs in the kernel of its only reader, where that is elementwise, a softmax or a sum."""
+    """An elementwise op runs in the kernel of its only reader in its pass: elementwise, a softmax or a sum."""
     whole_blocks: bool = False
     """`full` recompute runs all of a block again, its communication too; otherwise what the backward needs."""
     selective: tuple[str, ...] = ()
@@ -94,20 +94,17 @@ class _Reader:
                     if source.op == "placeholder" and source.name in names:
                         readers.setdefault(source, set()).add(self.unit_of[node])
         units = [self._unit(index, readers) for index in range(len(self.keys))]
-        tied = [(node, len(found) - 1) for node, found in readers.items() if len(found) > 1]
         trainable = sum(_elements(n) for n in readers if names[n.name] in self.graph.gradients)
         dtypes = [s.dtype for u in units for s in u.steps if isinstance(s, OpCost) and s.kind == "matmul"]
         return ModelCosts(
             units=_folded(units),
-            tied=sum(_elements(node) * extra for node, extra in tied),
-            tied_bytes=sum(_elements(node) * node.meta["val"].element_size() * extra for node, extra in tied),
             tensor=self.tensor,
             dtype=max(set(dtypes), key=dtypes.count) if dtypes else "float32",
             trainable=trainable / max(1, sum(map(_elements, readers))),
         )
 
     def _units(self) -> tuple[dict[fx.Node, int], list[tuple[str, bool]]]:
-        """The unit of every node: runs of forward nodes of one block or module; a backward op follows its forward op."""
+        """The unit of every node: runs of forward nodes of one block or module; a backward op is with its forward op."""
         unit_of: dict[fx.Node, int] = {}
         keys: list[tuple[str, bool]] = []
         by_origin: dict[str, int] = {}
@@ -157,7 +154,8 @@ class _Reader:
 
     def _unit(self, index: int, readers: Mapping[fx.Node, set[int]]) -> UnitCosts:
         own = [node for node in self.nodes if self.unit_of[node] == index]
-        held = [node for node, units in readers.items() if index in units]
+        held = [node for node, units in readers.items() if index == min(units)]
+        shared = [node for node, units in readers.items() if index in units and index > min(units)]
         kept = {setting: self._kept(own, setting) for setting in SETTINGS}
         name, is_block = self.keys[index]
         leaves = self._leaves(index)
@@ -170,6 +168,7 @@ class _Reader:
             steps=tuple(self._steps(own)),
             parameters=sum(map(_elements, held)),
             parameter_bytes=sum(_elements(node) * node.meta["val"].element_size() for node in held),
+            shared=sum(map(_elements, shared)),
             kept=kept,
             peak=self._peak(own, kept["none"]),
             leaves=leaves,
@@ -207,10 +206,14 @@ class _Reader:
             return None
         halved = self.style.half and work.dtype == "float32" and node not in self.loss
         num_bytes = work.num_bytes / 2 if halved else work.num_bytes
+        for tensor in (node, *node.all_input_nodes):
+            if tensor in self.masks:  # a byte each
+                num_bytes -= self._wide(tensor) - self._bytes(tensor)
         for made in self.inside.get(node, ()):
             inside = self._work(made)
-            if inside is not None:  # neither written nor read
-                num_bytes += inside.num_bytes - 2 * self._bytes(made)
+            if inside is not None:  # not read, and written only where the backward reads it too
+                once = any(is_backward(user) != is_backward(made) for user in _readers(made))
+                num_bytes += inside.num_bytes - (1 if once else 2) * self._bytes(made)
         return replace(work, num_bytes=max(num_bytes, 0.0), dtype="bfloat16" if halved else work.dtype)
 
     def _bytes(self, node: fx.Node) -> float:
@@ -224,6 +227,10 @@ class _Reader:
                     width = 1
                 total += leaf.numel() * width
         return total
+
+    def _wide(self, node: fx.Node) -> float:
+        value: torch.Tensor = node.meta["val"]
+        return value.numel() * (2 if self.style.half else value.element_size())
 
     def _kept(self, own: Sequence[fx.Node], setting: str) -> Amount:
         """Storages that the forward of a unit makes and a backward reads, but for those that are made again."""
@@ -325,14 +332,15 @@ def _masks(nodes: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 def _fused_into(nodes: Sequence[fx.Node], unit_of: Mapping[fx.Node, int]) -> dict[fx.Node, fx.Node]:
-    """Ops that run in the kernel of their only reader."""
+    """Ops that run in the kernel of their only reader in the same pass."""
     found: dict[fx.Node, fx.Node] = {}
     for node in nodes:
-        readers = {user for user in _readers(node) if user.op == "call_function"}
-        if family(node.target) not in _FUSED or len(readers) != 1 or len(_readers(node)) != 1:
+        all_readers = [user for user in _readers(node) if user.op == "call_function"]
+        readers = {user for user in all_readers if is_backward(user) == is_backward(node)}
+        if family(node.target) not in _FUSED or len(readers) != 1 or len(all_readers) < len(_readers(node)):
             continue
         reader = next(iter(readers))
-        same = unit_of.get(reader) == unit_of[node] and is_backward(reader) == is_backward(node)
+        same = unit_of.get(reader) == unit_of[node]
         if same and family(reader.target) in _INTO and _elements(reader) <= _elements(node):
             found[node] = reader
     return found

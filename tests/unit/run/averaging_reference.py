@@ -127,24 +127,47 @@ def outer_step(workers: Workers, names: list[str], lr: float, momentum: float) -
     workers.take({name: workers.center[name] for name in names})
 
 
-@torch.no_grad()
 def elastic_step(workers: Workers, step: int, *, lr: float, rho: float, momentum: float, meets: bool) -> None:
-    """Lecture 004, eq. (1) and (2), all workers at once; with momentum, EAMSGD: v <- mu v - lr grad(W + mu v)."""
+    """Lecture 004, eq. (1) and (2), all workers at once."""
+    before = _own_steps(workers, step, lr, momentum)
+    center = dict(workers.center)
+    for model, own in zip(workers.models, before, strict=True):
+        _draw(model, own, center, lr * rho * meets)
+    for name in center if meets else ():
+        apart = sum(rho * (own[name] - center[name]) for own in before)
+        workers.center[name] = center[name] + lr * apart
+
+
+def elastic_in_turn(
+    workers: Workers, step: int, *, lr: float, rho: float, momentum: float, meets: bool
+) -> None:
+    """Lecture 004, algorithm 1: one worker after the other meets the center, which has moved meanwhile."""
+    before = _own_steps(workers, step, lr, momentum)
+    for model, own in zip(workers.models, before, strict=True) if meets else ():
+        center = dict(workers.center)
+        _draw(model, own, center, lr * rho)
+        workers.center = {name: center[name] + lr * rho * (own[name] - center[name]) for name in center}
+
+
+@torch.no_grad()
+def _own_steps(workers: Workers, step: int, lr: float, momentum: float) -> list[State]:
+    """A step of every worker by itself: v <- mu v - lr grad(W + mu v), W <- W + v; returns where they were."""
     before = workers.weights()
     for model, own, moving in zip(workers.models, before, workers.moving, strict=True):
         for name, parameter in model.named_parameters():
             parameter.copy_(own[name] + momentum * moving[name])
     with torch.enable_grad():
         gradients = workers.gradients(step)
-    center = dict(workers.center)
     for index, model in enumerate(workers.models):
-        found = gradients[index]
+        found, moving = gradients[index], workers.moving[index]
         for name, parameter in model.named_parameters():
-            pull = rho * (before[index][name] - center[name]) if meets else 0.0
-            moving = workers.moving[index]
             moving[name] = momentum * moving[name] - (lr * found[name] if found is not None else 0.0)
-            parameter.copy_(before[index][name] + moving[name] - lr * pull)
-    if meets:
-        for name in center:
-            apart = sum(rho * (own[name] - center[name]) for own in before)
-            workers.center[name] = center[name] + lr * apart
+            parameter.copy_(before[index][name] + moving[name])
+    return before
+
+
+@torch.no_grad()
+def _draw(model: nn.Module, own: State, center: State, strength: float) -> None:
+    """The second half of eq. (1): by how far the weights were from the center before the step."""
+    for name, parameter in model.named_parameters():
+        parameter.sub_(strength * (own[name] - center[name]))

@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.run.averaging_reference import Workers, elastic_step, outer_step, workers_of
+from tests.unit.run.averaging_reference import (
+    Workers,
+    elastic_in_turn,
+    elastic_step,
+    outer_step,
+    workers_of,
+)
 from tests.unit.run.training import case_job
 from tests.zoo import ZOO
 from torch import Tensor
@@ -12,7 +18,8 @@ from torch import Tensor
 from plait.errors import PlanError, UsageError
 from plait.plan.named import resolve
 from plait.program.averaging import due
-from plait.program.instructions import Collective
+from plait.program.instructions import Collective, Compute
+from plait.program.simulate import simulate
 from plait.run.prepare import prepare
 from plait.run.serial_run import SerialRanks
 from plait.run.verify import verify
@@ -101,6 +108,26 @@ def test_easgd_of_all_at_once_by_hand(momentum: float, tau: int, workers: int) -
                 assert_same(center, written.center[name])
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(("variant", "tau"), [("round-robin", 1), ("async", 1), ("async", 2)])
+def test_easgd_one_after_the_other_by_hand(variant: str, tau: int, momentum: float) -> None:
+    """Lecture 004, algorithm 1: the center moves towards one worker at a time, who is drawn to where it was.
+
+    Here everybody gets there in the order of workers, so that as they come is the same as in turn.
+    """
+    job = case_job("mlp", torch.float64, steps=4, optimizer="sgd")
+    elastic = {"variant": variant, "rho": 2.0, "tau": tau, "momentum": momentum}
+    ranks = ranks_of(job, "easgd", 4, elastic=elastic)
+    written = workers_of(job, 3)
+    assert len(ranks.machines) == 3
+    for step in range(4):
+        assert ranks.run(step)
+        elastic_in_turn(written, step, lr=0.05, rho=2.0, momentum=momentum, meets=(step + 1) % tau == 0)
+        check(ranks, written)
+        for name, center in ranks.weights().items():
+            assert_same(center, written.center[name])
+
+
 def test_a_model_that_runs_eagerly_is_averaged_too() -> None:
     job = ZOO["branching"].job(batch=6, steps=4, optimizer="momentum")
     ranks = ranks_of(job, "local-sgd", 2, average={"every": 2})
@@ -132,6 +159,22 @@ def test_bytes_are_a_fiftieth_of_those_of_ddp() -> None:
     assert sent("ddp") - loss == 50 * sent("diloco", average={"every": 50, "fragments": 3})
 
 
+def test_a_straggler_is_waited_for_once_a_round() -> None:
+    """Worker 1 is three times as slow; averages take no time, so the others wait for it at the end of each round."""
+    job = case_job("mlp", torch.float64, steps=8, batch=6, num_samples=48)
+    plan = resolve("local-sgd", 3, {"average": {"every": 4}})
+    programs = prepare(job, plan, "cpu", torch.float64, lambda event: None)
+    steps = [programs.for_sizes([(2, 2, 2)], due(plan, step, False)) for step in range(4)]
+    trace = simulate(
+        steps,
+        lambda rank, i: (3.0 if rank == 1 else 1.0) if isinstance(i, Compute) else 0.0,
+        steps=8,
+    )
+    count = sum(isinstance(i, Compute) for i in steps[0].of(0).instructions)
+    ends = {s.step: s.end_s for s in trace.spans if s.rank == 0}
+    assert [ends[step] for step in (2, 3, 7)] == [3 * count, 12 * count, 24 * count]
+
+
 def test_when_what_is_due() -> None:
     def steps(plan: str, count: int, **settings: Any) -> list[tuple[int, ...]]:
         return [due(resolve(plan, 2, settings), step, step % 5 == 4) for step in range(count)]
@@ -142,7 +185,7 @@ def test_when_what_is_due() -> None:
     assert steps("diloco", 5, average={"every": 4, "fragments": 3}) == [(0,), (1,), none, (2,), (0,)]
     assert steps("diloco", 2, average={"every": 1}) == [(0,), (0,)]
     assert steps("easgd", 4, elastic={"variant": "sync", "tau": 2}) == [none, (0,), none, (0,)]
-    assert steps("easgd", 4, elastic={"variant": "async", "tau": 2}) == [none] * 4
+    assert steps("easgd", 4, elastic={"variant": "async", "tau": 2}) == [none, (0,), none, (0,)]
     assert steps("ddp", 2) == [none, none]
 
 

@@ -1,29 +1,25 @@
 """Memory of real tensors: what a rank holds under ZeRO is its share, and activations are what the program says."""
 
-import weakref
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from tests.unit.run.live_memory import Activations, Live, storages
 from tests.zoo import ZOO
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import nn
 
 from plait.job.data import open_data
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
-from plait.program.instructions import Accumulate, Finish, Instruction, Update
+from plait.program.instructions import Instruction
 from plait.program.memory import step_memory
 from plait.program.program import Program
 from plait.run.machine import Machine
 from plait.run.programs import Programs
-from plait.run.serial import Mailboxes, SerialLinks, Unobserved, run_step
-from plait.run.serial_run import _shares
-from plait.run.state import ModelState
+from plait.run.serial import Unobserved
+from plait.run.serial_run import SerialRanks
 
 CPU = torch.device("cpu")
 WIDTH, LAYERS = 128, 96
@@ -50,28 +46,17 @@ class Run:
     """All ranks of a plan in this process, step by step."""
 
     def __init__(self, job: Job, plan: Plan) -> None:
-        source = open_data(job.data, job.collate)
-        self.job, self.plan, self.source = job, plan, source
-        self.programs = Programs(job, source, plan, CPU)
-        boxes = Mailboxes(plan.mesh)
-        self.machines = []
-        for rank in range(plan.mesh.size):
-            links = SerialLinks(boxes, rank)
-            state = ModelState(job, CPU, holding=self.programs.holding(rank, links, CPU))
-            self.machines.append(Machine(rank, state, links, Unobserved()))
+        programs = Programs(job, open_data(job.data, job.collate), plan, CPU)
+        self.ranks = SerialRanks(job, programs, torch.float32)
+        self.machines = self.ranks.machines
+        for machine in self.machines:
+            machine.store.on_ready = None  # copies of gradients are no part of what is measured
 
     def step(self, number: int) -> Program:
-        shares = _shares(self.job, self.plan, number, self.source.num_samples, self.programs)
-        assert shares is not None
-        program = self.programs.for_step(shares[0])
-        run_step(self.machines, program, number, shares)
+        assert self.ranks.run(number)
+        program = self.machines[0]._program
+        assert program is not None
         return program
-
-
-def storages(tensors: Iterable[Any]) -> dict[int, int]:
-    """Bytes by storage, each once."""
-    found = [leaf.untyped_storage() for leaf in pytree.tree_leaves(list(tensors)) if isinstance(leaf, Tensor)]
-    return {storage._cdata: storage.nbytes() for storage in found}
 
 
 class Held(Unobserved):
@@ -126,50 +111,6 @@ def test_a_rank_holds_its_share_of_parameters_gradients_and_optimizer_state(stag
     for watcher in watchers:
         assert wanted <= watcher.peak * 1.001
         assert watcher.peak <= 1.05 * wanted
-
-
-class Live(TorchDispatchMode):
-    """The bytes of all storages that ops make while it is on, and the most at any time."""
-
-    def __init__(self, known: Iterable[Tensor]) -> None:
-        super().__init__()
-        self.known = set(storages(known))
-        self.alive: dict[int, int] = {}
-        self.now = self.peak = 0
-        self.paused = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in (leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)):
-            storage = tensor.untyped_storage()
-            key, size = storage._cdata, storage.nbytes()
-            if size and not self.paused and key not in self.alive and key not in self.known:
-                self.alive[key] = size
-                self.now += size
-                self.peak = max(self.peak, self.now)
-                weakref.finalize(storage, self.forget, key)
-        return result
-
-    def forget(self, key: int) -> None:
-        """The storage is gone, or counts as something else."""
-        self.now -= self.alive.pop(key, 0)
-
-
-class Activations(Unobserved):
-    """Leaves the update out, and gradients that were handed over."""
-
-    def __init__(self, live: Live, machine: Machine) -> None:
-        super().__init__()
-        self.live, self.machine = live, machine
-
-    def entering(self, step: int, instruction: Instruction, waiting: bool) -> None:
-        super().entering(step, instruction, waiting)
-        self.live.paused = isinstance(instruction, (Finish, Update))
-
-    def done(self, step: int, instruction: Instruction, start_ns: int, end_ns: int) -> None:
-        if isinstance(instruction, Accumulate):
-            for key in storages(self.machine.store._views.values()):
-                self.live.forget(key)
 
 
 @pytest.mark.parametrize("name", ["mlp", "alexnet", "resnet_bn", "gpt", "unet", "hf_bert"])

@@ -6,7 +6,8 @@ from functools import cache
 
 import pytest
 import torch
-from tests.unit.run.test_memory import Activations, Live, Run
+from tests.unit.run.live_memory import Activations, Live
+from tests.unit.run.test_memory import Run
 from tests.unit.run.within import SMALL_BUCKETS, assert_equal, reference
 from tests.zoo import GPT, ZOO, Block, Case
 from torch import nn

@@ -53,11 +53,11 @@ def measure_machine(device: str, tell: Listener) -> Measured:
 def _processors(tell: Listener, foreign: float) -> Measured:
     ranks = min(os.cpu_count() or 1, _MOST_RANKS)
     tell({"stage": f"measuring {ranks} ranks of one thread"})
-    found = (
-        launch(_Main("gloo"), ranks=ranks, hang_s=_TIMEOUT_S) if ranks > 1 else [_one(torch.device("cpu"))]
-    )
+    found = launch(_Main("gloo"), ranks=ranks, hang_s=_TIMEOUT_S)
     tell({"stage": "measuring one rank of all threads"})
-    alone = measure_rates(torch.device("cpu"))
+    alone = launch(_Main("gloo"), ranks=1, threads_per_rank=os.cpu_count() or 1, hang_s=_TIMEOUT_S)[0][
+        "rates"
+    ]
     tell({"stage": "measuring a run of nothing"})
     overhead = measure_overhead(min(ranks, 2))
     rates = [Rates(**entry["rates"]) for entry in found]
@@ -89,7 +89,7 @@ def _processors(tell: Listener, foreign: float) -> Measured:
         host=replace(host, shared=True, background=False), between=between,
     )  # fmt: skip
     notes = _notes(foreign, rates, overhead.start_s) | {
-        "float32_rate_of_all_threads": max(alone.products["float32"].values()),
+        "float32_rate_of_all_threads": max(alone["products"]["float32"].values()),
         "residuals": {
             "matrix products": residuals,
             "all-reduce in shared memory": told_host,
@@ -117,7 +117,7 @@ def _accelerators(tell: Listener, foreign: float) -> Measured:
         memory_share=min(1.0, rates.copy_rate / bandwidth),
         kernel_s=rates.small_op_s,
         host_s=rates.host_s,
-        step_s=overhead.step_s,
+        step_s=0.0,  # the host prepares a step while the device is busy with the one before
         reserve_bytes=float(total - free),
     )
     chip = Device(
@@ -148,10 +148,6 @@ def _accelerators(tell: Listener, foreign: float) -> Measured:
     return Measured(cluster=cluster, notes=notes)
 
 
-def _one(device: torch.device) -> dict[str, Any]:
-    return {"rates": asdict(measure_rates(device)), "exchanges": {}}
-
-
 class _Main:
     """What every process measures, all at once."""
 
@@ -164,6 +160,8 @@ class _Main:
         device = torch.device("cuda", seat.rank) if on_gpu else torch.device("cpu")
         if on_gpu:
             torch.cuda.set_device(device)
+        if seat.ranks == 1:
+            return {"rates": asdict(measure_rates(device)), "exchanges": {}}
         connect(seat, self._backend, timeout_s=2 * _TIMEOUT_S)
         try:
             exchanges = _all_reduce_times(self._backend, device)

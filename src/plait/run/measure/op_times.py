@@ -24,8 +24,8 @@ from plait.program.timing.op_key import op_key
 _LASTING = ("parameter:", "buffer:", "constant:")
 _SMALL = 0.02
 """Spread of made-up numbers: products of many of them stay of their size."""
-_PAUSE_CYCLES = 2_000_000_000
-"""About one second of a GPU's clock: longer than the host needs to queue a step."""
+_PAUSE_CYCLES = 800_000_000
+"""About 0.4 s of a GPU's clock: longer than the host needs to queue a step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +60,7 @@ def time_ops(
     nodes = [node for compute in computes for node in own.segments[compute.segment].nodes]
     values = _Values(own, batch, device)
     samples = _Samples(device_s=[[] for _ in nodes])
-    clock: _HostClock | _DeviceClock = _DeviceClock() if device.type == "cuda" else _HostClock()
+    clock = clock_of(device)
     with torch.no_grad():
         for number in range(passes + 1):
             between()
@@ -76,6 +76,11 @@ def time_ops(
         by_key.setdefault(op_key(node, busy), []).append(median(found))
     host_s = median(samples.host_s) / max(len(nodes), 1) if device.type == "cuda" else 0.0
     return OpTimes(seconds={key: mean(found) for key, found in by_key.items()}, host_s=host_s)
+
+
+def clock_of(device: torch.device) -> "_HostClock | _DeviceClock":
+    """What tells how long calls take on a device."""
+    return _DeviceClock() if device.type == "cuda" else _HostClock()
 
 
 def _first_of_each_segment(own: RankProgram) -> list[Compute]:

@@ -6,7 +6,6 @@ threads each as in a run. The program itself is not run: how its parts overlap a
 """
 
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -25,7 +24,7 @@ from plait.run.allocator import keep_freed_memory
 from plait.run.device import choose_device
 from plait.run.launch import Seat, connect, disconnect, launch
 from plait.run.measure.exchange_times import exchanges_of, mean_of_ranks, time_exchanges
-from plait.run.measure.op_times import OpTimes, time_ops
+from plait.run.measure.op_times import OpTimes, clock_of, time_ops
 from plait.run.programs import Programs
 
 _UPDATES = 5
@@ -48,10 +47,9 @@ def time_program(
     """Time the parts of a program that are not `known`; all of a rank's ops where one of them is new."""
     ranks = program.plan.mesh.size
     main = _Main(programs, program, device, known or {})
-    if ranks == 1:
-        keep_freed_memory()
+    if device == "cuda" and ranks == 1:
         found = [main.measure(choose_device(device, 0), 0, 1)]
-    else:
+    else:  # processes of their own: this one stays without threads, so that others can be forked from it
         threads = max(1, (os.cpu_count() or 1) // ranks)
         found = launch(main, ranks=ranks, threads_per_rank=threads, hang_s=_LIMIT_S)
     seconds = mean_of_ranks([entry["seconds"] for entry in found])
@@ -66,7 +64,8 @@ class _Main:
 
     def __call__(self, seat: Seat) -> dict[str, Any]:
         keep_freed_memory()
-        connect(seat, "gloo", timeout_s=2 * _LIMIT_S)
+        if seat.ranks > 1:
+            connect(seat, "gloo", timeout_s=2 * _LIMIT_S)
         try:
             return self.measure(choose_device(self._device, seat.rank), seat.rank, seat.ranks)
         finally:
@@ -109,15 +108,14 @@ class _Main:
         key = update_key(type(optimizer).__name__, [part.shape for part in parts], ranks)
         for _, parameter in named:
             parameter.grad = torch.full_like(parameter, 1e-3)
-        times = []
+        times: list[float] = []
+        clock = clock_of(device)
         for _ in range(_UPDATES + 1):
             if ranks > 1:
                 dist.barrier()
-            _finish(device)
-            began = time.perf_counter()
-            optimizer.step()
-            _finish(device)
-            times.append(time.perf_counter() - began)
+            clock.begin()
+            clock.time(optimizer.step, (), {})
+            times += clock.end()[0]
         return key, median(times[1:])
 
 
@@ -128,8 +126,3 @@ def _anybody(wants: bool, ranks: int) -> bool:
     told = torch.tensor([float(wants)])
     dist.all_reduce(told)
     return bool(told.item() > 0)
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

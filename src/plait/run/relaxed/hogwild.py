@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from plait.errors import CheckpointError, PlanError
@@ -88,11 +89,26 @@ class SharedModel:
         return self.state
 
 
+def on_model_of(first: ModelState, other: ModelState, plan: Plan) -> ModelState:
+    """What one more worker in this process has: the first one's model, and its own optimizer's state or the first's."""
+    if plan.hogwild.shared_state:
+        return first
+    for name, parameter in other.parameters.items():
+        parameter.data = first.parameters[name].data
+    for name, buffer in first.buffers.items():
+        _replace_buffer(other.model, name, buffer)
+    other.buffers = dict(other.model.named_buffers())
+    return other
+
+
 class _InPlace:
     """`Weights` that are where everybody reads and writes them."""
 
     def refresh(self) -> None:
         """They are always up to date."""
+
+    def restore(self) -> None:
+        """They are what it trains."""
 
     def skip(self, step: int) -> None:
         """Nothing to do."""
@@ -120,10 +136,16 @@ def run_hogwild_worker(
     machine.slowdown = task.slow.get(seat.rank, 1.0)
     places = tickets(shared_count(seat), task.plan.mesh.size, model.start_step)
     stops = seat.board.stop_requested
-    return FreeWorker(
+    seen: list[dict[str, Tensor]] = []
+    if task.record_gradients:
+        machine.store.on_ready = lambda found: seen.append({n: g.clone() for n, g in found.items()})
+    counted = FreeWorker(
         task, seat, programs, machine, watch, _InPlace(), start_step=model.start_step, places=places,
         stops=lambda step: stops(),
     ).run()  # fmt: skip
+    for step, entry in enumerate(seen):
+        save_file(entry, task.folder / f"gradients-{step:06d}.safetensors")
+    return counted
 
 
 class ParentSaver:

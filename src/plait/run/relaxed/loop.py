@@ -15,6 +15,7 @@ import torch
 
 from plait.errors import RunError
 from plait.job.loader import LoadedStep, Loader
+from plait.program.averaging import due
 from plait.program.program import Program
 from plait.run.evaluate import evaluate
 from plait.run.journal import peak_bytes
@@ -31,6 +32,9 @@ class Weights(Protocol):
 
     def refresh(self) -> None:
         """Bring the model up to date, before it is measured."""
+
+    def restore(self) -> None:
+        """It was measured: go on with what this worker trains."""
 
     def skip(self, step: int) -> None:
         """This worker has no samples of a step."""
@@ -85,6 +89,8 @@ class FreeWorker:
         self.watch, self.weights, self.stops = watch, weights, stops
         self.start_step, self.places = start_step, places
         self.job, self.workers = task.job, task.plan.mesh.size
+        self.num_shares = 0
+        """That this worker has taken, empty ones too."""
 
     def run(self) -> dict[str, Any]:
         """Work until nothing is left, or the run is to stop."""
@@ -101,6 +107,7 @@ class FreeWorker:
         if program is not None:
             self.watch.write(self.task, self.seat, program)
             counted["notices"] = list(program.notices)
+            counted["gradient_bytes"] = program.gradient_bytes
         return counted
 
     def _loader(self) -> Loader:
@@ -132,18 +139,22 @@ class FreeWorker:
     def _step(self, loaded: LoadedStep) -> Program | None:
         """Compute on one share, and tell of it; None where it is empty."""
         shares = self.programs.own_shares(loaded.micro_batches)
-        if not shares:
+        fragments = due(self.task.plan, self.num_shares, loaded.ends_epoch)
+        self.num_shares += 1
+        if not shares and not fragments:
             self.weights.skip(loaded.step)
             self._tell(loaded, 0.0, 0.0)
             return None
         with self.watch.observer.beside(loaded.step, "host"):
-            program = self.programs.for_step(shares)
+            program = self.programs.for_step(shares, fragments)
         self.watch.observer.use(program, self.seat.rank)
         with torch.no_grad():
             for _ in self.machine.execute(program, loaded.step, shares):
                 raise AssertionError("a process waits inside its links, never outside")
         outcome = self.machine.outcome
-        assert outcome is not None
+        if outcome is None:
+            self._tell(loaded, 0.0, 0.0)
+            return program
         total, weight = float(outcome.total), float(outcome.weight)
         self.watch.observer.settle(loaded.step)
         if not math.isfinite(total / weight):
@@ -188,4 +199,5 @@ class FreeWorker:
         with self.watch.observer.beside(loaded.step, "evaluate"):
             self.weights.refresh()
             measured = evaluate(self.machine.state, held_out, 0, 1, lambda sums: sums)
+            self.weights.restore()
         self.seat.emit({"evaluated": {"step": loaded.step, "epoch": loaded.epoch, "evaluate": measured}})

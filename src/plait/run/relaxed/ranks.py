@@ -12,7 +12,9 @@ from plait.run.allocator import keep_freed_memory
 from plait.run.device import choose_device, exact_products
 from plait.run.launch import Seat, connect, disconnect
 from plait.run.programs import Programs
+from plait.run.relaxed.elastic import serve_center, work_around_center
 from plait.run.relaxed.hogwild import SharedModel, run_hogwild_worker
+from plait.run.relaxed.serve import serve, work
 from plait.run.worker import Task, timeout_s
 
 
@@ -36,4 +38,12 @@ def run_rank(task: Task, seat: Seat, programs: Programs, model: SharedModel | No
             )
             connect(seat, "nccl" if nccl else "gloo", timeout_s=timeout_s(task))
             stack.callback(disconnect)
-        raise AssertionError(f"nobody runs {plan.sync.rule}")
+        if plan.sync.has_servers:
+            return (
+                serve(task, seat, programs)
+                if seat.rank >= plan.mesh.size
+                else work(task, seat, programs, device)
+            )
+        if seat.rank >= plan.mesh.size:
+            return serve_center(task, seat, programs)
+        return work_around_center(task, seat, programs, device)

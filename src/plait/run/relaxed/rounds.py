@@ -32,11 +32,14 @@ class Rounds:
         """The last one."""
         self.tickets: dict[int, int] = {}
         """Shares done, by worker."""
+        self.num_updates = 0
+        """Shares that had samples: where nobody else counts, each was an update."""
         self.stopped: str | None = None
 
     def take_share(self, rank: int, share: dict[str, Any]) -> None:
         """A worker has done its share of a step."""
         self.tickets[rank] = self.tickets.get(rank, 0) + 1
+        self.num_updates += bool(share["samples"])
         step = int(share["step"])
         done = self._open.setdefault(step, [])
         done.append(share)

@@ -1,8 +1,8 @@
 """When a server applies an update, and whose request for weights it may answer: pure logic, no tensors.
 
 In: who has pushed the gradients of which step, who asks for weights, who has left. Out: the next update that is due,
-and staleness as it was measured. `Clocked` is server-sync and server-stale: one update a step, of all workers. `AsTheyCome`
-is server-async: every push is an update.
+and staleness as it was measured. `Clocked` is server-sync and server-stale: one update a step, of all workers.
+`AsTheyCome` is server-async: every push is an update.
 """
 
 from collections import Counter, deque
@@ -40,8 +40,11 @@ class Rule(Protocol):
     def done(self) -> None:
         """The update was applied."""
 
-    def may_pull(self, step: int) -> bool:
-        """Whether weights are new enough for a step."""
+    def drop(self) -> None:
+        """The update cannot be applied: another server will never have its part of it."""
+
+    def may_pull(self, worker: int, step: int) -> bool:
+        """Whether weights are new enough for a worker's step."""
 
     def pulled(self, worker: int, step: int) -> None:
         """A worker was given weights for a step."""
@@ -86,8 +89,12 @@ class Clocked:
         """The update was applied."""
         self.applied += 1
 
-    def may_pull(self, step: int) -> bool:
-        """Whether weights are new enough for a step."""
+    def drop(self) -> None:
+        """Never asked for: every server sums what it has of a step."""
+        raise AssertionError("every server applies every step")
+
+    def may_pull(self, worker: int, step: int) -> bool:
+        """Whether weights are new enough for a worker's step."""
         return self.steps >= step - self._bound
 
     def pulled(self, worker: int, step: int) -> None:
@@ -129,9 +136,13 @@ class AsTheyCome:
         self.staleness[self.applied - self._seen[worker]] += 1
         self.applied += 1
 
-    def may_pull(self, step: int) -> bool:
-        """Always: nobody waits."""
-        return True
+    def drop(self) -> None:
+        """Pass over the update."""
+        self._waiting.popleft()
+
+    def may_pull(self, worker: int, step: int) -> bool:
+        """Nobody waits for others; a worker sees what it has pushed itself."""
+        return all(worker not in due.workers for due in self._waiting)
 
     def pulled(self, worker: int, step: int) -> None:
         """A worker was given weights."""

@@ -39,9 +39,8 @@ def takes_tickets(plan: Plan) -> bool:
 
 
 def dispensable(plan: Plan) -> range:
-    """The ranks without which a run goes on: workers that do not meet within a step, bar those that take turns."""
-    in_turn = plan.sync.rule == "easgd" and plan.elastic.variant == "round-robin"
-    return range(plan.mesh.size if plan.sync.alone and not in_turn else 0)
+    """The ranks without which a run goes on: workers that do not meet within a step."""
+    return range(plan.mesh.size if plan.sync.alone else 0)
 
 
 def run_free(task: Task, programs: Programs, tell: Listener, start: StartRanks) -> dict[str, Any]:
@@ -80,12 +79,18 @@ def run_free(task: Task, programs: Programs, tell: Listener, start: StartRanks) 
     counted: dict[str, Any] = {}
     for result in results:
         counted |= result or {}
+    counted["bytes_sent"] = {
+        str(rank): result["bytes_sent"]
+        for rank, result in enumerate(results)
+        if result and "bytes_sent" in result
+    }
     return {
         "losses": [rounds.losses[step] for step in sorted(rounds.losses)],
         "stopped": rounds.stopped,
         "evaluation": rounds.evaluation,
         "notices": [],
         "shares_by_worker": rounds.tickets,
+        "updates": rounds.num_updates,
         **counted,
     }
 

@@ -1,48 +1,44 @@
-"""The measured collectives of one published cluster.
+"""The network of one published cluster: H100 hosts with 400 GB/s of EFA each (Hugging Face's sweep).
 
-In: the bus bandwidths that its owners measured by the number of nodes. Out: a `CollectiveSeconds`. The network of the
-Hugging Face sweep (H100 hosts, 400 GB/s of EFA each) slows down with every rank that a ring has: each of its steps takes
-some 40 microseconds between hosts, so bandwidth that was measured with 256 MB says less about smaller messages.
+In: what its owners measured. Out: a `CollectiveSeconds`. Rings there are slow to start: every step between hosts takes
+tens of microseconds, so the bandwidth that was measured with 256 MB falls with the number of ranks. Sums of whole hosts
+are taken from the table; for the rest the table gives the time of a step and the bandwidth that remains.
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from math import log2
-from types import MappingProxyType
+from collections.abc import Sequence
+from math import ceil, log2
 
 from plait.cluster.cluster import Device, Reach
-from plait.program.timing.collective_time import bus_bandwidth, collective_seconds
+from plait.program.timing.collective_time import collective_seconds
 
 _RANKS = (8, 16, 32, 64, 128, 256, 512)
-_GB_PER_S: Mapping[str, Sequence[float]] = MappingProxyType(
-    {
-        "all_reduce": (436.0, 361.7, 160.1, 99.6, 84.7, 64.9, 32.9),
-        "all_gather": (249.8, 184.6, 119.0, 69.0, 55.0, 28.0, 11.0),
-        "reduce_scatter": (249.7, 181.6, 115.8, 68.6, 54.5, 27.9, 11.1),
-    }
-)
-"""Ultra-Scale Playbook, pp_comm_bandwidth.html: bus bandwidth of 256 MB messages on 1, 2, 4 ... 64 nodes of 8."""
+_ALL_REDUCE = (436.0, 361.7, 160.1, 99.6, 84.7, 64.9, 32.9)
+"""Ultra-Scale Playbook, pp_comm_bandwidth.html: bus GB/s of an all-reduce of 256 MB on 1, 2, 4 ... 64 hosts of 8."""
 STEP_S = 45e-6
-"""Of one step of a ring between hosts: what remains of the measured times when their bandwidth is taken out."""
-_HOST = 8
+"""One step of a ring between hosts: all-gathers of 256 MB take 23 ms on 512 ranks, 9.1 on 256, 2.1 on 32."""
+WHOLE_HOSTS = 42e9
+"""Bytes per second and device where a group has all devices of its hosts: what remains of 184.6 GB/s on 2 hosts."""
+PART_OF_HOSTS = 20e9
+"""The same where it has some of them, and the groups of the others communicate too."""
 
 
 def efa_seconds(kind: str, num_bytes: float, reach: Reach, device: Device) -> float:
-    """Like `collective_seconds`, between hosts by the table."""
+    """Like `collective_seconds`, between hosts as that network does it."""
     if reach.hosts == 1 or reach.size == 1:
         return collective_seconds(kind, num_bytes, reach, device)
-    rates = _GB_PER_S.get(kind)
-    if rates is None:
-        return collective_seconds(kind, num_bytes, reach, device)
-    rate = min(_between(rates, reach.size) * 1e9 * reach.per_host / _HOST, bus_bandwidth(reach, device))
-    times = 2 if kind == "all_reduce" else 1
-    steps = STEP_S * (2 * log2(reach.hosts) if kind == "all_reduce" else reach.size - 1)
-    return steps + times * num_bytes * (reach.size - 1) / reach.size / rate
+    part = (reach.size - 1) / reach.size
+    rate = reach.per_host * (WHOLE_HOSTS if reach.at_once == 1 else PART_OF_HOSTS)
+    if kind != "all_reduce":
+        return STEP_S * (reach.size - 1) + part * num_bytes / rate
+    if reach.at_once == 1:
+        rate = min(rate, 1e9 * _interpolated(_ALL_REDUCE, reach.size))
+    return STEP_S * 2 * ceil(log2(reach.hosts)) + 2 * part * num_bytes / rate
 
 
-def _between(rates: Sequence[float], ranks: int) -> float:
-    """Interpolated in the logarithm of the number of ranks."""
+def _interpolated(rates: Sequence[float], ranks: int) -> float:
+    """In the logarithm of the number of ranks."""
     at = min(max(bisect_left(_RANKS, ranks), 1), len(_RANKS) - 1)
     low, high = _RANKS[at - 1], _RANKS[at]
     share = min(max((log2(ranks) - log2(low)) / (log2(high) - log2(low)), 0.0), 1.0)
-    return rates[at - 1] ** (1 - share) * rates[at] ** share
+    return float(rates[at - 1] ** (1 - share) * rates[at] ** share)

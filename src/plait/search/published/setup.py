@@ -74,6 +74,8 @@ def setup_of(case: Case) -> Setup:
     style = Style(half=True, fused=True, whole_blocks=True)
     if system == "megatron":
         style = replace(style, selective=("blocks.*.attend",))
+    if system == "nanotron" and plan.memory.zero:  # gradients are reduced once the backward is done
+        plan = replace(plan, sync=Sync(overlap=False))
     if isinstance(shape, ImageShape):
         style = Style()
     states = {"megatron": MEGATRON, "nanotron": NANOTRON, "fsdp": FSDP, "ddp": DDP}

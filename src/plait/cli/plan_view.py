@@ -1,0 +1,184 @@
+"""Rankings and scaling tables for a console, as JSON, and as a picture.
+
+In: what `search/` found. Out: tables, plain values, SVG text. It decides nothing.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from plait.plan.plan import PIPE
+from plait.search.candidates import relaxed
+from plait.search.explain import describe
+from plait.search.prediction import Prediction
+from plait.search.rank import Ranking, Rejected
+from plait.search.scaling import Scaled
+from plait.units import format_bytes, format_count, format_seconds
+
+_REJECTED_SHOWN = 8
+_BAR = 30
+
+
+def ranking_view(title: str, ranking: Ranking, limit_bytes: float) -> Group:
+    """Plans that fit, those that do not, and those that compute something else."""
+    considered = (
+        f"{ranking.num_candidates} plans considered, {ranking.num_predicted} predicted, "
+        f"{format_seconds(ranking.seconds)}"
+    )
+    parts: list[Any] = [Text.assemble((title, "bold"), f"  {considered}"), _plans(ranking, limit_bytes)]
+    rejected = folded(ranking.rejected)
+    if rejected:
+        parts.append(_rejected(rejected))
+    parts.append(_relaxed())
+    parts += [Text.assemble(("notice  ", "yellow"), notice) for notice in ranking.notices]
+    return Group(*parts)
+
+
+def _plans(ranking: Ranking, limit_bytes: float) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    money = ranking.predictions[0].cost_per_step is not None
+    table.add_column("", justify="right")
+    table.add_column("plan", overflow="fold", min_width=24)
+    for name in (
+        "micro",
+        "step",
+        "samples/s",
+        "MFU",
+        f"memory of {format_bytes(limit_bytes)}",
+        "sent",
+        "idle",
+    ):
+        table.add_column(name, justify="right", no_wrap=name != "micro")
+    if money:
+        table.add_column("money/step", justify="right", no_wrap=True)
+    for number, found in enumerate(ranking.predictions, 1):
+        sent = sum(found.sent_bytes.values())
+        cells = [
+            str(number),
+            describe(found.plan),
+            f"{num_micro_batches(found)} x {found.micro_batch}",
+            format_seconds(found.step_s),
+            format_count(found.samples_per_s),
+            f"{found.utilization:.1%}",
+            format_bytes(found.memory.total),
+            format_bytes(sent) if sent else "–",
+            f"{found.bubble:.0%}" if found.plan.mesh.size_of(PIPE) > 1 else "–",
+        ]
+        if money:
+            cells.append(f"{found.cost_per_step:.4g}")
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def num_micro_batches(prediction: Prediction) -> int:
+    """Micro-batches of a step: what the job's `accumulate` must be."""
+    return prediction.batch // (prediction.micro_batch * prediction.plan.data_ranks)
+
+
+def folded(rejected: Sequence[Rejected]) -> list[tuple[str, str]]:
+    """Plans that cannot be used, each reason once for a mesh: schedules do not change what the weights need."""
+    found: dict[tuple[str, str], None] = {}
+    for entry in sorted(rejected, key=lambda entry: entry.needs_bytes):
+        mesh = " x ".join(f"{name}={size}" for name, size in entry.mesh.axes)
+        zero = f", zero{entry.plan.memory.zero}" if entry.plan is not None and entry.plan.memory.zero else ""
+        found.setdefault((mesh + zero, entry.reason))
+    return list(found)
+
+
+def _rejected(rejected: Sequence[tuple[str, str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="Cannot be used", title_justify="left", pad_edge=False)
+    table.add_column("plan")
+    table.add_column("reason", overflow="fold")
+    for plan, reason in rejected[:_REJECTED_SHOWN]:
+        table.add_row(Text(plan), Text(reason))
+    if len(rejected) > _REJECTED_SHOWN:
+        table.caption = f"{len(rejected) - _REJECTED_SHOWN} more: --json has all"
+        table.caption_justify = "left"
+    return table
+
+
+def _relaxed() -> Table:
+    title = "Not ranked: changes what is computed, so that only you can choose it"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    table.add_column("plan")
+    table.add_column("what it does instead", overflow="fold")
+    for name, what in relaxed().items():
+        table.add_row(Text(name), Text(what))
+    return table
+
+
+def prediction_json(prediction: Prediction) -> dict[str, Any]:
+    """A prediction as plain values."""
+    memory = prediction.memory
+    kinds = ("parameters", "gradients", "optimizer", "activations", "buffers", "overhead", "total")
+    return {
+        "plan": prediction.plan.name,
+        "mesh": dict(prediction.plan.mesh.axes),
+        "zero": prediction.plan.memory.zero,
+        "recompute": prediction.plan.memory.recompute,
+        "schedule": prediction.plan.pipe.schedule if prediction.plan.mesh.size_of(PIPE) > 1 else None,
+        "stages_a_rank": prediction.plan.pipe.per_rank,
+        "sequence": prediction.plan.tensor.sequence,
+        "batch": prediction.batch,
+        "micro_batch": prediction.micro_batch,
+        "accumulate": num_micro_batches(prediction),
+        "step_s": prediction.step_s,
+        "samples_per_s": prediction.samples_per_s,
+        "utilization": prediction.utilization,
+        "bubble": prediction.bubble,
+        "exposed_s": prediction.exposed_s,
+        "sent_bytes": dict(prediction.sent_bytes),
+        "memory_bytes": {kind: getattr(memory, kind) for kind in kinds},
+        "cost_per_step": prediction.cost_per_step,
+        "yaml": prediction.plan.to_yaml(),
+    }
+
+
+def ranking_json(ranking: Ranking) -> dict[str, Any]:
+    """A ranking as plain values."""
+    return {
+        "plans": [prediction_json(found) for found in ranking.predictions],
+        "rejected": [{"plan": plan, "reason": reason} for plan, reason in folded(ranking.rejected)],
+        "relaxed": relaxed(),
+        "num_candidates": ranking.num_candidates,
+        "num_predicted": ranking.num_predicted,
+        "seconds": ranking.seconds,
+        "notices": list(ranking.notices),
+    }
+
+
+def scaling_view(title: str, rows: Sequence[Scaled]) -> Group:
+    """The table, with a bar for every efficiency."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("devices", "batch", "step", "samples/s", "efficiency"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    table.add_column("plan", overflow="fold")
+    for row in rows:
+        found = row.prediction
+        if found is None or row.efficiency is None:
+            table.add_row(str(row.ranks), "", "", "", "–", "", Text(row.reason or ""))
+            continue
+        bar = "█" * max(1, round(min(row.efficiency, 1.5) * _BAR / 1.5))
+        table.add_row(
+            str(row.ranks), str(found.batch), format_seconds(found.step_s), format_count(found.samples_per_s),
+            f"{row.efficiency:.2f}", Text(bar, "cyan"), Text(describe(found.plan)),
+        )  # fmt: skip
+    return Group(Text(title, "bold"), table)
+
+
+def scaling_json(rows: Sequence[Scaled]) -> list[dict[str, Any]]:
+    """The table as plain values."""
+    return [
+        {
+            "ranks": row.ranks,
+            "efficiency": row.efficiency,
+            "reason": row.reason,
+            "prediction": None if row.prediction is None else prediction_json(row.prediction),
+        }
+        for row in rows
+    ]

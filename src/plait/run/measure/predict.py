@@ -1,0 +1,86 @@
+"""From a job and a plan to an exact prediction on a cluster; on this machine, its parts are timed first.
+
+In: a job, a plan, a cluster, and whether its ops may be timed here. Out: the prediction, its timeline, and the cluster
+with the times that were added. The step is compiled; nothing is trained.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from plait.cluster.cluster import Cluster
+from plait.errors import PlanError
+from plait.graph.cost import node_flops, value_bytes
+from plait.graph.from_job import Captures
+from plait.graph.graph import Graph
+from plait.job.data import open_data
+from plait.job.job import Job
+from plait.job.order import micro_batch_sizes, shares
+from plait.plan.plan import Plan
+from plait.run.measure.program_times import time_program
+from plait.run.programs import Programs
+from plait.search.exact import Exact, exact_prediction
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Predicted:
+    """A prediction, and what it rests on."""
+
+    exact: Exact
+    cluster: Cluster
+    """The cluster with everything that was timed."""
+    notices: tuple[str, ...]
+    """How open choices of the plan were made, and what else a person should know."""
+
+
+def predict_job(
+    job: Job,
+    plan: Plan,
+    cluster: Cluster,
+    *,
+    time_on: str | None = None,
+    limit_bytes: float | None = None,
+    tell: Callable[[str], None] = lambda stage: None,
+    captures: Captures | None = None,
+) -> Predicted:
+    """Compile the job's step and simulate it; `time_on` names the device on which its parts are timed first."""
+    if plan.mesh.size > cluster.size:
+        raise PlanError(
+            f"plan {plan.name} is for {plan.mesh.size} ranks; the cluster {cluster.name} has {cluster.size} devices.",
+            fix="use fewer ranks, or a larger cluster.",
+        )
+    tell("compiling a step")
+    source = captures.source if captures is not None else open_data(job.data, job.collate)
+    device = torch.device(time_on or "cpu")
+    programs = Programs(job, source, plan, device, torch.float32, captures)
+    count = min(job.batch, source.num_samples or job.batch)
+    sizes = micro_batch_sizes(count, job.accumulate)
+    program = programs.for_sizes([shares(size, plan.data_ranks) for size in sizes])
+    if programs.capture_error is not None:
+        raise programs.capture_error
+    if time_on is not None:
+        tell("timing the parts of a step")
+        times = time_program(programs, program, time_on, cluster.device.timed)
+        known = dict(cluster.device.timed) | dict(times.seconds)
+        calibration = cluster.device.calibration
+        if times.host_s:
+            calibration = replace(calibration, host_s=times.host_s)
+        cluster = replace(cluster, device=replace(cluster.device, timed=known, calibration=calibration))
+    tell("simulating")
+    graphs = [programs.captures.of_size(size) for size in sizes]
+    exact = exact_prediction(
+        program, cluster, job.build_optimizer, model_flops=float(sum(_flops(graph) for graph in graphs)),
+        buffer_bytes=_buffer_bytes(graphs[0]), dtype="bfloat16" if job.precision == "bf16" else "float32",
+        limit_bytes=limit_bytes,
+    )  # fmt: skip
+    return Predicted(exact=exact, cluster=cluster, notices=(*programs.choices, *program.notices))
+
+
+def _flops(graph: Graph) -> int:
+    return sum(node_flops(node) for node in graph.graph.nodes if node.op == "call_function")
+
+
+def _buffer_bytes(graph: Graph) -> int:
+    nodes = graph.nodes()
+    return sum(value_bytes(nodes[entry.node].meta["val"]) for entry in graph.inputs_of("buffer"))

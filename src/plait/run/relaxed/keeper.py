@@ -1,0 +1,94 @@
+"""Checkpoints of weights that servers hold.
+
+In: a server after each of its updates. Out: whole checkpoints, written by the first server; the others send it their
+parts. Saved are the start, every so many steps, and the end. The first server waits for the parts of the others, who
+reach the same update without it; where one does not come, the checkpoint is skipped and that is told.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from plait.errors import CheckpointError
+from plait.run.checkpoint_saver import Notice, Saver
+from plait.run.relaxed.center import Center
+from plait.run.relaxed.parts import Given, Taken
+from plait.run.relaxed.server import Server
+from plait.run.relaxed.wire import Head, Kind
+from plait.run.worker import Task
+
+SAVE_EVERY = 200
+"""Steps between two checkpoints where the user names none: a server that dies takes what came after the last one."""
+_PATIENCE_S = 5.0
+_LAST_PATIENCE_S = 60.0
+
+
+class Keeper:
+    """Saves what one server holds, or sends it to the one who saves."""
+
+    def __init__(self, server: Server | Center, task: Task, start: int, progress: dict[str, Any]) -> None:
+        self._server = server
+        self._task = task
+        self._every = task.checkpoint_every or SAVE_EVERY
+        self._saved = -1
+        self._extra = {
+            "seed": task.job.seed,
+            "batch": task.job.batch,
+            "progress": progress,
+            "plan": task.plan.name,
+        }
+        first = server.place == 0
+        self._saver = (
+            Saver(task.folder / "checkpoints", time_limit_s=task.checkpoint_timeout_s) if first else None
+        )
+        self._start = start
+
+    def after_update(self) -> Iterator[None]:
+        """Save where it is time to."""
+        step = self._server.state.steps_done
+        if step % self._every == 0 and step != self._saved:
+            yield from self.save(_PATIENCE_S)
+
+    def save(self, patience_s: float) -> Iterator[None]:
+        """Save, or send; yields while parts of others are missing."""
+        server, state = self._server, self._server.state
+        step = self._saved = state.steps_done
+        holding = state.holding
+        if holding is None:
+            assert self._saver is not None
+            self._saver.submit(state.to_checkpoint(self._extra))
+            return
+        first = server.plan.mesh.size
+        if server.place > 0:
+            given = Given(holding.layout)
+            state.to_checkpoint(self._extra, given)
+            server.streams.send(first, Head(kind=Kind.STATE, step=step), *given.parts)
+            return
+        others = [(place, step) for place in range(1, server.plan.sync.servers)]
+        limit = time.monotonic() + patience_s
+        while any(key not in server.states for key in others):
+            if time.monotonic() > limit:
+                return
+            if not server.poll():
+                yield
+        taken = Taken(holding.layout, lambda place: server.states[place, step])
+        assert self._saver is not None
+        self._saver.submit(state.to_checkpoint(self._extra, taken))
+        server.states = {key: value for key, value in server.states.items() if key[1] > step}
+
+    def notices(self) -> list[Notice]:
+        """What became of saves."""
+        return self._saver.poll() if self._saver is not None else []
+
+    def close(self, tell: Callable[[Notice], None]) -> Iterator[None]:
+        """Save the end, and wait for the disk; an error where it could not be written."""
+        if self._server.state.steps_done != self._saved:
+            yield from self.save(_LAST_PATIENCE_S)
+        if self._saver is None:
+            return
+        notices = self._saver.close()
+        for notice in notices:
+            tell(notice)
+        lost = [n for n in notices if n.kind != "saved" and n.step == self._server.state.steps_done]
+        if lost:
+            raise CheckpointError(f"the last checkpoint was not saved: {lost[-1].message}")
