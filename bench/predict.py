@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from plait.cluster.parse import parse_cluster
 from plait.plan.named import resolve
 from plait.run.measure.machine import measure_machine
 from plait.run.measure.predict import predict_job
+from plait.run.measure.tiny import Overhead, measure_overhead
 from plait.run.parallelize import parallelize
 from plait.run.train import train
 from plait.units import format_bytes, format_seconds
@@ -58,8 +60,27 @@ class Row:
         return self.predicted_bytes / self.measured_bytes - 1
 
 
+@cache
+def overhead_of_one() -> Overhead:
+    """Of a run in one process: it is not forked, and counts the libraries as its own."""
+    return measure_overhead(1)
+
+
 def predict(entry: Entry, cluster: Cluster) -> tuple[float, float, Cluster]:
     """(seconds a step, bytes, the cluster with what was timed for it)."""
+    if entry.device == "cpu" and entry.ranks == 1:
+        constants = replace(
+            cluster.device.calibration,
+            step_s=overhead_of_one().step_s,
+            reserve_bytes=float(overhead_of_one().memory_bytes),
+        )
+        alone = replace(cluster, device=replace(cluster.device, calibration=constants))
+        seconds, num_bytes, found = _predict(entry, alone)
+        return seconds, num_bytes, replace(cluster, device=replace(cluster.device, timed=found.device.timed))
+    return _predict(entry, cluster)
+
+
+def _predict(entry: Entry, cluster: Cluster) -> tuple[float, float, Cluster]:
     plan = resolve(entry.plan if entry.device == "cpu" else "single", entry.ranks, entry.settings)
     found = predict_job(entry.job(), plan, cluster, time_on=entry.device)
     memory = found.exact.prediction.memory

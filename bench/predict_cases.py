@@ -45,7 +45,8 @@ class Entry:
             return GPU_JOBS[self.model]()
         job = CASES[self.model].job()
         pipelined = self.plan in ("gpipe", "1f1b")
-        return replace(job, batch=2 * job.batch, accumulate=MICRO_BATCHES if pipelined else 1)
+        columns = tuple(torch.stack(column) for column in zip(*job.data, strict=True))
+        return replace(job, data=columns, batch=2 * job.batch, accumulate=MICRO_BATCHES if pipelined else 1)
 
 
 def processor_entries(models: tuple[str, ...], plans: tuple[str, ...], ranks: int) -> list[Entry]:

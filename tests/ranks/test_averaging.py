@@ -1,5 +1,6 @@
 """Workers that average now and then, in real processes: saved, resumed, interrupted, moved to other plans."""
 
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from tests.ranks import jobs
 from torch import nn
 
 import plait
+from plait.errors import UsageError
 from plait.plan.named import resolve
 from plait.run.checkpoint import load_checkpoint
 from plait.run.prepare import prepare
@@ -28,6 +30,9 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "local-sgd": ("local-sgd", {"average": {"every": 4, "warmup": 1}}),
     "diloco": ("diloco", {"average": {"every": 4, "fragments": 2}}),
     "easgd": ("easgd", {"elastic": {"variant": "sync", "tau": 3, "momentum": 0.5}}),
+}
+IN_TURN: dict[str, tuple[str, dict[str, Any]]] = {
+    "easgd-in-turn": ("easgd", {"elastic": {"variant": "round-robin", "tau": 1}})
 }
 STEPS = 11
 """Ends in the middle of a round."""
@@ -65,6 +70,10 @@ def test_processes_do_what_the_serial_interpreter_does_and_resume_exactly(name: 
         torch.testing.assert_close(saved.parameters[key], mean, rtol=1e-12, atol=1e-14)
         assert not torch.equal(own[0], own[1])
     _check_evaluation(whole)
+    if name == "local-sgd":  # after steps 0, 3 and 7: weights and batch statistics
+        floats = [t for t in (saved.parameters | saved.buffers).values() if t.is_floating_point()]
+        sent = json.loads((whole.folder / "totals.json").read_text())["bytes_sent"]
+        assert set(sent.values()) == {3 * sum(t.numel() * t.element_size() for t in floats)}
     folder = tmp_path / "parts"
     plait.train(job, plan, 2, out=folder, **(given | {"steps": 6}))
     rest = plait.train(job, plan, 2, out=folder, resume=folder, **given)
@@ -87,6 +96,23 @@ def test_verify_compares_processes_with_all_workers_in_one() -> None:
     found = verify(jobs.dropout(), "local-sgd", 2, steps=3, settings={"average": {"every": 2}})
     assert found.ok, found.first
     assert "each of 2 workers train on its own share" in " ".join(found.notices)
+    in_turn = {"elastic": {"variant": "round-robin", "tau": 2, "momentum": 0.5}}
+    found = verify(jobs.dropout(), "easgd", 3, steps=5, settings=in_turn)
+    assert found.ok, found.first
+    with pytest.raises(UsageError, match="depends on which of them meets the center first"):
+        verify(jobs.dropout(), "easgd", 3)
+
+
+def test_a_dead_worker_loses_its_turn(tmp_path: Path) -> None:
+    told: list[str] = []
+    result = plait.train(
+        replace(jobs.killed(), epochs=2), "easgd", 3, out=tmp_path / "run", trace=False,
+        settings={"elastic": {"variant": "round-robin", "tau": 1}},
+        listener=lambda event: told.append(event.get("notice", "")),
+    )  # fmt: skip
+    assert any("SIGKILL" in text and "The others go on" in text for text in told)
+    assert len(result.losses) == 8
+    assert load_checkpoint(result.folder).step == 8
 
 
 def test_checkpoints_move_between_plans_and_numbers_of_workers(tmp_path: Path) -> None:
@@ -95,9 +121,9 @@ def test_checkpoints_move_between_plans_and_numbers_of_workers(tmp_path: Path) -
     job = replace(job, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0, momentum=0.9))
     folder = tmp_path / "run"
     before = plait.train(job, "ddp", 2, out=folder, trace=False).weights
-    route = ("local-sgd", 3), ("diloco", 2), ("easgd", 2), ("local-sgd", 2), ("ddp", 2)
+    route = ("local-sgd", 3), ("diloco", 2), ("easgd", 2), ("easgd-in-turn", 3), ("local-sgd", 2), ("ddp", 2)
     for steps, (name, ranks) in enumerate(route, start=4):
-        plan, settings = PLANS.get(name, (name, {}))
+        plan, settings = (PLANS | IN_TURN).get(name, (name, {}))
         result = plait.train(
             job, plan, ranks, out=folder, resume=folder, steps=steps, settings=settings, trace=False
         )

@@ -29,7 +29,7 @@ from plait.job.reference import load_job
 from plait.plan.named import NAMED
 from plait.plan.plan import Plan
 from plait.report.scaling_picture import scaling_picture
-from plait.search.choose import Request, choose
+from plait.search.choose import Request, choose, oracle_for, part_of
 from plait.search.explain import describe, explain
 from plait.search.export import EXPORTERS, Setup
 from plait.search.prediction import Prediction
@@ -251,7 +251,8 @@ def _export(asked: Planning, subject: Subject, ranking: Ranking, cluster: Cluste
 def _scale(
     asked: Planning, subject: Subject, cluster: Cluster, counts: list[int], request: Request, console: Console
 ) -> int:
-    rows = scaling(subject, cluster, counts, replace(request, top=1), grow=not asked.same_batch)
+    oracle = oracle_for(subject, part_of(cluster, max(counts)), request)
+    rows = scaling(oracle, counts, replace(request, top=1), grow=not asked.same_batch)
     batch = "one batch" if asked.same_batch else "batch grows with devices"
     title = f"{subject.name} on {cluster.device.name}: {batch}"
     if asked.json:

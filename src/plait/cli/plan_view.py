@@ -62,7 +62,7 @@ def _plans(ranking: Ranking, limit_bytes: float) -> Table:
             describe(found.plan),
             f"{num_micro_batches(found)} x {found.micro_batch}",
             format_seconds(found.step_s),
-            format_count(found.samples_per_s),
+            format_rate(found.samples_per_s),
             f"{found.utilization:.1%}",
             format_bytes(found.memory.total),
             format_bytes(sent) if sent else "–",
@@ -72,6 +72,11 @@ def _plans(ranking: Ranking, limit_bytes: float) -> Table:
             cells.append(f"{found.cost_per_step:.4g}")
         table.add_row(*map(Text, cells))
     return table
+
+
+def format_rate(per_s: float) -> str:
+    """`4.4k`, `76.3`, `5.03`."""
+    return format_count(per_s) if per_s >= 1000 else f"{per_s:.3g}"
 
 
 def num_micro_batches(prediction: Prediction) -> int:
@@ -165,7 +170,7 @@ def scaling_view(title: str, rows: Sequence[Scaled]) -> Group:
             continue
         bar = "█" * max(1, round(min(row.efficiency, 1.5) * _BAR / 1.5))
         table.add_row(
-            str(row.ranks), str(found.batch), format_seconds(found.step_s), format_count(found.samples_per_s),
+            str(row.ranks), str(found.batch), format_seconds(found.step_s), format_rate(found.samples_per_s),
             f"{row.efficiency:.2f}", Text(bar, "cyan"), Text(describe(found.plan)),
         )  # fmt: skip
     return Group(Text(title, "bold"), table)

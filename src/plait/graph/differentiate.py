@@ -114,6 +114,7 @@ def differentiate(
     if mutates(joint.graph):  # some of torch's backward formulas fill tensors that they made
         joint = functionalize(joint, inputs, mode)
     _drop_detach(joint.graph)
+    _drop_checks(joint.graph)
     joint.graph.eliminate_dead_code()
     values = _output_values(joint.graph)
     extras = values[2 : 2 + num_extras]
@@ -149,6 +150,16 @@ def _drop_detach(graph: fx.Graph) -> None:
             torch.ops.aten.alias.default,
         ):
             node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def _drop_checks(graph: fx.Graph) -> None:
+    """Ops that return nothing only look at what others made, as `torch.linalg.inv` looks for a singular matrix.
+
+    Without them such a matrix gives a loss that is not finite, which ends the run as well.
+    """
+    for node in reversed(list(graph.nodes)):
+        if isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns:
             graph.erase_node(node)
 
 

@@ -77,6 +77,7 @@ def resolve(
     _check_own_axis(found)
     found = with_settings(found, settings or {})
     _check_compress(found)
+    _check_sequence(found)
     if found.sync.rule != "all-reduce":
         found = _with_workers(found, ranks if str(plan) in NAMED and not mesh else None)
     if ranks is not None and found.ranks != ranks:
@@ -127,6 +128,15 @@ def _check_compress(plan: Plan) -> None:
         raise PlanError(
             f"sync.compress={plan.sync.compress} works on gradients that are all-reduced; {what} them.",
             fix="drop it, or use the plan ddp.",
+        )
+
+
+def _check_sequence(plan: Plan) -> None:
+    if plan.tensor.sequence and plan.mesh.size > 1 and plan.mesh.size_of(TENSOR) == 1:
+        axes = " x ".join(f"{name}={size}" for name, size in plan.mesh.axes)
+        raise PlanError(
+            f"tensor.sequence cuts sequences along the axis {TENSOR}, of which the mesh {axes} has one rank.",
+            fix=f"add {TENSOR}=2 to the mesh, or drop tensor.sequence.",
         )
 
 

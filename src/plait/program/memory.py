@@ -13,6 +13,7 @@ from torch import fx
 
 from plait.plan.plan import PIPE
 from plait.program.instructions import Accumulate, Collective, Compute, Instruction
+from plait.program.places import storages_in_place
 from plait.program.program import Program, RankProgram, Storage
 
 _UNSEEN = ("parameter:", "buffer:", "bucket:", "chunk:", "shard:")
@@ -66,7 +67,7 @@ def step_memory(program: Program, rank: int = 0) -> StepMemory:
         )
         travelling += [max(b.num_bytes for b in own.buckets if b.group is not None)] if pooled else []
     loose = {i for i, b in enumerate(own.buckets) if b.axis is None and not b.tied and b.group is None}
-    life = _Life(own, frozenset(loose))
+    life = _Life(own, frozenset(loose), storages_in_place(own, layout.zero))
     for instruction in own.instructions:
         life.live(instruction)
     return StepMemory(
@@ -83,8 +84,10 @@ def step_memory(program: Program, rank: int = 0) -> StepMemory:
 class _Life:
     """Follows the instructions of a step and adds up what is alive."""
 
-    def __init__(self, own: RankProgram, loose: frozenset[int]) -> None:
+    def __init__(self, own: RankProgram, loose: frozenset[int], in_place: frozenset[str]) -> None:
         self.own = own
+        self.in_place = in_place
+        """Storages that are parts of buckets."""
         self.loose = loose
         """Buckets whose gradients stay as they came."""
         self.holders: dict[str, set[str]] = {}
@@ -132,6 +135,8 @@ class _Life:
         if name.startswith(_UNSEEN):
             return
         for storage in storages:
+            if storage.name in self.in_place:
+                continue
             if storage.name not in self.holders:
                 self.holders[storage.name] = set()
                 self.size[storage.name] = storage.num_bytes

@@ -13,6 +13,7 @@ from plait.errors import ProgramError
 from plait.program.fold import representatives
 from plait.program.instructions import Collective, Instruction, Recv, Send, Wait
 from plait.program.program import Program
+from plait.program.relaxed.simulate import served_durations, simulate_served
 from plait.program.walk import Key, Walk
 from plait.trace.span import Span, Trace
 
@@ -126,6 +127,8 @@ def simulate(
     in_turn = [program] if isinstance(program, Program) else program
     plan = in_turn[0].plan
     mesh = plan.mesh
+    if plan.sync.has_servers:
+        return simulate_served(in_turn[0], duration, steps=steps)
     fold = representatives(in_turn[0]) if folded else None
     clocks = _Clocks(compute_s=[0.0] * mesh.size, communication_s=[0.0] * mesh.size)
     spans: list[Span] = []
@@ -154,6 +157,8 @@ def measured_durations(trace: Trace, program: Program) -> Duration:
     to where the first rank had its result. A message takes as long as the quickest of its size between its two ranks,
     from where it was sent to where it was received: of the others nobody knows how long they lay there.
     """
+    if program.plan.sync.has_servers:
+        return served_durations(trace, program)
     keys = {
         (rank, i.id): key for rank, i, key in Walk(program) if key is not None and not isinstance(i, Wait)
     }

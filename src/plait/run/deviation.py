@@ -5,7 +5,7 @@ are the reference of its processes; its equations are checked against plain torc
 """
 
 from plait.plan.plan import Plan
-from plait.program.averaging import averages
+from plait.program.averaging import mixes
 
 
 def deviation_of(plan: Plan) -> str | None:
@@ -13,7 +13,7 @@ def deviation_of(plan: Plan) -> str | None:
     workers, average = plan.mesh.size, plan.average
     if plan.sync.compress != "none":
         return f"sync.compress={plan.sync.compress} is lossy"
-    if not averages(plan):
+    if not mixes(plan):
         return None
     if plan.sync.rule == "easgd":
         return "easgd draws workers and their center to each other"

@@ -18,6 +18,7 @@ from plait.job.loader import Share
 from plait.plan.plan import DATA
 from plait.program import instructions as ins
 from plait.program.averaging import has_center
+from plait.program.places import places_of
 from plait.program.program import Bucket, Program, RankProgram, Value
 from plait.run.averaging import Averaging
 from plait.run.compression import Compressor
@@ -184,18 +185,13 @@ class Machine:
         return self._constants[key]
 
     def _places_of(self, program: Program, own: RankProgram) -> dict[str, tuple[Bucket, int]]:
-        """Gradients that are copied into a travelling bucket, and where: they may be made there right away."""
+        """Gradients that may be made in their bucket, and where."""
         key = id(own)
         if key not in self._places_by_program:
-            found: dict[str, tuple[Bucket, int]] = {}
-            for instruction in own.instructions:
-                if isinstance(instruction, ins.Accumulate) and instruction.fresh:
-                    bucket = own.buckets[instruction.bucket]
-                    flat = bucket.axis is not None or bucket.tied
-                    if flat and (bucket.group is None or program.layout.zero < 2):
-                        for position, name in enumerate(instruction.reads[: len(bucket.parameters)]):
-                            found.setdefault(name, (bucket, position))
-            self._places_by_program[key] = found
+            places = places_of(own, program.layout.zero)
+            self._places_by_program[key] = {
+                name: (own.buckets[index], position) for name, (index, position) in places.items()
+            }
         return self._places_by_program[key]
 
     def _load(self, instruction: ins.Load) -> None:

@@ -168,10 +168,15 @@ def parallelize(
     if dist.is_initialized():
         rank, ranks = dist.get_rank(), dist.get_world_size()
     chosen = resolve(plan, ranks if not isinstance(plan, Plan) else None, settings, mesh)
-    if chosen.mesh.size != ranks:
+    if chosen.ranks != ranks:
         raise PlanError(
-            f"the plan is for {chosen.mesh.size} ranks, but {ranks} processes were started.",
-            fix=f"start {chosen.mesh.size} processes, or drop the mesh from the plan.",
+            f"the plan is for {chosen.ranks} ranks, but {ranks} processes were started.",
+            fix=f"start {chosen.ranks} processes, or drop the mesh from the plan.",
+        )
+    if chosen.sync.rule != "all-reduce":
+        raise PlanError(
+            f"plan {chosen.name} has a loop of its own: its workers do not make each step together.",
+            fix="use plait.train, or a synchronous plan such as ddp.",
         )
     placed = choose_device(device, rank)
     if ranks > 1 and not dist.is_initialized():

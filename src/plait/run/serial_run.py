@@ -15,7 +15,7 @@ from plait.graph.from_job import Captures
 from plait.job.job import Job
 from plait.job.loader import LoadedStep, Loader, Share
 from plait.plan.plan import PIPE, Plan
-from plait.program.averaging import averages, due, has_center
+from plait.program.averaging import averages, due, has_center, mixes
 from plait.program.layout import Layout
 from plait.run.machine import Machine, StepOutcome
 from plait.run.prepare import prepare
@@ -89,6 +89,13 @@ class SerialRanks:
         self.rounds_to_float32 = self.rounds_to_float32 or _rounds(self.programs, by_rank[0][0])
         others = self.center.turn if self.center is not None else (lambda: False)
         run_step(self.machines, own if alone else own[0], step, by_rank, others)
+        if self.center is not None:
+            outcomes = [m.outcome for m in self.machines if m.outcome is not None]
+            self._outcome = StepOutcome(
+                total=torch.stack([outcome.total for outcome in outcomes]).sum(),
+                weight=torch.stack([torch.as_tensor(outcome.weight) for outcome in outcomes]).sum(),
+                norm=None,
+            )
         return True
 
     def _run_served(self, step: int, by_rank: Sequence[Sequence[Share]]) -> None:
@@ -148,6 +155,8 @@ class SerialRanks:
         layout, found = self.programs.layout, dict(self.machines[0].state.buffers)
         if self._servers is not None:
             return self._servers.buffers()
+        if self.center is not None:
+            return self.center.center.state.buffers
         if averages(self.programs.plan):
             return found | _mean([m.state.buffers for m in self.machines])
         for machine in reversed(self.machines):
@@ -201,7 +210,7 @@ def run_serially(
         gradients=tuple(gradients),
         weights=ranks.weights(),
         buffers=ranks.buffers(),
-        spread=0.0 if averages(programs.plan) or programs.plan.sync.has_servers else _spread(ranks.machines),
+        spread=0.0 if mixes(programs.plan) or programs.plan.sync.has_servers else _spread(ranks.machines),
         notices=ranks.notices,
         rounds_to_float32=ranks.rounds_to_float32,
     )

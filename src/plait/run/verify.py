@@ -194,6 +194,11 @@ def verify(
 
 def _refuse_what_depends_on_time(plan: Plan) -> None:
     sync, workers = plan.sync, plan.mesh.size
+    if sync.rule == "easgd" and plan.elastic.variant == "async" and workers > 1:
+        raise UsageError(
+            f"what {workers} workers of easgd compute depends on which of them meets the center first.",
+            fix="verify it with --set elastic.variant=round-robin, or =sync.",
+        )
     free = sync.rule in ("hogwild", "server-async") or (sync.rule == "server-stale" and sync.staleness > 0)
     if free and workers > 1:
         bound = ", or with sync.staleness=0" if sync.rule == "server-stale" else ""

@@ -9,6 +9,7 @@ is as fast as can be and every stage has room; of equal ones the most even. It i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -50,16 +51,26 @@ def best_cut(row: Row, *, in_flight: Sequence[float], limit_bytes: float, virtua
     """
     if len(in_flight) > len(row.seconds):
         return None
-    time, state, kept = (_between(values) for values in (row.seconds, row.state_bytes, row.kept_bytes))
-    even_s = sum(row.seconds) / len(in_flight)
-    anywhere = _most_even([time] * len(in_flight), even_s)
-    assert anywhere is not None
+    anywhere = _cut_anywhere(row.seconds, len(in_flight))
+    state, kept = _between(row.state_bytes), _between(row.kept_bytes)
     ends = [0, *anywhere.starts, len(row.seconds)]
     needs = [state[a, b] + kept[a, b] * n for (a, b), n in zip(pairwise(ends), in_flight, strict=True)]
     if max(needs) * virtual <= limit_bytes:
         return anywhere
+    least = sum(row.state_bytes) + min(in_flight) * sum(row.kept_bytes)
+    if least * virtual > limit_bytes * len(in_flight):
+        return None
+    time = _between(row.seconds)
     limited = [np.where((state + kept * n) * virtual <= limit_bytes, time, np.inf) for n in in_flight]
-    return _most_even(limited, even_s)
+    return _most_even(limited, sum(row.seconds) / len(in_flight))
+
+
+@lru_cache(maxsize=1024)
+def _cut_anywhere(seconds: tuple[float, ...], stages: int) -> Cut:
+    """The cut where memory does not matter; many plans share it."""
+    found = _most_even([_between(seconds)] * stages, sum(seconds) / stages)
+    assert found is not None
+    return found
 
 
 def _most_even(tables: Sequence[Array], even_s: float) -> Cut | None:

@@ -38,11 +38,15 @@ class Request:
 
 def choose(subject: Subject, cluster: Cluster, request: Request) -> Ranking:
     """All plans for the subject on the cluster; raises `PlanError` where none can be used."""
-    part = part_of(cluster, request.ranks)
+    return ranking_of(oracle_for(subject, part_of(cluster, request.ranks), request), request)
+
+
+def oracle_for(subject: Subject, cluster: Cluster, request: Request) -> SketchOracle:
+    """The oracle of a subject on a cluster, with the memory and the price that were asked for."""
     if request.price_per_hour is not None:
-        part = replace(part, price_per_hour=request.price_per_hour)
-    limit = min(request.limit_bytes or part.device.memory_bytes, part.device.memory_bytes)
-    return ranking_of(SketchOracle(subject, part, limit), request)
+        cluster = replace(cluster, price_per_hour=request.price_per_hour)
+    limit = min(request.limit_bytes or cluster.device.memory_bytes, cluster.device.memory_bytes)
+    return SketchOracle(subject, cluster, limit)
 
 
 def ranking_of(oracle: SketchOracle, request: Request) -> Ranking:

@@ -1,7 +1,5 @@
 """Models on paper: their numbers are those of their papers, and they can be captured and trained."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -36,10 +34,11 @@ def test_parameters_are_those_of_the_paper(name: str) -> None:
 @pytest.mark.parametrize("attention", ["fused", "plain"])
 @pytest.mark.parametrize("name", ["gpt", "bert-base", "llama"])
 def test_transformers_are_captured_and_give_a_gradient(name: str, attention: str) -> None:
-    shape = replace(
-        KNOWN[name], layers=2, hidden=32, heads=4, kv_heads=2 if name == "llama" else 4, ffn=64, seq=16,
-        vocab=64, attention=attention, dropout=0.1 if name == "gpt" else 0.0, precision="fp32",
-    )  # fmt: skip
+    heads, dropout = (2 if name == "llama" else 4), (0.1 if name == "gpt" else 0.0)
+    shape = read_shape(
+        f"{name}:layers=2,hidden=32,heads=4,kv_heads={heads},ffn=64,seq=16,vocab=64,attention={attention},"
+        f"dropout={dropout},precision=fp32"
+    )
     job = paper_job(shape, batch=2)
     captures = Captures(job)
     graph = captures.of_size(2)

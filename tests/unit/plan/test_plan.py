@@ -129,6 +129,14 @@ def test_a_bad_file_is_named_with_its_fix(text: str, what: str, tmp_path: Path) 
     assert raised.value.fix
 
 
+@pytest.mark.parametrize(("plan", "mesh"), [("ddp", {DATA: 2}), ("1f1b", {"pipe": 2})])
+def test_sequences_are_not_cut_along_an_axis_that_is_not_there(plan: str, mesh: dict[str, int]) -> None:
+    with pytest.raises(PlanError, match="tensor.sequence cuts sequences along the axis tensor") as raised:
+        resolve(plan, None, {"tensor": {"sequence": True}}, mesh)
+    assert raised.value.fix == "add tensor=2 to the mesh, or drop tensor.sequence."
+    assert resolve(plan, None, {"tensor": {"sequence": True}}, mesh | {"tensor": 2}).tensor.sequence
+
+
 def test_a_mesh_knows_places_and_groups() -> None:
     mesh = Mesh(axes=(("pipe", 2), (DATA, 3)))
     assert mesh.size == 6

@@ -20,6 +20,7 @@ from plait.plan.named import resolve
 from plait.program.averaging import due
 from plait.program.instructions import Collective, Compute
 from plait.program.simulate import simulate
+from plait.run.parallelize import parallelize
 from plait.run.prepare import prepare
 from plait.run.serial_run import SerialRanks
 from plait.run.verify import verify
@@ -204,3 +205,8 @@ def test_one_worker_is_one_process() -> None:
     for plan, ranks in (("diloco", 1), ("local-sgd", 2)):
         with pytest.raises(UsageError, match="no run of one rank computes the same"):
             verify(job, plan, ranks, serial=True)
+
+
+def test_a_loop_of_the_users_own_takes_synchronous_plans_alone() -> None:
+    with pytest.raises(PlanError, match="local-sgd has a loop of its own"):
+        parallelize(case_job("mlp", torch.float32), "local-sgd")

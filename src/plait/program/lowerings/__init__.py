@@ -1,34 +1,7 @@
 """Local forms of ops, one small file per family, all entered in one table."""
 
-from plait.program.lowerings import (
-    indexing,
-    layer_norm,
-    losses,
-    norms,
-    products,
-    random,
-    reductions,
-    sequence,
-    shapes,
-    softmax,
-    spatial,
-    views,
-    vocabulary,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-REGISTERED = (
-    indexing,
-    layer_norm,
-    losses,
-    norms,
-    products,
-    random,
-    reductions,
-    sequence,
-    shapes,
-    softmax,
-    spatial,
-    views,
-    vocabulary,
-)
-"""Importing them enters their lowerings."""
+REGISTERED = tuple(import_module(f"{__name__}.{family.name}") for family in iter_modules(__path__))
+"""Importing them enters their lowerings: a new file is enough."""

@@ -12,7 +12,9 @@ from plait.errors import ProgramError
 from plait.program.instructions import (
     Accumulate,
     Collective,
+    Compress,
     Compute,
+    Decompress,
     Finish,
     Instruction,
     Join,
@@ -140,6 +142,8 @@ class Durations:
                 own.values[n].num_bytes for n in instruction.reads if n in own.values and n not in filled
             ]
             return 2.0 * sum(copied)
+        if isinstance(instruction, Compress | Decompress):
+            return 3.0 * own.buckets[instruction.bucket].num_bytes
         if isinstance(instruction, Keep | Join):
             bucket = own.buckets[instruction.bucket]
             parts = 1 if bucket.group is None else bucket.group.chunks

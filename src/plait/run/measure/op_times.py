@@ -8,6 +8,7 @@ On a GPU the ops are queued behind a pause, so that the host never keeps the dev
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import mean, median
 from typing import Any
 
@@ -24,8 +25,10 @@ from plait.program.timing.op_key import op_key
 _LASTING = ("parameter:", "buffer:", "constant:")
 _SMALL = 0.02
 """Spread of made-up numbers: products of many of them stay of their size."""
-_PAUSE_CYCLES = 800_000_000
-"""About 0.4 s of a GPU's clock: longer than the host needs to queue a step."""
+_PAUSE_CYCLES = 40_000_000
+"""About 20 ms of a GPU's clock: longer than the host needs to queue so many ops."""
+_PER_PAUSE = 250
+"""Ops that are queued behind one pause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,13 +143,22 @@ class _HostClock:
 
 
 class _DeviceClock:
-    """On a GPU: marks between the ops of a full queue; the host's time is that of its calls."""
+    """On a GPU: marks between ops that are queued behind a pause; the host's time is that of its calls.
+
+    The queue holds about a thousand kernels, after which the host would have to wait: there is a pause every few ops.
+    """
+
+    def __init__(self) -> None:
+        self.begin()
+        for _ in range(_PER_PAUSE):
+            self.time(lambda: None, (), {})
+        self._nothing_s = 0.0
+        self._nothing_s = median(self.end()[0])
 
     def begin(self) -> None:
         torch.cuda.synchronize()
         self._host_s = 0.0
-        torch.cuda._sleep(_PAUSE_CYCLES)  # type: ignore[no-untyped-call]
-        self._marks = [self._mark()]
+        self._marks: list[list[torch.cuda.Event]] = []
 
     def _mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -154,16 +166,22 @@ class _DeviceClock:
         return event
 
     def time(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if not self._marks or len(self._marks[-1]) > _PER_PAUSE:
+            torch.cuda.synchronize()
+            torch.cuda._sleep(_PAUSE_CYCLES)  # type: ignore[no-untyped-call]
+            self._marks.append([self._mark()])
         start = time.perf_counter_ns()
         result = function(*args, **kwargs)
         self._host_s += (time.perf_counter_ns() - start) * 1e-9
-        self._marks.append(self._mark())
+        self._marks[-1].append(self._mark())
         return result
 
     def end(self) -> tuple[list[float], float]:
         torch.cuda.synchronize()
-        pairs = zip(self._marks, self._marks[1:], strict=False)
-        return [before.elapsed_time(after) * 1e-3 for before, after in pairs], self._host_s
+        found = [
+            before.elapsed_time(after) * 1e-3 for marks in self._marks for before, after in pairwise(marks)
+        ]
+        return [max(0.0, seconds - self._nothing_s) for seconds in found], self._host_s
 
 
 class _Values:

@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from plait.job.data import open_data
+from plait.job.job import Job
 from plait.program.instructions import Compute
 from plait.program.program import Program
 from plait.program.timing.op_key import op_key, update_key
@@ -57,10 +59,24 @@ def time_program(
 
 
 class _Main:
-    """What every process does."""
+    """What every process does. Spawned ones compile again: programs hold functions that do not travel."""
 
     def __init__(self, programs: Programs, program: Program, device: str, known: Mapping[str, float]) -> None:
         self._programs, self._program, self._device, self._known = programs, program, device, known
+
+    def __getstate__(self) -> dict[str, Any]:
+        programs = self._programs
+        return {
+            "job": programs.job, "plan": programs.plan, "shares": self._program.shares, "device": self._device,
+            "known": dict(self._known),
+        }  # fmt: skip
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        job: Job = state["job"]
+        source = open_data(job.data, job.collate)
+        self._programs = Programs(job, source, state["plan"], torch.device(state["device"]))
+        self._program = self._programs.for_sizes(state["shares"])
+        self._device, self._known = state["device"], state["known"]
 
     def __call__(self, seat: Seat) -> dict[str, Any]:
         keep_freed_memory()

@@ -188,7 +188,7 @@ class CenterPort:
         """Send weights; the handle has what the center was."""
         self._asked += 1
         head = Head(kind=Kind.EXCHANGE, index=index, step=step, number=self._asked, shares=self.shares)
-        self._streams.send(self._server, head, torch.tensor([strength], dtype=torch.float64), flat)
+        self._streams.send(self._server, head, torch.tensor([strength], dtype=torch.float64), flat.cpu())
         return _Answer(self, index, self._asked)
 
     def leave(self, step: int) -> None:
@@ -225,7 +225,7 @@ class CenterPort:
         """The weights in an answer, copied."""
         payload = message[HEADER_BYTES:]
         self.received_bytes += payload.numel()
-        return payload.view(self._flats[index].dtype).clone()
+        return payload.view(self._flats[index].dtype).to(self._state.device, copy=True)
 
 
 class _Answer:

@@ -8,9 +8,12 @@ center.
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from plait.job.loader import LoadedStep
 from plait.program.averaging import longest_round
+from plait.program.relaxed.rule import histogram
 from plait.run.agreement import check_agreement
 from plait.run.checkpoint import load_checkpoint
 from plait.run.launch import Seat
@@ -19,7 +22,6 @@ from plait.run.programs import Programs
 from plait.run.relaxed.center import Center, CenterPort
 from plait.run.relaxed.keeper import Keeper
 from plait.run.relaxed.loop import FreeWorker, Watch
-from plait.run.relaxed.rule import histogram
 from plait.run.relaxed.serve import Patience, Spans, first_program, post_of, tell_of
 from plait.run.relaxed.start import takes_tickets
 from plait.run.relaxed.tickets import shared_count, tickets
@@ -75,6 +77,9 @@ def work_around_center(task: Task, seat: Seat, programs: Programs, device: torch
     machine.slowdown = task.slow.get(seat.rank, 1.0)
     flats = first_program(programs).of(seat.rank).averages
     machine.center = port = CenterPort(plan, post_of(links), state, flats, waits=True)
+    gradients: list[dict[str, Tensor]] = []
+    if task.record_gradients and seat.rank == 0:
+        machine.store.on_ready = lambda found: gradients.append({n: g.clone() for n, g in found.items()})
     start, ahead = state.steps_done, longest_round(plan) or 1
     free = takes_tickets(plan)
     worker = FreeWorker(
@@ -90,7 +95,10 @@ def work_around_center(task: Task, seat: Seat, programs: Programs, device: torch
         if free
         else (lambda step: seat.board.stop_after(step, ahead)),
     )
-    return worker.run()
+    counted = worker.run()
+    for step, entry in enumerate(gradients):
+        save_file(entry, task.folder / f"gradients-{step:06d}.safetensors")
+    return counted
 
 
 class Drawn:

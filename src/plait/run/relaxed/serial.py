@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from plait.program.relaxed.rule import rule_of
 from plait.run.machine import Machine
 from plait.run.programs import Programs
 from plait.run.relaxed.center import Center, CenterPort
 from plait.run.relaxed.port import Port
-from plait.run.relaxed.rule import rule_of
 from plait.run.relaxed.serve import first_program, server_state
 from plait.run.relaxed.server import Server
 from plait.run.state import ModelState

@@ -16,6 +16,7 @@ from torch import Tensor
 from plait.job.loader import LoadedStep
 from plait.job.order import micro_batch_sizes, shares
 from plait.program.program import Program
+from plait.program.relaxed.rule import histogram, rule_of
 from plait.run.agreement import check_agreement
 from plait.run.checkpoint import load_checkpoint
 from plait.run.holding import Holding
@@ -27,7 +28,6 @@ from plait.run.relaxed.keeper import Keeper
 from plait.run.relaxed.loop import FreeWorker, Watch
 from plait.run.relaxed.parts import server_layout
 from plait.run.relaxed.port import Port
-from plait.run.relaxed.rule import histogram, rule_of
 from plait.run.relaxed.server import Server
 from plait.run.relaxed.start import takes_tickets
 from plait.run.relaxed.tickets import shared_count, tickets
@@ -124,7 +124,7 @@ def work(task: Task, seat: Seat, programs: Programs, device: torch.device) -> di
         programs,
         machine,
         watch,
-        _Served(port, start),
+        _Served(port, machine, start),
         start_step=start,
         places=tickets(shared_count(seat), plan.mesh.size, start) if free else None,
         stops=(lambda step: seat.stop_requested())
@@ -137,8 +137,9 @@ def work(task: Task, seat: Seat, programs: Programs, device: torch.device) -> di
 class _Served:
     """`Weights` that servers hold."""
 
-    def __init__(self, port: Port, start: int) -> None:
+    def __init__(self, port: Port, machine: Machine, start: int) -> None:
         self._port = port
+        self._machine = machine
         self._next = start
 
     def refresh(self) -> None:
@@ -155,7 +156,7 @@ class _Served:
 
     def close(self) -> dict[str, Any]:
         self._port.leave(self._next)
-        return {"bytes_sent": self._port.sent_bytes}
+        return {"bytes_sent": self._port.sent_bytes + self._machine.bytes_sent}
 
 
 class Spans:

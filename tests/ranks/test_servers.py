@@ -1,0 +1,177 @@
+"""Parameter servers in real processes: what they compute, how old weights get, who may die, and checkpoints."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.ranks import jobs
+
+import plait
+from plait.errors import WorkerError
+from plait.job.job import Job
+from plait.run.checkpoint import load_checkpoint
+from plait.run.verify import Reference, reference_of, verify
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_process() -> Iterator[None]:
+    before = jobs.children()
+    yield
+    assert jobs.children() <= before
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    return reference_of(jobs.dropout(), steps=3)
+
+
+@pytest.mark.parametrize(
+    ("plan", "ranks", "settings"),
+    [
+        ("server-sync", 4, {"servers": 2, "bucket_mib": 0.001}),
+        ("server-async", 3, {"servers": 2}),
+        ("server-stale", 2, {}),
+    ],
+)
+def test_processes_compute_what_one_does(
+    plan: str, ranks: int, settings: dict[str, Any], reference: Reference
+) -> None:
+    found = verify(jobs.dropout(), plan, ranks, settings={"sync": settings}, against=reference)
+    assert found.ok, found.first
+
+
+def totals(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "totals.json").read_text())
+    return found
+
+
+def test_weights_are_never_older_than_the_bound(tmp_path: Path) -> None:
+    job = replace(jobs.plain(), steps=40, epochs=None)
+    plait.train(
+        job, "server-stale", 3, out=tmp_path, settings={"sync": {"staleness": 2}}, slow={0: 20.0}, trace=False
+    )
+    ages = {int(age): count for age, count in totals(tmp_path)["staleness"].items()}
+    assert sum(ages.values()) == 80
+    assert max(ages) == 2  # reached by the quick worker, and never passed
+    assert totals(tmp_path)["updates"] == 40
+
+
+def test_a_slow_worker_takes_fewer_shares_and_none_is_lost(tmp_path: Path) -> None:
+    job = replace(jobs.plain(), steps=40, epochs=None)
+    plait.train(job, "server-async", 3, out=tmp_path, slow={0: 20.0}, record_samples=True, trace=False)
+    found = totals(tmp_path)
+    assert found["updates"] == sum(found["shares_by_worker"].values()) == 80
+    assert found["shares_by_worker"]["0"] < found["shares_by_worker"]["1"]
+    samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    order = job.order(64)
+    assert order is not None
+    assert {entry["step"]: entry["ids"] for entry in samples} == {
+        s: order.at(s).ids.tolist() for s in range(40)
+    }
+
+
+class KillsAt:
+    """A listener that kills a rank once a step was told of."""
+
+    def __init__(self, rank: int, step: int) -> None:
+        self._rank, self._step = rank, step
+        self._before = jobs.children()
+        self.notices: list[str] = []
+        self.killed_s = 0.0
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if "notice" in event:
+            self.notices.append(event["notice"])
+        if event.get("metrics", {}).get("step", 0) >= self._step and not self.killed_s:
+            pids = sorted(jobs.children() - self._before)  # started in the order of ranks
+            os.kill(pids[self._rank], signal.SIGKILL)
+            self.killed_s = time.monotonic()
+
+
+def slow_job() -> Job:
+    return replace(jobs.slow(), steps=60)
+
+
+@pytest.mark.parametrize("plan", ["server-async", "server-stale"])
+def test_a_dead_worker_does_not_stop_the_others(plan: str, tmp_path: Path) -> None:
+    kill = KillsAt(rank=1, step=5)
+    result = plait.train(slow_job(), plan, 3, out=tmp_path, listener=kill, trace=False)
+    assert len(result.losses) == 60
+    assert load_checkpoint(tmp_path).step == 60
+    (told,) = kill.notices
+    assert "rank 1 of 3 was killed by SIGKILL" in told
+    found = totals(tmp_path)["shares_by_worker"]
+    lost = 120 - sum(found.values())
+    if plan == "server-async":
+        assert lost <= 2  # what it computed on, and what it had loaded
+        assert "take over its data" in told
+    else:
+        assert found["0"] == 60 and lost > 10
+        assert "not trained on" in told
+
+
+def test_a_dead_server_ends_the_run_with_a_way_back(tmp_path: Path) -> None:
+    kill = KillsAt(rank=2, step=40)
+    with pytest.raises(WorkerError) as caught:
+        plait.train(
+            slow_job(), "server-async", 3, out=tmp_path, listener=kill, checkpoint_every=10, trace=False
+        )
+    assert time.monotonic() - kill.killed_s < 10
+    assert "a server is gone" in caught.value.what
+    assert f"--resume {tmp_path}" in str(caught.value.fix)
+    saved = load_checkpoint(tmp_path).step
+    assert saved in (10, 20, 30, 40, 50)
+    assert f"step-{saved:08d}" in caught.value.what
+    steps = replace(slow_job(), steps=saved + 4)
+    result = plait.train(steps, "ddp", 2, out=tmp_path, resume=tmp_path, trace=False)
+    assert len(result.losses) == 4
+
+
+def run(job: Job, plan: str, ranks: int, out: Path, resume: Path | None = None, **settings: Any) -> None:
+    plait.train(job, plan, ranks, out=out, resume=resume, trace=False, settings={"sync": settings})
+
+
+def test_checkpoints_go_to_ddp_and_back(tmp_path: Path) -> None:
+    job = replace(jobs.dropout(), evaluate=None, metrics=None)
+    parts = [replace(job, steps=steps, epochs=None) for steps in (4, 8, 11)]
+    run(parts[2], "ddp", 2, tmp_path / "whole")
+    run(parts[0], "server-sync", 4, tmp_path / "a", servers=2)
+    run(parts[1], "ddp", 2, tmp_path / "b", tmp_path / "a")
+    run(parts[2], "server-sync", 3, tmp_path / "c", tmp_path / "b")
+    whole, joined = load_checkpoint(tmp_path / "whole"), load_checkpoint(tmp_path / "c")
+    assert joined.step == 11
+    for name, tensor in (whole.parameters | whole.buffers).items():
+        other = (joined.parameters | joined.buffers)[name]
+        assert (tensor.double() - other.double()).abs().max() < 2e-5, (
+            name
+        )  # sums in another order, 11 AdamW steps
+
+
+def test_a_goal_ends_all_workers(tmp_path: Path) -> None:
+    goal = plait.Until(metric="accuracy", target=0.0, mode="max")
+    job = replace(jobs.dropout(), epochs=50, until=goal)
+    result = plait.train(job, "server-async", 3, out=tmp_path, trace=False)
+    assert result.stopped is not None and "accuracy reached" in result.stopped
+    assert len(result.losses) < 50 * 7
+    assert result.evaluation["accuracy"] >= 0.0
+
+
+def test_a_model_that_runs_eagerly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise plait.errors.CaptureError("this model cannot be captured.")
+
+    monkeypatch.setattr("plait.graph.from_job.Captures.of_batch", refuse)
+    job = replace(jobs.plain(), steps=5, epochs=None)
+    plait.train(job, "ddp", 2, out=tmp_path / "ddp", trace=False)
+    plait.train(job, "server-sync", 3, out=tmp_path / "server", trace=False)
+    one, other = load_checkpoint(tmp_path / "ddp"), load_checkpoint(tmp_path / "server")
+    for name, tensor in one.parameters.items():
+        assert (tensor - other.parameters[name]).abs().max() < 1e-6
