@@ -13,15 +13,18 @@ import torch
 import plait
 from plait.job.order import micro_batch_sizes, shares
 from plait.plan.plan import Plan
+from plait.program.averaging import due, longest_round, mixes
 from plait.program.instructions import Compute, Instruction, Load, Opaque
 from plait.program.program import Program
 from plait.program.relaxed.simulate import predicted_throughput
+from plait.program.relaxed.simulate_rounds import round_durations, slowed, steps_per_s
 from plait.program.simulate import Duration, measured_durations, simulate
 from plait.run.prepare import prepare
 from plait.trace.files import read_trace
 from plait.trace.span import Span, Trace
 
 _STEPS = 40
+_ROUNDS = 16
 _COMPUTES = ("forward", "backward")
 
 
@@ -40,14 +43,26 @@ def predicted_samples_per_s(
     own_s = [_own_step_s(trace, rank, slow.get(rank, 1.0)) for rank in range(plan.mesh.size)]
     if rule == "hogwild":
         return sum(job.batch / plan.mesh.size / seconds for seconds in own_s)
-    if rule in ("local-sgd", "diloco"):
-        return job.batch / max(own_s)
+    if mixes(plan):
+        steps = _round(job, plan)
+        durations = slowed(round_durations(trace, steps), slow)
+        return job.batch * steps_per_s(simulate(steps, durations, steps=_ROUNDS * len(steps)), plan.mesh.size)
     return None
 
 
 def _program(job: plait.Job, plan: Plan) -> Program:
     programs = prepare(job, plan, "cpu", torch.float32, lambda event: None)
     return programs.for_sizes([shares(size, plan.data_ranks) for size in micro_batch_sizes(job.batch, 1)])
+
+
+def _round(job: plait.Job, plan: Plan) -> list[Program]:
+    """The programs of the steps from one average, or exchange, to the next."""
+    programs = prepare(job, plan, "cpu", torch.float32, lambda event: None)
+    sizes = [shares(size, plan.data_ranks) for size in micro_batch_sizes(job.batch, 1)]
+    first = plan.average.warmup
+    return [
+        programs.for_sizes(sizes, due(plan, first + step, False)) for step in range(longest_round(plan) or 1)
+    ]
 
 
 def _slowed(trace: Trace, program: Program, slow: Mapping[int, float]) -> Duration:

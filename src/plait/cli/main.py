@@ -23,9 +23,11 @@ from plait.cli.options import REMEMBERED, job_with, load_run_settings, parse_mes
 from plait.cli.placements_command import Asked, placements_command
 from plait.cli.plan_command import choose_for_run
 from plait.cli.plan_options import plan_
+from plait.cli.predict_options import measure_, predict_
 from plait.cli.progress import show_progress
+from plait.cli.validate_command import validate
 from plait.cli.verify_command import print_verification
-from plait.errors import JobError, PlaitError, PlanError, UsageError
+from plait.errors import ClusterError, JobError, PlaitError, PlanError, UsageError
 from plait.job.reference import load_job
 from plait.plan.named import NAMED
 from plait.plan.plan import Plan
@@ -102,6 +104,9 @@ def run(
         list[str] | None,
         typer.Option(metavar="RANK=FACTOR", help="Make a rank take so many times as long to compute."),
     ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Refuse a plan that needs more of a device than this: 70GiB.")
+    ] = None,
     json_: JsonOption = False,
 ) -> None:
     """Train JOB and leave a run folder with its plan, metrics, trace and checkpoints."""
@@ -137,7 +142,7 @@ def run(
             loaded, chosen, ranks, steps=options.get("steps"), out=out or resume, device=options.get("device") or "cpu",
             settings=plan_settings, mesh=parse_mesh(mesh), checkpoint_every=options.get("checkpoint_every"),
             resume=resume, record_samples=bool(options.get("record_samples")), trace=trace, hang_s=hang_s,
-            listener=heard, name=name, extra=remembered, slow=parse_slow(slow or []),
+            listener=heard, name=name, extra=remembered, slow=parse_slow(slow or []), memory=memory,
         )  # fmt: skip
     if trace:
         write_page(result.folder)
@@ -198,6 +203,9 @@ def graph(
 
 
 app.command(name="plan")(plan_)
+app.command(name="predict")(predict_)
+app.command(name="measure")(measure_)
+app.command(name="validate")(validate)
 
 
 @app.command(name="verify")
@@ -322,7 +330,7 @@ def call(arguments: Sequence[str]) -> int:
         if debug:
             raise
         _tell(error)
-        return 2 if isinstance(error, (UsageError, PlanError, JobError)) else 1
+        return 2 if isinstance(error, (UsageError, ClusterError, PlanError, JobError)) else 1
 
 
 def _tell(error: PlaitError) -> None:

@@ -29,7 +29,7 @@ from plait.job.reference import load_job
 from plait.plan.named import NAMED
 from plait.plan.plan import Plan
 from plait.report.scaling_picture import scaling_picture
-from plait.search.choose import Request, choose, oracle_for, part_of
+from plait.search.choose import Request, choose, oracle_for, part_of, simplest
 from plait.search.explain import describe, explain
 from plait.search.export import EXPORTERS, Setup
 from plait.search.prediction import Prediction
@@ -106,8 +106,7 @@ def choose_for_run(job: Job, name: str, ranks: int | None, mesh: str | None) -> 
             f"--plan auto for {ranks} ranks; this machine has {cluster.size} cores.",
             fix=f"use --ranks {cluster.size} or fewer, or name a plan.",
         )
-    ranking = choose(subject_of_job(job, name), cluster, Request(ranks=ranks, top=2))
-    best = ranking.predictions[0]
+    best = simplest(choose(subject_of_job(job, name), cluster, Request(ranks=ranks)))
     count = num_micro_batches(best)
     told = (
         f"plan auto: {describe(best.plan)}, {count} micro-batch{'es' if count > 1 else ''} a step; predicted "

@@ -27,9 +27,9 @@ def ranking_view(title: str, ranking: Ranking, limit_bytes: float) -> Group:
     """Plans that fit, those that do not, and those that compute something else."""
     considered = (
         f"{ranking.num_candidates} plans considered, {ranking.num_predicted} predicted, "
-        f"{format_seconds(ranking.seconds)}"
+        f"{format_seconds(ranking.seconds)}; {format_bytes(limit_bytes)} a device"
     )
-    parts: list[Any] = [Text.assemble((title, "bold"), f"  {considered}"), _plans(ranking, limit_bytes)]
+    parts: list[Any] = [Text.assemble((title, "bold"), f"  {considered}"), _plans(ranking)]
     rejected = folded(ranking.rejected)
     if rejected:
         parts.append(_rejected(rejected))
@@ -38,23 +38,14 @@ def ranking_view(title: str, ranking: Ranking, limit_bytes: float) -> Group:
     return Group(*parts)
 
 
-def _plans(ranking: Ranking, limit_bytes: float) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+def _plans(ranking: Ranking) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     money = ranking.predictions[0].cost_per_step is not None
     table.add_column("", justify="right")
-    table.add_column("plan", overflow="fold", min_width=24)
-    for name in (
-        "micro",
-        "step",
-        "samples/s",
-        "MFU",
-        f"memory of {format_bytes(limit_bytes)}",
-        "sent",
-        "idle",
-    ):
-        table.add_column(name, justify="right", no_wrap=name != "micro")
-    if money:
-        table.add_column("money/step", justify="right", no_wrap=True)
+    table.add_column("plan", overflow="fold", min_width=16)
+    names = ["micro", "step", "samples/s", "MFU", "memory", "sent"]
+    for name in [*names, "money"] if money else names:
+        table.add_column(name, justify="right", no_wrap=True)
     for number, found in enumerate(ranking.predictions, 1):
         sent = sum(found.sent_bytes.values())
         cells = [
@@ -66,7 +57,6 @@ def _plans(ranking: Ranking, limit_bytes: float) -> Table:
             f"{found.utilization:.1%}",
             format_bytes(found.memory.total),
             format_bytes(sent) if sent else "–",
-            f"{found.bubble:.0%}" if found.plan.mesh.size_of(PIPE) > 1 else "–",
         ]
         if money:
             cells.append(f"{found.cost_per_step:.4g}")

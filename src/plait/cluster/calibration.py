@@ -1,7 +1,7 @@
-"""How far a type of device stays below its data sheet: at most ten constants, the same for every model and plan.
+"""How far a type of device stays below its data sheet: a few constants, the same for every model and plan.
 
 In: nothing. Out: a `Calibration`. What each constant multiplies is written in docs/cost-model.md; `bench/calibrate.py`
-fits them on published measurements.
+fits nine of them on published measurements, or `plait measure` on a machine; the two of memory are set.
 """
 
 from dataclasses import dataclass
@@ -30,6 +30,6 @@ class Calibration:
     step_s: float = 5e-3
     """Time of a step in which no device works: data, learning rate, logging."""
     reserve_bytes: float = 1.5e9
-    """Memory of the device's context and of communication."""
-    fragmentation: float = 0.05
-    """Share of activations and buffers that the allocator holds beside what is used."""
+    """Memory of the device's context and of communication: set, not fitted."""
+    fragmentation: float = 0.03
+    """Share of activations and buffers that the allocator holds beside what is used: set, not fitted."""

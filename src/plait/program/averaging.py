@@ -79,7 +79,7 @@ def due(plan: Plan, step: int, ends_epoch: bool) -> tuple[int, ...]:
 
 def longest_round(plan: Plan) -> int | None:
     """Steps after which all ranks have met at least once, whatever step it is; None: they meet once an epoch."""
-    if not averages(plan):
+    if not mixes(plan):
         return 1
     if plan.sync.rule == "easgd":
         return plan.elastic.tau

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from plait.graph.op_family import is_view
 from plait.plan.plan import PIPE
 from plait.program.instructions import Accumulate, Collective, Compute, Instruction
 from plait.program.places import storages_in_place
@@ -170,13 +171,13 @@ def storages_of(nodes: Iterable[fx.Node], rename: Mapping[str, str]) -> dict[str
             source, index = node.args[0], node.args[1]
             parts = of.get(source, ())  # type: ignore[arg-type]
             of[node] = parts[index : index + 1] if isinstance(index, int) and len(parts) > index else parts
-        elif _is_view(node):
+        elif node.all_input_nodes and is_view(node.target):
             of[node] = of.get(node.all_input_nodes[0], ())
         elif isinstance(value, torch.Tensor):
-            of[node] = (Storage(name=name, num_bytes=_num_bytes(value)),)
+            of[node] = (Storage(name=name, num_bytes=storage_bytes(value)),)
         elif isinstance(value, (tuple, list)):
             of[node] = tuple(
-                Storage(name=f"{name}[{i}]", num_bytes=_num_bytes(v) if isinstance(v, torch.Tensor) else 0)
+                Storage(name=f"{name}[{i}]", num_bytes=storage_bytes(v) if isinstance(v, torch.Tensor) else 0)
                 for i, v in enumerate(value)
             )
         else:
@@ -185,26 +186,10 @@ def storages_of(nodes: Iterable[fx.Node], rename: Mapping[str, str]) -> dict[str
     return found
 
 
-_ALIASES = (
-    torch.ops.aten._unsafe_view.default,
-    torch.ops.aten.reshape.default,
-)
-"""Ops that show their input's memory though their schema does not say so."""
-
-
-def _is_view(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    if node.op != "call_function" or schema is None or not node.all_input_nodes:
-        return False
-    if node.target in _ALIASES:
-        return True
-    info = schema.returns[0].alias_info if schema.returns else None
-    return info is not None and not info.is_write
-
-
 def _is_item(node: fx.Node) -> bool:
     return getattr(node.target, "__name__", "") in ("getitem", "item")
 
 
-def _num_bytes(value: torch.Tensor) -> int:
+def storage_bytes(value: torch.Tensor) -> int:
+    """Bytes of the memory that a tensor lies in; more than its own where it shows a part."""
     return int(value.untyped_storage().nbytes()) if value.numel() else 0

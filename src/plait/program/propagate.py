@@ -14,6 +14,7 @@ from math import inf
 import torch
 from torch import fx
 
+from plait.graph.cost import value_bytes
 from plait.graph.graph import Graph
 from plait.program.placement import (
     AxisShares,
@@ -124,7 +125,7 @@ def _choose(
     if best == whole:
         for tensor, placement in zip(op.tensors, have, strict=True):
             if isinstance(placement, Shard):
-                gathered.append(_fallback(op, _num_bytes(tensor)))
+                gathered.append(_fallback(op, value_bytes(tensor.meta["val"])))
     return best
 
 
@@ -182,7 +183,7 @@ def _regrouped(strategy: Strategy, outer: int) -> Strategy:
 
 def _cost(op: Op, have: list[Placement], strategy: Strategy) -> float:
     costs = (
-        conversion_cost(a, b) * max(_num_bytes(t), 1)
+        conversion_cost(a, b) * max(value_bytes(t.meta["val"]), 1)
         for t, a, b in zip(op.tensors, have, strategy.inputs, strict=True)
     )
     return sum(costs)
@@ -199,11 +200,6 @@ def conversion_cost(have: Placement, want: Placement) -> float:
     if isinstance(have, Partial):
         return 2.0 if isinstance(want, Replicate) else 1.0 + _SLICE_COST
     return 1.0 if isinstance(want, Replicate) else 1.0 + _SLICE_COST
-
-
-def _num_bytes(node: fx.Node) -> int:
-    value = node.meta["val"]
-    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
 
 
 def _makes_pieces(op: Op) -> bool:

@@ -22,6 +22,7 @@ from plait.graph.cost import node_flops
 from plait.graph.graph import Graph
 from plait.graph.op_family import is_view
 from plait.program.localize import LocalGraph
+from plait.program.memory import storage_bytes
 from plait.program.op_keys import find_blocks
 from plait.program.recompute import Again, forward_nodes, frontier, is_backward, is_item, op_of
 from plait.program.stages import FLOPS_PER_BYTE, Stages
@@ -185,8 +186,8 @@ def _is_dear(node: fx.Node, lookups: set[str]) -> bool:
         return False
     if node_flops(node) > 0:
         return True
-    made = sum(_num_bytes(tensor) for tensor in _tensors(node))
-    read = sum(_num_bytes(tensor) for used in node.all_input_nodes for tensor in _tensors(used))
+    made = sum(storage_bytes(tensor) for tensor in _tensors(node))
+    read = sum(storage_bytes(tensor) for used in node.all_input_nodes for tensor in _tensors(used))
     if made * _SHRINKS < read and not isinstance(node.meta["val"], (tuple, list)):
         return True
     return node.meta["lowers"] in lookups and "change" not in node.meta
@@ -198,13 +199,13 @@ def _bytes_kept(node: fx.Node, is_bound: bool) -> int | None:
         return None
     if isinstance(node.meta["val"], (tuple, list)) and all(is_item(user) for user in node.users):
         return None
-    return sum(_num_bytes(tensor) for tensor in _tensors(node))
+    return sum(storage_bytes(tensor) for tensor in _tensors(node))
 
 
 def _cost(node: fx.Node) -> float:
     if _is_alias(node) or is_item(node):
         return 0.0
-    return node_flops(node) + FLOPS_PER_BYTE * sum(_num_bytes(tensor) for tensor in _tensors(node))
+    return node_flops(node) + FLOPS_PER_BYTE * sum(storage_bytes(tensor) for tensor in _tensors(node))
 
 
 def _is_alias(node: fx.Node) -> bool:
@@ -217,7 +218,3 @@ def _is_alias(node: fx.Node) -> bool:
 
 def _tensors(node: fx.Node) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
-
-
-def _num_bytes(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage().nbytes()) if tensor.numel() else 0

@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from plait.errors import ProgramError
+from plait.program.averaging import has_center
 from plait.program.fold import representatives
 from plait.program.instructions import Collective, Instruction, Recv, Send, Wait
 from plait.program.program import Program
 from plait.program.relaxed.simulate import served_durations, simulate_served
+from plait.program.relaxed.simulate_rounds import simulate_center
 from plait.program.walk import Key, Walk
 from plait.trace.span import Span, Trace
 
@@ -129,6 +131,8 @@ def simulate(
     mesh = plan.mesh
     if plan.sync.has_servers:
         return simulate_served(in_turn[0], duration, steps=steps)
+    if has_center(plan):
+        return simulate_center(in_turn, duration, steps=steps)
     fold = representatives(in_turn[0]) if folded else None
     clocks = _Clocks(compute_s=[0.0] * mesh.size, communication_s=[0.0] * mesh.size)
     spans: list[Span] = []

@@ -16,6 +16,7 @@ from torch import fx
 from plait.errors import PlanError
 from plait.graph.cost import node_flops, value_bytes
 from plait.graph.graph import Graph
+from plait.graph.op_family import is_view
 from plait.program.cut_by_cost import Room, real_users, starts_by_cost
 
 FLOPS_PER_BYTE = 10.0
@@ -106,7 +107,7 @@ def _free_nodes(graph: Graph) -> set[fx.Node]:
 
 
 def _cost(node: fx.Node) -> float:
-    return node_flops(node) + FLOPS_PER_BYTE * (0 if _is_view(node) else value_bytes(node.meta["val"]))
+    return node_flops(node) + FLOPS_PER_BYTE * (0 if is_view(node.target) else value_bytes(node.meta["val"]))
 
 
 def _memory(graph: Graph, forward: Sequence[fx.Node]) -> list[tuple[int, int]]:
@@ -119,7 +120,9 @@ def _memory(graph: Graph, forward: Sequence[fx.Node]) -> list[tuple[int, int]]:
     found = []
     for node in forward:
         own = sum(held.pop(source, 0) for source in node.all_input_nodes)
-        kept = any(user.meta.get("phase") == "backward" for user in real_users(node)) and not _is_view(node)
+        kept = any(user.meta.get("phase") == "backward" for user in real_users(node)) and not is_view(
+            node.target
+        )
         found.append((own, value_bytes(node.meta["val"]) if kept else 0))
     return found
 
@@ -205,14 +208,6 @@ def _keep_buffers_together(graph: Graph, stage_of: dict[fx.Node, int]) -> None:
             stage_of |= {node: max(sources) for node in chain if node in stage_of}
 
 
-def _is_view(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    if node.op != "call_function" or schema is None or not schema.returns:
-        return False
-    info = schema.returns[0].alias_info
-    return info is not None and not info.is_write
-
-
 def _describe(
     graph: Graph,
     free: set[fx.Node],
@@ -270,7 +265,11 @@ def _spread(graph: Graph, free: set[fx.Node], runs: dict[fx.Node, set[int]]) -> 
 
 def _copies(node: fx.Node) -> bool:
     """Views that are no smaller than what they show: cheaper to show again than to send."""
-    if not _is_view(node) or len(node.all_input_nodes) != 1 or not isinstance(node.meta["val"], torch.Tensor):
+    if (
+        not is_view(node.target)
+        or len(node.all_input_nodes) != 1
+        or not isinstance(node.meta["val"], torch.Tensor)
+    ):
         return False
     source = node.all_input_nodes[0].meta["val"]
     return isinstance(source, torch.Tensor) and source.numel() <= node.meta["val"].numel()

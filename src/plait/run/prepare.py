@@ -28,6 +28,7 @@ from plait.program.program import Program
 from plait.program.recompute import Recomputed, compare
 from plait.run.eager import try_eagerly
 from plait.run.elementwise import check_elementwise
+from plait.run.fits import check_fits
 from plait.run.programs import Programs
 
 Listener = Callable[[dict[str, Any]], None]
@@ -41,10 +42,11 @@ def prepare(
     dtype: torch.dtype,
     tell: Listener,
     captures: Captures | None = None,
+    limit_bytes: int | None = None,
 ) -> Programs:
     """Open the data, check the job against the plan, capture and compile the first step.
 
-    `captures` are graphs of this job that are known already.
+    `captures` are graphs of this job that are known already; a plan that needs more than `limit_bytes` is refused.
     """
     source = captures.source if captures is not None else open_data(job.data, job.collate)
     found = [problem.partition("; ") for problem in problems(job, source.num_samples, plan.data_ranks)]
@@ -73,6 +75,7 @@ def prepare(
     if plan.sync.has_servers and plan.sync.servers > 1:
         cut = [zip(bucket.parameters, bucket.shapes, strict=True) for bucket in compiled[0].buckets]
         check_elementwise(job, [entry for entries in cut for entry in entries], plan.name)
+    check_fits(programs, compiled[0], limit_bytes)
     tell({"compiled_s": time.perf_counter() - began, "notices": _notices(compiled[0], programs)})
     return programs
 

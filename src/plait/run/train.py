@@ -23,8 +23,10 @@ from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.run.checkpoint import load_checkpoint, locate_checkpoint
+from plait.run.fits import memory_limit
 from plait.run.folder import discard_if_empty, make_run_folder, write_environment, write_totals
 from plait.run.launch import Interrupted, Seat, launch
+from plait.run.launch_start import Start
 from plait.run.prepare import Listener, prepare
 from plait.run.programs import Programs
 from plait.run.relaxed.hogwild import SharedModel, check_hogwild, on_shared_model
@@ -82,6 +84,7 @@ def train(
     record_gradients: bool = False,
     extra: Mapping[str, Any] | None = None,
     slow: Mapping[int, float] | None = None,
+    memory: str | None = None,
 ) -> Result:
     """Train `job` and return its result; see `plait run --help` for what the options mean."""
     if not isinstance(job, Job):
@@ -102,7 +105,7 @@ def train(
     start_step = _continued_from(checkpoint, job) if checkpoint else 0
     folder = make_run_folder(Path(out) if out else None, name, resuming=resume is not None)
     try:
-        programs = prepare(job, chosen, device, dtype, tell)
+        programs = prepare(job, chosen, device, dtype, tell, limit_bytes=memory_limit(device, memory))
     except BaseException:
         discard_if_empty(folder)
         raise
@@ -223,10 +226,18 @@ def _run_ranks(
         ranks=ranks,
         threads_per_rank=max(1, (os.cpu_count() or 1) // ranks),
         hang_s=task.hang_s,
+        start=_start_of(programs),
         on_event=on_event,
         run_dir=task.folder,
         dispensable=dispensable,
     )
+
+
+def _start_of(programs: Programs) -> Start:
+    """Fresh interpreters for a model that runs eagerly on a build for GPUs: the attempt to capture it has started
+    threads of autograd, whatever the device, and with those a fork cannot differentiate."""
+    is_gpu_build = torch.version.cuda is not None or torch.version.hip is not None
+    return "spawn" if is_gpu_build and programs.capture_error is not None else "auto"
 
 
 class _Main:
@@ -238,10 +249,10 @@ class _Main:
         self.model = model
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"task": self.task, "programs": None}
+        return {"task": self.task, "programs": None, "model": self.model}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.task, self.programs, self.model = state["task"], state["programs"], None
+        self.task, self.programs, self.model = state["task"], state["programs"], state["model"]
 
     def __call__(self, seat: Seat) -> dict[str, Any]:
         if self.programs is None:

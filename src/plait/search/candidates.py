@@ -111,11 +111,11 @@ def _misfit(space: Space, data: int, pipe: int) -> str | None:
     return None
 
 
-def candidates_on(mesh: Mesh, space: Space) -> Iterator[Candidate]:
-    """Every plan on a mesh."""
+def candidates_on(mesh: Mesh, space: Space, sequences: Sequence[bool] = (False, True)) -> Iterator[Candidate]:
+    """Every plan on a mesh; `sequences`: what is tried for `tensor.sequence` where there is such an axis."""
     data, tensor, pipe = (mesh.size_of(axis) for axis in (DATA, TENSOR, PIPE))
     zeros = (0,) if data == 1 else (0, 1) if pipe > 1 else (0, 1, 2, 3)
-    sequences = (False, True) if tensor > 1 else (False,)
+    sequences = sequences if tensor > 1 else (False,)
     for size, (schedule, per_rank) in product(
         micro_batch_sizes(space.batch // data, space.micro_batches), schedules(pipe, space)
     ):

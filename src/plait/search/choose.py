@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 
 from plait.cluster.cluster import Cluster
 from plait.errors import PlanError
+from plait.plan.plan import TENSOR
 from plait.plan.single import single
 from plait.search.candidates import Candidate, Misfit, Space, candidates_on, meshes
 from plait.search.oracle import SketchOracle
+from plait.search.prediction import Prediction
 from plait.search.rank import Ranking, Search
 from plait.search.subject import Subject
 from plait.units import format_bytes
@@ -66,21 +68,34 @@ def ranking_of(oracle: SketchOracle, request: Request) -> Ranking:
     notices = list(subject.notices)
     candidates: list[Candidate] = []
     for mesh in usable:
-        some = [
-            c for c in candidates_on(mesh, space) if request.named in (None, c.plan.name) or mesh.size == 1
-        ]
         try:
-            for plan in {candidate.plan.tensor: candidate.plan for candidate in some}.values():
-                oracle.sketcher(plan)
+            sequences = oracle.sequences(mesh.size_of(TENSOR))
         except PlanError as error:
             misfits.append(Misfit(mesh=mesh, reason=error.what))
-        else:
-            candidates += some
+            continue
+        candidates += [
+            candidate
+            for candidate in candidates_on(mesh, space, sequences)
+            if request.named in (None, candidate.plan.name) or mesh.size == 1
+        ]
     search.add(candidates)
     found = search.ranking(misfits, notices)
     if not found.predictions:
         raise _nothing(found, oracle)
     return replace(found, predictions=tuple(map(oracle.with_cut, found.predictions[: request.top])))
+
+
+def simplest(ranking: Ranking, within: float = 0.02) -> Prediction:
+    """Of the plans that are about as fast as the first, the one with the fewest parts."""
+    first = ranking.predictions[0].step_s
+    near = [found for found in ranking.predictions if found.step_s <= first * (1 + within)]
+
+    def parts(found: Prediction) -> tuple[int, ...]:
+        plan = found.plan
+        axes = sum(size > 1 for _, size in plan.mesh.axes)
+        return (axes, plan.memory.zero, plan.memory.recompute != "none", plan.pipe.per_rank)
+
+    return min(near, key=parts)
 
 
 def part_of(cluster: Cluster, ranks: int | None) -> Cluster:

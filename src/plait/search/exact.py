@@ -4,8 +4,9 @@ In: a compiled program, the job's optimizer, a cluster. Out: a `Prediction`. Slo
 have been compiled for every rank; nothing is folded but ranks that do the same.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from plait.cluster.calibration import Calibration
 from plait.cluster.cluster import Cluster
 from plait.program.memory import step_memory
 from plait.program.program import Program
@@ -48,31 +49,38 @@ def exact_prediction(
     durations = Durations(program, cluster, updates)
     trace = simulate(program, durations.duration, steps=_STEPS, folded=True, own_part=durations.own_part)
     times = step_times(program, trace)
-    uses = [_memory(program, rank, updates[entry], cluster, buffer_bytes) for entry, rank in first.items()]
+    constants = cluster.device.calibration
+    uses = [
+        memory_use(program, rank, updates[entry], buffer_bytes=buffer_bytes, at_once=constants.host_s > 0)
+        for entry, rank in first.items()
+    ]
     prediction = Prediction(
         plan=program.plan,
         cluster=cluster,
         batch=sum(program.micro_batches),
         micro_batch=max(max(units) for units in program.shares),
-        step_s=times.step_s + cluster.device.calibration.step_s,
+        step_s=times.step_s + constants.step_s,
         model_flops=model_flops,
         bubble=times.bubble,
         exposed_s=times.exposed_s,
         sent_bytes=times.sent_bytes,
-        memory=max(uses, key=lambda use: use.total),
+        memory=_with_overhead(max(uses, key=lambda use: use.total), constants),
         limit_bytes=cluster.device.memory_bytes if limit_bytes is None else limit_bytes,
         peak_flops=cluster.device.rate(dtype),
     )
     return Exact(prediction=prediction, trace=trace)
 
 
-def _memory(
-    program: Program, rank: int, update: UpdateWork, cluster: Cluster, buffer_bytes: int
+def memory_use(
+    program: Program, rank: int, update: UpdateWork, *, buffer_bytes: int = 0, at_once: bool = True
 ) -> MemoryUse:
-    """The most of a step, or of its update, whichever is more."""
-    step, constants = step_memory(program, rank), cluster.device.calibration
+    """What the tensors of a rank need: the most of a step, or of its update, whichever is more.
+
+    `at_once`: the optimizer updates all tensors at once, as it does on a GPU, and not one after the other.
+    """
+    step = step_memory(program, rank)
     in_step = step.flat_gradients + step.travelling + step.gathered + step.together
-    extra = update.extra_bytes(at_once=constants.host_s > 0)
+    extra = update.extra_bytes(at_once=at_once)
     if in_step >= step.gradients + extra:
         gradients, activations = step.flat_gradients, step.together
         buffers = buffer_bytes + step.travelling + step.gathered
@@ -84,5 +92,10 @@ def _memory(
         optimizer=update.state_bytes,
         activations=activations,
         buffers=buffers,
-        overhead=constants.reserve_bytes + constants.fragmentation * (activations + buffers),
+        overhead=0.0,
     )
+
+
+def _with_overhead(use: MemoryUse, constants: Calibration) -> MemoryUse:
+    pieces = constants.fragmentation * (use.activations + use.buffers)
+    return replace(use, overhead=constants.reserve_bytes + pieces)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from plait.cluster.cluster import Cluster
 from plait.plan.plan import PIPE, TENSOR, Plan
 from plait.search.candidates import Candidate
-from plait.search.model_costs import ModelCosts
+from plait.search.model_costs import CollectiveCost, ModelCosts
 from plait.search.prediction import Prediction
 from plait.search.sketch import Sketcher
 from plait.search.subject import Subject
@@ -28,10 +28,29 @@ class SketchOracle:
         """Of the plan's width and treatment of the sequence; raises `PlanError` where that width cannot be used."""
         key = (plan.mesh.size_of(TENSOR), plan.tensor.sequence)
         if key not in self._sketchers:
-            if key not in self._costs:
-                self._costs[key] = self.subject.costs(tensor=key[0], sequence=key[1])
-            self._sketchers[key] = Sketcher(self._costs[key], self.cluster, self.subject.state)
+            self._sketchers[key] = Sketcher(self._costs_of(*key), self.cluster, self.subject.state)
         return self._sketchers[key]
+
+    def sequences(self, tensor: int) -> tuple[bool, ...]:
+        """What of `tensor.sequence` is worth trying; raises `PlanError` where that width cannot be used.
+
+        A sum is as much to send as its two halves, so cutting the sequence only saves memory; but switches that add
+        up do sums alone.
+        """
+        if tensor == 1:
+            return (False,)
+        cut = self._costs_of(tensor, True)
+        steps = [step for unit in cut.units for step in unit.steps if isinstance(step, CollectiveCost)]
+        if not any(step.kind == "reduce_scatter" for step in steps):
+            self._costs[tensor, False] = cut
+            return (False,)
+        return (False, True) if self.cluster.host.in_network else (True,)
+
+    def _costs_of(self, tensor: int, sequence: bool) -> ModelCosts:
+        key = (tensor, sequence)
+        if key not in self._costs:
+            self._costs[key] = self.subject.costs(tensor=tensor, sequence=sequence)
+        return self._costs[key]
 
     def on(self, cluster: Cluster, subject: Subject) -> "SketchOracle":
         """The same model on another cluster, or with another batch; what was read of it is kept, and shared."""

@@ -1,8 +1,8 @@
 """Read the costs of a model's units off its captured graph.
 
 In: a graph and the plan along `tensor`. Out: `ModelCosts`. The graph is localized for a rank with one sample and for
-one with three; their nodes pair up, and each pair of numbers is a line. A unit is a numbered module with modules of its own
-(a block), or a module between blocks; equal blocks in a row become one.
+one with three; their nodes pair up, and each pair of numbers is a line. A unit is a numbered module with modules of its
+own (a block), or a module between blocks; equal blocks in a row become one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -104,7 +104,7 @@ class _Reader:
         )
 
     def _units(self) -> tuple[dict[fx.Node, int], list[tuple[str, bool]]]:
-        """The unit of every node: runs of forward nodes of one block or module; a backward op is with its forward op."""
+        """The unit of every node: runs of forward nodes of one block or module; backward ops go with forward ops."""
         unit_of: dict[fx.Node, int] = {}
         keys: list[tuple[str, bool]] = []
         by_origin: dict[str, int] = {}

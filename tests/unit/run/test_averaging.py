@@ -1,6 +1,6 @@
 """local-sgd, diloco and easgd against plain torch, in the serial interpreter and in float64."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,11 +17,13 @@ from torch import Tensor
 
 from plait.errors import PlanError, UsageError
 from plait.plan.named import resolve
-from plait.program.averaging import due
+from plait.program.averaging import due, longest_round
 from plait.program.instructions import Collective, Compute
+from plait.program.relaxed.simulate_rounds import slowed, steps_per_s
 from plait.program.simulate import simulate
 from plait.run.parallelize import parallelize
 from plait.run.prepare import prepare
+from plait.run.relaxed.center import CenterPort
 from plait.run.serial_run import SerialRanks
 from plait.run.verify import verify
 
@@ -129,6 +131,34 @@ def test_easgd_one_after_the_other_by_hand(variant: str, tau: int, momentum: flo
             assert_same(center, written.center[name])
 
 
+@pytest.mark.parametrize("variant", ["round-robin", "async"])
+def test_the_center_takes_workers_in_turn_or_as_they_come(variant: str) -> None:
+    job = case_job("mlp", torch.float64)
+    ranks = ranks_of(job, "easgd", 4, elastic={"variant": variant})
+    assert ranks.center is not None
+    first, second, third = (cast(CenterPort, machine.center) for machine in ranks.machines)
+    (flat,) = ranks.programs.for_sizes([(3, 2, 2)]).of(0).averages
+    weights = torch.ones(flat.num_elements, dtype=torch.float64)
+    early = third.exchange(0, 3 * weights, 0.5, 0)
+    ranks.center.turn()
+    assert early.ready() == (variant == "async")
+    start = first.exchange(0, weights, 0.5, 0)
+    while ranks.center.turn():
+        pass
+    assert start.ready() and early.ready() == (variant == "async")
+    second.leave(1)  # its turn goes to the third
+    while ranks.center.turn():
+        pass
+    assert early.ready()
+    between = (
+        start.result().lerp(weights, 0.5)
+        if variant == "round-robin"
+        else early.result().lerp(3 * weights, 0.5)
+    )
+    torch.testing.assert_close(early.result() if variant == "round-robin" else start.result(), between)
+    assert ranks.center.center.applied == 2
+
+
 def test_a_model_that_runs_eagerly_is_averaged_too() -> None:
     job = ZOO["branching"].job(batch=6, steps=4, optimizer="momentum")
     ranks = ranks_of(job, "local-sgd", 2, average={"every": 2})
@@ -176,6 +206,19 @@ def test_a_straggler_is_waited_for_once_a_round() -> None:
     assert [ends[step] for step in (2, 3, 7)] == [3 * count, 12 * count, 24 * count]
 
 
+@pytest.mark.parametrize(("variant", "wanted"), [("async", (1 + 1 + 1 / 3) / 3), ("round-robin", 1 / 3)])
+def test_a_straggler_among_workers_around_a_center(variant: str, wanted: float) -> None:
+    """As they come, the others do not wait for it; in turn, all do. A step takes 1 s, of the straggler 3 s."""
+    job = case_job("mlp", torch.float64, steps=8, batch=6, num_samples=48)
+    plan = resolve("easgd", 4, {"elastic": {"variant": variant, "tau": 2}})
+    programs = prepare(job, plan, "cpu", torch.float64, lambda event: None)
+    steps = [programs.for_sizes([(2, 2, 2)], due(plan, step, False)) for step in range(2)]
+    count = sum(isinstance(i, Compute) for i in steps[0].of(0).instructions)
+    duration = slowed(lambda rank, i: 1 / count if isinstance(i, Compute) else 0.0, {1: 3.0})
+    found = steps_per_s(simulate(steps, duration, steps=80), 3)
+    assert found == pytest.approx(wanted, rel=0.02)
+
+
 def test_when_what_is_due() -> None:
     def steps(plan: str, count: int, **settings: Any) -> list[tuple[int, ...]]:
         return [due(resolve(plan, 2, settings), step, step % 5 == 4) for step in range(count)]
@@ -188,6 +231,8 @@ def test_when_what_is_due() -> None:
     assert steps("easgd", 4, elastic={"variant": "sync", "tau": 2}) == [none, (0,), none, (0,)]
     assert steps("easgd", 4, elastic={"variant": "async", "tau": 2}) == [none, (0,), none, (0,)]
     assert steps("ddp", 2) == [none, none]
+    plans = [resolve("easgd", 2, {"elastic": {"tau": 3}}), resolve("local-sgd", 2), resolve("ddp", 2)]
+    assert [longest_round(plan) for plan in plans] == [3, 10, 1]
 
 
 def test_more_fragments_than_steps_of_a_round_are_refused() -> None:

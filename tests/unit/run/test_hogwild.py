@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 from tests.ranks import jobs
@@ -14,7 +15,7 @@ from plait.errors import PlanError, UsageError
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.run.checkpoint import load_checkpoint
-from plait.run.relaxed.hogwild import SharedModel, check_hogwild, run_hogwild_worker
+from plait.run.relaxed.hogwild import SharedModel, check_hogwild
 from plait.run.serial_run import run_serially
 from plait.run.verify import verify
 from plait.run.worker import Task
@@ -108,6 +109,25 @@ def test_workers_in_turn_are_small_steps() -> None:
         torch.testing.assert_close(turns.weights[name], tensor, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_fresh_interpreter_sees_the_same_memory(tmp_path: Path, shared: bool) -> None:
+    plan = resolve("hogwild", 2, {"hogwild": {"shared_state": shared}})
+    given = SharedModel(Task(job=jobs.dropout(), plan=plan, folder=tmp_path))
+    other = cloudpickle.loads(cloudpickle.dumps(given))
+    ours, theirs = given.adopt(1), other.adopt(1)
+    for name, parameter in theirs.parameters.items():
+        parameter.data.fill_(3.0)
+        theirs.optimizer.state[parameter]["exp_avg"].fill_(5.0)
+        assert float(ours.parameters[name].detach().mean()) == 3.0
+        assert float(ours.optimizer.state[ours.parameters[name]]["exp_avg"].mean()) == 5.0
+    for name, buffer in theirs.buffers.items():
+        buffer.fill_(7)
+        assert float(ours.buffers[name].double().mean()) == 7.0
+    first = given.adopt(0)
+    seen = {float(first.optimizer.state[p]["exp_avg"].mean()) for p in first.parameters.values()}
+    assert seen == {5.0 if shared else 0.0}
+
+
 def test_verify() -> None:
     outcome = verify(words(True), "hogwild", 1, steps=2)
     assert outcome.ok, outcome.first
@@ -122,9 +142,6 @@ def test_refusals(tmp_path: Path) -> None:
     job = words(False, lambda parameters: torch.optim.NAdam(parameters, lr=0.1))
     with pytest.raises(PlanError, match="state of NAdam"):
         SharedModel(Task(job=job, plan=plan, folder=tmp_path))
-    nothing: Any = None
-    with pytest.raises(PlanError, match="forked"):  # a fresh interpreter has not inherited the model
-        run_hogwild_worker(Task(job=job, plan=plan, folder=tmp_path), nothing, nothing, None)
     for bad in ({"mesh": {"data": 2, "tensor": 2}}, {"settings": {"sync": {"servers": 1}}}):
         with pytest.raises(PlanError):
             resolve("hogwild", None, **bad)

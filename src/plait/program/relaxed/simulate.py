@@ -6,12 +6,11 @@ their own share of every step. Durations of a server are those of what it handle
 (the answer), and of its own `Serve` (one update).
 """
 
-import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import median
+from statistics import mean
 
 from plait.program.instructions import (
     Collective,
@@ -25,47 +24,23 @@ from plait.program.instructions import (
     Wait,
 )
 from plait.program.program import Program
+from plait.program.relaxed.clock import Clock, Key, Process
 from plait.program.relaxed.rule import Rule, rule_of
 from plait.trace.span import Span, Trace
 
 Duration = Callable[[int, Instruction], float]
-_Key = tuple[object, ...]
-_Process = Iterator["float | _Key"]
-"""What a rank does: yields seconds for which it is busy, or what it waits for."""
 
 
-class _Clock:
-    """Runs processes in the order of time."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Message:
+    """What a worker sends."""
 
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self._ready: list[tuple[float, int, _Process]] = []
-        self._count = 0
-        self._happened: set[_Key] = set()
-        self._waiting: dict[_Key, list[_Process]] = {}
-
-    def add(self, process: _Process, after_s: float = 0.0) -> None:
-        """Let a process go on, later."""
-        heapq.heappush(self._ready, (self.now_s + after_s, self._count, process))
-        self._count += 1
-
-    def happen(self, key: _Key) -> None:
-        """Something that processes may wait for has happened."""
-        self._happened.add(key)
-        for process in self._waiting.pop(key, ()):
-            self.add(process)
-
-    def run(self) -> None:
-        """Until nobody can go on."""
-        while self._ready:
-            self.now_s, _, process = heapq.heappop(self._ready)
-            for wanted in process:
-                if isinstance(wanted, float):
-                    self.add(process, wanted)
-                    break
-                if wanted not in self._happened:
-                    self._waiting.setdefault(wanted, []).append(process)
-                    break
+    worker: int
+    step: int
+    instruction: Instruction | None
+    """Its push or pull; None: it has left."""
+    number: int = 0
+    """Of a pull: how many it has asked for before."""
 
 
 @dataclass(slots=True)
@@ -73,13 +48,12 @@ class _Queue:
     """What has arrived at a server."""
 
     rule: Rule
-    messages: deque[tuple[str, int, int, Instruction | None]] = field(default_factory=deque)
-    """(kind, worker, step, instruction)."""
+    messages: deque[_Message] = field(default_factory=deque)
     arrived: int = 0
     parts: dict[int, int] = field(default_factory=dict)
-    """By worker: messages of the step that it is pushing."""
-    asks: deque[tuple[int, int, int]] = field(default_factory=deque)
-    """(worker, step, number)."""
+    """By worker: what it has pushed."""
+    asks: list[_Message] = field(default_factory=list)
+    """Pulls that were not answered yet."""
 
 
 class _Run:
@@ -87,14 +61,14 @@ class _Run:
 
     def __init__(self, program: Program, duration: Duration, steps: int, slow: Mapping[int, float]) -> None:
         self.program, self.plan, self.steps = program, program.plan, steps
-        self.clock = _Clock()
+        self.clock = Clock()
         self.spans: list[Span] = []
         self.ended_s: list[float] = []
         """When each share was done, in order."""
         self._duration, self._slow = duration, slow
         self._tickets = iter(range(steps * self.plan.mesh.size))
         self._queues = [_Queue(rule=rule_of(self.plan, 0)) for _ in range(self.plan.sync.servers)]
-        self._met: dict[_Key, int] = {}
+        self._met: dict[Key, int] = {}
         self._left = 0
 
     def run(self) -> None:
@@ -111,9 +85,9 @@ class _Run:
         for ticket in self._tickets:
             yield ticket // self.plan.mesh.size
 
-    def _worker(self, rank: int) -> _Process:
+    def _worker(self, rank: int) -> Process:
         instructions = self.program.of(rank).instructions
-        under_way: dict[int, tuple[_Key, ...]] = {}
+        under_way: dict[int, tuple[Key, ...]] = {}
         asked, met = 0, 0
         for step in self._places():
             asks = True
@@ -123,13 +97,15 @@ class _Run:
                     case Pull():
                         if asks:
                             asked, asks = asked + 1, False
-                            self._send("pull", rank, step, instruction, asked)
+                            self._send(
+                                _Message(worker=rank, step=step, instruction=instruction, number=asked)
+                            )
                         under_way[instruction.id] = tuple(
                             (place, rank, instruction.bucket, asked) for place in range(len(self._queues))
                         )
                     case Push() | PushBuffers():
                         yield self._duration(rank, instruction)
-                        self._send("push", rank, step, instruction)
+                        self._send(_Message(worker=rank, step=step, instruction=instruction))
                     case Collective():
                         met += 1
                         under_way[instruction.id] = (self._meet(met, rank, instruction),)
@@ -145,34 +121,32 @@ class _Run:
             self.ended_s.append(self.clock.now_s)
         self._left += 1
         for place in range(len(self._queues)):
-            self._arrive(place, ("bye", rank, self.steps, None))
+            self._arrive(place, _Message(worker=rank, step=self.steps, instruction=None))
 
-    def _meet(self, number: int, rank: int, instruction: Collective) -> _Key:
+    def _meet(self, number: int, rank: int, instruction: Collective) -> Key:
         """Arrive at a collective; it is over a while after the last one has."""
-        key: _Key = ("meeting", number)
+        key: Key = ("meeting", number)
         self._met[key] = self._met.get(key, 0) + 1
         if self._met[key] == self.plan.mesh.size:
             self.clock.add(self._later(key), self._duration(rank, instruction))
         return key
 
-    def _later(self, key: _Key) -> _Process:
+    def _later(self, key: Key) -> Process:
         self.clock.happen(key)
         yield from ()
 
-    def _send(self, kind: str, rank: int, step: int, instruction: Instruction, number: int = 0) -> None:
-        places = range(1 if isinstance(instruction, PushBuffers) else len(self._queues))
+    def _send(self, message: _Message) -> None:
+        places = range(1 if isinstance(message.instruction, PushBuffers) else len(self._queues))
         for place in places:
-            if kind == "pull":
-                self._queues[place].asks.append((rank, step, number))
-            self._arrive(place, (kind, rank, step, instruction))
+            self._arrive(place, message)
 
-    def _arrive(self, place: int, message: tuple[str, int, int, Instruction | None]) -> None:
+    def _arrive(self, place: int, message: _Message) -> None:
         queue = self._queues[place]
         queue.messages.append(message)
         queue.arrived += 1
         self.clock.happen(("message", place, queue.arrived))
 
-    def _server(self, place: int) -> _Process:
+    def _server(self, place: int) -> Process:
         queue, rank = self._queues[place], self.plan.mesh.size + place
         (serve,) = self.program.of(rank).instructions
         assert isinstance(serve, Serve)
@@ -182,34 +156,36 @@ class _Run:
         while self._left < self.plan.mesh.size or queue.messages:
             handled += 1
             yield ("message", place, handled)
-            kind, worker, step, instruction = queue.messages.popleft()
+            message = queue.messages.popleft()
             start_s = self.clock.now_s
-            if kind == "push":
-                assert instruction is not None
-                yield self._duration(rank, instruction)
-                self._span(rank, step, instruction, start_s)
-                queue.parts[worker] = (queue.parts.get(worker, 0) + 1) % wanted
-                if queue.parts[worker] == 0:
-                    queue.rule.push(worker, step)
-            elif kind == "bye":
-                queue.rule.leave(worker)
+            match message.instruction:
+                case None:
+                    queue.rule.leave(message.worker)
+                case Pull():
+                    queue.asks.append(message)
+                case push:
+                    yield self._duration(rank, push)
+                    self._span(rank, message.step, push, start_s)
+                    parts = queue.parts[message.worker] = queue.parts.get(message.worker, 0) + 1
+                    if parts % wanted == 0:
+                        queue.rule.push(message.worker, message.step)
             while (due := queue.rule.due()) is not None:
                 start_s = self.clock.now_s
                 yield self._duration(rank, serve)
                 self._span(rank, due.step, serve, start_s)
                 queue.rule.done()
-            for ask in [a for a in queue.asks if queue.rule.may_pull(a[0], a[1])]:
+            for ask in [a for a in queue.asks if queue.rule.may_pull(a.worker, a.step)]:
                 queue.asks.remove(ask)
                 yield from self._answer(place, ask, [pulls[bucket] for bucket in serve.order])
 
-    def _answer(self, place: int, ask: tuple[int, int, int], pulls: list[Pull]) -> _Process:
-        rank, (worker, step, number) = self.plan.mesh.size + place, ask
-        self._queues[place].rule.pulled(worker, step)
+    def _answer(self, place: int, ask: _Message, pulls: list[Pull]) -> Process:
+        rank = self.plan.mesh.size + place
+        self._queues[place].rule.pulled(ask.worker, ask.step)
         for pull in pulls:
             start_s = self.clock.now_s
             yield self._duration(rank, pull)
-            self._span(rank, step, pull, start_s)
-            self.clock.happen((place, worker, pull.bucket, number))
+            self._span(rank, ask.step, pull, start_s)
+            self.clock.happen((place, ask.worker, pull.bucket, ask.number))
 
     def _span(self, rank: int, step: int, instruction: Instruction, start_s: float) -> None:
         self.spans.append(
@@ -257,19 +233,18 @@ def predicted_throughput(
 def _between_s(trace: Trace, program: Program, rank: int) -> float:
     """Time of a worker's share in which no instruction runs."""
     own = {i.id for i in program.of(rank).instructions if not isinstance(i, Collective)}
-    spans = sorted(
-        (s for s in trace.spans if s.rank == rank and s.instruction in own), key=lambda s: s.start_s
-    )
+    counted = [s for s in trace.spans if s.instruction in own or s.kind in ("evaluate", "checkpoint")]
+    spans = sorted((s for s in counted if s.rank == rank), key=lambda s: s.start_s)
     begins = [at for at, span in enumerate(spans) if span.instruction == 0]
     gaps = [
         spans[end].start_s - spans[begin].start_s - sum(span.duration_s for span in spans[begin:end])
         for begin, end in pairwise(begins)
     ]
-    return max(0.0, median(gaps)) if gaps else 0.0
+    return max(0.0, mean(gaps[len(gaps) // 10 :])) if gaps else 0.0
 
 
 def served_durations(trace: Trace, program: Program) -> Duration:
-    """Durations of a measured trace, medians by rank and instruction; what a server does, by kind.
+    """Mean durations of a measured trace, by rank and instruction; what a server does, by kind.
 
     Waiting is left to the simulator; what a worker does itself at the end of a wait is not known, and counts as none.
     What it does between instructions (loading, telling) counts as part of the last one.
@@ -282,7 +257,7 @@ def served_durations(trace: Trace, program: Program) -> Duration:
         if is_server or span.instruction not in waits:
             key = span.name if is_server else span.instruction
             spent.setdefault((span.rank, key), []).append(span.duration_s)
-    means = {place: median(times) for place, times in spent.items()}
+    means = {place: mean(times[len(times) // 10 :]) for place, times in spent.items()}
     last = program.of(0).instructions[-1].id
     for rank in range(plan.mesh.size):
         means[rank, last] = means.get((rank, last), 0.0) + _between_s(trace, program, rank)

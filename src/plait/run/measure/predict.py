@@ -50,6 +50,11 @@ def predict_job(
             f"plan {plan.name} is for {plan.mesh.size} ranks; the cluster {cluster.name} has {cluster.size} devices.",
             fix="use fewer ranks, or a larger cluster.",
         )
+    if plan.sync.has_servers:
+        raise PlanError(
+            f"plan {plan.name} has servers, which answer whoever comes first: no clock can be set for that.",
+            fix="predict ddp, or run it.",
+        )
     tell("compiling a step")
     source = captures.source if captures is not None else open_data(job.data, job.collate)
     device = torch.device(time_on or "cpu")

@@ -1,11 +1,12 @@
 """Hogwild: processes of one host that write to one model without locks (Niu et al. 2011).
 
-In: a task. Out: a model in memory that forked workers share, the loop of a worker on it, and checkpoints. The parent
+In: a task. Out: a model in memory that all workers share, the loop of a worker on it, and checkpoints. The parent
 shares that memory too, and so it is the parent who saves: no death of a worker loses anything but the share of a step
 that it was at. Updates may overwrite each other; where gradients are sparse they seldom meet.
 """
 
 import mmap
+import os
 from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from plait.errors import CheckpointError, PlanError
 from plait.job.loader import LoadedStep
 from plait.plan.plan import Plan
+from plait.run.board import anonymous_file
 from plait.run.checkpoint import load_checkpoint
 from plait.run.checkpoint_saver import Saver
 from plait.run.launch import Interrupted, Seat
@@ -28,6 +30,7 @@ from plait.run.programs import Programs
 from plait.run.relaxed.loop import FreeWorker, Watch
 from plait.run.relaxed.start import OnEvent, StartRanks
 from plait.run.relaxed.tickets import shared_count, tickets
+from plait.run.shared_memory import is_suitable
 from plait.run.state import ModelState
 from plait.run.worker import Task
 
@@ -43,6 +46,8 @@ _ZERO_AT_FIRST = (
 )
 """Optimizers whose state before the first step is what a step with gradients of zero leaves, but for its count."""
 
+_ALIGNMENT = 64
+
 
 def check_hogwild(plan: Plan, device: str) -> None:
     """Refuse where processes cannot share one model."""
@@ -51,13 +56,46 @@ def check_hogwild(plan: Plan, device: str) -> None:
             f"plan hogwild shares one model in the memory of a host; its workers cannot write to it from {device}.",
             fix="use --device cpu, or the plan server-async.",
         )
+    if plan.sync.rule == "hogwild" and not is_suitable():
+        raise PlanError(
+            "plan hogwild needs Linux on x86, where processes find each other's memory and see each other's stores in "
+            "their order.",
+            fix="use the plan server-async.",
+        )
 
 
 class SharedModel:
-    """One model for all workers of a host, and their optimizers' state. Made before they are forked."""
+    """One model for all workers of a host, and their optimizers' state.
+
+    Forked workers inherit it; in a fresh interpreter it is built again and then shown the same memory.
+    """
 
     def __init__(self, task: Task) -> None:
+        self._build(task)
+        self._file, self._pid = anonymous_file("plait-model"), os.getpid()
+        size = sum(_padded(tensor) for tensor in self._tensors())
+        os.posix_fallocate(
+            self._file, 0, max(1, size)
+        )  # a full host is an error here, not a crash at a later write
+        self._move(self._file, write=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"task": self._task, "path": f"/proc/{self._pid}/fd/{self._file}"}
+
+    def __setstate__(self, given: dict[str, Any]) -> None:
+        self._build(given["task"])
+        try:
+            self._file, self._pid = os.open(given["path"], os.O_RDWR), os.getpid()
+        except OSError as error:
+            raise PlanError(
+                f"plan hogwild cannot share memory with fresh interpreters here ({error.strerror}).",
+                fix="use Linux, or the plan server-async.",
+            ) from error
+        self._move(self._file, write=False)
+
+    def _build(self, task: Task) -> None:
         plan = task.plan
+        self._task = task
         self.state = ModelState(task.job, torch.device("cpu"), task.dtype)
         self.start_step = 0
         self.progress: dict[str, Any] = {}
@@ -65,12 +103,6 @@ class SharedModel:
             before = load_checkpoint(task.resume)
             self.state.load(before)
             self.start_step, self.progress = before.step, before.extra.get("progress", {})
-        with torch.no_grad():
-            for parameter in self.state.parameters.values():
-                parameter.data = _shared(parameter.data)
-            for name, buffer in self.state.buffers.items():
-                _replace_buffer(self.state.model, name, _shared(buffer))
-            self.state.buffers = dict(self.state.model.named_buffers())
         optimizer = self.state.optimizer
         self.knows_state = bool(optimizer.state) or _begin(optimizer)
         """Whether the parent sees the state of optimizers."""
@@ -80,7 +112,42 @@ class SharedModel:
                 fix=f"drop it, or use one of {', '.join(kind.__name__ for kind in _ZERO_AT_FIRST)}.",
             )
         count = 1 if plan.hogwild.shared_state or not self.knows_state else plan.mesh.size
-        self._optimizers = [_shared_state(optimizer) for _ in range(count)]
+        self._optimizers = [
+            {p: dict(entries) for p, entries in optimizer.state.items()} for _ in range(count)
+        ]
+
+    def _tensors(self) -> list[Tensor]:
+        """All that is shared, in an order that is the same in every process."""
+        states = [v for one in self._optimizers for entries in one.values() for v in entries.values()]
+        given = [*self.state.parameters.values(), *self.state.buffers.values(), *states]
+        return [value.detach() for value in given if isinstance(value, Tensor)]
+
+    def _move(self, file: int, *, write: bool) -> None:
+        """Let all tensors lie in the file; `write`: with the values that they have here."""
+        tensors = self._tensors()
+        memory = mmap.mmap(file, max(1, sum(_padded(tensor) for tensor in tensors)))
+        places, start = [], 0
+        for tensor in tensors:
+            count, dtype = tensor.numel(), tensor.dtype
+            flat = (
+                torch.frombuffer(memory, dtype=dtype, count=count, offset=start)
+                if count
+                else tensor.flatten()
+            )
+            places.append(flat.view(tensor.shape))
+            start += _padded(tensor)
+        if write:
+            for place, tensor in zip(places, tensors, strict=True):
+                place.copy_(tensor)
+        moved = iter(places)
+        for parameter in self.state.parameters.values():
+            parameter.data = next(moved)
+        for name in list(self.state.buffers):
+            _replace_buffer(self.state.model, name, next(moved))
+        self.state.buffers = dict(self.state.model.named_buffers())
+        for one in self._optimizers:
+            for entries in one.values():
+                entries.update({key: next(moved) for key, v in entries.items() if isinstance(v, Tensor)})
 
     def adopt(self, rank: int) -> ModelState:
         """The model with the optimizer's state of one worker."""
@@ -121,16 +188,8 @@ class _InPlace:
         return {}
 
 
-def run_hogwild_worker(
-    task: Task, seat: Seat, programs: Programs, model: SharedModel | None
-) -> dict[str, Any]:
+def run_hogwild_worker(task: Task, seat: Seat, programs: Programs, model: SharedModel) -> dict[str, Any]:
     """Take shares of steps until none is left, and write every update to the shared model."""
-    if model is None:
-        raise PlanError(
-            "plan hogwild needs workers that are forked; this process must start fresh interpreters, which do not "
-            "inherit its memory.",
-            fix="use Linux, do not touch CUDA before, set OMP_NUM_THREADS=1; or use the plan server-async.",
-        )
     watch = Watch.of(task, seat, torch.device("cpu"))
     machine = Machine(seat.rank, model.adopt(seat.rank), NoLinks(), watch.observer)
     machine.slowdown = task.slow.get(seat.rank, 1.0)
@@ -228,20 +287,9 @@ def on_shared_model(task: Task, tell: Listener, run: Callable[..., list[Any]]) -
     return lambda on_event, dispensable: saver.start(partial(run, model=model), on_event, dispensable)
 
 
-def _shared(tensor: Tensor) -> Tensor:
-    """A copy in memory that processes share which are forked from this one."""
-    count = tensor.numel()
-    if count == 0:
-        return tensor
-    room = torch.frombuffer(mmap.mmap(-1, count * tensor.element_size()), dtype=tensor.dtype)
-    return room.view(tensor.shape).copy_(tensor)
-
-
-def _shared_state(optimizer: torch.optim.Optimizer) -> dict[Tensor, dict[str, Any]]:
-    return {
-        parameter: {key: _shared(v) if isinstance(v, Tensor) else v for key, v in entries.items()}
-        for parameter, entries in optimizer.state.items()
-    }
+def _padded(tensor: Tensor) -> int:
+    """Bytes of a tensor in shared memory, up to where the next one may begin."""
+    return -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
 
 
 def _begin(optimizer: torch.optim.Optimizer) -> bool:

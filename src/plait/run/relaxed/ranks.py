@@ -26,6 +26,7 @@ def run_rank(task: Task, seat: Seat, programs: Programs, model: SharedModel | No
         if plan.sync.rule == "hogwild":
             if task.record_gradients:
                 stack.enter_context(exact_products())
+            assert model is not None
             return run_hogwild_worker(task, seat, programs, model)
         device = choose_device(task.device, seat.rank)
         if task.record_gradients:

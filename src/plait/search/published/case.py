@@ -1,7 +1,7 @@
 """A published measurement, read from a line of a file.
 
-In: JSON lines with `id`, `kind`, `source`, `model`, `cluster`, `plan`, `measured`. Out: `Case`s, and for every line that
-holds none the reason. Nothing is predicted here, and nothing that is missing is made up.
+In: JSON lines with `id`, `kind`, `source`, `model`, `cluster`, `plan`, `measured`. Out: `Case`s, and for every line
+that holds none the reason. Nothing is predicted here, and nothing that is missing is made up.
 """
 
 import json

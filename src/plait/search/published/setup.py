@@ -1,7 +1,7 @@
 """What a published case means in plait's words.
 
 In: a `Case`. Out: a `Setup`: the model on paper, the cluster, the plan, and how the system that ran it works; or
-`Unclear` with the reason why it cannot be predicted. What a case does not say is filled in here, each time with a note.
+`UnclearError` with the reason why it cannot be predicted. What a case does not say is filled in here, each time with a note.
 """
 
 import re
@@ -13,20 +13,17 @@ from typing import Any
 from plait.cluster.cluster import Cluster, Device
 from plait.cluster.presets import preset
 from plait.errors import PlaitError
-from plait.job.paper.shapes import ImageShape, Shape, TransformerShape
+from plait.job.paper.shapes import Family, ImageShape, Shape, TransformerShape
+from plait.plan.decisions import Memory, Pipe, Sync, Tensor
 from plait.plan.mesh import Mesh
-from plait.plan.plan import DATA, PIPE, TENSOR, Memory, Pipe, Plan, Sync, Tensor
+from plait.plan.plan import DATA, PIPE, TENSOR, Plan
 from plait.search.memory_rule import StateBytes
 from plait.search.published.case import Case, number, whole
 from plait.search.unit_costs import Style
 
-MEGATRON = StateBytes(
-    parameter=2, gradient=4, optimizer=12, reduced=2, gathered=2, update=30, accumulate=10
-)
+MEGATRON = StateBytes(parameter=2, gradient=4, optimizer=12, reduced=2, gathered=2, update=30, accumulate=10)
 """Weights in 16 bits, gradients and masters in 32, one fused kernel for the update."""
-NANOTRON = StateBytes(
-    parameter=2, gradient=4, optimizer=12, reduced=4, gathered=2, update=100, accumulate=10
-)
+NANOTRON = StateBytes(parameter=2, gradient=4, optimizer=12, reduced=4, gathered=2, update=100, accumulate=10)
 """The same, reduced in 32 bits; the update is a dozen kernels, each of which passes over some of the state."""
 FSDP = StateBytes(parameter=4, gradient=4, optimizer=8, reduced=4, gathered=2, update=100, accumulate=12)
 """Masters in 32 bits are what is sharded; gathered in 16."""
@@ -36,7 +33,7 @@ _PAD = 128
 """Megatron rounds the vocabulary up to this many words a rank."""
 
 
-class Unclear(Exception):
+class UnclearError(Exception):
     """Why a case cannot be predicted."""
 
 
@@ -54,14 +51,12 @@ class Setup:
     state: StateBytes
     system: str
     """What ran it."""
-    even: bool
-    """Whether stages have equal numbers of blocks; otherwise they are cut by cost."""
     notes: tuple[str, ...]
     """What was filled in."""
 
 
 def setup_of(case: Case) -> Setup:
-    """The case in plait's words; raises `Unclear`."""
+    """The case in plait's words; raises `UnclearError`."""
     notes: list[str] = []
     system = _system(case)
     try:
@@ -69,7 +64,7 @@ def setup_of(case: Case) -> Setup:
         cluster = _cluster(case, plan, notes)
         shape = _shape(case, system, plan)
     except PlaitError as error:
-        raise Unclear(str(error.what)) from error
+        raise UnclearError(str(error.what)) from error
     batch, micro = _batch(case, plan, notes)
     style = Style(half=True, fused=True, whole_blocks=True)
     if system == "megatron":
@@ -84,7 +79,7 @@ def setup_of(case: Case) -> Setup:
         state = replace(state, reduced=2, parameter=2, gradient=2, optimizer=4)
     return Setup(
         shape=shape, cluster=cluster, plan=plan, batch=batch, micro_batches=micro, style=style, state=state,
-        system=system, even=system == "megatron", notes=tuple(notes),
+        system=system, notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -147,13 +142,13 @@ def _cluster(case: Case, plan: Plan, notes: list[str]) -> Cluster:
     name = str(given.get("gpu", "")).upper()
     match = re.search(r"(V100|A100|H100|H200|B200|K80)", name)
     if match is None:
-        raise Unclear(f"no device is known for gpu={given.get('gpu')!r}")
+        raise UnclearError(f"no device is known for gpu={given.get('gpu')!r}")
     small = match.group(1) == "A100" and "40" in name.replace("A100", "")
     found = preset("A100-40" if small else match.group(1))
     ranks = plan.mesh.size
     gpus = whole(given.get("gpus"), ranks) or ranks
     if gpus < ranks:
-        raise Unclear(f"the plan needs {ranks} devices of {gpus}")
+        raise UnclearError(f"the plan needs {ranks} devices of {gpus}")
     per_host = whole(given.get("gpus_per_node"), found.devices_per_host) or found.devices_per_host
     per_host = min(per_host, ranks)
     cluster = found.cluster(str(given.get("name", name)), ceil(ranks / per_host), per_host)
@@ -190,15 +185,19 @@ def _shape(case: Case, system: str, plan: Plan) -> Shape:
     if system == "ddp":
         layers = re.fullmatch(r"resnet(50|101|152)", arch)
         if layers is None and arch != "alexnet":
-            raise Unclear(f"no model on paper is {arch!r}")
-        return ImageShape(family="resnet", layers=int(layers.group(1))) if layers else ImageShape(family="alexnet")
+            raise UnclearError(f"no model on paper is {arch!r}")
+        return (
+            ImageShape(family="resnet", layers=int(layers.group(1)))
+            if layers
+            else ImageShape(family="alexnet")
+        )
     family = next((f for names, f in _FAMILIES if any(n in arch for n in names)), None)
     if family is None:
-        raise Unclear(f"no model on paper is {arch!r}")
+        raise UnclearError(f"no model on paper is {arch!r}")
     needed = {name: whole(given.get(name)) for name in ("layers", "hidden", "heads", "seq")}
     lacking = [name for name, value in needed.items() if value is None]
     if lacking:
-        raise Unclear(f"the model has no {', '.join(lacking)}")
+        raise UnclearError(f"the model has no {', '.join(lacking)}")
     tensor = plan.mesh.size_of(TENSOR)
     words = whole(given.get("vocab"), 50257) or 50257
     plain = family == "gpt" and "flash" not in str(given.get("attention", "")).lower()
@@ -216,7 +215,11 @@ def _shape(case: Case, system: str, plan: Plan) -> Shape:
     )
 
 
-_FAMILIES = ((("llama",), "llama"), (("gpt", "mpt", "opt", "bloom"), "gpt"), (("bert",), "bert"))
+_FAMILIES: tuple[tuple[tuple[str, ...], Family], ...] = (
+    (("llama",), "llama"),
+    (("gpt", "mpt", "opt", "bloom"), "gpt"),
+    (("bert",), "bert"),
+)
 
 
 def _batch(case: Case, plan: Plan, notes: list[str]) -> tuple[int, tuple[int, ...]]:
@@ -233,11 +236,9 @@ def _batch(case: Case, plan: Plan, notes: list[str]) -> tuple[int, tuple[int, ..
         batch = data * micro
         notes.append(f"global_batch={batch}")
     if batch is None:
-        raise Unclear("neither the batch nor the micro-batch is known")
+        raise UnclearError("neither the batch nor the micro-batch is known")
     if micro is not None:
         return batch, (micro,)
     most = max(1, batch // data)
     notes.append("micro_batch: the fastest of those that fit")
     return batch, tuple(size for size in (1, 2, 4, 8, 16) if size <= most and most % size == 0)
-
-

@@ -1,0 +1,58 @@
+"""Times of communication: against published tables, and what the algorithms must do."""
+
+from dataclasses import replace
+
+import pytest
+
+from plait.cluster.parse import parse_cluster
+from plait.program.timing.collective_time import bus_bandwidth, collective_seconds
+
+MIB = 2**20
+A100 = {2: (64, 404.7), 4: (64, 543.8), 8: (64, 684.6)}
+"""Ranks -> (MiB, microseconds) of an all-reduce within a host: vTrain's tables for 2 and 4, nccl-tests for 8."""
+LARGE = {2: (1024, 5442.8), 4: (1024, 7259.4), 8: (1024, 8203.9)}
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("table", [A100, LARGE], ids=["64 MiB", "1 GiB"])
+def test_all_reduces_of_one_host_are_as_published(ranks: int, table: dict[int, tuple[int, float]]) -> None:
+    cluster = parse_cluster("8xA100")
+    mebibytes, measured = table[ranks]
+    predicted = collective_seconds("all_reduce", mebibytes * MIB, cluster.link_of(1, ranks), cluster.device)
+    assert predicted * 1e6 == pytest.approx(measured, rel=0.3)
+
+
+def test_a_ring_moves_every_byte_once_and_a_sum_twice() -> None:
+    cluster = parse_cluster("8xA100")
+    reach, device = cluster.link_of(1, 8), cluster.device
+    gather = collective_seconds("all_gather", 1e10, reach, device)
+    assert gather == pytest.approx(7 / 8 * 1e10 / bus_bandwidth(reach, device), rel=0.01)
+    assert collective_seconds("reduce_scatter", 1e10, reach, device) == gather
+    assert collective_seconds("all_reduce", 1e10, reach, device) == pytest.approx(2 * gather, rel=0.01)
+    assert collective_seconds("all_reduce", 1e10, cluster.link_of(1, 1), device) == 0.0
+
+
+def test_a_tree_beats_a_ring_for_small_sums_on_many_hosts() -> None:
+    cluster = parse_cluster("64x8xA100")
+    reach = cluster.link_of(1, 512)
+    small = collective_seconds("all_reduce", 1024, reach, cluster.device)
+    ring = 2 * 511 * cluster.between.latency_s
+    assert small < ring / 4
+
+
+def test_a_switch_that_adds_up_is_quicker() -> None:
+    cluster = parse_cluster("8xH100")
+    reach = cluster.link_of(1, 8)
+    plain = replace(reach, inner=replace(reach.inner, in_network=False))
+    ratio = collective_seconds("all_reduce", 1e9, plain, cluster.device) / collective_seconds(
+        "all_reduce", 1e9, reach, cluster.device
+    )
+    assert 1.2 < ratio < 1.7  # 482 against 367 GB/s of 16 GiB on eight H200
+
+
+def test_members_of_one_host_share_its_adapters_only_where_the_wire_is_shared() -> None:
+    cluster = parse_cluster("4x8xA100")
+    whole, part = cluster.link_of(1, 32), cluster.link_of(8, 4)
+    assert bus_bandwidth(whole, cluster.device) > 7 * bus_bandwidth(part, cluster.device)
+    shared = replace(part, outer=replace(part.outer, shared=True))
+    assert bus_bandwidth(shared, cluster.device) == pytest.approx(bus_bandwidth(part, cluster.device) / 8)

@@ -1,0 +1,141 @@
+"""Programs of workers with servers: what is pushed and pulled where, what is refused, and what clocks make of it."""
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from tests.ranks import jobs
+
+from plait.errors import PlanError, ProgramError
+from plait.plan.named import resolve
+from plait.program.check import check_program
+from plait.program.instructions import (
+    Accumulate,
+    Compute,
+    Instruction,
+    Outcome,
+    Pull,
+    Push,
+    PushBuffers,
+    Serve,
+    Update,
+    Wait,
+)
+from plait.program.program import Program
+from plait.program.relaxed.simulate import predicted_throughput, simulate_served
+from plait.run.prepare import prepare
+from plait.run.relaxed.serve import first_program
+
+
+@cache
+def program_of(name: str, ranks: int, **sync: object) -> Program:
+    plan = resolve(name, ranks, {"sync": {"bucket_mib": 0.001, **sync}})
+    return first_program(prepare(jobs.dropout(), plan, "cpu", torch.float32, lambda event: None))
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return program_of("server-async", 3)
+
+
+def test_weights_are_asked_for_in_the_order_of_the_forward_and_awaited_at_first_use(program: Program) -> None:
+    entry = program.of(0)
+    first_use: dict[int, int] = {}
+    for instruction in entry.instructions:
+        for index, bucket in enumerate(entry.buckets):
+            names = {f"parameter:{name}" for name in bucket.parameters}
+            if isinstance(instruction, Compute) and names & set(instruction.reads):
+                first_use.setdefault(index, instruction.id)
+    pulls = [i for i in entry.instructions if isinstance(i, Pull)]
+    assert len(pulls) > 1
+    assert [i.id for i in pulls] == list(range(len(pulls)))
+    assert [i.bucket for i in pulls] == sorted(first_use, key=first_use.__getitem__)
+    for pull in pulls:
+        (wait,) = [i for i in entry.instructions if isinstance(i, Wait) and i.of == pull.id]
+        assert first_use[pull.bucket] == wait.id + 1
+
+
+def test_buckets_are_pushed_while_the_backward_goes_on_and_nobody_updates(program: Program) -> None:
+    kinds = [type(i) for i in program.of(0).instructions]
+    assert Update not in kinds
+    assert kinds.count(Push) == len(program.buckets)
+    first_push = kinds.index(Push)
+    assert kinds[first_push - 1] is Accumulate
+    assert Compute in kinds[first_push:]  # the rest of the backward
+    assert kinds[-2:] == [PushBuffers, Outcome]
+    assert [type(i) for i in program.of(2).instructions] == [Serve]
+
+
+@pytest.mark.parametrize("dropped", [Push, Pull])
+def test_a_program_that_forgets_a_bucket_is_refused(program: Program, dropped: type[Instruction]) -> None:
+    (entry,) = program.classes
+    gone = next(i for i in entry.instructions if isinstance(i, dropped))
+    kept = tuple(
+        i for i in entry.instructions if i is not gone and not (isinstance(i, Wait) and i.of == gone.id)
+    )
+    with pytest.raises(ProgramError, match="pushed 0 times|pulled 0 times"):
+        check_program(replace(program, classes=(replace(entry, instructions=kept),)))
+
+
+def test_only_server_stale_leaves_a_known_weight_to_the_server(program: Program) -> None:
+    def scalars(found: Program) -> set[str]:
+        return {name for bucket in found.buckets for name in bucket.scalars}
+
+    assert scalars(program) == scalars(program_of("server-sync", 3)) == {"total"}
+    assert scalars(program_of("server-stale", 3)) == {"total", "weight"}
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "sync", "told"),
+    [
+        ("server-async", 2, {"servers": 2}, "2 ranks of which 2 are servers leave no worker"),
+        ("server-sync", 3, {"servers": 0}, "has no server"),
+        ("server-stale", 3, {"staleness": -1}, "sync.staleness=-1"),
+        ("server-async", 3, {"staleness": 1}, "says nothing about server-async"),
+    ],
+)
+def test_what_cannot_be_is_refused(name: str, ranks: int, sync: dict[str, int], told: str) -> None:
+    with pytest.raises(PlanError, match=told):
+        resolve(name, ranks, {"sync": sync})
+
+
+def test_several_servers_need_an_optimizer_that_works_on_parts() -> None:
+    job = replace(jobs.dropout(), optimizer=lambda parameters: torch.optim.Adafactor(parameters, lr=0.1))
+    prepare(job, resolve("server-sync", 3), "cpu", torch.float32, lambda event: None)
+    plan = resolve("server-sync", 4, {"sync": {"servers": 2}})
+    with pytest.raises(PlanError, match="cannot update parts"):
+        prepare(job, plan, "cpu", torch.float32, lambda event: None)
+
+
+def compute_only(rank: int, instruction: Instruction) -> float:
+    """A worker computes for 1 s a segment; everything else takes no time."""
+    return 1.0 if isinstance(instruction, Compute) else 0.0
+
+
+@pytest.mark.parametrize("name", ["server-sync", "server-stale", "server-async"])
+def test_a_straggler_holds_up_those_who_wait(name: str) -> None:
+    program = program_of(name, 3)
+    segments = sum(isinstance(i, Compute) for i in program.of(0).instructions)
+    even = predicted_throughput(program, compute_only)
+    slow = predicted_throughput(program, compute_only, slow={0: 3.0})
+    assert even == pytest.approx(1 / segments, rel=0.05)
+    wanted = 1 / segments / 3 if name != "server-async" else (1 + 1 / 3) / 2 / segments
+    assert slow == pytest.approx(wanted, rel=0.05)
+
+
+def test_a_server_that_is_busy_all_the_time_sets_the_pace() -> None:
+    def duration(rank: int, instruction: Instruction) -> float:
+        return 1.0 if isinstance(instruction, Serve) else 0.0
+
+    program = program_of("server-async", 4)
+    assert predicted_throughput(program, duration) == pytest.approx(1 / 3, rel=0.05)  # 3 updates make a step
+
+
+def test_every_push_of_every_worker_is_handled() -> None:
+    program = program_of("server-stale", 4, servers=2)
+    trace = simulate_served(program, compute_only, steps=5)
+    handled = Counter(span.rank for span in trace.spans if span.name.startswith("push ") and span.rank >= 2)
+    assert handled == {2: 2 * 5 * (len(program.buckets) + 1), 3: 2 * 5 * len(program.buckets)}
+    assert sum(span.name == "serve" for span in trace.spans) == 2 * 5
