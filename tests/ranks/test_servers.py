@@ -48,6 +48,14 @@ def test_processes_compute_what_one_does(
     assert found.ok, found.first
 
 
+def test_messages_go_through_the_store_where_no_memory_is_shared(
+    reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plait.run.relaxed.posts.share_memory", lambda *_: None)
+    found = verify(jobs.dropout(), "server-sync", 4, settings={"sync": {"servers": 2}}, against=reference)
+    assert found.ok, found.first
+
+
 def totals(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "totals.json").read_text())
     return found
@@ -79,9 +87,9 @@ def test_a_slow_worker_takes_fewer_shares_and_none_is_lost(tmp_path: Path) -> No
 
 
 class KillsAt:
-    """A listener that kills a rank once a step was told of."""
+    """A listener that kills a rank once a step was told of; None: it interrupts the run."""
 
-    def __init__(self, rank: int, step: int) -> None:
+    def __init__(self, rank: int | None, step: int) -> None:
         self._rank, self._step = rank, step
         self._before = jobs.children()
         self.notices: list[str] = []
@@ -91,9 +99,12 @@ class KillsAt:
         if "notice" in event:
             self.notices.append(event["notice"])
         if event.get("metrics", {}).get("step", 0) >= self._step and not self.killed_s:
+            self.killed_s = time.monotonic()
+            if self._rank is None:
+                os.kill(os.getpid(), signal.SIGINT)
+                return
             pids = sorted(jobs.children() - self._before)  # started in the order of ranks
             os.kill(pids[self._rank], signal.SIGKILL)
-            self.killed_s = time.monotonic()
 
 
 def slow_job() -> Job:
@@ -133,6 +144,23 @@ def test_a_dead_server_ends_the_run_with_a_way_back(tmp_path: Path) -> None:
     steps = replace(slow_job(), steps=saved + 4)
     result = plait.train(steps, "ddp", 2, out=tmp_path, resume=tmp_path, trace=False)
     assert len(result.losses) == 4
+
+
+@pytest.mark.parametrize("plan", ["server-sync", "server-async", "server-stale"])
+def test_an_interrupted_run_goes_on(plan: str, tmp_path: Path) -> None:
+    stop = KillsAt(rank=None, step=5)
+    stopped = plait.train(slow_job(), plan, 3, out=tmp_path, listener=stop, trace=False)
+    assert stopped.stopped == "interrupted"
+    saved = load_checkpoint(tmp_path).step
+    assert 5 < saved < 60
+    assert len(stopped.losses) in (
+        saved - 1,
+        saved,
+    )  # of server-async, shares of the last step may be missing
+    longer = replace(slow_job(), steps=saved + 3)
+    plait.train(longer, plan, 3, out=tmp_path, resume=tmp_path, trace=False)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert sorted({line["step"] for line in lines})[-3:] == [saved, saved + 1, saved + 2]
 
 
 def run(job: Job, plan: str, ranks: int, out: Path, resume: Path | None = None, **settings: Any) -> None:

@@ -18,10 +18,10 @@ os.environ.setdefault(
 import typer
 from rich.console import Console
 
+from plait.cli.auto_plan import choose_for_run
 from plait.cli.graph_command import graph_command
 from plait.cli.options import REMEMBERED, job_with, load_run_settings, parse_mesh, parse_settings, parse_slow
 from plait.cli.placements_command import Asked, placements_command
-from plait.cli.plan_command import choose_for_run
 from plait.cli.plan_options import plan_
 from plait.cli.predict_options import measure_, predict_
 from plait.cli.progress import show_progress
@@ -130,9 +130,11 @@ def run(
     name = Path(reference.split(":")[0]).stem
     chosen: str | Plan | None = plan
     if plan == "auto":
-        loaded, chosen, told = choose_for_run(loaded, name, ranks, mesh)
+        with _console(True).status("choosing a plan") as status:
+            auto = choose_for_run(loaded, name, ranks, mesh, options.get("device") or "cpu", status.update)
+        loaded, chosen = auto.job, auto.plan
         settings.append(f"accumulate={loaded.accumulate}")
-        _console(json_).print(told, highlight=False, soft_wrap=True)
+        _console(json_).print(auto.told, highlight=False, soft_wrap=True)
     remembered = {key: options.get(key) for key in REMEMBERED} | {
         "job": _anywhere(reference),
         "settings": settings,

@@ -1,10 +1,9 @@
-"""`plait plan`: which plan, how fast, does it fit, and why. And the choice that `plait run --plan auto` makes.
+"""`plait plan`: which plan, how fast, does it fit, and why.
 
 In: what a person asked for on the command line. Out: tables or JSON, a plan file, the configuration of another system.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,14 +21,12 @@ from plait.cli.plan_view import (
     scaling_view,
 )
 from plait.cluster.cluster import Cluster
-from plait.cluster.parse import THIS, measured_path, parse_cluster
+from plait.cluster.parse import parse_cluster
 from plait.errors import PlanError, UsageError
-from plait.job.job import Job
 from plait.job.reference import load_job
 from plait.plan.named import NAMED
-from plait.plan.plan import Plan
 from plait.report.scaling_picture import scaling_picture
-from plait.search.choose import Request, choose, oracle_for, part_of, simplest
+from plait.search.choose import Request, choose, oracle_for, part_of
 from plait.search.explain import describe, explain
 from plait.search.export import EXPORTERS, Setup
 from plait.search.prediction import Prediction
@@ -94,25 +91,6 @@ def plan_command(asked: Planning, console: Console) -> int:
     for line in written:
         console.print(Text(line), soft_wrap=True)
     return 0
-
-
-def choose_for_run(job: Job, name: str, ranks: int | None, mesh: str | None) -> tuple[Job, Plan, str]:
-    """What `--plan auto` runs: the job with its micro-batches, the plan, and what to tell."""
-    if mesh is not None:
-        raise UsageError(f"--plan auto chooses the mesh; --mesh {mesh} says it.", fix="drop one of the two.")
-    cluster, how = _this_machine()
-    if ranks is not None and ranks > cluster.size:
-        raise PlanError(
-            f"--plan auto for {ranks} ranks; this machine has {cluster.size} cores.",
-            fix=f"use --ranks {cluster.size} or fewer, or name a plan.",
-        )
-    best = simplest(choose(subject_of_job(job, name), cluster, Request(ranks=ranks)))
-    count = num_micro_batches(best)
-    told = (
-        f"plan auto: {describe(best.plan)}, {count} micro-batch{'es' if count > 1 else ''} a step; predicted "
-        f"{format_seconds(best.step_s)} a step and {format_bytes(best.memory.total)} a rank ({how})."
-    )
-    return replace(job, accumulate=count), best.plan, told
 
 
 def plan_file(subject: Subject, best: Prediction) -> str:
@@ -268,10 +246,3 @@ def _scale(
         if not asked.json:
             console.print(f"wrote {asked.svg}")
     return 0
-
-
-def _this_machine() -> tuple[Cluster, str]:
-    """The machine as it was measured, or else as a common one is."""
-    if measured_path().exists():
-        return parse_cluster(THIS), "from plait measure"
-    return parse_cluster(f"1x{os.cpu_count() or 1}xcpu"), "this machine was never measured: run plait measure"

@@ -31,6 +31,8 @@ def ranking_view(title: str, ranking: Ranking, limit_bytes: float) -> Group:
     )
     parts: list[Any] = [Text.assemble((title, "bold"), f"  {considered}"), _plans(ranking)]
     rejected = folded(ranking.rejected)
+    if ranking.predictions[0].cost_per_step is not None:
+        parts.append(Text("cost/1k: money for 1,000 steps on all devices", "dim"))
     if rejected:
         parts.append(_rejected(rejected))
     parts.append(_relaxed())
@@ -44,7 +46,7 @@ def _plans(ranking: Ranking) -> Table:
     table.add_column("", justify="right")
     table.add_column("plan", overflow="fold", min_width=16)
     names = ["micro", "step", "samples/s", "MFU", "memory", "sent"]
-    for name in [*names, "money"] if money else names:
+    for name in [*names, "cost/1k"] if money else names:
         table.add_column(name, justify="right", no_wrap=True)
     for number, found in enumerate(ranking.predictions, 1):
         sent = sum(found.sent_bytes.values())
@@ -59,7 +61,7 @@ def _plans(ranking: Ranking) -> Table:
             format_bytes(sent) if sent else "–",
         ]
         if money:
-            cells.append(f"{found.cost_per_step:.4g}")
+            cells.append(f"{1000 * (found.cost_per_step or 0.0):.3g}")
         table.add_row(*map(Text, cells))
     return table
 

@@ -50,12 +50,12 @@ def predict_command(job_reference: str, asked: Asked, *, json_output: bool, cons
     with progress.status(f"reading {job_reference}") as status:
         job = job_with(load_job(job_reference), asked.job_settings)
         here = asked.cluster in (None, THIS)
-        cluster = _here(asked.device, status.update) if here else parse_cluster(str(asked.cluster))
+        cluster = this_machine(asked.device, status.update) if here else parse_cluster(str(asked.cluster))
         found = predict_job(
             job, plan, cluster, time_on=asked.device if here else None, limit_bytes=limit, tell=status.update
         )
     if here:
-        _remember(found.cluster)
+        remember(found.cluster)
     if asked.trace is not None:
         write_chrome(found.exact.trace, asked.trace)
     if json_output:
@@ -76,7 +76,7 @@ def _limit(text: str | None) -> int | None:
         raise UsageError(f"--memory: {error}.", fix="write it like 70GiB.") from error
 
 
-def _here(device: str, tell: Any) -> Cluster:
+def this_machine(device: str, tell: Any) -> Cluster:
     """This machine, measured now if it was not before."""
     path = measured_path()
     if path.exists():
@@ -88,7 +88,7 @@ def _here(device: str, tell: Any) -> Cluster:
     return measured.cluster
 
 
-def _remember(cluster: Cluster) -> None:
+def remember(cluster: Cluster) -> None:
     """Keep what was timed for the next prediction."""
     path = measured_path()
     write_cluster(cluster, path, read_measured(path))

@@ -33,3 +33,29 @@ class Calibration:
     """Memory of the device's context and of communication: set, not fitted."""
     fragmentation: float = 0.03
     """Share of activations and buffers that the allocator holds beside what is used: set, not fitted."""
+
+
+AMPERE = Calibration(
+    matmul_share=0.8376,
+    matmul_tiles=27.1,
+    matmul_depth=71.6,
+    attention_share=0.3077,
+    memory_share=0.573,
+    kernel_s=1.26e-6,
+    host_s=4.19e-5,
+    link_share=0.85,
+    step_s=1.31e-2,
+)
+"""A100, from the runs of vTrain, MPT, Korthikanti et al. and Narayanan et al.; V100 and K80 take them too."""
+HOPPER = Calibration(
+    matmul_share=0.583,
+    matmul_tiles=47.5,
+    matmul_depth=48.4,
+    attention_share=0.525,
+    memory_share=0.692,
+    kernel_s=6.39e-6,
+    host_s=5.97e-5,
+    link_share=0.85,
+    step_s=1.08e-2,
+)
+"""H100, from the runs of the Hugging Face sweep; H200 and B200 take them too."""

@@ -7,7 +7,7 @@ shows; a link's bandwidth is per device and direction. How far real programs sta
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from plait.cluster.calibration import Calibration
+from plait.cluster.calibration import AMPERE, HOPPER, Calibration
 from plait.cluster.cluster import Cluster, Device, Link
 from plait.errors import ClusterError
 
@@ -42,12 +42,15 @@ class Preset:
         )
 
 
-def _device(name: str, memory_mib: int, bandwidth_gb: float, **tera_flops: float) -> Device:
+def _device(
+    name: str, memory_mib: int, bandwidth_gb: float, calibration: Calibration, **tera_flops: float
+) -> Device:
     return Device(
         name=name,
         memory_bytes=memory_mib * _MIB,
         peak_flops={dtype: rate * 1e12 for dtype, rate in tera_flops.items()},
         memory_bandwidth=bandwidth_gb * 1e9,
+        calibration=calibration,
     )
 
 
@@ -55,8 +58,10 @@ def _link(latency_us: float, gb_per_s: float, *, in_network: bool = False, share
     return Link(latency_s=latency_us * 1e-6, bandwidth=gb_per_s * 1e9, in_network=in_network, shared=shared)
 
 
-_V100 = _device("V100", 32768, 900, float64=7.8, float32=15.7, float16=125)
-_A100 = _device("A100-80", 81920, 2039, float64=19.5, float32=19.5, tf32=156, bfloat16=312, float16=312)
+_V100 = _device("V100", 32768, 900, AMPERE, float64=7.8, float32=15.7, float16=125)
+_A100 = _device(
+    "A100-80", 81920, 2039, AMPERE, float64=19.5, float32=19.5, tf32=156, bfloat16=312, float16=312
+)
 _HOPPER = {
     "float64": 67.0,
     "float32": 67.0,
@@ -84,7 +89,7 @@ _CPU = Calibration(
     link_share=1.0,
     step_s=1e-3,
     reserve_bytes=3e8,
-    fragmentation=0.02,
+    fragmentation=0.8,  # the C library's heap, which keeps what is freed
 )
 
 PRESETS: Mapping[str, Preset] = {
@@ -106,27 +111,27 @@ PRESETS: Mapping[str, Preset] = {
     "A100-80": Preset(device=_A100, devices_per_host=8, host=_link(5, 300), between=_link(7, 25)),
     # DGX H100, H200: NVSwitch at 450 GB/s that adds up (NVLS); eight NDR adapters (400 Gb/s).
     "H100": Preset(
-        device=_device("H100", 81559, 3352, **_HOPPER),
+        device=_device("H100", 81559, 3352, HOPPER, **_HOPPER),
         devices_per_host=8,
         host=_link(4, 450, in_network=True),
         between=_link(6, 50),
     ),
     "H200": Preset(
-        device=_device("H200", 143771, 4800, **_HOPPER),
+        device=_device("H200", 143771, 4800, HOPPER, **_HOPPER),
         devices_per_host=8,
         host=_link(4, 450, in_network=True),
         between=_link(6, 50),
     ),
     # DGX B200: NVSwitch at 900 GB/s; eight NDR adapters.
     "B200": Preset(
-        device=_device("B200", 183359, 7700, **_BLACKWELL),
+        device=_device("B200", 183359, 7700, HOPPER, **_BLACKWELL),
         devices_per_host=8,
         host=_link(4, 900, in_network=True),
         between=_link(6, 50),
     ),
     # One GK210 of the two on a K80 board, at its base clock; boards on PCIe 3; 10 Gb/s a host (AWS p2.8xlarge).
     "K80": Preset(
-        device=_device("K80", 11441, 240, float64=0.935, float32=2.8),
+        device=_device("K80", 11441, 240, AMPERE, float64=0.935, float32=2.8),
         devices_per_host=8,
         pair=_link(10, 10),
         host=_link(15, 10, shared=True),

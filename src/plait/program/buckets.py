@@ -18,6 +18,10 @@ from plait.program.program import Bucket
 FIRST_BUCKET_BYTES = 1 << 20
 """The first bucket is small, so that communication starts early."""
 
+STAGE_BYTES = 1 << 20
+"""Gradients of a stage that need no sum are added up after every so many: each micro-batch makes them anew, beside the
+activations of all that are in flight."""
+
 Ends = Sequence[Mapping[str, Placement]]
 """How what leaves a graph is placed, per axis."""
 
@@ -85,7 +89,11 @@ def make_buckets(
         room[key] -= size
     whole: dict[object, list[str]] = {}
     for name in (n for n in names if not sums[n]):
-        whole.setdefault(keys[name][2], []).append(name)
+        key = keys[name]
+        if home is not None and room.get(key, 0.0) <= 0:
+            open_[key], room[key] = len(whole), STAGE_BYTES
+        whole.setdefault((key[2], open_.get(key)), []).append(name)
+        room[key] = room.get(key, 0.0) - nodes[graph.gradients[name]].meta["val"].nbytes
     made = []
     for group in (*buckets, *whole.values()):
         values = [nodes[graph.gradients[name]].meta["val"] for name in group]

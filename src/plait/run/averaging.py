@@ -13,12 +13,14 @@ checkpoint, and then leaves the worker's own weights as they were.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from plait.plan.plan import Plan
 from plait.program.averaging import averages, has_center, mixes
+from plait.program.instructions import Flatten, Lookahead, Mix, Momentum
 from plait.program.program import Bucket
 from plait.run.links import Links
 from plait.run.state import ModelState
@@ -46,6 +48,35 @@ class Averaging:
         self.velocity = {name: torch.zeros_like(p) for name, p in self._state.named}
         if not has_center(plan):
             self.center = {name: p.detach().clone() for name, p in self._state.named}
+
+    def execute(
+        self,
+        instruction: Flatten | Lookahead | Momentum | Mix,
+        bucket: Bucket,
+        plan: Plan,
+        values: dict[str, Any],
+    ) -> None:
+        """Do what an instruction says with a flat."""
+        match instruction:
+            case Flatten():
+                values[instruction.writes[0]] = self.flatten(bucket)
+            case Lookahead():
+                self.look_ahead(bucket, plan.elastic.momentum)
+            case Momentum():
+                self.take_momentum(bucket)
+            case Mix():
+                self._mix(instruction, bucket, plan, values[instruction.reads[0]])
+
+    def _mix(self, mix: Mix, bucket: Bucket, plan: Plan, total: Tensor) -> None:
+        match mix.rule:
+            case "mean":
+                self.mean(bucket, total, plan.mesh.size)
+            case "outer":
+                self.outer(bucket, total, plan.mesh.size, plan.average.outer_lr, plan.average.outer_momentum)
+            case "elastic" if has_center(plan):
+                self.draw(bucket, total, plan.elastic.rho)
+            case "elastic":
+                self.elastic(bucket, total, plan.mesh.size, plan.elastic.rho)
 
     def flatten(self, bucket: Bucket) -> Tensor:
         """Copy tensors into their flat."""

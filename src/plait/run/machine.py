@@ -17,7 +17,6 @@ from plait.graph.random_ops import random_key
 from plait.job.loader import Share
 from plait.plan.plan import DATA
 from plait.program import instructions as ins
-from plait.program.averaging import has_center
 from plait.program.places import places_of
 from plait.program.program import Bucket, Program, RankProgram, Value
 from plait.run.averaging import Averaging
@@ -126,11 +125,11 @@ class Machine:
             ins.PushBuffers: self._push_buffers,
             ins.Pull: self._pull,
             ins.Outcome: self._outcome,
-            ins.Flatten: self._flatten,
-            ins.Lookahead: self._look_ahead,
-            ins.Momentum: self._momentum,
+            ins.Flatten: self._average,
+            ins.Lookahead: self._average,
+            ins.Momentum: self._average,
             ins.Exchange: self._exchange,
-            ins.Mix: self._mix,
+            ins.Mix: self._average,
         }
 
     def execute(self, program: Program, step: int, shares: Sequence[Share]) -> Iterator[None]:
@@ -413,21 +412,10 @@ class Machine:
             new = self.store.buffer(name) if source.startswith("bucket:") else self._values[source]
             self.state.buffers[name].copy_(new)
 
-    def _flat(
-        self, instruction: ins.Flatten | ins.Lookahead | ins.Momentum | ins.Exchange | ins.Mix
-    ) -> Bucket:
-        assert self._own is not None
-        return self._own.averages[instruction.flat]
-
-    def _flatten(self, instruction: ins.Flatten) -> None:
-        self._values[instruction.writes[0]] = self.averaging.flatten(self._flat(instruction))
-
-    def _look_ahead(self, instruction: ins.Lookahead) -> None:
-        assert self._program is not None
-        self.averaging.look_ahead(self._flat(instruction), self._program.plan.elastic.momentum)
-
-    def _momentum(self, instruction: ins.Momentum) -> None:
-        self.averaging.take_momentum(self._flat(instruction))
+    def _average(self, instruction: ins.Flatten | ins.Lookahead | ins.Momentum | ins.Mix) -> None:
+        assert self._program is not None and self._own is not None
+        flat = self._own.averages[instruction.flat]
+        self.averaging.execute(instruction, flat, self._program.plan, self._values)
 
     def _exchange(self, instruction: ins.Exchange) -> None:
         assert self._program is not None and self.center is not None
@@ -438,17 +426,3 @@ class Machine:
         )
         handle = self.center.exchange(instruction.flat, flat, strength, self._step)
         self._pending[instruction.id] = (handle, instruction)
-
-    def _mix(self, instruction: ins.Mix) -> None:
-        assert self._program is not None
-        plan, flat, total = self._program.plan, self._flat(instruction), self._values[instruction.reads[0]]
-        match instruction.rule:
-            case "mean":
-                self.averaging.mean(flat, total, plan.mesh.size)
-            case "outer":
-                average = plan.average
-                self.averaging.outer(flat, total, plan.mesh.size, average.outer_lr, average.outer_momentum)
-            case "elastic" if has_center(plan):
-                self.averaging.draw(flat, total, plan.elastic.rho)
-            case "elastic":
-                self.averaging.elastic(flat, total, plan.mesh.size, plan.elastic.rho)

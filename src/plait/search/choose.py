@@ -6,6 +6,7 @@ here.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from plait.cluster.cluster import Cluster
@@ -85,10 +86,10 @@ def ranking_of(oracle: SketchOracle, request: Request) -> Ranking:
     return replace(found, predictions=tuple(map(oracle.with_cut, found.predictions[: request.top])))
 
 
-def simplest(ranking: Ranking, within: float = 0.02) -> Prediction:
+def simplest(predictions: Sequence[Prediction], within: float = 0.02) -> Prediction:
     """Of the plans that are about as fast as the first, the one with the fewest parts."""
-    first = ranking.predictions[0].step_s
-    near = [found for found in ranking.predictions if found.step_s <= first * (1 + within)]
+    first = predictions[0].step_s
+    near = [found for found in predictions if found.step_s <= first * (1 + within)]
 
     def parts(found: Prediction) -> tuple[int, ...]:
         plan = found.plan

@@ -49,11 +49,15 @@ class Sketcher:
             )
         return _Step(self, plan, micro_batch, batch, starts, limit_bytes).predict()
 
-    def memory(self, plan: Plan, *, micro_batch: int, batch: int, limit_bytes: float | None = None) -> MemoryUse:
+    def memory(
+        self, plan: Plan, *, micro_batch: int, batch: int, limit_bytes: float | None = None
+    ) -> MemoryUse:
         """The memory of a prediction alone, which needs no clocks."""
         return _Step(self, plan, micro_batch, batch, None, limit_bytes).memory()
 
-    def starts(self, plan: Plan, *, micro_batch: int, batch: int, limit_bytes: float | None = None) -> list[int]:
+    def starts(
+        self, plan: Plan, *, micro_batch: int, batch: int, limit_bytes: float | None = None
+    ) -> list[int]:
         """The first unit of the second and later stages, as `predict` cuts the model."""
         return _Step(self, plan, micro_batch, batch, None, limit_bytes).starts[1:]
 
@@ -81,20 +85,20 @@ def sketch_prediction(
     return Sketcher(costs, cluster, state or StateBytes()).predict(plan, micro_batch=micro_batch, batch=batch)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scheduled:
-    """What depends on a schedule alone."""
-
-    course: Course
-    in_flight: tuple[int, ...]
-    """Micro-batches that each rank keeps at once, counted by stage."""
-
-
 @lru_cache(maxsize=256)
-def scheduled(name: str, ranks: int, per_rank: int, micro_batches: int) -> Scheduled:
+def course_of(schedule: str, ranks: int, per_rank: int, micro_batches: int) -> Course:
     """A schedule in the order of its clocks; many plans share one."""
-    actions = SCHEDULES[name](ranks, per_rank, micro_batches)
-    return Scheduled(course=course(actions, ranks * per_rank), in_flight=tuple(peak_in_flight(actions)))
+    return course(SCHEDULES[schedule](ranks, per_rank, micro_batches), ranks * per_rank)
+
+
+@lru_cache(maxsize=4096)
+def in_flight_of(schedule: str, ranks: int, per_rank: int, micro_batches: int) -> tuple[int, ...]:
+    """Micro-batches that each rank keeps at once, counted by stage.
+
+    But for gpipe's, no schedule keeps more than it does with four micro-batches a rank, and few are quickly counted.
+    """
+    few = micro_batches if schedule == "gpipe" else min(micro_batches, 4 * ranks)
+    return tuple(peak_in_flight(SCHEDULES[schedule](ranks, per_rank, few)))
 
 
 class _Step:
@@ -120,8 +124,8 @@ class _Step:
             self.times += [taken] * unit.repeat
         self.reach = self.cluster.link_of(self.costs.tensor, self.data)
         name = "1f1b" if plan.pipe.asynchronous else plan.pipe.schedule
-        self.schedule = scheduled(name, self.pipe, self.per_rank, self.num_micro) if self.pipe > 1 else None
-        self.in_flight = self.schedule.in_flight if self.schedule is not None else (1,)
+        self.schedule = (name, self.pipe, self.per_rank, self.num_micro)
+        self.in_flight = in_flight_of(*self.schedule) if self.pipe > 1 else (1,)
         self.starts = self._starts(starts)
         ends = [*self.starts[1:], len(self.units)]
         self.stages = [range(start, end) for start, end in zip(self.starts, ends, strict=True)]
@@ -188,7 +192,7 @@ class _Step:
     def _compute(self) -> tuple[float, float]:
         """All micro-batches of the slowest rank, and the idle share of all ranks."""
         adds_s = [self._traffic_s(self._elements(rank) * self.state.accumulate) for rank in range(self.pipe)]
-        if self.schedule is None:
+        if self.pipe == 1:
             return self._micro_s() * self.num_micro + adds_s[0] * (self.num_micro - 1), 0.0
         parts: dict[str, list[float]] = {
             kind: [sum(getattr(self.times[u], f"{kind}_s") for u in stage) for stage in self.stages]
@@ -200,7 +204,7 @@ class _Step:
             adds = action.kind in ("backward", "weight") and action.micro_batch > 0
             return taken + (adds_s[action.stage % self.pipe] / self.per_rank if adds else 0.0)
 
-        found = course_times(self.schedule.course, seconds, self._message_s())
+        found = course_times(course_of(*self.schedule), seconds, self._message_s())
         return found.step_s, found.bubble
 
     def _micro_s(self) -> float:

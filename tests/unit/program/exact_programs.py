@@ -40,7 +40,7 @@ def compiled(
 def _compiled(
     name: str, plan: str, mesh: tuple[tuple[str, int], ...], batch: int, accumulate: int, settings: str
 ) -> Program:
-    chosen = plait.resolve(plan, settings=eval(settings), mesh=dict(mesh))
+    chosen = plait.resolve(plan, None, eval(settings), dict(mesh))
     job = job_of(name, batch, accumulate)
     programs = Programs(job, open_data(job.data, job.collate), chosen, torch.device("cpu"))
     return programs.for_sizes([shares(n, chosen.data_ranks) for n in micro_batch_sizes(batch, accumulate)])

@@ -57,7 +57,7 @@ def test_four_thousand_ranks_cost_as_much_as_their_classes() -> None:
 
 
 def test_a_program_whose_messages_leave_the_representatives_is_not_folded() -> None:
-    plan = plait.resolve("ddp", mesh={"data": 4})
+    plan = plait.resolve("ddp", None, mesh={"data": 4})
     send = Send(id=0, name="send", kind="communication", axis="data", to=3, message="m")
     recv = Recv(id=0, name="recv", kind="communication", axis="data", source=0, message="m")
     idle, wait = Compute(id=0, name="x", kind="forward", segment="x"), Wait(id=1, name="w", kind="wait", of=0)
@@ -81,7 +81,7 @@ def program_of(plan: plait.Plan, lists: list[tuple], members: tuple[int, ...]) -
 
 def many_ranks(*, pipe: int, data: int, tensor: int) -> Program:
     """A pipeline whose stages each add up along `tensor` and `data`."""
-    plan = plait.resolve("1f1b", mesh={"pipe": pipe, "data": data, "tensor": tensor})
+    plan = plait.resolve("1f1b", None, mesh={"pipe": pipe, "data": data, "tensor": tensor})
     lists = []
     for stage in range(pipe):
         own: list = []

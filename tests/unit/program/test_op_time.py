@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from plait.cluster.presets import preset
-from plait.graph.functions import AttentionCapture  # noqa: F401 (registers the op)
+from plait.graph.attention_op import attention as attention_op
 from plait.program.timing.op_time import OpWork, matmul_efficiency, node_work, op_seconds
 
 A100 = preset("A100").device
@@ -22,13 +22,14 @@ def product(rows: int, columns: int, depth: int, count: int = 1) -> OpWork:
 
 
 @pytest.mark.parametrize("shape", [(64, 64, 64), (1000, 777, 64), (4096, 4096, 4096), (16384, 50304, 8192)])
-def test_a_product_stays_below_the_peak_and_gets_slower_with_every_dim(shape: tuple[int, int, int]) -> None:
+def test_a_product_stays_below_the_peak_and_no_larger_one_is_quicker(shape: tuple[int, int, int]) -> None:
     work = product(*shape)
     assert work.flops / op_seconds(work, A100) < A100.peak_flops["bfloat16"]
     for dim in range(3):
         larger = [2 * extent if index == dim else extent for index, extent in enumerate(shape)]
-        assert op_seconds(product(*larger), A100) > op_seconds(work, A100)
-    assert op_seconds(product(*shape, count=2), A100) > op_seconds(work, A100)
+        assert op_seconds(product(*larger), A100) >= op_seconds(work, A100)
+    eight = product(*shape, count=8)
+    assert op_seconds(work, A100) < op_seconds(eight, A100) <= 8 * op_seconds(work, A100)
 
 
 def test_small_and_badly_tiled_products_reach_less() -> None:
@@ -80,6 +81,7 @@ def test_a_convolution_is_the_product_that_it_is() -> None:
 def test_causal_attention_skips_half_and_views_take_no_time() -> None:
     shapes = ((2, 4, 128, 64),) * 3
     attention = torch.ops.plait.attention.default
+    assert attention_op is not None  # the import registers it
     whole = node_work(node_of(attention, *shapes, rest=(None, False, 0.125)))
     causal = node_work(node_of(attention, *shapes, rest=(None, True, 0.125)))
     assert whole is not None and causal is not None

@@ -84,6 +84,6 @@ def test_asynchronous_gradients_are_one_update_each() -> None:
         with torch.no_grad():
             for gradients in changes:
                 for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                    parameter -= rate * gradient
+                    parameter.sub_(rate * gradient)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(found.weights[name], parameter.detach(), rtol=1e-12, atol=1e-12)

@@ -30,7 +30,10 @@ def pointwise(op: Op) -> list[Strategy]:
     """What torch tags as pointwise, and what it has not tagged though it is."""
     outputs = len(op.outputs)
     found = [
-        Strategy(aligned(op, dim), (Shard(dim),) * outputs) for dim in range(len(op.out)) if op.out[dim] != 1
+        Strategy(aligned(op, dim), (Shard(dim),) * outputs)
+        for dim in range(len(op.out))
+        if op.out[dim] != 1
+        or op.axis.size == 1  # the only sample of the only rank, which has its own random numbers
     ]
     return found + _partial(op)
 

@@ -248,7 +248,7 @@ def _notes(foreign: float, rates: Sequence[Rates], start_s: float) -> dict[str, 
     varies = max(spread(r.probe_s) for r in rates)
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "foreign_cores": round(foreign, 2),
         "spread": round(varies, 3),
         "notice": complaint(foreign, varies),

@@ -46,14 +46,27 @@ def measure_overhead(ranks: int, device: str = "cpu") -> Overhead:
     return Overhead(**json.loads(done.stdout.splitlines()[-1]))
 
 
+def _model() -> nn.Module:
+    """Small, but of ops that make the libraries load what they need."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(72, 8),
+        nn.GELU(),
+        nn.Linear(8, 1),
+    )
+
+
 def main() -> None:
     """What the process does."""
     began = time.perf_counter()
     ranks, device = int(sys.argv[1]), sys.argv[2]
-    data = (torch.zeros(64, 8), torch.zeros(64, 1))
+    data = (torch.zeros(64, 3, 8, 8), torch.zeros(64, 1))
     job = Job(
-        model=lambda: nn.Linear(8, 1), data=data, loss=nn.functional.mse_loss,
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.1), batch=16, steps=_STEPS,
+        model=_model, data=data, loss=nn.functional.mse_loss,
+        optimizer=lambda p: torch.optim.AdamW(p, lr=0.1), batch=16, steps=_STEPS,
     )  # fmt: skip
     started = []
 

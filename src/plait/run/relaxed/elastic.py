@@ -22,18 +22,18 @@ from plait.run.programs import Programs
 from plait.run.relaxed.center import Center, CenterPort
 from plait.run.relaxed.keeper import Keeper
 from plait.run.relaxed.loop import FreeWorker, Watch
-from plait.run.relaxed.serve import Patience, Spans, first_program, post_of, tell_of
+from plait.run.relaxed.posts import posts_between
+from plait.run.relaxed.serve import Patience, Spans, first_program, tell_of
 from plait.run.relaxed.start import takes_tickets
 from plait.run.relaxed.tickets import shared_count, tickets
-from plait.run.shared_links import links_between
 from plait.run.state import ModelState
-from plait.run.worker import Task, timeout_s
+from plait.run.worker import Task
 
 
 def serve_center(task: Task, seat: Seat, programs: Programs) -> dict[str, Any]:
     """Have the center to the end of the run."""
     plan, device = task.plan, torch.device("cpu")
-    links = links_between(plan.mesh, seat.rank, device, timeout_s=timeout_s(task), servers=plan.sync.servers)
+    _, post = posts_between(task, seat)
     state = ModelState(task.job, device, task.dtype)
     check_agreement("initial weights", state.digest(), seat.ranks)
     progress: dict[str, Any] = {}
@@ -43,7 +43,7 @@ def serve_center(task: Task, seat: Seat, programs: Programs) -> dict[str, Any]:
         state.optimizer.state.clear()  # each worker has its own
         progress = saved.extra.get("progress", {})
     start, program = state.steps_done, first_program(programs)
-    center = Center(plan, post_of(links), state, program, start)
+    center = Center(plan, post, state, program, start)
     center.is_gone = seat.board.is_gone
     watch = Watch.of(task, seat, device)
     center.on_work = Spans(watch, seat)
@@ -67,7 +67,7 @@ def serve_center(task: Task, seat: Seat, programs: Programs) -> dict[str, Any]:
 def work_around_center(task: Task, seat: Seat, programs: Programs, device: torch.device) -> dict[str, Any]:
     """Be a worker that is drawn to the center."""
     plan = task.plan
-    links = links_between(plan.mesh, seat.rank, device, timeout_s=timeout_s(task), servers=plan.sync.servers)
+    links, post = posts_between(task, seat)
     state = ModelState(task.job, device, task.dtype)
     check_agreement("initial weights", state.digest(), seat.ranks)
     if task.resume is not None:
@@ -76,7 +76,7 @@ def work_around_center(task: Task, seat: Seat, programs: Programs, device: torch
     machine = Machine(seat.rank, state, links, watch.observer)
     machine.slowdown = task.slow.get(seat.rank, 1.0)
     flats = first_program(programs).of(seat.rank).averages
-    machine.center = port = CenterPort(plan, post_of(links), state, flats, waits=True)
+    machine.center = port = CenterPort(plan, post, state, flats, waits=True)
     gradients: list[dict[str, Tensor]] = []
     if task.record_gradients and seat.rank == 0:
         machine.store.on_ready = lambda found: gradients.append({n: g.clone() for n, g in found.items()})

@@ -28,13 +28,12 @@ from plait.run.relaxed.keeper import Keeper
 from plait.run.relaxed.loop import FreeWorker, Watch
 from plait.run.relaxed.parts import server_layout
 from plait.run.relaxed.port import Port
+from plait.run.relaxed.posts import posts_between
 from plait.run.relaxed.server import Server
 from plait.run.relaxed.start import takes_tickets
 from plait.run.relaxed.tickets import shared_count, tickets
-from plait.run.relaxed.wire import Post
-from plait.run.shared_links import SharedLinks, links_between
 from plait.run.state import ModelState
-from plait.run.worker import Task, timeout_s
+from plait.run.worker import Task
 
 _SPINS = 200
 _LONGEST_SLEEP_S = 0.0005
@@ -64,7 +63,7 @@ def serve(task: Task, seat: Seat, programs: Programs) -> dict[str, Any]:
     """Be a server to the end of the run."""
     plan, device = task.plan, torch.device("cpu")
     place = seat.rank - plan.mesh.size
-    links = links_between(plan.mesh, seat.rank, device, timeout_s=timeout_s(task), servers=plan.sync.servers)
+    _, post = posts_between(task, seat)
     state = server_state(programs, place, device)
     check_agreement("initial weights", state.digest(), seat.ranks)
     progress: dict[str, Any] = {}
@@ -74,7 +73,7 @@ def serve(task: Task, seat: Seat, programs: Programs) -> dict[str, Any]:
         progress = saved.extra.get("progress", {})
     start, program = state.steps_done, first_program(programs)
     rule = rule_of(plan, start)
-    server = Server(plan, place, post_of(links), state, program, rule, clip_norm=task.job.clip_norm)
+    server = Server(plan, place, post, state, program, rule, clip_norm=task.job.clip_norm)
     server.is_gone, server.reached = seat.board.is_gone, start
     gradients: list[dict[str, Tensor]] = []
     if task.record_gradients:
@@ -106,7 +105,7 @@ def serve(task: Task, seat: Seat, programs: Programs) -> dict[str, Any]:
 def work(task: Task, seat: Seat, programs: Programs, device: torch.device) -> dict[str, Any]:
     """Be a worker of servers."""
     plan = task.plan
-    links = links_between(plan.mesh, seat.rank, device, timeout_s=timeout_s(task), servers=plan.sync.servers)
+    links, post = posts_between(task, seat)
     state = ModelState(task.job, device, task.dtype)
     check_agreement("initial weights", state.digest(), seat.ranks)
     if task.resume is not None:
@@ -115,7 +114,7 @@ def work(task: Task, seat: Seat, programs: Programs, device: torch.device) -> di
     watch = Watch.of(task, seat, device)
     machine = Machine(seat.rank, state, links, watch.observer)
     machine.slowdown = task.slow.get(seat.rank, 1.0)
-    machine.port = port = Port(plan, post_of(links), state, first_program(programs).buckets, waits=True)
+    machine.port = port = Port(plan, post, state, first_program(programs).buckets, waits=True)
     start, ahead = state.steps_done, plan.sync.staleness + 1
     free = takes_tickets(plan)
     worker = FreeWorker(
@@ -196,11 +195,6 @@ class Patience:
             os.sched_yield()
         else:
             time.sleep(min(_LONGEST_SLEEP_S, 1e-6 * (self._spins - _SPINS + 10)))
-
-
-def post_of(links: Any) -> Post:
-    assert isinstance(links, SharedLinks)
-    return links.mail
 
 
 def tell_of(seat: Seat, notice: Any) -> None:

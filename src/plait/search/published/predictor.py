@@ -1,7 +1,7 @@
 """Predict published cases.
 
 In: cases. Out: for each an `Outcome`: what was predicted beside what was measured, or why nothing was. Models are
-captured once for each shape and width, with two of their blocks; the constants are those of the device's type.
+captured once for each shape and width, with one or two of their blocks; the constants are those of the device's type.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,6 @@ from plait.search.published.setup import Setup, UnclearError, setup_of
 from plait.search.sketch import Sketcher
 from plait.search.unit_costs import CAPTURED, Style, model_costs
 
-_BLOCKS = 2
 _VARIANTS: Mapping[str, tuple[str, bool]] = {
     "baseline-no-recompute": ("none", False),
     "sequence-parallel": ("none", True),
@@ -90,7 +89,7 @@ def predict_cases(cases: Sequence[Case], progress: Progress = lambda done, total
                 outcome = Outcome(case=case, skipped=str(error))
         found[index] = outcome
     # Cases of one shape come one after the other, so that one graph is held at a time.
-    setups.sort(key=lambda entry: (repr(_few_blocks(entry[1].shape)), entry[1].plan.mesh.size_of(TENSOR)))
+    setups.sort(key=lambda entry: _order(entry[1]))
     for index, setup in setups:
         found[index] = predictor.outcome(cases[index], setup)
         progress(len(found), len(cases))
@@ -115,8 +114,14 @@ def _simple(case: Case) -> Outcome | None:
     return None
 
 
-def _few_blocks(shape: Shape) -> Shape:
-    return replace(shape, layers=_BLOCKS) if isinstance(shape, TransformerShape) else shape
+def _order(setup: Setup) -> tuple[str, int]:
+    tensor = setup.plan.mesh.size_of(TENSOR)
+    return repr(_few_blocks(setup.shape, tensor)), tensor
+
+
+def _few_blocks(shape: Shape, tensor: int) -> Shape:
+    """With the blocks that must be captured: across `tensor` the first one also sums up what comes in."""
+    return replace(shape, layers=1 if tensor == 1 else 2) if isinstance(shape, TransformerShape) else shape
 
 
 class Predictor:
@@ -137,7 +142,8 @@ class Predictor:
 
     def costs(self, setup: Setup, *, sequence: bool) -> ModelCosts:
         """Of a rank, for the whole model."""
-        few, tensor = _few_blocks(setup.shape), setup.plan.mesh.size_of(TENSOR)
+        tensor = setup.plan.mesh.size_of(TENSOR)
+        few = _few_blocks(setup.shape, tensor)
         key = (few, tensor, sequence, setup.style)
         if key not in self._costs:
             self._costs[key] = self._read(few, tensor, setup.plan, setup.style, sequence)

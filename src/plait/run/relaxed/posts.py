@@ -1,0 +1,71 @@
+"""How a rank reaches the others of a run with servers: collectives among workers, messages between all.
+
+In: a plan, a seat. Out: links for the mesh, and a `Post`. Messages go through memory that the host's processes share,
+whatever device they compute on; where there is none, through the parent's store: slower, but everywhere.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from plait.run.launch import Seat
+from plait.run.links import Links, NoLinks, ProcessLinks
+from plait.run.relaxed.wire import Post
+from plait.run.shared_links import share_memory
+from plait.run.worker import Task, timeout_s
+
+_LONGEST_SLEEP_S = 0.002
+
+
+def posts_between(task: Task, seat: Seat, *, share: bool = True) -> tuple[Links, Post]:
+    """This rank's links and messages; workers and servers must all call it."""
+    mesh, servers = task.plan.mesh, task.plan.sync.servers
+    shared = share_memory(mesh, seat.rank, timeout_s(task), servers) if share else None
+    links: Links = NoLinks()
+    if mesh.size > 1:
+        on_host = shared is not None and task.device == "cpu"
+        links = shared if on_host and shared is not None else ProcessLinks(mesh, seat.rank, servers)
+    if shared is not None:
+        return links, shared.mail
+    store = TCPStore(seat.store_host, seat.store_port, is_master=False, wait_for_workers=False)
+    return links, StorePost(PrefixStore("post", store), seat.rank, timeout_s(task))
+
+
+class StorePost:
+    """Messages that the parent's store keeps until they are taken."""
+
+    def __init__(self, store: Store, rank: int, timeout_s: float) -> None:
+        self._store = store
+        self._rank = rank
+        self._timeout_s = timeout_s
+
+    def send(self, message: str, to: int, *parts: Tensor) -> None:
+        """Leave a message; its parts may be written to afterwards."""
+        content = b"".join(part.cpu().numpy().tobytes() for part in parts)
+        self._store.set(f"{self._rank}>{to} {message}", content)  # type: ignore[arg-type]
+
+    def take(self, message: str, source: int, use: Callable[[Tensor], None]) -> bool:
+        """Where a message is there: have its bytes used, and forget it. Never waits."""
+        key = f"{source}>{self._rank} {message}"
+        if not self._store.check([key]):
+            return False
+        content = bytearray(self._store.get(key))
+        with suppress(RuntimeError):  # a store that cannot forget keeps it
+            self._store.delete_key(key)
+        use(torch.frombuffer(content, dtype=torch.uint8))
+        return True
+
+    def wait(self, message: str, source: int, use: Callable[[Tensor], None]) -> None:
+        """Wait for a message and have its bytes used."""
+        began_s, sleep_s = time.monotonic(), 1e-5
+        while not self.take(message, source, use):
+            time.sleep(sleep_s)
+            sleep_s = min(2 * sleep_s, _LONGEST_SLEEP_S)
+            if time.monotonic() - began_s > self._timeout_s:
+                raise ConnectionError(
+                    f"rank {source} did not answer within {self._timeout_s:.0f} s: timed out."
+                )
