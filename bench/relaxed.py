@@ -3,11 +3,11 @@
     python -m bench.relaxed [--tasks clothing verses] [--workers 4] [--slow 3] [--seeds 0 1] [--json FILE] [--assert]
     python -m bench.relaxed --scaling        hogwild with two workers and with one, nothing slowed
 
-Every plan gets as many epochs over the same data, at learning rates that fall to 0: that of ddp, or where a worker's
-share of the batch is an update, a worker's share of that. Processes have one thread each. Each plan runs as it is, then
-with one worker that takes `--slow` times as long to compute. Printed: samples/s of the steps after the first ones, how
-far the simulator's prediction with the straggler is off, which it makes from the trace of the run without; time of all
-steps up to the target accuracy, updates/s, bytes that a worker sends a step, staleness, held-out accuracy and loss.
+Every plan gets as many epochs over the same data, at learning rates that fall to 0: that of ddp, or less where a
+worker's share of the batch is an update. Processes have one thread each. Each plan runs as it is, then with one worker
+that takes `--slow` times as long to compute. Printed: samples/s of the steps after the first ones, how far the
+simulator's prediction with the straggler is off, which it makes from the trace of the run without; time of all steps up
+to the target accuracy, updates/s, bytes that a worker sends a step, staleness, held-out accuracy and loss.
 `--keep FOLDER` keeps the runs there, and reads those that it finds there instead of training again.
 
 Bars (with --assert, exit 1): with the straggler, server-async and easgd reach 1.5 times the samples/s of ddp; every
@@ -78,7 +78,7 @@ def lenet() -> nn.Module:
 TASKS: Mapping[str, Task] = MappingProxyType(
     {
         "clothing": Task(
-            model=lenet, data=fashion, loss=nn.CrossEntropyLoss(), metric=accuracy, batch=128, epochs=8, rate=2e-3,
+            model=lenet, data=fashion, loss=nn.CrossEntropyLoss(), metric=accuracy, batch=64, epochs=20, rate=1e-3,
             optimizer=torch.optim.Adam, target=0.84,
         ),
         "verses": Task(
@@ -96,7 +96,8 @@ class Way:
     plan: str
     settings: Mapping[str, Any]
     factor: str
-    """Of the rate: `whole`, as ddp; `share`, divided by the workers, whose shares of the batch are updates."""
+    """Of the rate: `whole`, as ddp; `share`, where a worker's share of the batch is an update: divided by the number of
+    workers, or by its root for Adam, whose steps are as long whatever the batch."""
     pull: float = 0.0
     """Of easgd: how far a worker and the center move to each other at first, the learning rate times rho."""
 
@@ -225,7 +226,8 @@ def plan_of(task: Task, way: Way, workers: int) -> Plan:
 
 def job_of(task: Task, way: Way, workers: int, seed: int) -> plait.Job:
     """The task at the way's learning rate, which falls to 0."""
-    rate = task.rate / (workers if way.factor == "share" else 1)
+    power = 0.5 if task.optimizer is torch.optim.Adam else 1.0
+    rate = task.rate / (workers**power if way.factor == "share" else 1)
     steps = task.epochs * -(-len(task.data()) // task.batch)
     return plait.Job(
         model=task.model,

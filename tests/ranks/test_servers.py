@@ -108,7 +108,8 @@ class KillsAt:
 
 
 def slow_job() -> Job:
-    return replace(jobs.slow(), steps=60)
+    """Long enough for something to happen to it."""
+    return replace(jobs.plain(), data=jobs.Marked(None, lambda: time.sleep(0.001)), epochs=None, steps=60)
 
 
 @pytest.mark.parametrize("plan", ["server-async", "server-stale"])
@@ -146,7 +147,7 @@ def test_a_dead_server_ends_the_run_with_a_way_back(tmp_path: Path) -> None:
     assert len(result.losses) == 4
 
 
-@pytest.mark.parametrize("plan", ["server-sync", "server-async", "server-stale"])
+@pytest.mark.parametrize("plan", ["server-async", "server-stale"])
 def test_an_interrupted_run_goes_on(plan: str, tmp_path: Path) -> None:
     stop = KillsAt(rank=None, step=5)
     stopped = plait.train(slow_job(), plan, 3, out=tmp_path, listener=stop, trace=False)

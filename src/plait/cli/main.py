@@ -1,4 +1,4 @@
-"""The command line: `plait run | graph | verify | report | export`.
+"""The command line: `plait run | plan | predict | measure | validate | graph | verify | report | export`.
 
 Exit codes: 0 ok, 1 failed, 2 bad usage. A traceback is shown only with --debug.
 """

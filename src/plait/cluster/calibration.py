@@ -31,31 +31,33 @@ class Calibration:
     """Time of a step in which no device works: data, learning rate, logging."""
     reserve_bytes: float = 1.5e9
     """Memory of the device's context and of communication: set, not fitted."""
-    fragmentation: float = 0.03
+    fragmentation: float = 0.02
     """Share of activations and buffers that the allocator holds beside what is used: set, not fitted."""
 
 
 AMPERE = Calibration(
-    matmul_share=0.8376,
-    matmul_tiles=27.1,
-    matmul_depth=71.6,
-    attention_share=0.3077,
-    memory_share=0.573,
-    kernel_s=1.26e-6,
-    host_s=4.19e-5,
+    matmul_share=0.83,
+    matmul_tiles=26.0,
+    matmul_depth=70.0,
+    attention_share=0.31,
+    memory_share=0.58,
+    kernel_s=1.4e-6,
+    host_s=4.1e-5,
     link_share=0.85,
-    step_s=1.31e-2,
+    step_s=1.2e-2,
+    reserve_bytes=2e9,
 )
 """A100, from the runs of vTrain, MPT, Korthikanti et al. and Narayanan et al.; V100 and K80 take them too."""
 HOPPER = Calibration(
-    matmul_share=0.583,
-    matmul_tiles=47.5,
-    matmul_depth=48.4,
-    attention_share=0.525,
-    memory_share=0.692,
-    kernel_s=6.39e-6,
-    host_s=5.97e-5,
+    matmul_share=0.6,
+    matmul_tiles=50.0,
+    matmul_depth=50.0,
+    attention_share=0.48,
+    memory_share=0.74,
+    kernel_s=6.3e-6,
+    host_s=5.8e-5,
     link_share=0.85,
-    step_s=1.08e-2,
+    step_s=1.1e-2,
+    reserve_bytes=2e9,
 )
 """H100, from the runs of the Hugging Face sweep; H200 and B200 take them too."""

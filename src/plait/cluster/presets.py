@@ -89,7 +89,7 @@ _CPU = Calibration(
     link_share=1.0,
     step_s=1e-3,
     reserve_bytes=3e8,
-    fragmentation=0.8,  # the C library's heap, which keeps what is freed
+    fragmentation=1.0,  # the C library's heap, which keeps what is freed
 )
 
 PRESETS: Mapping[str, Preset] = {

@@ -150,7 +150,7 @@ class GradientStore:
     def _own(self, bucket: Bucket, gradients: list[Tensor]) -> list[Tensor]:
         """Tensors that may be written in place: copies of those that share memory or are broadcast."""
         if bucket not in self._copies:
-            seen: set[int] = set()
+            seen = self._pointers()
             copies = []
             for gradient in gradients:
                 if gradient.is_sparse:  # made anew by every backward
@@ -163,6 +163,11 @@ class GradientStore:
             self._copies[bucket] = copies
         flags = self._copies[bucket]
         return [g.clone() if copy else g for g, copy in zip(gradients, flags, strict=True)]
+
+    def _pointers(self) -> set[int]:
+        """The memory of gradients that are kept as they came."""
+        loose = [views for bucket, views in self._views.items() if bucket not in self._flat]
+        return {t.untyped_storage().data_ptr() for views in loose for t in views if not t.is_sparse}
 
     def scalars(self, buckets: Sequence[Bucket]) -> dict[str, Tensor]:
         """`total` (and a late `weight`) after the sums."""

@@ -7,14 +7,14 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from plait.program.instructions import Collective, Instruction, Wait
+from plait.program.instructions import Collective, Instruction, Pull, Wait
 from plait.program.program import Program
 from plait.trace.recorder import Recorder
 
 _PER_PROGRAM = 1_000_000
 """Instruction ids of a run's n-th program start at n times this."""
 _STARTING = 500_000
-"""Added to a collective's id: the time for which starting it kept the compute lane busy."""
+"""Added to the id of a collective or pull: the time for which starting it kept the compute lane busy."""
 Beside = Literal["data", "host", "evaluate", "checkpoint"]
 _BESIDE: dict[Beside, tuple[int, str]] = {
     "data": (900_000_000, "wait for the loader"),
@@ -106,7 +106,7 @@ class WorkerObserver:
                 stage=instruction.stage,
                 num_bytes=instruction.num_bytes,
             )
-            if isinstance(instruction, Collective):
+            if isinstance(instruction, Collective | Pull):
                 self._recorder.describe(
                     base + _STARTING + instruction.id,
                     kind="wait",
@@ -124,10 +124,10 @@ class WorkerObserver:
             self._began = self._clock.mark()
 
     def done(self, step: int, instruction: Instruction, start_ns: int, end_ns: int) -> None:
-        """Called after an instruction; a collective lasts until it was waited for."""
+        """Called after an instruction; a collective or a pull lasts until it was waited for."""
         if self._recorder is None:
             return
-        if isinstance(instruction, Collective):
+        if isinstance(instruction, Collective | Pull):
             self._started[instruction.id] = start_ns
             self.record(step, self._base + _STARTING + instruction.id, start_ns, end_ns)
             return

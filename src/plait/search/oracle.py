@@ -123,7 +123,7 @@ class SketchOracle:
         )
         names = list(unit_names(sketcher.costs))
         cut = tuple(names[start] for start in starts)
-        if not all(cut) or len(set(cut)) < len(cut):
+        if not all(name and names.count(name) == 1 for name in cut):
             return prediction
         return replace(prediction, plan=replace(plan, pipe=replace(plan.pipe, cut=cut)))
 

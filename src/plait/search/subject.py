@@ -96,14 +96,17 @@ def subject_of_job(job: Job, name: str) -> Subject:
     shallow = shallow_job(job, _BLOCKS)
     if shallow is not None:
         found = _subject(name, job, shallow.job, shallow.num_blocks, None)
-        units = found.costs(tensor=1, sequence=False).units
-        # Every kept block must have run, as one of a row: otherwise the whole model is captured after all.
-        if (
-            sum(unit.repeat for unit in units if unit.name.startswith(f"{shallow.path}."))
-            == shallow.num_blocks
-        ):
+        if _runs_alike(found.graph, shallow.path):
             return found
     return _subject(name, job, job, None, None)
+
+
+def _runs_alike(graph: Graph, path: str) -> bool:
+    """Whether every block that was kept ran, each with as many forward ops, and there are no other blocks."""
+    forward = [node.meta.get("module", "") for node in graph.ops() if node.meta["phase"] == "forward"]
+    numbered = [name for name in find_blocks(graph) if name.rpartition(".")[2].isdigit()]
+    ops = [sum(f"{at}.".startswith(f"{path}.{number}.") for at in forward) for number in range(_BLOCKS)]
+    return all(name.startswith(f"{path}.") for name in numbered) and min(ops) > 0 and len(set(ops)) == 1
 
 
 def _subject(

@@ -8,7 +8,10 @@ import torch
 from tests.zoo import ZOO
 from torch import Tensor, nn
 
+from plait.cli import auto_plan
 from plait.cli.main import call
+from plait.cluster.parse import parse_cluster
+from plait.errors import PlanError
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.report.scaling_picture import scaling_picture
@@ -96,6 +99,20 @@ def test_impossible_requests_are_told(
 def test_a_model_that_cannot_be_captured(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["plan", f"{jobs}:branching", "--cluster", "2xA100"]) == 1
     assert "CaptureError" in capsys.readouterr().err
+
+
+def test_auto_times_the_best_and_sets_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that is not measured here: two ranks of a plain CPU."""
+    monkeypatch.setattr(auto_plan, "this_machine", lambda device, tell: parse_cluster("2xcpu"))
+    monkeypatch.setattr(auto_plan, "remember", lambda cluster: None)
+    stages: list[str] = []
+    found = auto_plan.choose_for_run(ZOO["mlp"].job(batch=8), "mlp", 2, None, "cpu", stages.append)
+    assert found.plan.mesh.size == 2
+    assert found.job.batch == 8
+    assert "compiled and timed" in found.told
+    assert "simulating" in stages
+    with pytest.raises(PlanError, match="this machine has 2 devices"):
+        auto_plan.choose_for_run(ZOO["mlp"].job(batch=8), "mlp", 4, None, "cpu", stages.append)
 
 
 class Block(nn.Module):

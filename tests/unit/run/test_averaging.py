@@ -95,8 +95,7 @@ def test_diloco_equals_an_outer_optimizer_written_out(fragments: int) -> None:
         check(ranks, workers)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize(("tau", "workers"), [(1, 3), (2, 2), (1, 1)])
+@pytest.mark.parametrize(("momentum", "tau", "workers"), [(0.0, 1, 3), (0.9, 2, 2), (0.9, 1, 1)])
 def test_easgd_of_all_at_once_by_hand(momentum: float, tau: int, workers: int) -> None:
     job = case_job("mlp", torch.float64, steps=4, optimizer="sgd")
     elastic = {"variant": "sync", "rho": 2.0, "tau": tau, "momentum": momentum}
@@ -111,8 +110,9 @@ def test_easgd_of_all_at_once_by_hand(momentum: float, tau: int, workers: int) -
                 assert_same(center, written.center[name])
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize(("variant", "tau"), [("round-robin", 1), ("async", 1), ("async", 2)])
+@pytest.mark.parametrize(
+    ("variant", "tau", "momentum"), [("round-robin", 1, 0.0), ("round-robin", 1, 0.9), ("async", 2, 0.9)]
+)
 def test_easgd_one_after_the_other_by_hand(variant: str, tau: int, momentum: float) -> None:
     """Lecture 004, algorithm 1: the center moves towards one worker at a time, who is drawn to where it was.
 

@@ -116,3 +116,47 @@ def test_a_parameter_of_two_stages_of_one_rank(mesh: dict[str, int], zero: int) 
     assert isinstance(programs.layout, Layout)
     assert programs.layout.owners["first.weight"] == (0,)
     assert_equal(check(known, "interleaved", mesh=mesh, settings=settings))
+
+
+class Added(nn.Module):
+    """Parameters whose gradients are one tensor, larger than the gradients that a stage adds up at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 600), nn.Linear(600, 10)
+        self.one, self.other = nn.Parameter(torch.zeros(600, 600)), nn.Parameter(torch.zeros(600, 600))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.last(self.first(x) @ (self.one + self.other))
+        return output
+
+
+def test_gradients_that_share_memory_are_added_up_apart() -> None:
+    job = job_of("mlp", 4, model=Added)
+    known = reference_of(job, steps=1)
+    settings = {"pipe": {"cut": ["last"]}}
+    plan = resolve("1f1b", 2, settings)
+    program = prepare(job, plan, "cpu", torch.float64, lambda event: None, known.captures).for_sizes(
+        [(2,), (2,), (2,), (1,)]
+    )
+    of = {name: i for entry in program.classes for i, b in enumerate(entry.buckets) for name in b.parameters}
+    assert of["one"] != of["other"], "of other buckets"
+    assert_equal(check(known, "1f1b", 2, settings=settings))
+
+
+class Inverted(nn.Module):
+    """Inverts a matrix, which torch checks with an op that returns nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 10)
+        self.matrix = nn.Parameter(2 * torch.eye(16) + 0.01 * torch.ones(16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.last(self.first(x) @ torch.linalg.inv(self.matrix))
+        return output
+
+
+def test_ops_that_return_nothing() -> None:
+    known = reference_of(job_of("mlp", 4, model=Inverted), steps=1)
+    assert_equal(check(known, "1f1b", 2))

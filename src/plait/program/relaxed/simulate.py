@@ -232,10 +232,11 @@ def predicted_throughput(
 
 def _between_s(trace: Trace, program: Program, rank: int) -> float:
     """Time of a worker's share in which no instruction runs."""
-    own = {i.id for i in program.of(rank).instructions if not isinstance(i, Collective)}
+    own = {i.id for i in program.of(rank).instructions if not isinstance(i, Collective | Pull)}
+    first = min(own)
     counted = [s for s in trace.spans if s.instruction in own or s.kind in ("evaluate", "checkpoint")]
     spans = sorted((s for s in counted if s.rank == rank), key=lambda s: s.start_s)
-    begins = [at for at, span in enumerate(spans) if span.instruction == 0]
+    begins = [at for at, span in enumerate(spans) if span.instruction == first]
     gaps = [
         spans[end].start_s - spans[begin].start_s - sum(span.duration_s for span in spans[begin:end])
         for begin, end in pairwise(begins)

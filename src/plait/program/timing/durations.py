@@ -84,7 +84,10 @@ class Durations:
             for node in self._program.of(rank).segments[instruction.segment].nodes:
                 timed = device.timed.get(op_key(node, self._busy)) if device.timed else None
                 work = node_work(node) if timed is None else None
-                seconds += timed or (op_seconds(work, device) if work is not None else 0.0)
+                if timed is not None:
+                    seconds += timed
+                elif work is not None:
+                    seconds += op_seconds(work, device)
                 num_ops += 1 if timed is not None or work is not None else 0
             self._segments[key] = max(seconds, num_ops * device.calibration.host_s)
         return self._segments[key]

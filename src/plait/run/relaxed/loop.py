@@ -188,7 +188,12 @@ class FreeWorker:
 
     def _evaluation_is_due(self, loaded: LoadedStep) -> bool:
         """The worker that has the last share of a step measures, on weights of the moment; the others go on."""
-        if self.job.evaluate is None or loaded.share != self.workers - 1:
+        if self.job.evaluate is None:
+            return False
+        last = self.workers - 1
+        while self.places is None and last > loaded.share and self.seat.board.is_gone(last):
+            last -= 1
+        if loaded.share != last:
             return False
         every = self.job.evaluate_every
         return loaded.ends_epoch if every is None else (loaded.step + 1) % every == 0

@@ -6,6 +6,7 @@ missing from its line, which is written at the end.
 """
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,17 +16,23 @@ from plait.job.job import Until
 from plait.run.evaluate import Progress
 from plait.run.journal import Journal
 
+_RATE_STEPS = 10
+"""Steps over which the rate is told."""
+
 
 class Rounds:
     """Puts together what workers tell."""
 
     def __init__(self, journal: Journal, shares: int, until: Until | None, progress: dict[str, Any]) -> None:
         self._journal = journal
-        self._shares = shares
+        self._living = set(range(shares))
+        """Shares that somebody still does."""
         self._progress = Progress(until)
         self._progress.load(progress)
         self._open: dict[int, list[dict[str, Any]]] = {}
         self._completed_s = time.monotonic()
+        self._latest: deque[tuple[float, int]] = deque(maxlen=_RATE_STEPS)
+        """(when it ended, samples) of the last steps."""
         self.losses: dict[int, float] = {}
         """By step."""
         self.evaluation: dict[str, float] = {}
@@ -43,8 +50,17 @@ class Rounds:
         step = int(share["step"])
         done = self._open.setdefault(step, [])
         done.append(share)
-        if len(done) == self._shares:
+        if self._is_complete(step):
             self._write(step, self._open.pop(step))
+
+    def lose_share(self, share: int) -> None:
+        """Nobody does this share any more: steps are complete without it."""
+        self._living.discard(share)
+        for step in [step for step in sorted(self._open) if self._is_complete(step)]:
+            self._write(step, self._open.pop(step))
+
+    def _is_complete(self, step: int) -> bool:
+        return self._living <= {int(share["share"]) for share in self._open[step]}
 
     def take_evaluation(self, told: dict[str, Any]) -> bool:
         """A worker has measured the weights of the moment; whether training has reached its goal."""
@@ -70,17 +86,26 @@ class Rounds:
             return
         self.losses[step] = sum(share["total"] for share in done) / weight
         ended_s = max(share["ended_s"] for share in done)
-        step_s = max(ended_s - self._completed_s, 1e-9)
+        step_s = max(0.0, ended_s - self._completed_s)  # several may be done at one moment
         self._completed_s = max(self._completed_s, ended_s)
         entry = {
             "step": step,
             "epoch": done[0]["epoch"],
             "loss": self.losses[step],
             "lr": done[-1]["lr"],
-            "samples_per_s": sum(share["samples"] for share in done) / step_s,
+            "samples_per_s": self._rate(ended_s, step_s, sum(share["samples"] for share in done)),
             "step_s": step_s,
             "memory_bytes": max(share["memory_bytes"] for share in done),
         }
         in_order = sorted(done, key=lambda share: int(share["share"]))
         ids = [number for share in in_order for number in share.get("ids", ())]
         self._journal.write_step(entry, torch.tensor(ids, dtype=torch.int64))
+
+    def _rate(self, ended_s: float, step_s: float, samples: int) -> float:
+        """Samples a second over the last steps."""
+        self._latest.append((ended_s, samples))
+        times = [at_s for at_s, _ in self._latest]
+        spent_s = max(times) - min(times)
+        if len(times) < 2 or spent_s <= 0:
+            return samples / max(step_s, 1e-6)
+        return sum(count for _, count in list(self._latest)[1:]) / spent_s

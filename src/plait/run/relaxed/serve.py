@@ -128,9 +128,14 @@ def work(task: Task, seat: Seat, programs: Programs, device: torch.device) -> di
         places=tickets(shared_count(seat), plan.mesh.size, start) if free else None,
         stops=(lambda step: seat.stop_requested())
         if free
-        else (lambda step: seat.board.stop_after(step, ahead)),
+        else (lambda step: seat.board.stop_after(step, ahead) or _is_leaderless(seat)),
     )
     return worker.run()
+
+
+def _is_leaderless(seat: Seat) -> bool:
+    """Whether the run is to end and worker 0, who says when, has died: then everybody ends where it is."""
+    return seat.stop_requested() and seat.board.is_gone(0)
 
 
 class _Served:

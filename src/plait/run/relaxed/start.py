@@ -60,6 +60,8 @@ def run_free(task: Task, programs: Programs, tell: Listener, start: StartRanks) 
                 return rounds.take_evaluation(event["evaluated"])
             elif "lost" in event:
                 tell({"notice": f"{event['lost']} {_meaning_of_loss(plan)}"})
+                if not takes_tickets(plan):
+                    rounds.lose_share(rank)
             else:
                 tell(event)
             return False

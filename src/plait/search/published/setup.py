@@ -1,7 +1,7 @@
 """What a published case means in plait's words.
 
 In: a `Case`. Out: a `Setup`: the model on paper, the cluster, the plan, and how the system that ran it works; or
-`UnclearError` with the reason why it cannot be predicted. What a case does not say is filled in here, each time with a note.
+`UnclearError` with the reason why it cannot be predicted. What a case does not say is filled in here, with a note.
 """
 
 import re

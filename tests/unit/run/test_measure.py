@@ -1,0 +1,94 @@
+"""Measuring: fits, foreign load, the times of a program's parts, what cannot fit."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.unit.program.exact_programs import compiled, job_of
+from tests.zoo import ZOO
+
+import plait
+from plait.cluster.parse import parse_cluster
+from plait.errors import CaptureError, PlanError, UsageError
+from plait.program.instructions import Compute
+from plait.program.timing.op_key import op_key, update_key
+from plait.program.timing.update import updated_parts
+from plait.run.fits import memory_limit
+from plait.run.measure.exchange_times import exchanges_of
+from plait.run.measure.fit import fit_line, fit_saturating
+from plait.run.measure.load import complaint, spread
+from plait.run.measure.op_times import time_ops
+from plait.run.measure.predict import predict_job
+
+
+def test_lines_are_found_again() -> None:
+    found = fit_line([(size, 2e-5 + size * 3e-10) for size in (4e3, 6e4, 5e5, 4e6)])
+    assert [found.start_s, found.per_unit_s] == pytest.approx([2e-5, 3e-10])
+    assert max(abs(error) for error in found.residuals.values()) < 1e-9
+    off = fit_line([(1.0, 1.0), (2.0, 2.5), (3.0, 3.0)])
+    assert max(abs(error) for error in off.residuals.values()) > 0.05
+
+
+def test_rates_that_saturate_are_found_again() -> None:
+    best, half, residuals = fit_saturating([(n, 5e10 * n / (n + 40)) for n in (64.0, 128.0, 512.0, 1024.0)])
+    assert [best, half] == pytest.approx([5e10, 40.0])
+    assert max(abs(error) for error in residuals.values()) < 1e-9
+
+
+def test_foreign_load_is_told() -> None:
+    assert complaint(0.1, 0.05) is None
+    assert "3.1 of" in str(complaint(3.1, 0.05))
+    assert "differ by 50 %" in str(complaint(0.0, 0.5))
+    assert spread([1.0] * 10) == 0 and spread([1.0, 2.0, 3.0, 4.0, 5.0]) > 0.5
+
+
+@pytest.mark.parametrize("case", ["mlp", "gpt_dropout", "resnet_bn", "lstm", "masked_gpt"])
+def test_every_op_of_a_program_is_timed(case: str) -> None:
+    program = compiled(case, "single", {}, 4)
+    own = program.classes[0]
+    batch = list(torch.utils._pytree.tree_leaves(ZOO[case].samples(4, 0)))
+    found = time_ops(own, batch, torch.device("cpu"), busy=1, passes=1)
+    names = {i.segment for i in own.instructions if isinstance(i, Compute)}
+    wanted = {op_key(node, 1) for name in names for node in own.segments[name].nodes}
+    assert found.seconds.keys() == wanted
+    assert all(seconds > 0 for seconds in found.seconds.values()) and found.host_s == 0
+
+
+def test_parts_are_timed_between_processes_and_used() -> None:
+    """Two processes time their ops, updates and exchanges; the second prediction needs no new ones."""
+    job = job_of("gpt", 8, 1)
+    plan = plait.resolve("ddp", 2)
+    first = predict_job(job, plan, parse_cluster("2xcpu"), time_on="cpu")
+    program = compiled("gpt", "ddp", {"data": 2}, 8)
+    known = first.cluster.device.timed
+    assert {exchange.key for exchange in exchanges_of(program, 2)} <= known.keys()
+    assert update_key("AdamW", [part.shape for part in updated_parts(program, 0)], 2) in known
+    prediction = first.exact.prediction
+    compute_s = sum(
+        known[op_key(node, 2)]
+        for i in program.classes[0].instructions
+        if isinstance(i, Compute)
+        for node in program.classes[0].segments[i.segment].nodes
+    )
+    assert prediction.step_s > compute_s > 0
+    again = predict_job(job, plan, first.cluster)
+    assert again.exact.prediction.step_s == pytest.approx(prediction.step_s)
+
+
+def test_what_cannot_be_predicted_is_refused() -> None:
+    with pytest.raises(PlanError, match="8 ranks.*2 devices"):
+        predict_job(job_of("mlp", 8, 1), plait.resolve("ddp", 8), parse_cluster("2xcpu"))
+    with pytest.raises(PlanError, match="servers"):
+        predict_job(job_of("mlp", 8, 1), plait.resolve("server-sync", 2), parse_cluster("4xcpu"))
+    uncapturable = next(name for name, case in ZOO.items() if not case.capturable)
+    with pytest.raises(CaptureError):
+        predict_job(job_of(uncapturable, 8, 1), plait.resolve("single", 1), parse_cluster("2xcpu"))
+
+
+def test_a_plan_that_cannot_fit_is_refused_before_launch(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"does not fit: rank 0 needs .* of 100 KiB: parameters") as caught:
+        plait.train(job_of("gpt", 8, 1), "ddp", 2, steps=1, out=tmp_path / "run", memory="100KiB")
+    assert caught.value.fix and not (tmp_path / "run").exists()
+    with pytest.raises(UsageError, match="much"):
+        memory_limit("cpu", "much")
+    assert memory_limit("cpu", None) is None
