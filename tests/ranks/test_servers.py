@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.ranks import jobs
 
 import plait
@@ -169,7 +170,7 @@ def run(job: Job, plan: str, ranks: int, out: Path, resume: Path | None = None, 
 
 
 def test_checkpoints_go_to_ddp_and_back(tmp_path: Path) -> None:
-    job = replace(jobs.dropout(), evaluate=None, metrics=None)
+    job = replace(jobs.plain(), optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.02))
     parts = [replace(job, steps=steps, epochs=None) for steps in (4, 8, 11)]
     run(parts[2], "ddp", 2, tmp_path / "whole")
     run(parts[0], "server-sync", 4, tmp_path / "a", servers=2)
@@ -177,19 +178,22 @@ def test_checkpoints_go_to_ddp_and_back(tmp_path: Path) -> None:
     run(parts[2], "server-sync", 3, tmp_path / "c", tmp_path / "b")
     whole, joined = load_checkpoint(tmp_path / "whole"), load_checkpoint(tmp_path / "c")
     assert joined.step == 11
-    for name, tensor in (whole.parameters | whole.buffers).items():
-        other = (joined.parameters | joined.buffers)[name]
-        assert (tensor.double() - other.double()).abs().max() < 2e-5, (
-            name
-        )  # sums in another order, 11 AdamW steps
+    for name, tensor in whole.parameters.items():  # sums in another order, amplified by 11 steps of AdamW
+        assert (tensor - joined.parameters[name]).abs().max() < 2e-5, name
 
 
 def test_a_goal_ends_all_workers(tmp_path: Path) -> None:
     goal = plait.Until(metric="accuracy", target=0.0, mode="max")
-    job = replace(jobs.dropout(), epochs=50, until=goal)
+    job = replace(
+        jobs.plain(),
+        epochs=50,
+        until=goal,
+        evaluate=lambda: jobs.samples(31),
+        metrics={"accuracy": jobs.right},
+    )
     result = plait.train(job, "server-async", 3, out=tmp_path, trace=False)
     assert result.stopped is not None and "accuracy reached" in result.stopped
-    assert len(result.losses) < 50 * 7
+    assert len(result.losses) < 50 * 4
     assert result.evaluation["accuracy"] >= 0.0
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -85,7 +86,7 @@ def _step_table(summaries: Sequence[SourceSummary]) -> Table:
         if step is not None and naive is not None:
             rank = "" if summary.rank is None else f"{summary.rank:.3f}"
             table.add_row(
-                summary.source, f"{summary.num_predicted}/{summary.num_cases}", *_percents(step), rank,
+                escape(summary.source), f"{summary.num_predicted}/{summary.num_cases}", *_percents(step), rank,
                 f"{naive.median:.1%}", f"{naive.mean:.1%}",
             )  # fmt: skip
     return table
@@ -102,7 +103,7 @@ def _memory_table(summaries: Sequence[SourceSummary]) -> Table:
             continue
         errors = ("0", "", "", "") if memory is None else (str(memory.count), *_percents(memory))
         table.add_row(
-            summary.source, *errors, _share(summary.num_failed_rejected, summary.num_failed),
+            escape(summary.source), *errors, _share(summary.num_failed_rejected, summary.num_failed),
             _share(summary.num_good_rejected, summary.num_good),
         )  # fmt: skip
     return table
@@ -118,7 +119,7 @@ def _other_table(summaries: Sequence[SourceSummary]) -> Table:
         for what, name in names.items():
             if what in summary.errors:
                 errors = summary.errors[what]
-                table.add_row(summary.source, name, str(errors.count), *_percents(errors))
+                table.add_row(escape(summary.source), name, str(errors.count), *_percents(errors))
     return table
 
 

@@ -36,7 +36,7 @@ class Calibration:
 
 
 AMPERE = Calibration(
-    matmul_share=0.83,
+    matmul_share=0.84,
     matmul_tiles=26.0,
     matmul_depth=70.0,
     attention_share=0.31,

@@ -129,12 +129,13 @@ PRESETS: Mapping[str, Preset] = {
         host=_link(4, 900, in_network=True),
         between=_link(6, 50),
     ),
-    # One GK210 of the two on a K80 board, at its base clock; boards on PCIe 3; 10 Gb/s a host (AWS p2.8xlarge).
+    # One GK210 of the two on a K80 board, at its base clock; boards on PCIe 3 behind switches, through which neighbours
+    # of a ring send at once; 10 Gb/s a host (AWS p2.8xlarge).
     "K80": Preset(
         device=_device("K80", 11441, 240, AMPERE, float64=0.935, float32=2.8),
         devices_per_host=8,
         pair=_link(10, 10),
-        host=_link(15, 10, shared=True),
+        host=_link(15, 10),
         between=_link(50, 1.25, shared=True),
     ),
     # One core of a server; ranks of a host meet in shared memory. `plait measure` knows better.

@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 import torch
 from tests.ranks import jobs
+from torch import nn
 
 from plait.errors import PlanError, ProgramError
 from plait.plan.named import resolve
@@ -30,14 +31,18 @@ from plait.run.relaxed.serve import first_program
 
 
 @cache
-def program_of(name: str, ranks: int, **sync: object) -> Program:
+def program_of(name: str, ranks: int, *, norm: bool = False, **sync: object) -> Program:
     plan = resolve(name, ranks, {"sync": {"bucket_mib": 0.001, **sync}})
-    return first_program(prepare(jobs.dropout(), plan, "cpu", torch.float32, lambda event: None))
+    job = jobs.dropout()
+    if not norm:
+        model = lambda: nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 10))  # noqa: E731
+        job = replace(job, model=model)
+    return first_program(prepare(job, plan, "cpu", torch.float32, lambda event: None))
 
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-    return program_of("server-async", 3)
+    return program_of("server-async", 3, norm=True)
 
 
 def test_weights_are_asked_for_in_the_order_of_the_forward_and_awaited_at_first_use(program: Program) -> None:
@@ -102,7 +107,7 @@ def test_what_cannot_be_is_refused(name: str, ranks: int, sync: dict[str, int], 
 
 
 def test_several_servers_need_an_optimizer_that_works_on_parts() -> None:
-    job = replace(jobs.dropout(), optimizer=lambda parameters: torch.optim.Adafactor(parameters, lr=0.1))
+    job = replace(jobs.plain(), optimizer=lambda parameters: torch.optim.Adafactor(parameters, lr=0.1))
     prepare(job, resolve("server-sync", 3), "cpu", torch.float32, lambda event: None)
     plan = resolve("server-sync", 4, {"sync": {"servers": 2}})
     with pytest.raises(PlanError, match="cannot update parts"):
@@ -137,5 +142,5 @@ def test_every_push_of_every_worker_is_handled() -> None:
     program = program_of("server-stale", 4, servers=2)
     trace = simulate_served(program, compute_only, steps=5)
     handled = Counter(span.rank for span in trace.spans if span.name.startswith("push ") and span.rank >= 2)
-    assert handled == {2: 2 * 5 * (len(program.buckets) + 1), 3: 2 * 5 * len(program.buckets)}
+    assert handled == dict.fromkeys((2, 3), 2 * 5 * len(program.buckets))
     assert sum(span.name == "serve" for span in trace.spans) == 2 * 5

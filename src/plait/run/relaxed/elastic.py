@@ -23,7 +23,7 @@ from plait.run.relaxed.center import Center, CenterPort
 from plait.run.relaxed.keeper import Keeper
 from plait.run.relaxed.loop import FreeWorker, Watch
 from plait.run.relaxed.posts import posts_between
-from plait.run.relaxed.serve import Patience, Spans, first_program, tell_of
+from plait.run.relaxed.serve import Patience, Spans, first_program
 from plait.run.relaxed.start import takes_tickets
 from plait.run.relaxed.tickets import shared_count, tickets
 from plait.run.state import ModelState
@@ -47,14 +47,14 @@ def serve_center(task: Task, seat: Seat, programs: Programs) -> dict[str, Any]:
     center.is_gone = seat.board.is_gone
     watch = Watch.of(task, seat, device)
     center.on_work = Spans(watch, seat)
-    keeper = Keeper(center, task, start, progress)
+    keeper = Keeper(center, task, lambda text: seat.emit({"notice": text}), progress)
     center.after_update = keeper.after_update
     patience = Patience()
     for turns in (keeper.save(60.0), center.execute()):
         for _ in turns:
             patience.wait(center.streams.taken)
     state.steps_done = center.reached
-    for _ in keeper.close(lambda notice: tell_of(seat, notice)):
+    for _ in keeper.close():
         patience.wait(center.streams.taken)
     watch.write(task, seat, program)
     return {

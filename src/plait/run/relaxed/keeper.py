@@ -6,7 +6,7 @@ reach the same update without it; where one does not come, the checkpoint is ski
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from plait.errors import CheckpointError
@@ -26,9 +26,12 @@ _LAST_PATIENCE_S = 60.0
 class Keeper:
     """Saves what one server holds, or sends it to the one who saves."""
 
-    def __init__(self, server: Server | Center, task: Task, start: int, progress: dict[str, Any]) -> None:
+    def __init__(
+        self, server: Server | Center, task: Task, tell: Callable[[str], None], progress: dict[str, Any]
+    ) -> None:
+        """`tell` is told what the user should know; `progress` is of the checkpoint from which the run went on."""
         self._server = server
-        self._task = task
+        self._tell = tell
         self._every = task.checkpoint_every or SAVE_EVERY
         self._saved = -1
         self._extra = {
@@ -41,7 +44,6 @@ class Keeper:
         self._saver = (
             Saver(task.folder / "checkpoints", time_limit_s=task.checkpoint_timeout_s) if first else None
         )
-        self._start = start
 
     def after_update(self) -> Iterator[None]:
         """Save where it is time to."""
@@ -57,6 +59,7 @@ class Keeper:
         if holding is None:
             assert self._saver is not None
             self._saver.submit(state.to_checkpoint(self._extra))
+            self._tell_all(self._saver.poll())
             return
         first = server.plan.mesh.size
         if server.place > 0:
@@ -68,27 +71,34 @@ class Keeper:
         limit = time.monotonic() + patience_s
         while any(key not in server.states for key in others):
             if time.monotonic() > limit:
+                self._tell(
+                    f"the checkpoint of step {step} is skipped: a server's part did not come in {patience_s:g} s."
+                )
+                self._saved = -1
                 return
             if not server.poll():
                 yield
         taken = Taken(holding.layout, lambda place: server.states[place, step])
         assert self._saver is not None
         self._saver.submit(state.to_checkpoint(self._extra, taken))
+        self._tell_all(self._saver.poll())
         server.states = {key: value for key, value in server.states.items() if key[1] > step}
 
-    def notices(self) -> list[Notice]:
-        """What became of saves."""
-        return self._saver.poll() if self._saver is not None else []
-
-    def close(self, tell: Callable[[Notice], None]) -> Iterator[None]:
+    def close(self) -> Iterator[None]:
         """Save the end, and wait for the disk; an error where it could not be written."""
-        if self._server.state.steps_done != self._saved:
+        step = self._server.state.steps_done
+        if step != self._saved:
             yield from self.save(_LAST_PATIENCE_S)
         if self._saver is None:
             return
         notices = self._saver.close()
+        self._tell_all(notices)
+        lost = [n.message for n in notices if n.kind != "saved" and n.step == step]
+        if lost or self._saved != step:
+            reason = lost[-1] if lost else "a server's part did not come."
+            raise CheckpointError(f"the last checkpoint was not saved: {reason}")
+
+    def _tell_all(self, notices: Sequence[Notice]) -> None:
         for notice in notices:
-            tell(notice)
-        lost = [n for n in notices if n.kind != "saved" and n.step == self._server.state.steps_done]
-        if lost:
-            raise CheckpointError(f"the last checkpoint was not saved: {lost[-1].message}")
+            if notice.kind != "saved":
+                self._tell(notice.message)

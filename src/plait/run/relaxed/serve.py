@@ -80,7 +80,7 @@ def serve(task: Task, seat: Seat, programs: Programs) -> dict[str, Any]:
         server.store.on_ready = lambda found: gradients.append({n: g.clone() for n, g in found.items()})
     watch = Watch.of(task, seat, device)
     server.on_work = Spans(watch, seat)
-    keeper = Keeper(server, task, start, progress)
+    keeper = Keeper(server, task, lambda text: seat.emit({"notice": text}), progress)
     server.after_update = keeper.after_update
     patience = Patience()
     for turns in (keeper.save(60.0), server.execute()):
@@ -88,7 +88,7 @@ def serve(task: Task, seat: Seat, programs: Programs) -> dict[str, Any]:
             patience.wait(server.streams.taken)
     state.steps_done = server.reached
     _write_gradients(task, place, gradients)
-    for _ in keeper.close(lambda notice: tell_of(seat, notice)):
+    for _ in keeper.close():
         patience.wait(server.streams.taken)
     if place == 0:
         _join_gradients(task, state, len(gradients))
@@ -200,11 +200,6 @@ class Patience:
             os.sched_yield()
         else:
             time.sleep(min(_LONGEST_SLEEP_S, 1e-6 * (self._spins - _SPINS + 10)))
-
-
-def tell_of(seat: Seat, notice: Any) -> None:
-    if notice.kind != "saved":
-        seat.emit({"notice": notice.message})
 
 
 def _write_gradients(task: Task, place: int, gradients: list[dict[str, Tensor]]) -> None:

@@ -1,0 +1,81 @@
+"""Shares that workers take as they come, and what the parent writes down of them."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.job.data import open_data
+from plait.job.loader import Loader
+from plait.job.order import SampleOrder
+from plait.run.journal import Journal
+from plait.run.relaxed.rounds import Rounds
+from plait.run.relaxed.tickets import tickets
+
+
+class Numbers(torch.utils.data.IterableDataset[Tensor]):
+    """A stream of 11 numbers."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (torch.tensor(float(number)) for number in range(11))
+
+
+def taken(data: Any, order: SampleOrder | None, **limits: Any) -> list[tuple[int, int, bool, list[float]]]:
+    """What two workers take in turn, of steps of 4 in 3 shares: (step, share, whether it ends an epoch, samples)."""
+    count, source, found = itertools.count().__next__, open_data(data, None), []
+    loaders = [
+        Loader(source=source, order=order, batch=4, ranks=3, places=tickets(count, 3, 0), depth=1, **limits)
+        for _ in range(2)
+    ]
+    for loader in loaders:
+        for loaded in loader:
+            (share,) = loaded.micro_batches
+            found.append((loaded.step, loaded.share, loaded.ends_epoch, share.batch.tolist()))
+        loader.close()
+    return found
+
+
+def test_every_share_is_taken_once_by_whoever_comes() -> None:
+    order = SampleOrder(num_samples=11, batch=4, seed=3)
+    found = taken([torch.tensor(float(n)) for n in range(11)], order, epochs=2)
+    assert sorted(entry[:2] for entry in found) == [(step, share) for step in range(6) for share in range(3)]
+    assert {step for step, _, ends, _ in found if ends} == {2, 5}
+    for epoch in range(2):
+        read = [n for step, _, _, numbers in sorted(found) if step // 3 == epoch for n in numbers]
+        assert read == order.epoch_ids(epoch).tolist()
+
+
+def test_a_stream_is_walked_forward_and_left_at_the_last_step() -> None:
+    found = taken(Numbers(), None, stop_step=4)
+    assert [entry[:2] for entry in found] == [(step, share) for step in range(4) for share in range(3)]
+    assert [n for *_, numbers in found for n in numbers] == [*map(float, range(11)), 0.0, 1.0, 2.0, 3.0]
+
+
+def share(step: int, number: int, total: float, ended_s: float) -> dict[str, Any]:
+    return {
+        "step": step, "share": number, "epoch": 0, "total": total, "weight": 2.0, "samples": 2, "lr": 0.1,
+        "ended_s": ended_s, "memory_bytes": 1,
+    }  # fmt: skip
+
+
+def test_a_step_is_written_once_all_that_can_come_has_come(tmp_path: Path) -> None:
+    with Journal(tmp_path, lambda event: None, keep_below=None, samples=False) as journal:
+        rounds = Rounds(journal, 2, None, {})
+        rounds.take_share(0, share(1, 0, 3.0, 1.0))
+        rounds.take_share(1, share(0, 1, 1.0, 2.0))
+        rounds.take_share(0, share(0, 0, 2.0, 3.0))
+        assert rounds.losses == {0: 0.75}
+        rounds.lose_share(1)
+        assert rounds.losses == {0: 0.75, 1: 1.5}
+        rounds.take_share(0, share(2, 0, 4.0, 4.0))
+        rounds.take_share(0, share(3, 1, 4.0, 4.0))  # never complete
+        assert sorted(rounds.losses) == [0, 1, 2]
+        rounds.close()
+        assert sorted(rounds.losses) == [0, 1, 2, 3]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    assert rounds.tickets == {0: 4, 1: 1}
