@@ -29,7 +29,8 @@ from plait.run.launch import Interrupted, Seat, launch
 from plait.run.launch_start import Start
 from plait.run.prepare import Listener, prepare
 from plait.run.programs import Programs
-from plait.run.relaxed.hogwild import SharedModel, check_hogwild, on_shared_model
+from plait.run.relaxed.hogwild import SharedModel, check_hogwild
+from plait.run.relaxed.hogwild_saver import on_shared_model
 from plait.run.relaxed.ranks import run_rank
 from plait.run.relaxed.start import StartRanks, is_free, run_free
 from plait.run.worker import Task, run_worker

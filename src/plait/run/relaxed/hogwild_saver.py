@@ -1,0 +1,98 @@
+"""Checkpoints of hogwild, by the parent.
+
+In: events of workers. Out: the shared model in checkpoints, on the way and at the end. The parent shares the workers'
+memory, so no death of a worker loses anything but the share of a step that it was at.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+from plait.errors import CheckpointError
+from plait.run.checkpoint_saver import Saver
+from plait.run.launch import Interrupted
+from plait.run.prepare import Listener
+from plait.run.relaxed.hogwild import SharedModel
+from plait.run.relaxed.start import OnEvent, StartRanks
+from plait.run.worker import Task
+
+
+class ParentSaver:
+    """Saves the shared model while workers run: on the way, and at the end."""
+
+    def __init__(self, task: Task, model: SharedModel, tell: Listener) -> None:
+        self.task, self.model, self.tell = task, model, tell
+        self._done: Counter[int] = Counter()
+        """Shares done, by step."""
+        self._saver = Saver(task.folder / "checkpoints", time_limit_s=task.checkpoint_timeout_s)
+        self._saved = -1
+
+    def start(
+        self,
+        run: StartRanks,
+        on_event: OnEvent,
+        dispensable: Collection[int],
+    ) -> list[Any]:
+        """Run all ranks, and save what they have reached, also where they were interrupted."""
+
+        def hear(rank: int, event: dict[str, Any]) -> bool:
+            if "share" in event:
+                self._take(int(event["share"]["step"]))
+            return on_event(rank, event)
+
+        try:
+            results = run(hear, dispensable)
+        except Interrupted as stop:
+            if stop.returned:
+                self._close(self._steps_done())
+            raise
+        self._close(max(self._done, default=self.model.start_step - 1) + 1)
+        return results
+
+    def _take(self, step: int) -> None:
+        self._done[step] += 1
+        every = self.task.checkpoint_every
+        if every is not None and self._done[step] == self.task.plan.mesh.size and (step + 1) % every == 0:
+            self._save(self._steps_done())
+
+    def _steps_done(self) -> int:
+        """Whole steps that as many shares make as were done; of later ones, what was done is done again on resume."""
+        return self.model.start_step + self._done.total() // self.task.plan.mesh.size
+
+    def _save(self, steps_done: int) -> None:
+        state, job = self.model.adopt(0), self.task.job
+        state.steps_done = steps_done
+        extra = {
+            "seed": job.seed,
+            "batch": job.batch,
+            "plan": self.task.plan.name,
+            "progress": self.model.progress,
+        }
+        self._saver.submit(state.to_checkpoint(extra))
+        self._saved = steps_done
+        self._told(self._saver.poll())
+
+    def _close(self, steps_done: int) -> None:
+        if self._saved != steps_done:
+            self._save(steps_done)
+        notices = self._saver.close()
+        self._told(notices)
+        lost = [notice for notice in notices if notice.kind != "saved" and notice.step == steps_done]
+        if lost:
+            raise CheckpointError(f"the last checkpoint was not saved: {lost[-1].message}")
+        if not self.model.knows_state:
+            name = type(self.model.state.optimizer).__name__
+            self.tell({"notice": f"the checkpoint has no state of {name}: it was in the workers alone."})
+
+    def _told(self, notices: list[Any]) -> None:
+        for notice in notices:
+            if notice.kind != "saved":
+                self.tell({"notice": notice.message})
+
+
+def on_shared_model(task: Task, tell: Listener, run: Callable[..., list[Any]]) -> StartRanks:
+    """Make the model that workers share; what starts them then gives it to them, and saves it."""
+    model = SharedModel(task)
+    saver = ParentSaver(task, model, tell)
+    return lambda on_event, dispensable: saver.start(partial(run, model=model), on_event, dispensable)
