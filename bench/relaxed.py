@@ -111,7 +111,7 @@ WAYS: Mapping[str, Way] = MappingProxyType(
         "server-sync": Way(plan="server-sync", settings={}, factor="whole"),
         "server-stale": Way(plan="server-stale", settings={}, factor="whole"),
         "server-async": Way(plan="server-async", settings={}, factor="share"),
-        "easgd": Way(plan="easgd", settings={}, factor="whole", pull=0.2),
+        "easgd": Way(plan="easgd", settings={}, factor="whole", pull=0.4),
         "local-sgd": Way(plan="local-sgd", settings={}, factor="whole"),
         "diloco": Way(plan="diloco", settings={"average": {"every": 20}}, factor="whole"),
         "hogwild": Way(plan="hogwild", settings={}, factor="share"),

@@ -43,7 +43,7 @@ AMPERE = Calibration(
     memory_share=0.58,
     kernel_s=1.4e-6,
     host_s=4.1e-5,
-    link_share=0.85,
+    link_share=0.88,
     step_s=1.2e-2,
     reserve_bytes=2e9,
 )

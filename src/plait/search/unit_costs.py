@@ -14,24 +14,29 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from plait.graph.graph import Graph
-from plait.graph.op_family import family, is_view
 from plait.plan.mesh import Mesh
 from plait.plan.plan import DATA, TENSOR, Plan
-from plait.program.communicate import COLLECTIVES
+from plait.program.communicate import COLLECTIVES, all_gather
 from plait.program.compile import place
 from plait.program.localize import LocalGraph, localize
 from plait.program.op_keys import find_blocks
-from plait.program.recompute import is_backward, is_item
+from plait.program.recompute import is_backward
 from plait.program.recompute_choice import choose
 from plait.program.timing.op_time import OpWork, node_work, op_name
 from plait.search.model_costs import Amount, CollectiveCost, ModelCosts, OpCost, Phase, UnitCosts
 from plait.search.resolve import resolve_placements
+from plait.search.unit_nodes import (
+    elements_of,
+    fused_into,
+    only_for_gradients,
+    random_masks,
+    readers_of,
+    storage_of,
+)
 
 CAPTURED = 4
 """Samples of the graph that costs are read from."""
 _FEW, _MANY = 1, 3
-_FUSED = ("elementwise", "random", "softmax")
-_INTO = ("elementwise", "softmax", "reduction")
 SETTINGS = ("none", "selective", "full")
 """Of `memory.recompute`."""
 
@@ -46,6 +51,8 @@ class Style:
     """An elementwise op runs in the kernel of its only reader in its pass: elementwise, a softmax or a sum."""
     whole_blocks: bool = False
     """`full` recompute runs all of a block again, its communication too; otherwise what the backward needs."""
+    regathers: bool = False
+    """What is gathered for a product is not kept for the backward but gathered again."""
     selective: tuple[str, ...] = ()
     """Modules of which `selective` keeps the inputs alone; empty: what is cheap, found by a cut."""
 
@@ -72,12 +79,12 @@ class _Reader:
         self.twin = dict(zip(few.graph.nodes, many.graph.nodes, strict=True))
         self.blocks = find_blocks(graph)
         self.unit_of, self.keys = self._units()
-        self.weights = _only_for_gradients(self.nodes, self.unit_of)
-        self.masks = _masks(self.nodes) | _masks(twins)
+        self.weights = only_for_gradients(self.nodes, self.unit_of)
+        self.masks = random_masks(self.nodes) | random_masks(twins)
         last = len(self.keys) - 1
         loss = {n for n in self.nodes if self.unit_of[n] == last and not n.meta.get("module", "")}
         self.loss = loss | {self.twin[node] for node in loss}
-        self.into = _fused_into(self.nodes, self.unit_of) if style.fused else {}
+        self.into = fused_into(self.nodes, self.unit_of) if style.fused else {}
         self.inside: dict[fx.Node, list[fx.Node]] = {}
         for made, reader in self.into.items():
             self.inside.setdefault(reader, []).append(made)
@@ -94,13 +101,13 @@ class _Reader:
                     if source.op == "placeholder" and source.name in names:
                         readers.setdefault(source, set()).add(self.unit_of[node])
         units = [self._unit(index, readers) for index in range(len(self.keys))]
-        trainable = sum(_elements(n) for n in readers if names[n.name] in self.graph.gradients)
+        trainable = sum(elements_of(n) for n in readers if names[n.name] in self.graph.gradients)
         dtypes = [s.dtype for u in units for s in u.steps if isinstance(s, OpCost) and s.kind == "matmul"]
         return ModelCosts(
             units=_folded(units),
             tensor=self.tensor,
             dtype=max(set(dtypes), key=dtypes.count) if dtypes else "float32",
-            trainable=trainable / max(1, sum(map(_elements, readers))),
+            trainable=trainable / max(1, sum(map(elements_of, readers))),
         )
 
     def _units(self) -> tuple[dict[fx.Node, int], list[tuple[str, bool]]]:
@@ -166,9 +173,9 @@ class _Reader:
             repeat=1,
             is_block=is_block,
             steps=tuple(self._steps(own)),
-            parameters=sum(map(_elements, held)),
-            parameter_bytes=sum(_elements(node) * node.meta["val"].element_size() for node in held),
-            shared=sum(map(_elements, shared)),
+            parameters=sum(map(elements_of, held)),
+            parameter_bytes=sum(elements_of(node) * node.meta["val"].element_size() for node in held),
+            shared=sum(map(elements_of, shared)),
             kept=kept,
             peak=self._peak(own, kept["none"]),
             leaves=leaves,
@@ -181,6 +188,8 @@ class _Reader:
             if is_backward(node):
                 phase = "weight" if node in self.weights else "input"
             again = frozenset(setting for setting, nodes in self.again.items() if node in nodes)
+            if self._is_regathered(node):
+                again = frozenset(SETTINGS)
             if node.target in COLLECTIVES:
                 yield CollectiveCost(
                     phase=phase, kind=op_name(node.target), axis=str(node.args[1]),
@@ -193,6 +202,11 @@ class _Reader:
                     if field.name not in ("kind", "dtype")
                 }
                 yield OpCost(phase=phase, kind=few.kind, dtype=few.dtype, again=again, **lines)
+
+    def _is_regathered(self, node: fx.Node) -> bool:
+        if not self.style.regathers or is_backward(node) or node.target is not all_gather:
+            return False
+        return any(is_backward(user) for user in readers_of(node))
 
     def _moved(self, node: fx.Node) -> float:
         """Bytes of the whole tensor that a collective moves."""
@@ -212,7 +226,7 @@ class _Reader:
         for made in self.inside.get(node, ()):
             inside = self._work(made)
             if inside is not None:  # not read, and written only where the backward reads it too
-                once = any(is_backward(user) != is_backward(made) for user in _readers(made))
+                once = any(is_backward(user) != is_backward(made) for user in readers_of(made))
                 num_bytes += inside.num_bytes - (1 if once else 2) * self._bytes(made)
         return replace(work, num_bytes=max(num_bytes, 0.0), dtype="bfloat16" if halved else work.dtype)
 
@@ -240,7 +254,8 @@ class _Reader:
             if is_backward(node) or node in again:
                 continue
             if any(is_backward(user) or (user in again and node not in again) for user in node.users):
-                found[_storage(node)] = None
+                made = storage_of(node)
+                found[storage_of(made.all_input_nodes[0]) if self._is_regathered(made) else made] = None
         found = {node: None for node in found if node.op == "call_function"}
         return _line(*(sum(self._bytes(n) for n in side) for side in (found, [self.twin[n] for n in found])))
 
@@ -252,12 +267,12 @@ class _Reader:
             place_of = {node: at for at, node in enumerate(backward)}
             dying: dict[int, list[fx.Node]] = {}
             for node in backward:
-                if _storage(node) is node and not any(user.op == "output" for user in _readers(node)):
-                    last = max((place_of.get(user, len(backward)) for user in _readers(node)), default=0)
+                if storage_of(node) is node and not any(user.op == "output" for user in readers_of(node)):
+                    last = max((place_of.get(user, len(backward)) for user in readers_of(node)), default=0)
                     dying.setdefault(last, []).append(node)
             alive = most = 0.0
             for at, node in enumerate(backward):
-                if _storage(node) is node and not any(user.op == "output" for user in _readers(node)):
+                if storage_of(node) is node and not any(user.op == "output" for user in readers_of(node)):
                     alive += self._bytes(node)
                 most = max(most, alive)
                 alive -= sum(self._bytes(gone) for gone in dying.get(at, ()))
@@ -267,7 +282,7 @@ class _Reader:
     def _leaves(self, index: int) -> Amount:
         """What the forward of later units reads of this one, or of those before it."""
         found = {
-            _storage(node): None
+            storage_of(node): None
             for node in self.nodes
             if not is_backward(node)
             and self.unit_of[node] <= index
@@ -283,67 +298,6 @@ class _Reader:
 def _line(few: float, many: float) -> Amount:
     slope = (many - few) / (_MANY - _FEW)
     return Amount(few - slope * _FEW, slope)
-
-
-def _elements(node: fx.Node) -> int:
-    return int(node.meta["val"].numel())
-
-
-def _storage(node: fx.Node) -> fx.Node:
-    """The node whose memory a node shows."""
-    while node.op == "call_function" and (is_view(node.target) or is_item(node)) and node.all_input_nodes:
-        source = node.all_input_nodes[0]
-        if is_item(node) and not is_view(source.target):
-            return node
-        node = source
-    return node
-
-
-def _readers(node: fx.Node) -> list[fx.Node]:
-    """Who reads a node's memory, through views too."""
-    found = []
-    for user in node.users:
-        if user.op == "call_function" and (is_view(user.target) or is_item(user)):
-            found += _readers(user)
-        else:
-            found.append(user)
-    return found
-
-
-def _only_for_gradients(nodes: Sequence[fx.Node], unit_of: Mapping[fx.Node, int]) -> set[fx.Node]:
-    """Backward ops on which nothing but gradients of their own unit's parameters depends."""
-    found: set[fx.Node] = set()
-    for node in reversed(nodes):
-        later = [user for user in node.users if user.op != "output"]
-        if is_backward(node) and all(u in found and unit_of[u] == unit_of[node] for u in later):
-            found.add(node)
-    return found
-
-
-def _masks(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    """Random zeros and ones, scaled or not: one byte each is enough."""
-    found: set[fx.Node] = set()
-    for node in nodes:
-        made = family(node.target) == "random"
-        scaled = op_name(node.target) == "div" and node.all_input_nodes and node.all_input_nodes[0] in found
-        if made or scaled:
-            found.add(node)
-    return found
-
-
-def _fused_into(nodes: Sequence[fx.Node], unit_of: Mapping[fx.Node, int]) -> dict[fx.Node, fx.Node]:
-    """Ops that run in the kernel of their only reader in the same pass."""
-    found: dict[fx.Node, fx.Node] = {}
-    for node in nodes:
-        all_readers = [user for user in _readers(node) if user.op == "call_function"]
-        readers = {user for user in all_readers if is_backward(user) == is_backward(node)}
-        if family(node.target) not in _FUSED or len(readers) != 1 or len(all_readers) < len(_readers(node)):
-            continue
-        reader = next(iter(readers))
-        same = unit_of.get(reader) == unit_of[node]
-        if same and family(reader.target) in _INTO and _elements(reader) <= _elements(node):
-            found[node] = reader
-    return found
 
 
 def _folded(units: Sequence[UnitCosts]) -> tuple[UnitCosts, ...]:

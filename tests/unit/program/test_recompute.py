@@ -13,16 +13,17 @@ from torch import fx
 from plait.cli.options import parse_settings
 from plait.errors import PlanError
 from plait.graph.graph import Graph
-from plait.plan.named import resolve
 from plait.plan.decisions import Memory
+from plait.plan.named import resolve
 from plait.plan.plan import Plan, read_plan
 from plait.program.compile import Settings, compile_program, place
 from plait.program.cut import is_collective
 from plait.program.instructions import Commit, Compute
 from plait.program.localize import LocalGraph, localize
+from plait.program.memory import storage_bytes
 from plait.program.program import Program
 from plait.program.recompute import Again, compare, forward_nodes, frontier, is_backward, is_item, recompute
-from plait.program.recompute_choice import _is_alias, _is_dear, _num_bytes, _tensors, choose
+from plait.program.recompute_choice import _is_alias, _is_dear, _tensors, choose
 from plait.program.stages import assign_stages
 from plait.search.resolve import resolve_placements
 
@@ -111,7 +112,7 @@ def bytes_kept(local: LocalGraph, dropped: set[fx.Node]) -> int:
             stack += node.all_input_nodes
         else:
             kept.add(node)
-    return sum(_num_bytes(tensor) for node in kept for tensor in _tensors(node))
+    return sum(storage_bytes(tensor) for node in kept for tensor in _tensors(node))
 
 
 @pytest.mark.parametrize("name", ["mlp", "contrastive", "moe_dense", "small_batch_norm"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from plait.cli.main import app
+from plait.cli.main import app, call
 from plait.search.published.case import Case, read_cases
 from plait.search.published.compare import SourceSummary, summarize
 from plait.search.published.predictor import Outcome, predict_cases
@@ -42,7 +42,7 @@ def test_memory_is_close_and_tells_what_fails(outcomes: list[Outcome]) -> None:
     sweep = [of(outcomes, "pipe = 1"), of(outcomes, "pipe > 1")]
     assert sweep[0].errors["memory"].median <= 0.15
     assert sum(s.num_failed_rejected for s in sweep) >= 0.6 * sum(s.num_failed for s in sweep) > 0
-    assert sum(s.num_good_rejected for s in sweep) <= 0.05 * sum(s.num_good for s in sweep)
+    assert sweep[0].num_good_rejected == 0 and sweep[1].num_good_rejected <= 1 < sweep[1].num_good
 
 
 def test_other_kinds_are_compared_or_skipped_with_a_reason(outcomes: list[Outcome]) -> None:
@@ -102,7 +102,7 @@ def test_a_file_of_nonsense_is_told_line_by_line(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_or_empty_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n")
     for name in ("missing.jsonl", "empty.jsonl"):
-        assert CliRunner().invoke(app, ["validate", str(tmp_path / name)]).exit_code == 2
+        assert call(["validate", str(tmp_path / name)]) == 2
 
 
 def test_plans_are_read_as_they_are_written() -> None:

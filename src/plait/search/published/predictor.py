@@ -57,7 +57,7 @@ class Outcome:
     compared: tuple[Compared, ...] = ()
     """What was predicted and measured."""
     rejected: str | None = None
-    """Why the memory does not suffice, by prediction; None: it does."""
+    """Why it cannot run, by prediction: mostly too little memory; None: it can."""
     flops_per_device: float | None = None
     """Of the model, in one step: what a naive guess divides by a constant rate."""
     skipped: str | None = None
@@ -138,6 +138,8 @@ class Predictor:
         except UnclearError as error:
             return Outcome(case=case, skipped=str(error), notes=setup.notes)
         except PlaitError as error:
+            if case.failed:  # what cannot be planned cannot run either
+                return Outcome(case=case, rejected=error.what, flops_per_device=0.0, notes=setup.notes)
             return Outcome(case=case, skipped=error.what, notes=setup.notes)
 
     def costs(self, setup: Setup, *, sequence: bool) -> ModelCosts:

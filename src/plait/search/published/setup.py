@@ -68,7 +68,7 @@ def setup_of(case: Case) -> Setup:
     batch, micro = _batch(case, plan, notes)
     style = Style(half=True, fused=True, whole_blocks=True)
     if system == "megatron":
-        style = replace(style, selective=("blocks.*.attend",))
+        style = replace(style, selective=("blocks.*.attend",), regathers=True)
     if system == "nanotron" and plan.memory.zero:  # gradients are reduced once the backward is done
         plan = replace(plan, sync=Sync(overlap=False))
     if isinstance(shape, ImageShape):
@@ -233,7 +233,7 @@ def _batch(case: Case, plan: Plan, notes: list[str]) -> tuple[int, tuple[int, ..
     if micro is None and batch is not None and count is not None:
         micro = max(1, batch // (data * count))
     if batch is None and micro is not None:
-        batch = data * micro
+        batch = data * micro * plan.mesh.size_of(PIPE)  # a full pipeline
         notes.append(f"global_batch={batch}")
     if batch is None:
         raise UnclearError("neither the batch nor the micro-batch is known")
