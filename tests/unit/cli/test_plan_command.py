@@ -49,10 +49,10 @@ def test_table_file_and_explanation(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_json_has_reasons_and_exports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "ds.json"
-    arguments = ["plan", *PAPER, "--cluster", "2xA100", "--memory", "1.6GB", "--json"]
+    arguments = ["plan", *PAPER, "--cluster", "2xA100", "--memory", "2.1GB", "--json"]
     assert call([*arguments, "--export", "deepspeed", "--out", str(path)]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["plans"][0]["memory_bytes"]["total"] <= 1.6e9
+    assert said["plans"][0]["memory_bytes"]["total"] <= 2.1e9
     assert said["plans"] == sorted(said["plans"], key=lambda plan: float(plan["step_s"]))
     written = json.loads(path.read_text())
     assert written["train_batch_size"] == 8

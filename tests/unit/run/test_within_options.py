@@ -38,6 +38,8 @@ Pair = tuple[tuple[str, Any], tuple[str, Any]]
 
 def refusal(row: Row) -> str | None:
     """What the error says where a row cannot be used; by what its options mean, not by what the code does."""
+    if row["sequence"] and not row["tensor"]:
+        return "tensor.sequence cuts sequences along the axis tensor"
     if not row["captured"] and (row["zero"] or row["tensor"] or row["domain"]):
         return "needs the inside of the model"
     if row["optimizer"] == "layerwise" and (row["zero"] or row["tensor"]):
@@ -58,7 +60,8 @@ def all_pairs() -> list[Pair]:
 
 
 def default(**changes: Any) -> Row:
-    return {name: values[0] for name, values in OPTIONS.items()} | changes
+    needed = {"tensor": True} if changes.get("sequence") else {}
+    return {name: values[0] for name, values in OPTIONS.items()} | needed | changes
 
 
 def covering_rows() -> Iterator[Row]:
