@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import mean
+from statistics import mean, median
 
 from plait.program.instructions import (
     Collective,
@@ -231,7 +231,7 @@ def predicted_throughput(
 
 
 def _between_s(trace: Trace, program: Program, rank: int) -> float:
-    """Time of a worker's share in which no instruction runs."""
+    """Time of a worker's share in which no instruction runs; a median, for a trace leaves out the middle of a run."""
     own = {i.id for i in program.of(rank).instructions if not isinstance(i, Collective | Pull)}
     first = min(own)
     counted = [s for s in trace.spans if s.instruction in own or s.kind in ("evaluate", "checkpoint")]
@@ -241,7 +241,7 @@ def _between_s(trace: Trace, program: Program, rank: int) -> float:
         spans[end].start_s - spans[begin].start_s - sum(span.duration_s for span in spans[begin:end])
         for begin, end in pairwise(begins)
     ]
-    return max(0.0, mean(gaps[len(gaps) // 10 :])) if gaps else 0.0
+    return max(0.0, median(gaps)) if gaps else 0.0
 
 
 def served_durations(trace: Trace, program: Program) -> Duration:

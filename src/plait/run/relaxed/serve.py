@@ -35,8 +35,9 @@ from plait.run.relaxed.tickets import shared_count, tickets
 from plait.run.state import ModelState
 from plait.run.worker import Task
 
-_SPINS = 200
-_LONGEST_SLEEP_S = 0.0005
+_SPINS = 20
+_SLEEP_S = 0.0002
+"""A server looks again this often. Looking all the time would take a processor from the workers."""
 _WORK = ("push", "buffers", "skip", "pull", "bye", "squares", "state", "update", "exchange")
 """What a server's spans are; their ids are places here."""
 
@@ -187,7 +188,7 @@ class Spans:
 
 
 class Patience:
-    """Gives the processor away while there is nothing to do, more and more."""
+    """Gives the processor away while there is nothing to do."""
 
     def __init__(self) -> None:
         self._spins = 0
@@ -199,7 +200,7 @@ class Patience:
         if self._spins < _SPINS:
             os.sched_yield()
         else:
-            time.sleep(min(_LONGEST_SLEEP_S, 1e-6 * (self._spins - _SPINS + 10)))
+            time.sleep(_SLEEP_S)
 
 
 def _write_gradients(task: Task, place: int, gradients: list[dict[str, Tensor]]) -> None:
