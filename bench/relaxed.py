@@ -239,6 +239,7 @@ def job_of(task: Task, way: Way, workers: int, seed: int) -> plait.Job:
         epochs=task.epochs,
         seed=seed,
         evaluate=lambda: task.data(held_out=True),
+        evaluate_every=2 * steps // task.epochs,
         metrics={"accuracy": task.metric},
     )
 

@@ -78,8 +78,8 @@ def tables(summaries: Sequence[SourceSummary]) -> list[Table]:
 
 def _step_table(summaries: Sequence[SourceSummary]) -> Table:
     table = Table(title="Step time", box=box.SIMPLE, title_justify="left")
-    table.add_column("source", overflow="fold")
-    for name in ("predicted", "median", "mean", "bias", "rank", "naive median", "naive mean"):
+    table.add_column("source", overflow="fold", min_width=20)
+    for name in ("predicted", "median", "mean", "bias", "rank", "naive"):
         table.add_column(name, justify="right", no_wrap=True)
     for summary in summaries:
         step, naive = summary.errors.get("step"), summary.naive
@@ -87,15 +87,15 @@ def _step_table(summaries: Sequence[SourceSummary]) -> Table:
             rank = "" if summary.rank is None else f"{summary.rank:.3f}"
             table.add_row(
                 escape(summary.source), f"{summary.num_predicted}/{summary.num_cases}", *_percents(step), rank,
-                f"{naive.median:.1%}", f"{naive.mean:.1%}",
+                f"{naive.median:.1%}",
             )  # fmt: skip
     return table
 
 
 def _memory_table(summaries: Sequence[SourceSummary]) -> Table:
     table = Table(title="Memory", box=box.SIMPLE, title_justify="left")
-    table.add_column("source", overflow="fold")
-    for name in ("measured", "median", "mean", "bias", "failed rejected", "good rejected"):
+    table.add_column("source", overflow="fold", min_width=20)
+    for name in ("measured", "median", "mean", "bias", "failed\nrejected", "good\nrejected"):
         table.add_column(name, justify="right", no_wrap=True)
     for summary in summaries:
         memory = summary.errors.get("memory")
@@ -111,7 +111,7 @@ def _memory_table(summaries: Sequence[SourceSummary]) -> Table:
 
 def _other_table(summaries: Sequence[SourceSummary]) -> Table:
     table = Table(title="Other measurements", box=box.SIMPLE, title_justify="left")
-    table.add_column("source", overflow="fold")
+    table.add_column("source", overflow="fold", min_width=20)
     for name in ("what", "numbers", "median", "mean", "bias"):
         table.add_column(name, justify="right", no_wrap=True)
     names = {"layer": "time of a layer", "bubble": "idle share", "bus": "bus bandwidth"}
