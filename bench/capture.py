@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plait.graph import capture as capture_module
-from plait.graph import differentiate as differentiate_module
+from plait.graph.capture import capture as capture_module
+from plait.graph.capture import differentiate as differentiate_module
 from plait.graph.from_job import Captures
-from plait.graph.summary import summarize
+from plait.graph.show.summary import summarize
 from plait.job.job import Job
 from plait.units import format_bytes, format_count, format_flops
 

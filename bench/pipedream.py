@@ -28,8 +28,8 @@ from torch.utils.data import TensorDataset
 
 import plait
 from plait.plan.named import resolve
-from plait.program.versions import StageVersions, stage_versions
-from plait.run.prepare import prepare
+from plait.program.stage.versions import StageVersions, stage_versions
+from plait.run.prepare.prepare import prepare
 from plait.units import format_bytes
 
 ROUND, PARTS = 14, 5

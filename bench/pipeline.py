@@ -23,11 +23,11 @@ from rich.table import Table
 
 from bench.data_parallel import run_torchrun
 from bench.pipeline_ranks import CPU, MICRO_BATCHES, PLANS, transformer_job
-from plait.job.data import open_data
+from plait.job.data.open import open_data
 from plait.job.order import micro_batch_sizes, shares
 from plait.plan.named import resolve
-from plait.program.memory import step_memory
-from plait.run.programs import Programs
+from plait.program.cost.memory import step_memory
+from plait.run.prepare.programs import Programs
 
 PARTS = ("steps", "slept", "memory")
 

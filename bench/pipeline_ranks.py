@@ -27,18 +27,18 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from bench.models import Block
 from bench.steps import interleave
 from bench.systems import Steps, join
-from plait.job.data import open_data
+from plait.job.data.loader import Loader
+from plait.job.data.open import open_data
 from plait.job.job import Job
-from plait.job.loader import Loader
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.program import instructions as ins
-from plait.run.allocator import keep_freed_memory
-from plait.run.links import Links
-from plait.run.machine import Machine
-from plait.run.programs import Programs
-from plait.run.shared_links import links_between
-from plait.run.state import ModelState
+from plait.run.interpret.machine import Machine
+from plait.run.interpret.state import ModelState
+from plait.run.link.links import Links
+from plait.run.link.shared_links import links_between
+from plait.run.prepare.programs import Programs
+from plait.run.start.allocator import keep_freed_memory
 
 CPU = torch.device("cpu")
 MICRO_BATCHES = {"steps": 16, "slept": 8}

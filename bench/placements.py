@@ -23,8 +23,8 @@ from plait.job.job import Job
 from plait.plan.plan import Plan
 from plait.plan.tensor import megatron, tensor
 from plait.program.compile import place
-from plait.search.cost import Cost, cost_of
-from plait.search.resolve import resolve_placements
+from plait.search.place.cost import Cost, cost_of
+from plait.search.place.resolve import resolve_placements
 from plait.units import format_bytes
 
 

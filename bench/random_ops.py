@@ -15,8 +15,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from plait.graph import random_ops
-from plait.graph.random_ops import random_key
+from plait.graph.ops import random as random_ops
+from plait.graph.ops.random import random_key
 
 SHAPES = [(32, 128), (64, 1024), (4096, 64), (8, 12, 128, 128), (1, 1 << 20), (32, 128, 768)]
 

@@ -16,10 +16,10 @@ from plait.plan.plan import Plan
 from plait.program.averaging import due, longest_round, mixes
 from plait.program.instructions import Compute, Instruction, Load, Opaque
 from plait.program.program import Program
-from plait.program.relaxed.simulate import predicted_throughput
-from plait.program.relaxed.simulate_rounds import round_durations, slowed, steps_per_s
-from plait.program.simulate import Duration, measured_durations, simulate
-from plait.run.prepare import prepare
+from plait.program.simulate.rounds import round_durations, slowed, steps_per_s
+from plait.program.simulate.served import predicted_throughput
+from plait.program.simulate.simulator import Duration, measured_durations, simulate
+from plait.run.prepare.prepare import prepare
 from plait.trace.files import read_trace
 from plait.trace.span import Span, Trace
 

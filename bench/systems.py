@@ -26,18 +26,18 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from plait.job.data import open_data
+from plait.job.data.loader import LoadedStep, Loader
+from plait.job.data.open import open_data
 from plait.job.job import Job
-from plait.job.loader import LoadedStep, Loader
 from plait.job.order import SampleOrder
 from plait.plan.named import resolve
-from plait.run.allocator import keep_freed_memory
-from plait.run.board import Board
-from plait.run.machine import Machine
-from plait.run.observer import WorkerObserver
-from plait.run.programs import Programs
-from plait.run.shared_links import links_between
-from plait.run.state import ModelState
+from plait.run.interpret.machine import Machine
+from plait.run.interpret.observer import WorkerObserver
+from plait.run.interpret.state import ModelState
+from plait.run.link.shared_links import links_between
+from plait.run.prepare.programs import Programs
+from plait.run.start.allocator import keep_freed_memory
+from plait.run.start.board import Board
 from plait.trace.recorder import Recorder
 
 Steps = Callable[[int], None]

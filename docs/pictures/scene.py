@@ -14,19 +14,19 @@ from docs.pictures.tensors import Tensor, drawn, flat_tensor, placed_tensor, wit
 from torch import fx
 
 from plait.graph.graph import Graph
-from plait.job.data import open_data
+from plait.job.data.open import open_data
 from plait.job.order import shares
 from plait.plan.named import resolve
 from plait.plan.placements import AxisPlacements
 from plait.plan.plan import TENSOR
-from plait.program.communicate import COLLECTIVES, halo, local_piece
 from plait.program.compile import place
 from plait.program.instructions import Collective, Compute, Update
-from plait.program.localize import localize
-from plait.program.placement import Placement
+from plait.program.local.communicate import COLLECTIVES, halo, local_piece
+from plait.program.local.localize import localize
+from plait.program.place.placement import Placement
+from plait.program.place.propagate import Placements
 from plait.program.program import Program
-from plait.program.propagate import Placements
-from plait.run.programs import Programs
+from plait.run.prepare.programs import Programs
 
 _SIGNS = {
     "mm": "·",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from plait.program.placement import AxisShares, Partial, Placement, Shard
+from plait.program.place.placement import AxisShares, Partial, Placement, Shard
 
 Rectangle = tuple[int, int, int, int]
 """First row, first column, rows, columns."""

@@ -7,8 +7,8 @@ from plait.job.job import Job, Until
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.run.parallelize import Step, parallelize
+from plait.run.proof.verify import Verification, verify
 from plait.run.train import Result, train
-from plait.run.verify import Verification, verify
 
 __version__ = _metadata.version("plait")
 __all__ = [

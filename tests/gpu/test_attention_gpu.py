@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from plait.graph.attention_kernels import kernel_for
-from plait.graph.attention_op import attention, attention_backward
+from plait.graph.ops.attention import attention, attention_backward
+from plait.graph.ops.attention_kernels import kernel_for
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from plait.graph import random_ops
-from plait.graph.random_ops import IMPLEMENTATIONS, random_key
+from plait.graph.ops import random as random_ops
+from plait.graph.ops.random import IMPLEMENTATIONS, random_key
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

@@ -19,10 +19,10 @@ from torch import nn
 import plait
 from plait.errors import UsageError
 from plait.plan.named import resolve
-from plait.run.checkpoint import load_checkpoint
-from plait.run.prepare import prepare
-from plait.run.serial_run import SerialRanks
-from plait.run.verify import verify
+from plait.run.checkpoint.store import load_checkpoint
+from plait.run.prepare.prepare import prepare
+from plait.run.proof.serial_run import SerialRanks
+from plait.run.proof.verify import verify
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -10,7 +10,7 @@ import torch
 from tests.ranks import jobs
 
 import plait
-from plait.run.checkpoint import load_checkpoint
+from plait.run.checkpoint.store import load_checkpoint
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 import plait
 from plait.errors import CaptureError, DataError, HangError, WorkerError
-from plait.run.launch import Interrupted, Seat, connect, disconnect, launch
+from plait.run.start.launch import Interrupted, Seat, connect, disconnect, launch
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -325,7 +325,7 @@ def test_complaint_20_a_fresh_interpreter_takes_a_lambda() -> None:
 _SCRIPT = """
 import json, os, sys, time
 from pathlib import Path
-from plait.run.launch import Interrupted, launch
+from plait.run.start.launch import Interrupted, launch
 out = Path(sys.argv[1])
 print("main runs", flush=True)
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from plait.plan.mesh import Mesh
 from plait.program.instructions import Collective
-from plait.run.launch import Seat, connect, disconnect, launch
-from plait.run.links import Handle, Links, NoLinks, ProcessLinks
-from plait.run.serial import Mailboxes, SerialLinks
-from plait.run.shared_links import SharedLinks, links_between
+from plait.run.interpret.serial import Mailboxes, SerialLinks
+from plait.run.link.links import Handle, Links, NoLinks, ProcessLinks
+from plait.run.link.shared_links import SharedLinks, links_between
+from plait.run.start.launch import Seat, connect, disconnect, launch
 
 pytestmark = pytest.mark.timeout(90)
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from torch import nn
 
 import plait
 from plait.errors import PlanError, UsageError
-from plait.run.checkpoint import load_checkpoint, save_checkpoint
+from plait.run.checkpoint.store import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.timeout(90)
 

@@ -15,10 +15,10 @@ import plait
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.plan.plan import PIPE
-from plait.run import worker
-from plait.run.prepare import prepare
-from plait.run.shared_links import links_between
-from plait.run.verify import in_float64, verify
+from plait.run.link.shared_links import links_between
+from plait.run.loop import worker
+from plait.run.prepare.prepare import prepare
+from plait.run.proof.verify import in_float64, verify
 
 pytestmark = pytest.mark.timeout(120)
 

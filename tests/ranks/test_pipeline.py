@@ -20,11 +20,11 @@ import plait
 from plait.errors import HangError, JobError, RunError, WorkerError
 from plait.job.job import Job
 from plait.program.instructions import Compute
-from plait.run import worker
-from plait.run.checkpoint import load_checkpoint
-from plait.run.machine import Machine
-from plait.run.shared_links import links_between
-from plait.run.verify import Reference, reference_of, verify
+from plait.run.checkpoint.store import load_checkpoint
+from plait.run.interpret.machine import Machine
+from plait.run.link.shared_links import links_between
+from plait.run.loop import worker
+from plait.run.proof.verify import Reference, reference_of, verify
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -13,12 +13,12 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import plait
+from plait.job.data.loader import Share
 from plait.job.job import Job
-from plait.job.loader import Share
 from plait.plan.named import resolve
 from plait.program.program import Program
-from plait.run.machine import Machine
-from plait.run.prepare import effect_of_recompute, prepare
+from plait.run.interpret.machine import Machine
+from plait.run.prepare.prepare import effect_of_recompute, prepare
 
 pytestmark = pytest.mark.timeout(120)
 

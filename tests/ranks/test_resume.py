@@ -20,8 +20,8 @@ from tests.zoo import ZOO
 
 import plait
 from plait.errors import CheckpointError, UsageError
-from plait.run import checkpoint_saver
-from plait.run.checkpoint import load_checkpoint, save_checkpoint
+from plait.run.checkpoint import saver as checkpoint_saver
+from plait.run.checkpoint.store import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.timeout(120)
 

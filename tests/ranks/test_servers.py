@@ -16,8 +16,8 @@ from tests.ranks import jobs
 import plait
 from plait.errors import WorkerError
 from plait.job.job import Job
-from plait.run.checkpoint import load_checkpoint
-from plait.run.verify import Reference, reference_of, verify
+from plait.run.checkpoint.store import load_checkpoint
+from plait.run.proof.verify import Reference, reference_of, verify
 
 pytestmark = pytest.mark.timeout(60)
 

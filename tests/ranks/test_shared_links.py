@@ -14,10 +14,10 @@ from torch import Tensor
 from plait.errors import WorkerError
 from plait.plan.mesh import Mesh
 from plait.program.instructions import Collective
-from plait.run.launch import Seat, connect, disconnect, launch
-from plait.run.links import ProcessLinks
-from plait.run.shared_links import SharedLinks, _Axis, _Patience, links_between
-from plait.run.shared_memory import RING, Arena
+from plait.run.link.links import ProcessLinks
+from plait.run.link.shared_links import SharedLinks, _Axis, _Patience, links_between
+from plait.run.link.shared_memory import RING, Arena
+from plait.run.start.launch import Seat, connect, disconnect, launch
 
 pytestmark = pytest.mark.timeout(60)
 CPU = torch.device("cpu")

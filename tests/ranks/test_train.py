@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import plait
 from plait.errors import JobError
-from plait.run.serial_run import run_serially
+from plait.run.proof.serial_run import run_serially
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -219,7 +219,7 @@ def test_complaint_20_fresh_interpreters_take_lambdas_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forked = plait.train(jobs.plain(), ranks=2, out=tmp_path / "forked")
-    monkeypatch.setattr("plait.run.launch.choose_start", lambda start, threads: "spawn")
+    monkeypatch.setattr("plait.run.start.launch.choose_start", lambda start, threads: "spawn")
     spawned = plait.train(jobs.plain(), ranks=2, out=tmp_path / "spawned")
     assert spawned.losses == forked.losses
 

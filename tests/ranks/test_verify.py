@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import plait
 from plait.errors import UsageError
-from plait.run.verify import Verification, verify
+from plait.run.proof.verify import Verification, verify
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -16,10 +16,10 @@ from torch import Tensor
 
 import plait
 from plait.errors import WorkerError
-from plait.run import worker
-from plait.run.checkpoint import load_checkpoint
-from plait.run.shared_links import links_between
-from plait.run.verify import Reference, reference_of, verify
+from plait.run.checkpoint.store import load_checkpoint
+from plait.run.link.shared_links import links_between
+from plait.run.loop import worker
+from plait.run.proof.verify import Reference, reference_of, verify
 
 pytestmark = pytest.mark.timeout(120)
 

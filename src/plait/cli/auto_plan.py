@@ -15,10 +15,10 @@ from plait.graph.from_job import Captures
 from plait.job.job import Job
 from plait.plan.plan import Plan
 from plait.run.measure.predict import predict_job
-from plait.search.choose import Request, choose, simplest
-from plait.search.explain import describe
-from plait.search.prediction import Prediction
-from plait.search.subject import subject_of_job
+from plait.search.choose.choose import Request, choose, simplest
+from plait.search.choose.explain import describe
+from plait.search.choose.subject import subject_of_job
+from plait.search.predict.prediction import Prediction
 from plait.units import format_bytes, format_seconds
 
 _EXACT = 3

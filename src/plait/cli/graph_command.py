@@ -16,10 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from plait.errors import CaptureError, UsageError
-from plait.graph.draw import draw_html
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
-from plait.graph.summary import Summary, summarize, to_json
+from plait.graph.show.draw import draw_html
+from plait.graph.show.summary import Summary, summarize, to_json
 from plait.job.job import Job
 from plait.job.reference import load_job
 from plait.units import format_bytes, format_count, format_flops

@@ -33,10 +33,10 @@ from plait.plan.named import NAMED
 from plait.plan.plan import Plan
 from plait.report.page import write_page
 from plait.report.text import print_report, report_json
-from plait.run.checkpoint import export_checkpoint
-from plait.run.prepare import Listener
+from plait.run.checkpoint.store import export_checkpoint
+from plait.run.prepare.prepare import Listener
+from plait.run.proof.verify import verify
 from plait.run.train import train
-from plait.run.verify import verify
 
 _BadCommandLine: Any = typer.BadParameter.__mro__[2]
 """ClickException: click's own, or that of the copy which newer versions of typer carry."""

@@ -20,16 +20,16 @@ from plait.cli.options import job_with
 from plait.cli.placements_view import listing_view
 from plait.errors import CaptureError, UsageError
 from plait.graph.graph import Graph
-from plait.job.data import open_data
+from plait.job.data.open import open_data
 from plait.job.job import Job
 from plait.job.order import micro_batch_sizes, shares
 from plait.job.reference import load_job
 from plait.plan.named import resolve
 from plait.plan.plan import PIPE, Plan
-from plait.program.listing import Listing
-from plait.program.show import list_placements
+from plait.program.show.listing import Listing
+from plait.program.show.show import list_placements
 from plait.report.placements_page import placements_page
-from plait.run.programs import Programs
+from plait.run.prepare.programs import Programs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

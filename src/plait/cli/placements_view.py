@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from plait.program.listing import Listing, PlacedOp
+from plait.program.show.listing import Listing, PlacedOp
 from plait.units import format_bytes
 
 _NARROW = ("shape", "on a rank", "collective", "axis", "bytes", "change")

@@ -26,13 +26,13 @@ from plait.errors import PlanError, UsageError
 from plait.job.reference import load_job
 from plait.plan.named import NAMED
 from plait.report.scaling_picture import scaling_picture
-from plait.search.choose import Request, choose, oracle_for, part_of
-from plait.search.explain import describe, explain
+from plait.search.choose.choose import Request, choose, oracle_for, part_of
+from plait.search.choose.explain import describe, explain
+from plait.search.choose.rank import Ranking
+from plait.search.choose.scaling import scaling
+from plait.search.choose.subject import Subject, subject_of_job, subject_of_paper
 from plait.search.export import EXPORTERS, Setup
-from plait.search.prediction import Prediction
-from plait.search.rank import Ranking
-from plait.search.scaling import scaling
-from plait.search.subject import Subject, subject_of_job, subject_of_paper
+from plait.search.predict.prediction import Prediction
 from plait.units import format_bytes, format_seconds, parse_bytes
 
 

@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from plait.plan.plan import PIPE
-from plait.search.candidates import relaxed
-from plait.search.explain import describe
-from plait.search.prediction import Prediction
-from plait.search.rank import Ranking, Rejected
-from plait.search.scaling import Scaled
+from plait.search.choose.candidates import relaxed
+from plait.search.choose.explain import describe
+from plait.search.choose.rank import Ranking, Rejected
+from plait.search.choose.scaling import Scaled
+from plait.search.predict.prediction import Prediction
 from plait.units import format_bytes, format_count, format_seconds
 
 _REJECTED_SHOWN = 8

@@ -22,7 +22,7 @@ from plait.job.reference import load_job
 from plait.plan.named import resolve
 from plait.run.measure.machine import measure_machine
 from plait.run.measure.predict import Predicted, predict_job
-from plait.search.prediction import Prediction
+from plait.search.predict.prediction import Prediction
 from plait.trace.files import write_chrome
 from plait.units import format_bytes, format_seconds, parse_bytes
 

@@ -5,7 +5,7 @@ import json
 from rich.console import Console
 from rich.table import Table
 
-from plait.run.verify import Difference, Verification
+from plait.run.proof.verify import Difference, Verification
 
 
 def print_verification(outcome: Verification, console: Console, *, json_output: bool) -> None:

@@ -9,9 +9,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from plait.graph.batch import read_layout, resize_shapes
-from plait.graph.capture import LeafShapes, capture
+from plait.graph.capture.capture import LeafShapes, capture
 from plait.graph.graph import Graph
-from plait.job.data import Source, open_data
+from plait.job.data.open import Source, open_data
 from plait.job.job import Job
 
 

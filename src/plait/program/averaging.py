@@ -13,8 +13,7 @@ from typing import Any, Literal
 import torch
 
 from plait.plan.plan import DATA, Plan
-from plait.program.check import check_program
-from plait.program.frees import with_frees
+from plait.program.check.soundness import check_program
 from plait.program.instructions import (
     Collective,
     Exchange,
@@ -27,6 +26,7 @@ from plait.program.instructions import (
     Wait,
 )
 from plait.program.program import Bucket, Program, RankProgram, Storage, Value
+from plait.program.write.frees import with_frees
 
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Tensors by name: what each is like."""

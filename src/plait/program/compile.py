@@ -13,32 +13,32 @@ from plait.errors import PlanError
 from plait.graph.graph import Graph
 from plait.job.order import shares as equal_shares
 from plait.plan.plan import DATA, DOMAIN, PIPE, TENSOR, Plan
-from plait.program import compression
-from plait.program.buckets import Ends, bucket_reads, make_buckets, sums_of
-from plait.program.build import StepBuilder
-from plait.program.check import check_program
-from plait.program.cut import Piece, cut
-from plait.program.cut_by_cost import Room
-from plait.program.cut_places import moved, same_places
-from plait.program.gathers import groups_by_input
-from plait.program.groups import make_layout
+from plait.program.check.soundness import check_program
 from plait.program.layout import Layout
-from plait.program.localize import LocalGraph, ends_of, localize
-from plait.program.pins import input_placements, pinned_strategies
-from plait.program.pipedream import Updates, check_suits, shows_again
-from plait.program.pipeline import PipelineWriter
-from plait.program.placement import AxisShares, Placement, Shard, Strategy
+from plait.program.local.localize import LocalGraph, ends_of, localize
+from plait.program.place.pins import input_placements, pinned_strategies
+from plait.program.place.placement import AxisShares, Placement, Shard, Strategy
+from plait.program.place.propagate import Placements, propagate
 from plait.program.program import Bucket, Program, RankProgram
-from plait.program.propagate import Placements, propagate
-from plait.program.recompute import Again, recompute
-from plait.program.recompute_choice import choose
-from plait.program.relaxed.push_pull import SERVERS, buckets_by_input
-from plait.program.schedules import SCHEDULES
-from plait.program.schedules.validity import peak_in_flight
-from plait.program.split import StageGraph, split
-from plait.program.stage_pieces import MicroBatch, StagePieces, stage_pieces
-from plait.program.stages import Stages, assign_stages, forward_ops
-from plait.program.versions import notices_of, versions
+from plait.program.segment.buckets import Ends, bucket_reads, make_buckets, sums_of
+from plait.program.segment.cut import Piece, cut
+from plait.program.segment.gathers import groups_by_input
+from plait.program.segment.groups import make_layout
+from plait.program.segment.recompute import Again, recompute
+from plait.program.segment.recompute_choice import choose
+from plait.program.segment.split import StageGraph, split
+from plait.program.segment.stage_pieces import MicroBatch, StagePieces, stage_pieces
+from plait.program.stage.cut_by_cost import Room
+from plait.program.stage.cut_places import moved, same_places
+from plait.program.stage.schedules import SCHEDULES
+from plait.program.stage.schedules.validity import peak_in_flight
+from plait.program.stage.stages import Stages, assign_stages, forward_ops
+from plait.program.stage.versions import notices_of, versions
+from plait.program.write import compression
+from plait.program.write.build import StepBuilder
+from plait.program.write.pipedream import Updates, check_suits, shows_again
+from plait.program.write.pipeline import PipelineWriter
+from plait.program.write.push_pull import SERVERS, buckets_by_input
 from plait.units import parse_bytes
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from plait.plan.mesh import Mesh
 from plait.plan.plan import DATA, PIPE
-from plait.program.placement import AxisShares, Placement, Shard
+from plait.program.place.placement import AxisShares, Placement, Shard
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

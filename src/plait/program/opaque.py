@@ -10,9 +10,7 @@ from typing import Any
 import torch
 
 from plait.plan.plan import DATA, Plan
-from plait.program.check import check_program
-from plait.program.compression import CompressedSums, is_compressed, notices_of
-from plait.program.frees import with_frees
+from plait.program.check.soundness import check_program
 from plait.program.instructions import (
     Accumulate,
     Collective,
@@ -26,7 +24,9 @@ from plait.program.instructions import (
 )
 from plait.program.layout import Layout
 from plait.program.program import Bucket, Program, RankProgram
-from plait.program.relaxed.push_pull import SERVERS, ServerSide
+from plait.program.write.compression import CompressedSums, is_compressed, notices_of
+from plait.program.write.frees import with_frees
+from plait.program.write.push_pull import SERVERS, ServerSide
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

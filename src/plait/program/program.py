@@ -11,7 +11,7 @@ from torch import fx
 from plait.plan.plan import DATA, Plan
 from plait.program.instructions import Collective, Instruction
 from plait.program.layout import Group, Layout
-from plait.program.propagate import Gathered
+from plait.program.place.propagate import Gathered
 
 ValueKind = Literal["parameter", "gradient", "optimizer", "activation", "buffer", "input", "scalar"]
 

@@ -7,7 +7,7 @@ the browser. Every string is escaped.
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from plait.program.listing import Listing
+from plait.program.show.listing import Listing
 from plait.units import format_bytes
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'"

@@ -16,20 +16,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from plait.errors import PlanError, UsageError
-from plait.job.data import open_data
+from plait.job.data.loader import Share
+from plait.job.data.open import open_data
 from plait.job.job import Job
-from plait.job.loader import Share
 from plait.job.order import split
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
-from plait.run.checkpoint_state import TrainingState
-from plait.run.device import choose_device
-from plait.run.exchange import ProcessExchange
-from plait.run.machine import Machine, StepOutcome
-from plait.run.programs import Programs
-from plait.run.serial import Unobserved
-from plait.run.shared_links import links_between
-from plait.run.state import ModelState
+from plait.run.checkpoint.state import TrainingState
+from plait.run.interpret.machine import Machine, StepOutcome
+from plait.run.interpret.serial import Unobserved
+from plait.run.interpret.state import ModelState
+from plait.run.link.exchange import ProcessExchange
+from plait.run.link.shared_links import links_between
+from plait.run.prepare.programs import Programs
+from plait.run.start.device import choose_device
 
 _TIMEOUT_S = 1800.0
 """How long a rank waits for another before it gives up, as torch's process groups do."""
@@ -151,7 +151,7 @@ class Step:
         return self._state.optimizer
 
     def checkpoint(self) -> TrainingState:
-        """What `plait.run.checkpoint.save_checkpoint` takes; all ranks must call it."""
+        """What `plait.run.checkpoint.store.save_checkpoint` takes; all ranks must call it."""
         return self._state.to_checkpoint({"seed": self._job.seed}, self._exchange_parts)
 
 

@@ -22,18 +22,18 @@ from plait.errors import JobError, UsageError
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
-from plait.run.checkpoint import load_checkpoint, locate_checkpoint
-from plait.run.fits import memory_limit
-from plait.run.folder import discard_if_empty, make_run_folder, write_environment, write_totals
-from plait.run.launch import Interrupted, Seat, launch
-from plait.run.launch_start import Start
-from plait.run.prepare import Listener, prepare
-from plait.run.programs import Programs
+from plait.run.checkpoint.store import load_checkpoint, locate_checkpoint
+from plait.run.loop.folder import discard_if_empty, make_run_folder, write_environment, write_totals
+from plait.run.loop.worker import Task, run_worker
+from plait.run.prepare.fits import memory_limit
+from plait.run.prepare.prepare import Listener, prepare
+from plait.run.prepare.programs import Programs
 from plait.run.relaxed.hogwild import SharedModel, check_hogwild
 from plait.run.relaxed.hogwild_saver import on_shared_model
 from plait.run.relaxed.ranks import run_rank
 from plait.run.relaxed.start import StartRanks, is_free, run_free
-from plait.run.worker import Task, run_worker
+from plait.run.start.launch import Interrupted, Seat, launch
+from plait.run.start.processes import Start
 from plait.trace.files import read_trace, write_chrome
 from plait.trace.recorder import clock_offset_ns
 

@@ -15,8 +15,8 @@ from plait.errors import PlanError
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.report.scaling_picture import scaling_picture
-from plait.search.shallow import shallow_job
-from plait.search.subject import subject_of_job
+from plait.search.choose.subject import subject_of_job
+from plait.search.predict.shallow import shallow_job
 
 JOBS = """
 from tests.zoo import ZOO

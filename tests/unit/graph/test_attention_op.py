@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from plait.graph.attention_op import IMPLEMENTATIONS, AttentionCapture, attention, attention_backward
+from plait.graph.ops.attention import IMPLEMENTATIONS, AttentionCapture, attention, attention_backward
 
 FORWARD = torch.ops.plait.attention.default
 BACKWARD = torch.ops.plait.attention_backward.default

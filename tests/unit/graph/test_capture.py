@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from plait.errors import CaptureError
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
-from plait.graph.random_ops import random_key
+from plait.graph.ops.random import random_key
 from plait.job.job import Job
 
 NUM_SAMPLES = 6

@@ -12,9 +12,9 @@ import pytest
 from tests.zoo import ZOO
 from torch import nn
 
-from plait.graph.draw import draw_html
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
+from plait.graph.show.draw import draw_html
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
-from plait.graph.random_ops import random_key
+from plait.graph.ops.random import random_key
 from plait.job.job import Job
 
 NUM_SAMPLES, WIDTH, CLASSES = 6, 5, 4

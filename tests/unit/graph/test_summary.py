@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
-from plait.graph.summary import kept_for_backward, memory_root, summarize, to_json
+from plait.graph.show.summary import kept_for_backward, memory_root, summarize, to_json
 
 NUM_SAMPLES = 6
 CAPTURABLE = sorted(name for name, case in ZOO.items() if case.capturable)

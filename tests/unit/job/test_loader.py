@@ -12,7 +12,7 @@ from torch import Tensor
 
 from plait.errors import DataError
 from plait.job import LoadedStep, Loader, SampleOrder, open_data
-from plait.job.data import Source
+from plait.job.data.open import Source
 
 
 def loader_threads() -> list[threading.Thread]:

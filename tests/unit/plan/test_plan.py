@@ -12,7 +12,7 @@ from plait.plan.mesh import Mesh
 from plait.plan.named import NAMED, resolve
 from plait.plan.plan import DATA, Plan, plan_from, read_plan, with_settings
 from plait.plan.single import single
-from plait.program.schedules import SCHEDULES
+from plait.program.stage.schedules import SCHEDULES
 
 
 def test_a_named_plan_has_as_many_ranks_as_asked_for() -> None:

@@ -11,8 +11,8 @@ from plait.graph.graph import Graph
 from plait.plan.named import resolve
 from plait.program.compile import Settings, compile_program, place
 from plait.program.instructions import Instruction
+from plait.program.place.propagate import Placements
 from plait.program.program import Program
-from plait.program.propagate import Placements
 
 
 def graph_of(name: str, size: int) -> Graph:

@@ -10,13 +10,13 @@ from tests.zoo import ZOO
 
 import plait
 from plait.cluster.cluster import Cluster
-from plait.job.data import open_data
+from plait.job.data.open import open_data
 from plait.job.job import Job
 from plait.job.order import micro_batch_sizes, shares
+from plait.program.cost.durations import Durations
+from plait.program.cost.update import update_work
 from plait.program.program import Program
-from plait.program.timing.durations import Durations
-from plait.program.timing.update import update_work
-from plait.run.programs import Programs
+from plait.run.prepare.programs import Programs
 
 
 def job_of(name: str, batch: int, accumulate: int, optimizer: str = "adamw") -> Job:

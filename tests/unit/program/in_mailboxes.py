@@ -15,12 +15,12 @@ from torch.utils import _pytree as pytree
 from plait.graph.graph import Graph
 from plait.plan.mesh import Mesh
 from plait.plan.plan import DATA
-from plait.program import communicate
 from plait.program.instructions import Collective
-from plait.program.localize import LocalGraph, localize
-from plait.program.placement import AxisShares, Partial, Placement, R, Replicate, Shard, Strategy
-from plait.program.propagate import Placements
-from plait.run.serial import Mailboxes, SerialLinks
+from plait.program.local import communicate
+from plait.program.local.localize import LocalGraph, localize
+from plait.program.place.placement import AxisShares, Partial, Placement, R, Replicate, Shard, Strategy
+from plait.program.place.propagate import Placements
+from plait.run.interpret.serial import Mailboxes, SerialLinks
 
 _FIELDS: dict[Any, tuple[str, ...]] = {
     communicate.all_reduce: (),

@@ -16,10 +16,10 @@ from torch import Tensor, fx
 
 from plait.graph.graph import Graph
 from plait.plan.plan import DATA
-from plait.program.communicate import COLLECTIVES, all_gather, all_reduce
-from plait.program.localize import localize
-from plait.program.placement import AxisShares, Partial, Placement, R, Shard
-from plait.program.propagate import Placements, propagate
+from plait.program.local.communicate import COLLECTIVES, all_gather, all_reduce
+from plait.program.local.localize import localize
+from plait.program.place.placement import AxisShares, Partial, Placement, R, Shard
+from plait.program.place.propagate import Placements, propagate
 
 Rank = Generator[tuple[Any, ...], Tensor, list[Any]]
 Coordinates = tuple[int, ...]

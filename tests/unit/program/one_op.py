@@ -16,10 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from plait.graph.graph import BatchLayout, Graph
-from plait.program.communicate import all_gather, all_reduce, reduce_scatter
-from plait.program.localize import localize
-from plait.program.placement import AxisShares, Partial, Placement, Replicate, Strategy
-from plait.program.propagate import Placements
+from plait.program.local.communicate import all_gather, all_reduce, reduce_scatter
+from plait.program.local.localize import localize
+from plait.program.place.placement import AxisShares, Partial, Placement, Replicate, Strategy
+from plait.program.place.propagate import Placements
 
 SCALAR = "total"
 """A placeholder that stands for the loss, which a graph must have."""

@@ -12,7 +12,7 @@ import torch
 from tests.unit.program.one_op import Zeros
 from torch import Tensor
 
-from plait.graph.random_ops import random_key
+from plait.graph.ops.random import random_key
 
 aten = torch.ops.aten
 ours = torch.ops.plait

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.program.compiled import program_of, with_instructions
 
 from plait.errors import ProgramError
-from plait.program.check import check_program
+from plait.program.check.soundness import check_program
 from plait.program.instructions import Accumulate, Collective, Finish, Instruction, Load, Update, Wait
 from plait.program.program import Program
 

@@ -13,7 +13,7 @@ import torch
 from plait.errors import ProgramError
 from plait.plan.mesh import Mesh
 from plait.plan.plan import DATA, PIPE, Plan
-from plait.program.check import check_program
+from plait.program.check.soundness import check_program
 from plait.program.instructions import (
     Accumulate,
     Collective,
@@ -27,8 +27,8 @@ from plait.program.instructions import (
 )
 from plait.program.layout import Layout
 from plait.program.program import Bucket, Program, RankProgram, Value
-from plait.program.schedules import SCHEDULES
-from plait.program.schedules.clock import program_of_schedule
+from plait.program.simulate.schedule_clock import program_of_schedule
+from plait.program.stage.schedules import SCHEDULES
 
 Plant = Callable[[list[Any]], Sequence[Instruction]]
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import fx
 
-from plait.program.codegen import make_segment
 from plait.program.program import Segment
+from plait.program.segment.codegen import make_segment
 
 aten = torch.ops.aten
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, fx
 
-from plait.program.codegen import make_segment
 from plait.program.program import Segment
+from plait.program.segment.codegen import make_segment
 
 CPU = torch.device("cpu")
 aten = torch.ops.aten

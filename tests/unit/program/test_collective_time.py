@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from plait.cluster.parse import parse_cluster
-from plait.program.timing.collective_time import bus_bandwidth, collective_seconds
+from plait.program.cost.collective_time import bus_bandwidth, collective_seconds
 
 MIB = 2**20
 A100 = {2: (64, 404.7), 4: (64, 543.8), 8: (64, 684.6)}

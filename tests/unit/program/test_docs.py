@@ -15,10 +15,10 @@ from docs.pictures.timelines import TIMELINES
 from tests.unit.program.one_op import one_op, run_on_ranks
 
 from plait.plan.plan import plan_from
-from plait.program import lowering
-from plait.program.placement import AxisShares, parse_strategy
-from plait.program.propagate import candidates
-from plait.program.rules import Op, base, products
+from plait.program.local import lowering
+from plait.program.place.placement import AxisShares, parse_strategy
+from plait.program.place.propagate import candidates
+from plait.program.place.rules import Op, base, products
 
 DOCS = Path(__file__).parents[3] / "docs"
 TEXT = (DOCS / "placements.md").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ import yaml
 from docs.pictures.timelines import MICRO_BATCHES, RANKS, TIMELINES, draw_timeline, table
 
 from plait.plan.plan import plan_from
-from plait.program.schedules import SCHEDULES
+from plait.program.stage.schedules import SCHEDULES
 
 DOCS = Path(__file__).parents[3] / "docs"
 TEXT = (DOCS / "pipelines.md").read_text(encoding="utf-8")

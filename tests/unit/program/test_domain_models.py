@@ -11,11 +11,11 @@ from tests.unit.run.training import CASES
 from torch import Tensor, fx
 
 from plait.graph.graph import Graph
-from plait.graph.random_ops import random_key
-from plait.program.communicate import COLLECTIVES
-from plait.program.localize import localize
-from plait.program.placement import AxisShares, Placement, Shard
-from plait.program.propagate import Placements, propagate
+from plait.graph.ops.random import random_key
+from plait.program.local.communicate import COLLECTIVES
+from plait.program.local.localize import localize
+from plait.program.place.placement import AxisShares, Placement, Shard
+from plait.program.place.propagate import Placements, propagate
 
 SAMPLES = 7
 CUT = {4: 2, 2: 1}

@@ -9,9 +9,9 @@ from tests.unit.program.one_op import OneOp, one_op
 from tests.unit.program.spatial_examples import SPATIAL_EXAMPLES, SpatialExample
 from torch import Tensor
 
-from plait.program.placement import AxisShares, P, R, Shard, Strategy, overlaps
-from plait.program.propagate import candidates
-from plait.program.rules import Op, base
+from plait.program.place.placement import AxisShares, P, R, Shard, Strategy, overlaps
+from plait.program.place.propagate import candidates
+from plait.program.place.rules import Op, base
 
 
 def _ids(example: SpatialExample) -> str:

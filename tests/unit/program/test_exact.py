@@ -8,14 +8,14 @@ from tests.unit.program.exact_programs import compiled, durations_of, job_of
 
 from plait.cluster.cluster import Cluster
 from plait.cluster.parse import parse_cluster
+from plait.program.cost.collective_time import collective_seconds
+from plait.program.cost.memory import step_memory
+from plait.program.cost.op_key import exchange_key, op_key, update_key
+from plait.program.cost.step_times import step_times
+from plait.program.cost.update import update_work, updated_parts
 from plait.program.instructions import Collective, Compute, Send, Update, Wait
-from plait.program.memory import step_memory
-from plait.program.simulate import simulate
-from plait.program.timing.collective_time import collective_seconds
-from plait.program.timing.op_key import exchange_key, op_key, update_key
-from plait.program.timing.step_times import step_times
-from plait.program.timing.update import update_work, updated_parts
-from plait.search.exact import exact_prediction, memory_use
+from plait.program.simulate.simulator import simulate
+from plait.search.predict.exact import exact_prediction, memory_use
 
 A100 = parse_cluster("1x8xA100")
 

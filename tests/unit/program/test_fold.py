@@ -7,12 +7,12 @@ from tests.unit.program.exact_programs import compiled, durations_of
 
 import plait
 from plait.cluster.parse import parse_cluster
-from plait.program.fold import representatives
+from plait.program.check.walk import Walk
 from plait.program.instructions import Collective, Compute, Recv, Send, Wait
 from plait.program.layout import Layout
 from plait.program.program import Program, RankProgram
-from plait.program.simulate import simulate
-from plait.program.walk import Walk
+from plait.program.simulate.fold import representatives
+from plait.program.simulate.simulator import simulate
 
 MESHES = {
     "ddp, even": ("ddp", {"data": 8}, 16, 1),

@@ -8,10 +8,10 @@ from tests.unit.program.compiled import graph_of, placed_on_data
 from tests.unit.program.one_op import one_op, run_on_ranks
 
 from plait.errors import ProgramError
-from plait.program.communicate import all_gather, all_reduce
-from plait.program.local_functions import nothing, weighted_share
-from plait.program.localize import LocalGraph, ends_of, localize
-from plait.program.placement import AxisShares, P, R, Shard, Strategy
+from plait.program.local.communicate import all_gather, all_reduce
+from plait.program.local.functions import nothing, weighted_share
+from plait.program.local.localize import LocalGraph, ends_of, localize
+from plait.program.place.placement import AxisShares, P, R, Shard, Strategy
 
 aten = torch.ops.aten
 

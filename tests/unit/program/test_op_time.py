@@ -7,8 +7,8 @@ import torch
 from torch import fx
 
 from plait.cluster.presets import preset
-from plait.graph.attention_op import attention as attention_op
-from plait.program.timing.op_time import OpWork, matmul_efficiency, node_work, op_seconds
+from plait.graph.ops.attention import attention as attention_op
+from plait.program.cost.op_time import OpWork, matmul_efficiency, node_work, op_seconds
 
 A100 = preset("A100").device
 

@@ -5,12 +5,12 @@ import torch
 from tests.unit.run.training import compare, train_eagerly, train_job
 from tests.unit.run.training import uncapturable_job as job
 
-from plait.job.data import open_data
+from plait.job.data.open import open_data
 from plait.plan.named import resolve
 from plait.program.instructions import Accumulate, Collective, Finish, Load, Opaque, Update, Wait
 from plait.program.opaque import ParameterShape, compile_opaque
 from plait.program.program import Program
-from plait.run.programs import Programs
+from plait.run.prepare.programs import Programs
 
 PARAMETERS = (
     ParameterShape(name="a", shape=(2, 3), dtype=torch.float32),

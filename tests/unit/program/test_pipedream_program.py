@@ -16,8 +16,9 @@ from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.plan.plan import PIPE
 from plait.program import compile as compiling
-from plait.program.check import check_program
+from plait.program.check.soundness import check_program
 from plait.program.compile import Settings, compile_program
+from plait.program.cost.memory import step_memory
 from plait.program.instructions import (
     Accumulate,
     Collective,
@@ -29,11 +30,10 @@ from plait.program.instructions import (
     Update,
     Wait,
 )
-from plait.program.memory import step_memory
 from plait.program.program import Program
-from plait.program.schedules import SCHEDULES
-from plait.program.simulate import simulate
-from plait.program.versions import stage_versions, versions
+from plait.program.simulate.simulator import simulate
+from plait.program.stage.schedules import SCHEDULES
+from plait.program.stage.versions import stage_versions, versions
 
 SIZES = (2, 2, 2, 1)
 SETTINGS = Settings(clip_norm=None, batch_norm="global", device=torch.device("cpu"))

@@ -12,10 +12,10 @@ from tests.unit.program.one_op import OneOp, one_op, run_on_ranks
 from tests.unit.program.op_examples import EXAMPLES, Example
 from torch import Tensor, fx
 
-from plait.program import lowering
-from plait.program.placement import AxisShares, P, Placement, R, Shard, Strategy
-from plait.program.propagate import candidates
-from plait.program.rules import Op, base
+from plait.program.local import lowering
+from plait.program.place.placement import AxisShares, P, Placement, R, Shard, Strategy
+from plait.program.place.propagate import candidates
+from plait.program.place.rules import Op, base
 
 UNITS = ((2, 0, 1, 3), (1, 0), (6,))
 """Unequal shares and an empty one; a batch of one sample; a single rank."""

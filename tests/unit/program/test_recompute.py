@@ -17,15 +17,23 @@ from plait.plan.decisions import Memory
 from plait.plan.named import resolve
 from plait.plan.plan import Plan, read_plan
 from plait.program.compile import Settings, compile_program, place
-from plait.program.cut import is_collective
+from plait.program.cost.memory import storage_bytes
 from plait.program.instructions import Commit, Compute
-from plait.program.localize import LocalGraph, localize
-from plait.program.memory import storage_bytes
+from plait.program.local.localize import LocalGraph, localize
 from plait.program.program import Program
-from plait.program.recompute import Again, compare, forward_nodes, frontier, is_backward, is_item, recompute
-from plait.program.recompute_choice import _is_alias, _is_dear, _tensors, choose
-from plait.program.stages import assign_stages
-from plait.search.resolve import resolve_placements
+from plait.program.segment.cut import is_collective
+from plait.program.segment.recompute import (
+    Again,
+    compare,
+    forward_nodes,
+    frontier,
+    is_backward,
+    is_item,
+    recompute,
+)
+from plait.program.segment.recompute_choice import _is_alias, _is_dear, _tensors, choose
+from plait.program.stage.stages import assign_stages
+from plait.search.place.resolve import resolve_placements
 
 SIZE = 8
 SETTINGS = Settings(clip_norm=1.0, batch_norm="global", device=torch.device("cpu"))

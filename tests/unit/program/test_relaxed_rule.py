@@ -1,6 +1,6 @@
 """When servers apply updates and give weights, without processes or tensors."""
 
-from plait.program.relaxed.rule import AsTheyCome, Clocked, Due
+from plait.program.serve.rule import AsTheyCome, Clocked, Due
 
 
 def test_a_step_is_applied_once_all_have_pushed_it_in_the_order_of_workers() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from plait.errors import PlanError, ProgramError
 from plait.plan.named import resolve
-from plait.program.check import check_program
+from plait.program.check.soundness import check_program
 from plait.program.instructions import (
     Accumulate,
     Compute,
@@ -25,8 +25,8 @@ from plait.program.instructions import (
     Wait,
 )
 from plait.program.program import Program
-from plait.program.relaxed.simulate import predicted_throughput, simulate_served
-from plait.run.prepare import prepare
+from plait.program.simulate.served import predicted_throughput, simulate_served
+from plait.run.prepare.prepare import prepare
 from plait.run.relaxed.serve import first_program
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from plait.program.schedules import SCHEDULES
-from plait.program.schedules.base import Action, Costs
-from plait.program.schedules.clock import bubble_rate, durations, program_of_schedule
-from plait.program.schedules.zero_bubble import zero_bubble_h2
-from plait.program.simulate import simulate
+from plait.program.simulate.schedule_clock import bubble_rate, durations, program_of_schedule
+from plait.program.simulate.simulator import simulate
+from plait.program.stage.schedules import SCHEDULES
+from plait.program.stage.schedules.base import Action, Costs
+from plait.program.stage.schedules.zero_bubble import zero_bubble_h2
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = json.loads((ROOT / "tests" / "golden" / "pipeline_schedules.json").read_text())

@@ -6,12 +6,12 @@ from itertools import product
 import pytest
 
 from plait.errors import PlanError, ProgramError
-from plait.program.check import check_program
-from plait.program.schedules import SCHEDULES
-from plait.program.schedules.base import Action, Costs
-from plait.program.schedules.clock import program_of_schedule
-from plait.program.schedules.validity import check_schedule, peak_in_flight
-from plait.program.schedules.zero_bubble import zero_bubble_h2
+from plait.program.check.soundness import check_program
+from plait.program.simulate.schedule_clock import program_of_schedule
+from plait.program.stage.schedules import SCHEDULES
+from plait.program.stage.schedules.base import Action, Costs
+from plait.program.stage.schedules.validity import check_schedule, peak_in_flight
+from plait.program.stage.schedules.zero_bubble import zero_bubble_h2
 
 SHAPES = tuple(product((1, 2, 3, 4, 6), (1, 2, 4, 5, 7, 12)))
 SEVERAL = ("naive", "gpipe", "interleaved")

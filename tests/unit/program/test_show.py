@@ -15,14 +15,14 @@ from plait.graph.graph import Graph
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.plan.placements import AxisPlacements
-from plait.program import propagate
 from plait.program.compile import Settings, compile_program
 from plait.program.instructions import Collective
-from plait.program.listing import Listing
-from plait.program.placement import Shard
+from plait.program.place import propagate
+from plait.program.place.placement import Shard
 from plait.program.program import Program
-from plait.program.show import list_placements
-from plait.search.resolve import resolve_placements
+from plait.program.show.listing import Listing
+from plait.program.show.show import list_placements
+from plait.search.place.resolve import resolve_placements
 
 SETTINGS = Settings(clip_norm=1.0, batch_norm="global", device=torch.device("cpu"))
 

@@ -10,17 +10,17 @@ from tests.zoo import ZOO
 
 import plait
 from plait.errors import ProgramError
-from plait.job.data import open_data
+from plait.job.data.open import open_data
 from plait.plan.plan import Plan
+from plait.program.check.walk import Walk
 from plait.program.instructions import Collective, Compute, Instruction, Recv, Send, Update, Wait
 from plait.program.layout import Layout
 from plait.program.program import Program, RankProgram
-from plait.program.schedules import SCHEDULES
-from plait.program.schedules.base import Costs
-from plait.program.schedules.clock import durations, program_of_schedule
-from plait.program.simulate import measured_durations, simulate
-from plait.program.walk import Walk
-from plait.run.programs import Programs
+from plait.program.simulate.schedule_clock import durations, program_of_schedule
+from plait.program.simulate.simulator import measured_durations, simulate
+from plait.program.stage.schedules import SCHEDULES
+from plait.program.stage.schedules.base import Costs
+from plait.run.prepare.programs import Programs
 from plait.trace.files import read_trace
 from plait.trace.span import Trace
 

@@ -8,9 +8,9 @@ import torch
 from tests.unit.program.one_op import one_op, run_on_ranks
 from torch import Tensor
 
-from plait.program.placement import AxisShares, P, R, Shard, Strategy
-from plait.program.rules import Op, dtensor_fallback, find_rule
-from plait.program.rules.dtensor_fallback import dtensor_strategies
+from plait.program.place.placement import AxisShares, P, R, Shard, Strategy
+from plait.program.place.rules import Op, dtensor_fallback, find_rule
+from plait.program.place.rules.dtensor_fallback import dtensor_strategies
 
 aten = torch.ops.aten
 AXIS = AxisShares(name="data", units=(2, 1, 3))

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
 from plait.plan.plan import DATA
-from plait.program.placement import AxisShares, Placement, R, Shard
-from plait.program.propagate import Placements
+from plait.program.place.placement import AxisShares, Placement, R, Shard
+from plait.program.place.propagate import Placements
 
 WIDTH, HEADS, EXPERTS, VOCABULARY = 32, 4, 4, 64
 S = Shard

@@ -5,9 +5,9 @@ import torch
 from tests.unit.program.one_op import one_op, run_on_ranks
 from tests.unit.program.op_examples import DRAWN, Example
 
-from plait.program.placement import AxisShares, Shard
-from plait.program.propagate import candidates
-from plait.program.rules import Op
+from plait.program.place.placement import AxisShares, Shard
+from plait.program.place.propagate import candidates
+from plait.program.place.rules import Op
 
 
 @pytest.mark.parametrize("example", DRAWN, ids=str)

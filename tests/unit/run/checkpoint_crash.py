@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from plait.run.checkpoint import load_checkpoint, save_checkpoint
-from plait.run.checkpoint_state import OptimizerState, TrainingState
+from plait.run.checkpoint.state import OptimizerState, TrainingState
+from plait.run.checkpoint.store import load_checkpoint, save_checkpoint
 
 WATCHED = (
     "open",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait.run.checkpoint_state import (
+from plait.run.checkpoint.state import (
     OptimizerState,
     TrainingState,
     collect_model,

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from plait.program.instructions import Accumulate, Finish, Instruction, Update
-from plait.run.machine import Machine
+from plait.run.interpret.machine import Machine
 
 
 def storages(tensors: Iterable[Any]) -> dict[int, int]:

@@ -15,8 +15,8 @@ from plait.cli.placements_command import listing_of
 from plait.job.job import Job
 from plait.job.reference import load_job
 from plait.plan.named import resolve
-from plait.program.listing import Listing
-from plait.run.verify import verify
+from plait.program.show.listing import Listing
+from plait.run.proof.verify import verify
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PLAN = EXAMPLES / "alexnet_two_devices.yaml"

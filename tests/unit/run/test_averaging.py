@@ -19,13 +19,13 @@ from plait.errors import PlanError, UsageError
 from plait.plan.named import resolve
 from plait.program.averaging import due, longest_round
 from plait.program.instructions import Collective, Compute
-from plait.program.relaxed.simulate_rounds import slowed, steps_per_s
-from plait.program.simulate import simulate
+from plait.program.simulate.rounds import slowed, steps_per_s
+from plait.program.simulate.simulator import simulate
 from plait.run.parallelize import parallelize
-from plait.run.prepare import prepare
+from plait.run.prepare.prepare import prepare
+from plait.run.proof.serial_run import SerialRanks
+from plait.run.proof.verify import verify
 from plait.run.relaxed.center import CenterPort
-from plait.run.serial_run import SerialRanks
-from plait.run.verify import verify
 
 
 def assert_same(ours: Tensor, theirs: Tensor) -> None:

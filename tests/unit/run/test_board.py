@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from plait.run.board import LABEL_BYTES, Board, Entry, State
-from plait.run.launch_hang import find_hang, trim_stack
+from plait.run.start.board import LABEL_BYTES, Board, Entry, State
+from plait.run.start.hang import find_hang, trim_stack
 
 
 def test_a_slot_is_read_as_it_was_written() -> None:

@@ -22,11 +22,12 @@ from tests.unit.run.checkpoint_states import (
 )
 
 from plait.errors import CheckpointError
-from plait.run import checkpoint_files, checkpoint_format
-from plait.run.checkpoint import export_checkpoint, load_checkpoint, locate_checkpoint, save_checkpoint
-from plait.run.checkpoint_state import (
+from plait.run.checkpoint import files as checkpoint_files
+from plait.run.checkpoint import format as checkpoint_format
+from plait.run.checkpoint.state import (
     TrainingState,
 )
+from plait.run.checkpoint.store import export_checkpoint, load_checkpoint, locate_checkpoint, save_checkpoint
 
 
 def test_round_trip_of_dtypes_views_and_empty_tensors(tmp_path: Path) -> None:

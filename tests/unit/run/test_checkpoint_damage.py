@@ -12,12 +12,12 @@ from tests.unit.run.checkpoint_states import damage, remake_manifest, rewrite_st
 from torch import Tensor, nn
 
 from plait.errors import CheckpointError
-from plait.run import checkpoint_format
-from plait.run.checkpoint import export_checkpoint, load_checkpoint, save_checkpoint
-from plait.run.checkpoint_state import (
+from plait.run.checkpoint import format as checkpoint_format
+from plait.run.checkpoint.state import (
     TrainingState,
     collect_optimizer,
 )
+from plait.run.checkpoint.store import export_checkpoint, load_checkpoint, save_checkpoint
 
 
 def test_optimizer_with_state_that_is_no_tensor_is_refused_by_name() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tests.unit.run.checkpoint_states import assert_equal, small_state
 
-from plait.run import checkpoint_saver
-from plait.run.checkpoint import load_checkpoint, save_checkpoint
-from plait.run.checkpoint_saver import Notice, Saver
+from plait.run.checkpoint import saver as checkpoint_saver
+from plait.run.checkpoint.saver import Notice, Saver
+from plait.run.checkpoint.store import load_checkpoint, save_checkpoint
 
 
 def test_saver_writes_what_was_submitted_while_training_goes_on(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from tests.unit.run.checkpoint_states import Tied, assert_equal, collect, small_
 from torch import nn
 
 from plait.errors import CheckpointError
-from plait.run.checkpoint import load_checkpoint, save_checkpoint
-from plait.run.checkpoint_state import (
+from plait.run.checkpoint.state import (
     TrainingState,
     collect_model,
     collect_optimizer,
@@ -20,6 +19,7 @@ from plait.run.checkpoint_state import (
     restore_optimizer,
     snapshot,
 )
+from plait.run.checkpoint.store import load_checkpoint, save_checkpoint
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1),

@@ -11,20 +11,20 @@ from tests.zoo import ZOO
 from torch import Tensor, nn
 
 from plait.errors import PlanError, ProgramError, UsageError
-from plait.job.data import open_data
+from plait.job.data.open import open_data
 from plait.job.job import Job
 from plait.plan.decisions import Sync
 from plait.plan.named import resolve
-from plait.program.check import check_program
-from plait.program.compression import check_compressed, messages
+from plait.program.check.soundness import check_program
 from plait.program.instructions import Accumulate, Collective, Decompress
 from plait.program.program import Bucket, Program
-from plait.program.simulate import simulate
-from plait.run.compression import GUESS_SEED, Compressor
-from plait.run.links import NoLinks
-from plait.run.programs import Programs
-from plait.run.serial_run import run_serially
-from plait.run.verify import verify
+from plait.program.simulate.simulator import simulate
+from plait.program.write.compression import check_compressed, messages
+from plait.run.interpret.compression import GUESS_SEED, Compressor
+from plait.run.link.links import NoLinks
+from plait.run.prepare.programs import Programs
+from plait.run.proof.serial_run import run_serially
+from plait.run.proof.verify import verify
 from plait.units import format_bytes
 
 RATE, SHAPES = 0.1, ((12, 9), (12,), (5, 4, 3), (2, 2))

@@ -11,9 +11,9 @@ from tests.zoo import ZOO, unstack, vectors
 from torch import Tensor, nn
 
 from plait import Job, Until
-from plait.job.data import open_data
-from plait.run.evaluate import Progress, evaluate
-from plait.run.state import ModelState
+from plait.job.data.open import open_data
+from plait.run.interpret.state import ModelState
+from plait.run.loop.evaluate import Progress, evaluate
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from plait.errors import UsageError
-from plait.run.folder import LineFile, discard_if_empty, make_run_folder, write_environment
+from plait.run.loop.folder import LineFile, discard_if_empty, make_run_folder, write_environment
 
 
 def test_names_do_not_clash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

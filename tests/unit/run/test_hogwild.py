@@ -14,11 +14,11 @@ import plait
 from plait.errors import PlanError, UsageError
 from plait.job.job import Job
 from plait.plan.named import resolve
-from plait.run.checkpoint import load_checkpoint
+from plait.run.checkpoint.store import load_checkpoint
+from plait.run.loop.worker import Task
+from plait.run.proof.serial_run import run_serially
+from plait.run.proof.verify import verify
 from plait.run.relaxed.hogwild import SharedModel, check_hogwild
-from plait.run.serial_run import run_serially
-from plait.run.verify import verify
-from plait.run.worker import Task
 
 VOCAB, LENGTH = 40, 6
 

@@ -10,15 +10,15 @@ from tests.zoo import ZOO
 import plait
 from plait.cluster.parse import parse_cluster
 from plait.errors import CaptureError, PlanError, UsageError
+from plait.program.cost.op_key import op_key, update_key
+from plait.program.cost.update import updated_parts
 from plait.program.instructions import Compute
-from plait.program.timing.op_key import op_key, update_key
-from plait.program.timing.update import updated_parts
-from plait.run.fits import memory_limit
 from plait.run.measure.exchange_times import exchanges_of
 from plait.run.measure.fit import fit_line, fit_saturating
 from plait.run.measure.load import complaint, spread
 from plait.run.measure.op_times import time_ops
 from plait.run.measure.predict import predict_job
+from plait.run.prepare.fits import memory_limit
 
 
 def test_lines_are_found_again() -> None:

@@ -9,17 +9,17 @@ from tests.unit.run.live_memory import Activations, Live, storages
 from tests.zoo import ZOO
 from torch import nn
 
-from plait.job.data import open_data
+from plait.job.data.open import open_data
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
+from plait.program.cost.memory import step_memory
 from plait.program.instructions import Instruction
-from plait.program.memory import step_memory
 from plait.program.program import Program
-from plait.run.machine import Machine
-from plait.run.programs import Programs
-from plait.run.serial import Unobserved
-from plait.run.serial_run import SerialRanks
+from plait.run.interpret.machine import Machine
+from plait.run.interpret.serial import Unobserved
+from plait.run.prepare.programs import Programs
+from plait.run.proof.serial_run import SerialRanks
 
 CPU = torch.device("cpu")
 WIDTH, LAYERS = 128, 96

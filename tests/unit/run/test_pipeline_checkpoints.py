@@ -9,9 +9,9 @@ from tests.unit.run.pipelines import reference
 from tests.unit.run.test_within_checkpoints import collect, train
 
 from plait.plan.named import resolve
-from plait.run.checkpoint_state import TrainingState
-from plait.run.prepare import prepare
-from plait.run.serial_run import SerialRanks
+from plait.run.checkpoint.state import TrainingState
+from plait.run.prepare.prepare import prepare
+from plait.run.proof.serial_run import SerialRanks
 
 PLANS: dict[str, tuple[str, dict[str, int], dict[str, Any]]] = {
     "single": ("single", {}, {}),

@@ -16,11 +16,11 @@ from torch import Tensor
 from plait.errors import PlanError
 from plait.plan.named import resolve
 from plait.program.instructions import Accumulate, Collective
-from plait.run import serial
-from plait.run.prepare import prepare
-from plait.run.serial import add_up
-from plait.run.serial_run import SerialRanks
-from plait.run.verify import Reference, verify
+from plait.run.interpret import serial
+from plait.run.interpret.serial import add_up
+from plait.run.prepare.prepare import prepare
+from plait.run.proof.serial_run import SerialRanks
+from plait.run.proof.verify import Reference, verify
 
 CLIP = 0.05
 """Below the norm of every step here: the clipped gradients carry it."""

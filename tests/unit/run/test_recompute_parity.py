@@ -14,10 +14,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from plait.plan.named import resolve
-from plait.program.memory import step_memory
-from plait.program.recompute import step_flops
-from plait.run.prepare import effect_of_recompute, prepare
-from plait.run.verify import Verification, verify
+from plait.program.cost.memory import step_memory
+from plait.program.segment.recompute import step_flops
+from plait.run.prepare.prepare import effect_of_recompute, prepare
+from plait.run.proof.verify import Verification, verify
 
 MODULES: Mapping[str, list[str]] = {
     "gpt": ["blocks.*"],

@@ -6,13 +6,13 @@ from tests.unit.program.compiled import program_of, with_instructions
 from tests.unit.run.training import case_job
 
 from plait.errors import HangError
-from plait.job.loader import Share
+from plait.job.data.loader import Share
 from plait.plan.mesh import Mesh
 from plait.program.instructions import Collective
 from plait.program.program import Program
-from plait.run.machine import Machine
-from plait.run.serial import Mailboxes, SerialLinks, Unobserved, add_up, run_step
-from plait.run.state import ModelState
+from plait.run.interpret.machine import Machine
+from plait.run.interpret.serial import Mailboxes, SerialLinks, Unobserved, add_up, run_step
+from plait.run.interpret.state import ModelState
 
 
 def collective(op: str = "all_reduce", dim: int = 0, extents: tuple[int, ...] = ()) -> Collective:

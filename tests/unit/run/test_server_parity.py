@@ -11,8 +11,8 @@ from torch import nn
 from plait.errors import UsageError
 from plait.job.job import Job
 from plait.plan.named import resolve
-from plait.run.serial_run import run_serially
-from plait.run.verify import Reference, reference_of, verify
+from plait.run.proof.serial_run import run_serially
+from plait.run.proof.verify import Reference, reference_of, verify
 
 
 def without_statistics(**fields: Any) -> Job:

@@ -11,8 +11,8 @@ from plait.cli.options import parse_slow
 from plait.errors import UsageError
 from plait.plan.named import resolve
 from plait.program.instructions import Compute
-from plait.run.prepare import prepare
-from plait.run.serial_run import SerialRanks
+from plait.run.prepare.prepare import prepare
+from plait.run.proof.serial_run import SerialRanks
 from plait.run.train import check_slow
 
 

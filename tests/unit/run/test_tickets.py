@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.job.data import open_data
-from plait.job.loader import Loader
+from plait.job.data.loader import Loader
+from plait.job.data.open import open_data
 from plait.job.order import SampleOrder
-from plait.run.journal import Journal
+from plait.run.loop.journal import Journal
 from plait.run.relaxed.rounds import Rounds
 from plait.run.relaxed.tickets import tickets
 

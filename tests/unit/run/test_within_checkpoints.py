@@ -18,10 +18,10 @@ from torch import Tensor
 
 from plait.job.job import Job
 from plait.plan.named import resolve
-from plait.run.checkpoint_state import TrainingState
-from plait.run.prepare import prepare
-from plait.run.programs import Programs
-from plait.run.serial_run import SerialRanks
+from plait.run.checkpoint.state import TrainingState
+from plait.run.prepare.prepare import prepare
+from plait.run.prepare.programs import Programs
+from plait.run.proof.serial_run import SerialRanks
 
 MESHES: dict[str, dict[str, int]] = {
     "single": {},

@@ -10,8 +10,8 @@ from tests.unit.run.within import assert_equal, assert_refused, check, reference
 from torch import Tensor
 
 from plait.errors import PlanError
-from plait.run import serial
-from plait.run.links import with_halo
+from plait.run.interpret import serial
+from plait.run.link.links import with_halo
 
 EIGHT: tuple[dict[str, int], ...] = ({"data": 2, "tensor": 4}, {"data": 4, "tensor": 2})
 NAMES = (

@@ -11,7 +11,7 @@ from tests.zoo import ZOO
 from plait.errors import PlanError
 from plait.plan.named import resolve
 from plait.plan.plan import plan_from
-from plait.run.prepare import prepare
+from plait.run.prepare.prepare import prepare
 
 
 def notices(name: str, plan: str | Mapping[str, Any], ranks: int | None = None, **more: Any) -> str:

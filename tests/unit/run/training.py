@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from plait.graph.from_job import Captures
-from plait.job.data import open_data
+from plait.job.data.loader import Loader, Share
+from plait.job.data.open import open_data
 from plait.job.job import Job
-from plait.job.loader import Loader, Share
 from plait.job.order import SampleOrder
 from plait.plan.named import resolve
-from plait.run.machine import Machine
-from plait.run.programs import Programs
-from plait.run.serial import Mailboxes, Reduce, SerialLinks, Unobserved, add_up, run_step
-from plait.run.state import ModelState
+from plait.run.interpret.machine import Machine
+from plait.run.interpret.serial import Mailboxes, Reduce, SerialLinks, Unobserved, add_up, run_step
+from plait.run.interpret.state import ModelState
+from plait.run.prepare.programs import Programs
 
 BATCH, NUM_SAMPLES, STEPS = 7, 19, 3
 """Steps of 7, 7 and 5 samples: the last one is smaller, and no number of ranks divides them evenly."""

@@ -11,8 +11,8 @@ from tests.unit.run.training import CASES
 from tests.zoo import ZOO
 
 from plait.errors import PlanError
-from plait.run.serial import Reduce, add_up
-from plait.run.verify import Reference, Verification, reference_of, verify
+from plait.run.interpret.serial import Reduce, add_up
+from plait.run.proof.verify import Reference, Verification, reference_of, verify
 
 BATCH, STEPS = 7, 3
 """No number of ranks divides the batch."""

@@ -9,9 +9,9 @@ from torch import nn
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
 from plait.job.job import Job
-from plait.program.placement import AxisShares
-from plait.search.flow import Flow
-from plait.search.megatron import Pattern, megatron
+from plait.program.place.placement import AxisShares
+from plait.search.place.flow import Flow
+from plait.search.place.megatron import Pattern, megatron
 
 
 def along(graph: Graph, ranks: int) -> Flow:

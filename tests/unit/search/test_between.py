@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.search.between import Row, best_cut
+from plait.search.predict.between import Row, best_cut
 
 
 def tried(row: Row, in_flight: list[float], limit: float) -> float | None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from plait.errors import PlanError
 from plait.graph.graph import Graph, Input
-from plait.search.domain_pattern import domain_batch
+from plait.search.place.domain_pattern import domain_batch
 
 
 def graph_with(*tensors: Tensor, samples: int = 4) -> Graph:

@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.search.flows import flow_of
 
-from plait.search.folding import fold
+from plait.search.place.folding import fold
 
 
 @pytest.mark.parametrize("name", ["mlp", "gpt", "small_batch_norm"])

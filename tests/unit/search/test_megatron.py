@@ -5,9 +5,9 @@ from tests.unit.search.flows import along, flow_of, graph_of_layers, pattern_of
 from torch import nn
 
 from plait.errors import PlanError
-from plait.program.placement import R, Shard
-from plait.search.cost import flow_cost
-from plait.search.megatron import describe, megatron, require_use
+from plait.program.place.placement import R, Shard
+from plait.search.place.cost import flow_cost
+from plait.search.place.megatron import describe, megatron, require_use
 
 
 def cut_of(name: str, ranks: int) -> dict[str, str]:

@@ -4,8 +4,8 @@ from collections import Counter
 
 from tests.unit.program.compiled import graph_of
 
-from plait.program.op_keys import exact_keys, find_blocks, fold_path, op_keys, pins_of
-from plait.program.placement import P, R, Shard, Strategy
+from plait.program.place.op_keys import exact_keys, find_blocks, fold_path, op_keys, pins_of
+from plait.program.place.placement import P, R, Shard, Strategy
 
 
 def test_every_op_has_a_key_of_its_own() -> None:

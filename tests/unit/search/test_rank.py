@@ -8,13 +8,13 @@ import pytest
 
 from plait.cluster.parse import parse_cluster
 from plait.errors import PlanError
-from plait.search.candidates import Candidate, Space, candidates_on, meshes, relaxed
-from plait.search.choose import Request, choose, part_of, ranking_of
-from plait.search.explain import explain
-from plait.search.oracle import SketchOracle
-from plait.search.rank import Search
-from plait.search.scaling import scaling
-from plait.search.subject import subject_of_paper
+from plait.search.choose.candidates import Candidate, Space, candidates_on, meshes, relaxed
+from plait.search.choose.choose import Request, choose, part_of, ranking_of
+from plait.search.choose.explain import explain
+from plait.search.choose.oracle import SketchOracle
+from plait.search.choose.rank import Search
+from plait.search.choose.scaling import scaling
+from plait.search.choose.subject import subject_of_paper
 
 SMALL = "gpt:layers=6,hidden=256,heads=8,seq=128,vocab=1024"
 CLUSTER = parse_cluster("4xA100")

@@ -12,9 +12,9 @@ from plait.plan.named import resolve
 from plait.plan.placements import AxisPlacements
 from plait.plan.plan import Plan, plan_from
 from plait.program.compile import place
-from plait.program.propagate import Placements
-from plait.search.cost import cost_of
-from plait.search.resolve import resolve_again, resolve_placements
+from plait.program.place.propagate import Placements
+from plait.search.place.cost import cost_of
+from plait.search.place.resolve import resolve_again, resolve_placements
 
 
 def placed(name: str, plan: Plan, axis: str) -> tuple[AxisPlacements, Placements, tuple[str, ...]]:
@@ -118,7 +118,7 @@ def test_a_solver_that_finds_nothing_leaves_the_pattern(monkeypatch: pytest.Monk
     class Nothing:
         x, status, message = None, 1, "Time limit reached."
 
-    monkeypatch.setattr("plait.search.solve.milp", lambda **_: Nothing)
+    monkeypatch.setattr("plait.search.place.solve.milp", lambda **_: Nothing)
     _, by_pattern, _ = placed("gpt", resolve("megatron", 2), "tensor")
     _, reached, notices = placed("gpt", resolve("tensor", 2), "tensor")
     assert reached.strategies == by_pattern.strategies

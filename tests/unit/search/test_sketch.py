@@ -10,16 +10,16 @@ from plait.job.paper.job import paper_job
 from plait.plan.decisions import Memory, Pipe, Tensor
 from plait.plan.mesh import Mesh
 from plait.plan.plan import Plan
-from plait.program.schedules import SCHEDULES
-from plait.program.schedules.base import Action, Costs
-from plait.program.schedules.clock import durations, program_of_schedule
-from plait.program.simulate import simulate
+from plait.program.simulate.schedule_clock import durations, program_of_schedule
+from plait.program.simulate.simulator import simulate
+from plait.program.stage.schedules import SCHEDULES
+from plait.program.stage.schedules.base import Action, Costs
 from plait.run.measure.predict import predict_job
-from plait.search.model_costs import ModelCosts, with_blocks
-from plait.search.sketch import Sketcher
-from plait.search.sketch_clock import Overlap, overlapped, pipeline_times
-from plait.search.subject import state_bytes
-from plait.search.unit_costs import CAPTURED, Style, model_costs
+from plait.search.choose.subject import state_bytes
+from plait.search.predict.model_costs import ModelCosts, with_blocks
+from plait.search.predict.sketch import Sketcher
+from plait.search.predict.sketch_clock import Overlap, overlapped, pipeline_times
+from plait.search.predict.unit_costs import CAPTURED, Style, model_costs
 
 CLUSTER = parse_cluster("8xA100")
 TEXT = "gpt:layers=4,hidden=512,heads=8,seq=256,vocab=1024,tied=false,precision=fp32"

@@ -8,10 +8,10 @@ import pytest
 from tests.unit.search.flows import along, flow_of, graph_of_layers, pattern_of
 from torch import nn
 
-from plait.program.placement import R, Shard
-from plait.search.cost import Cost, flow_cost
-from plait.search.problem import Problem, pose
-from plait.search.solve import Limits, solve
+from plait.program.place.placement import R, Shard
+from plait.search.place.cost import Cost, flow_cost
+from plait.search.place.problem import Problem, pose
+from plait.search.place.solve import Limits, solve
 
 SECONDS = 60.0
 

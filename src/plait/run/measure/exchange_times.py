@@ -13,11 +13,11 @@ from statistics import median
 import torch
 
 from plait.plan.mesh import Mesh
+from plait.program.cost.op_key import exchange_key
 from plait.program.instructions import Collective, Recv, Send
 from plait.program.program import Program
-from plait.program.timing.op_key import exchange_key
-from plait.run.links import Links
-from plait.run.shared_links import links_between
+from plait.run.link.links import Links
+from plait.run.link.shared_links import links_between
 
 _OTHERS, _GROUP = "data", "tensor"
 _CPU = torch.device("cpu")

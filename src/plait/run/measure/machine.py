@@ -19,14 +19,14 @@ from plait.cluster.calibration import Calibration
 from plait.cluster.cluster import Cluster, Device, Link
 from plait.cluster.presets import PRESETS, Preset
 from plait.program.instructions import Collective
-from plait.run.allocator import keep_freed_memory
-from plait.run.launch import Seat, connect, disconnect, launch
 from plait.run.measure.exchange_times import Exchange, mean_of_ranks, time_exchanges
 from plait.run.measure.fit import Fit, fit_line, fit_saturating
 from plait.run.measure.load import complaint, foreign_cores, spread
 from plait.run.measure.rates import Rates, measure_rates
 from plait.run.measure.tiny import measure_overhead
-from plait.run.prepare import Listener
+from plait.run.prepare.prepare import Listener
+from plait.run.start.allocator import keep_freed_memory
+from plait.run.start.launch import Seat, connect, disconnect, launch
 
 _MOST_RANKS = 16
 _SIZES = (1 << 12, 1 << 16, 1 << 19, 1 << 22)

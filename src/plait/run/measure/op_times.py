@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from plait.graph.random_ops import random_key
-from plait.program.codegen import function_of
+from plait.graph.ops.random import random_key
+from plait.program.cost.op_key import op_key
 from plait.program.instructions import Compute
 from plait.program.program import RankProgram, Value
-from plait.program.timing.op_key import op_key
+from plait.program.segment.codegen import function_of
 
 _LASTING = ("parameter:", "buffer:", "constant:")
 _SMALL = 0.02

@@ -14,13 +14,13 @@ from plait.errors import PlanError
 from plait.graph.cost import node_flops, value_bytes
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
-from plait.job.data import open_data
+from plait.job.data.open import open_data
 from plait.job.job import Job
 from plait.job.order import micro_batch_sizes, shares
 from plait.plan.plan import Plan
 from plait.run.measure.program_times import time_program
-from plait.run.programs import Programs
-from plait.search.exact import Exact, exact_prediction
+from plait.run.prepare.programs import Programs
+from plait.search.predict.exact import Exact, exact_prediction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,18 +16,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from plait.job.data import open_data
+from plait.job.data.open import open_data
 from plait.job.job import Job
+from plait.program.cost.op_key import op_key, update_key
+from plait.program.cost.update import updated_parts
 from plait.program.instructions import Compute
 from plait.program.program import Program
-from plait.program.timing.op_key import op_key, update_key
-from plait.program.timing.update import updated_parts
-from plait.run.allocator import keep_freed_memory
-from plait.run.device import choose_device
-from plait.run.launch import Seat, connect, disconnect, launch
 from plait.run.measure.exchange_times import exchanges_of, mean_of_ranks, time_exchanges
 from plait.run.measure.op_times import OpTimes, clock_of, time_ops
-from plait.run.programs import Programs
+from plait.run.prepare.programs import Programs
+from plait.run.start.allocator import keep_freed_memory
+from plait.run.start.device import choose_device
+from plait.run.start.launch import Seat, connect, disconnect, launch
 
 _UPDATES = 5
 _LIMIT_S = 120.0

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from plait.plan.plan import Plan
 from plait.program.program import Bucket, Program
-from plait.program.relaxed.turns import Turns
-from plait.run.averaging import tensors_of, views_of
-from plait.run.links import Handle
+from plait.program.serve.turns import Turns
+from plait.run.interpret.averaging import tensors_of, views_of
+from plait.run.interpret.state import ModelState
+from plait.run.link.links import Handle
 from plait.run.relaxed.wire import HEADER_BYTES, Head, Kind, Post, Streams, center_name
-from plait.run.state import ModelState
 
 _STRENGTH_BYTES = 8
 

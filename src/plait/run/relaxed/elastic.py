@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from plait.job.loader import LoadedStep
+from plait.job.data.loader import LoadedStep
 from plait.program.averaging import longest_round
-from plait.program.relaxed.rule import histogram
-from plait.run.agreement import check_agreement
-from plait.run.checkpoint import load_checkpoint
-from plait.run.launch import Seat
-from plait.run.machine import Machine
-from plait.run.programs import Programs
+from plait.program.serve.rule import histogram
+from plait.run.checkpoint.store import load_checkpoint
+from plait.run.interpret.machine import Machine
+from plait.run.interpret.state import ModelState
+from plait.run.loop.worker import Task
+from plait.run.prepare.programs import Programs
 from plait.run.relaxed.center import Center, CenterPort
 from plait.run.relaxed.keeper import Keeper
 from plait.run.relaxed.loop import FreeWorker, Watch
@@ -26,8 +26,8 @@ from plait.run.relaxed.posts import posts_between
 from plait.run.relaxed.serve import Patience, Spans, first_program
 from plait.run.relaxed.start import takes_tickets
 from plait.run.relaxed.tickets import shared_count, tickets
-from plait.run.state import ModelState
-from plait.run.worker import Task
+from plait.run.start.agreement import check_agreement
+from plait.run.start.launch import Seat
 
 
 def serve_center(task: Task, seat: Seat, programs: Programs) -> dict[str, Any]:

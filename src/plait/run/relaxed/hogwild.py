@@ -13,19 +13,19 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from plait.errors import PlanError
-from plait.job.loader import LoadedStep
+from plait.job.data.loader import LoadedStep
 from plait.plan.plan import Plan
-from plait.run.board import anonymous_file
-from plait.run.checkpoint import load_checkpoint
-from plait.run.launch import Seat
-from plait.run.links import NoLinks
-from plait.run.machine import Machine
-from plait.run.programs import Programs
+from plait.run.checkpoint.store import load_checkpoint
+from plait.run.interpret.machine import Machine
+from plait.run.interpret.state import ModelState
+from plait.run.link.links import NoLinks
+from plait.run.link.shared_memory import is_suitable
+from plait.run.loop.worker import Task
+from plait.run.prepare.programs import Programs
 from plait.run.relaxed.loop import FreeWorker, Watch
 from plait.run.relaxed.tickets import shared_count, tickets
-from plait.run.shared_memory import is_suitable
-from plait.run.state import ModelState
-from plait.run.worker import Task
+from plait.run.start.board import anonymous_file
+from plait.run.start.launch import Seat
 
 _ZERO_AT_FIRST = (
     torch.optim.SGD,

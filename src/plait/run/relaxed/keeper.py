@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from plait.errors import CheckpointError
-from plait.run.checkpoint_saver import Notice, Saver
+from plait.run.checkpoint.saver import Notice, Saver
+from plait.run.loop.worker import Task
 from plait.run.relaxed.center import Center
 from plait.run.relaxed.parts import Given, Taken
 from plait.run.relaxed.server import Server
 from plait.run.relaxed.wire import Head, Kind
-from plait.run.worker import Task
 
 SAVE_EVERY = 200
 """Steps between two checkpoints where the user names none: a server that dies takes what came after the last one."""

@@ -14,16 +14,16 @@ from typing import Any, Protocol
 import torch
 
 from plait.errors import RunError
-from plait.job.loader import LoadedStep, Loader
+from plait.job.data.loader import LoadedStep, Loader
 from plait.program.averaging import due
 from plait.program.program import Program
-from plait.run.evaluate import evaluate
-from plait.run.journal import peak_bytes
-from plait.run.launch import Seat
-from plait.run.machine import Machine
-from plait.run.observer import CudaClock, WorkerObserver, metadata_of
-from plait.run.programs import Programs
-from plait.run.worker import Task
+from plait.run.interpret.machine import Machine
+from plait.run.interpret.observer import CudaClock, WorkerObserver, metadata_of
+from plait.run.loop.evaluate import evaluate
+from plait.run.loop.journal import peak_bytes
+from plait.run.loop.worker import Task
+from plait.run.prepare.programs import Programs
+from plait.run.start.launch import Seat
 from plait.trace.recorder import Recorder
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from plait.plan.mesh import Mesh
 from plait.plan.plan import DATA
 from plait.program.layout import Group, Held, Layout
-from plait.program.placement import AxisShares, R
+from plait.program.place.placement import AxisShares, R
 from plait.program.program import Bucket
 from plait.run.relaxed.wire import as_bytes
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from plait.plan.plan import Plan
 from plait.program.program import Bucket
-from plait.run.links import Handle
+from plait.run.interpret.state import ModelState
+from plait.run.link.links import Handle
 from plait.run.relaxed.wire import HEADER_BYTES, Head, Kind, Post, Streams, num_weights, part_of, weights_name
-from plait.run.state import ModelState
 
 
 class Port:

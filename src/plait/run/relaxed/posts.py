@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from plait.run.launch import Seat
-from plait.run.links import Links, NoLinks, ProcessLinks
+from plait.run.link.links import Links, NoLinks, ProcessLinks
+from plait.run.link.shared_links import share_memory
+from plait.run.loop.worker import Task, timeout_s
 from plait.run.relaxed.wire import Post
-from plait.run.shared_links import share_memory
-from plait.run.worker import Task, timeout_s
+from plait.run.start.launch import Seat
 
 _LONGEST_SLEEP_S = 0.002
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from plait.run.allocator import keep_freed_memory
-from plait.run.device import choose_device, exact_products
-from plait.run.launch import Seat, connect, disconnect
-from plait.run.programs import Programs
+from plait.run.loop.worker import Task, timeout_s
+from plait.run.prepare.programs import Programs
 from plait.run.relaxed.elastic import serve_center, work_around_center
 from plait.run.relaxed.hogwild import SharedModel, run_hogwild_worker
 from plait.run.relaxed.serve import serve, work
-from plait.run.worker import Task, timeout_s
+from plait.run.start.allocator import keep_freed_memory
+from plait.run.start.device import choose_device, exact_products
+from plait.run.start.launch import Seat, connect, disconnect
 
 
 def run_rank(task: Task, seat: Seat, programs: Programs, model: SharedModel | None = None) -> dict[str, Any]:

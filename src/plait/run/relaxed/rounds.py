@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from plait.job.job import Until
-from plait.run.evaluate import Progress
-from plait.run.journal import Journal
+from plait.run.loop.evaluate import Progress
+from plait.run.loop.journal import Journal
 
 _RATE_STEPS = 10
 """Steps over which the rate is told."""

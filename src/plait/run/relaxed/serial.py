@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from plait.program.relaxed.rule import rule_of
-from plait.run.machine import Machine
-from plait.run.programs import Programs
+from plait.program.serve.rule import rule_of
+from plait.run.interpret.machine import Machine
+from plait.run.interpret.state import ModelState
+from plait.run.prepare.programs import Programs
 from plait.run.relaxed.center import Center, CenterPort
 from plait.run.relaxed.port import Port
 from plait.run.relaxed.serve import first_program, server_state
 from plait.run.relaxed.server import Server
-from plait.run.state import ModelState
 
 
 class Letters:

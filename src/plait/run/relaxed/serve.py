@@ -13,17 +13,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from plait.job.loader import LoadedStep
+from plait.job.data.loader import LoadedStep
 from plait.job.order import micro_batch_sizes, shares
 from plait.program.program import Program
-from plait.program.relaxed.rule import histogram, rule_of
-from plait.run.agreement import check_agreement
-from plait.run.checkpoint import load_checkpoint
-from plait.run.holding import Holding
-from plait.run.launch import Seat
-from plait.run.links import NoLinks
-from plait.run.machine import Machine
-from plait.run.programs import Programs
+from plait.program.serve.rule import histogram, rule_of
+from plait.run.checkpoint.store import load_checkpoint
+from plait.run.interpret.holding import Holding
+from plait.run.interpret.machine import Machine
+from plait.run.interpret.state import ModelState
+from plait.run.link.links import NoLinks
+from plait.run.loop.worker import Task
+from plait.run.prepare.programs import Programs
 from plait.run.relaxed.keeper import Keeper
 from plait.run.relaxed.loop import FreeWorker, Watch
 from plait.run.relaxed.parts import server_layout
@@ -32,8 +32,8 @@ from plait.run.relaxed.posts import posts_between
 from plait.run.relaxed.server import Server
 from plait.run.relaxed.start import takes_tickets
 from plait.run.relaxed.tickets import shared_count, tickets
-from plait.run.state import ModelState
-from plait.run.worker import Task
+from plait.run.start.agreement import check_agreement
+from plait.run.start.launch import Seat
 
 _SPINS = 20
 _SLEEP_S = 0.0002

@@ -15,12 +15,12 @@ from torch import Tensor
 from plait.plan.plan import DATA, Plan
 from plait.program.instructions import Serve
 from plait.program.program import Bucket, Program
-from plait.program.relaxed.rule import Due, Rule
-from plait.run.gradients import GradientStore
-from plait.run.links import NoLinks
+from plait.program.serve.rule import Due, Rule
+from plait.run.interpret.gradients import GradientStore
+from plait.run.interpret.state import ModelState
+from plait.run.link.links import NoLinks
 from plait.run.relaxed.parts import group_of
 from plait.run.relaxed.wire import Head, Kind, Post, Streams, weights_name
-from plait.run.state import ModelState
 
 
 @dataclass(slots=True)

@@ -10,16 +10,16 @@ from typing import Any
 
 from plait.errors import CheckpointError, PlaitError, RunError, WorkerError
 from plait.plan.plan import Plan
-from plait.run.checkpoint import load_checkpoint, locate_checkpoint
-from plait.run.device import choose_device
-from plait.run.evaluate import evaluate
-from plait.run.journal import Journal
-from plait.run.launch import Interrupted
-from plait.run.prepare import Listener
-from plait.run.programs import Programs
+from plait.run.checkpoint.store import load_checkpoint, locate_checkpoint
+from plait.run.interpret.state import ModelState
+from plait.run.loop.evaluate import evaluate
+from plait.run.loop.journal import Journal
+from plait.run.loop.worker import Task
+from plait.run.prepare.prepare import Listener
+from plait.run.prepare.programs import Programs
 from plait.run.relaxed.rounds import Rounds
-from plait.run.state import ModelState
-from plait.run.worker import Task
+from plait.run.start.device import choose_device
+from plait.run.start.launch import Interrupted
 
 OnEvent = Callable[[int, dict[str, Any]], bool]
 StartRanks = Callable[[OnEvent, Collection[int]], list[Any]]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from plait.run.launch import Seat
+from plait.run.start.launch import Seat
 
 Count = Callable[[], int]
 """0, 1, 2, ... over all who call it."""

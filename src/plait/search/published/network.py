@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import ceil, log2
 
 from plait.cluster.cluster import Device, Reach
-from plait.program.timing.collective_time import collective_seconds
+from plait.program.cost.collective_time import collective_seconds
 from plait.search.published.case import Case
 
 _RANKS = (8, 16, 32, 64, 128, 256, 512)

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from plait.cluster.presets import preset
-from plait.program.schedules import SCHEDULES
-from plait.program.schedules.base import Costs
-from plait.program.schedules.clock import bubble_rate, durations, program_of_schedule
-from plait.program.simulate import simulate
-from plait.program.timing.collective_time import collective_seconds
+from plait.program.cost.collective_time import collective_seconds
+from plait.program.simulate.schedule_clock import bubble_rate, durations, program_of_schedule
+from plait.program.simulate.simulator import simulate
+from plait.program.stage.schedules import SCHEDULES
+from plait.program.stage.schedules.base import Costs
 from plait.search.published.case import Case, number, whole
 from plait.search.published.setup import UnclearError
 

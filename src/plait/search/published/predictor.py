@@ -14,15 +14,15 @@ from plait.job.paper.job import paper_job
 from plait.job.paper.shapes import Shape, TransformerShape
 from plait.plan.mesh import Mesh
 from plait.plan.plan import DATA, PIPE, TENSOR, Plan
-from plait.program.timing.collective_time import collective_seconds
-from plait.search.model_costs import ModelCosts, with_blocks
-from plait.search.prediction import Prediction
+from plait.program.cost.collective_time import collective_seconds
+from plait.search.predict.model_costs import ModelCosts, with_blocks
+from plait.search.predict.prediction import Prediction
+from plait.search.predict.sketch import Sketcher
+from plait.search.predict.unit_costs import CAPTURED, Style, model_costs
 from plait.search.published.case import Case
 from plait.search.published.network import crowded_s, efa_seconds, is_efa
 from plait.search.published.other_kinds import collective_rates, pipeline_bubbles
 from plait.search.published.setup import Setup, UnclearError, setup_of
-from plait.search.sketch import Sketcher
-from plait.search.unit_costs import CAPTURED, Style, model_costs
 
 _VARIANTS: Mapping[str, tuple[str, bool]] = {
     "baseline-no-recompute": ("none", False),

@@ -1,0 +1,1 @@
+"""From a job's model and loss to one flat, functional graph."""

@@ -1,0 +1,1 @@
+"""Ops of our own: attention, batch norm, LSTM, random numbers."""

@@ -1,0 +1,1 @@
+"""A captured step as numbers, lists and pictures."""

@@ -1,0 +1,1 @@
+"""Data: what people hand over, opened as sources and loaded share by share."""

@@ -1,0 +1,1 @@
+"""What the parts of a program cost on a cluster: time and memory."""

@@ -1,0 +1,173 @@
+"""How long every instruction of a compiled program takes on a cluster.
+
+In: a program, a cluster, what the optimizer has to do. Out: durations for `simulate`. An op, an update or an exchange
+that was timed on the device itself takes as long as it took there; everything else follows from the device's rates and
+links. It never runs anything, and knows nothing of overlap: that is the simulator's.
+"""
+
+from collections.abc import Mapping
+
+from plait.cluster.cluster import Cluster
+from plait.errors import ProgramError
+from plait.program.cost.collective_time import collective_seconds, message_seconds
+from plait.program.cost.op_key import exchange_key, op_key
+from plait.program.cost.op_time import node_work, op_seconds
+from plait.program.cost.update import UpdateWork
+from plait.program.instructions import (
+    Accumulate,
+    Collective,
+    Compress,
+    Compute,
+    Decompress,
+    Finish,
+    Instruction,
+    Join,
+    Keep,
+    Opaque,
+    Recv,
+    Send,
+    SquareSum,
+    Stash,
+    Update,
+    Wait,
+)
+from plait.program.program import Program
+
+
+class Durations:
+    """Seconds by rank and instruction: `duration` and `own_part` are what `simulate` takes."""
+
+    def __init__(self, program: Program, cluster: Cluster, updates: Mapping[int, UpdateWork]) -> None:
+        """`updates`: by class of ranks."""
+        self._program, self._cluster, self._updates = program, cluster, updates
+        self._device = cluster.device
+        self._busy = min(program.plan.mesh.size, cluster.devices_per_host)
+        self._segments: dict[tuple[int, str], float] = {}
+        self._exchanges: dict[tuple[object, ...], float] = {}
+        self._filled = [_filled_in_place(program, index) for index in range(len(program.classes))]
+
+    def duration(self, rank: int, instruction: Instruction) -> float:
+        """Seconds that an instruction takes, without waiting."""
+        if isinstance(instruction, Compute):
+            return self._compute(rank, instruction)
+        if isinstance(instruction, Collective | Send):
+            seconds = self._exchange(rank, instruction)
+            return (
+                seconds
+                if self._in_background(rank, instruction)
+                else self._before_own_part(instruction, seconds)
+            )
+        if isinstance(instruction, Opaque):
+            raise ProgramError("the model was not captured: nobody knows how long it takes.")
+        if isinstance(instruction, Update):
+            return self._updates[self._program.members[rank]].seconds(self._device, self._busy)
+        traffic = self._traffic(rank, instruction)
+        constants = self._device.calibration
+        return traffic / (self._device.memory_bandwidth * constants.memory_share) + constants.kernel_s
+
+    def own_part(self, rank: int, instruction: Instruction) -> float:
+        """Seconds for which a rank works itself at the end of a wait, on links without a background."""
+        assert isinstance(instruction, Wait)
+        started = self._program.of(rank).instructions[instruction.of]
+        assert isinstance(started, Collective | Recv)
+        if self._in_background(rank, started):
+            return 0.0
+        if isinstance(started, Recv):
+            return self._message(started.num_bytes, self._peers(rank, started)) / 2
+        return self._exchange(rank, started)
+
+    def _compute(self, rank: int, instruction: Compute) -> float:
+        key = (self._program.members[rank], instruction.segment)
+        if key not in self._segments:
+            device = self._device
+            seconds, num_ops = 0.0, 0
+            for node in self._program.of(rank).segments[instruction.segment].nodes:
+                timed = device.timed.get(op_key(node, self._busy)) if device.timed else None
+                work = node_work(node) if timed is None else None
+                if timed is not None:
+                    seconds += timed
+                elif work is not None:
+                    seconds += op_seconds(work, device)
+                num_ops += 1 if timed is not None or work is not None else 0
+            self._segments[key] = max(seconds, num_ops * device.calibration.host_s)
+        return self._segments[key]
+
+    def _peers(self, rank: int, instruction: Send | Recv) -> tuple[int, int]:
+        group = self._program.plan.mesh.group(rank, instruction.axis)
+        other = instruction.to if isinstance(instruction, Send) else instruction.source
+        return rank, group[other]
+
+    def _exchange(self, rank: int, instruction: Collective | Send) -> float:
+        """Seconds from the last arrival to the end, or for which a message travels."""
+        if isinstance(instruction, Send):
+            return self._message(instruction.num_bytes, self._peers(rank, instruction))
+        mesh, cluster = self._program.plan.mesh, self._cluster
+        coordinates = tuple(mesh.coordinate(rank, name) for name, _ in mesh.axes)
+        key = (instruction.op, instruction.axis, instruction.num_bytes, instruction.reads[0][:5], coordinates)
+        if key not in self._exchanges:
+            size = mesh.size_of(instruction.axis)
+            timed = self._device.timed.get(exchange_key(instruction, size, self._busy))
+            if timed is None and instruction.op.startswith("halo"):
+                timed = self._message(instruction.num_bytes, mesh.group(rank, instruction.axis)[:2])
+            if timed is None:
+                reach = cluster.link_among(mesh.group(rank, instruction.axis))
+                timed = collective_seconds(instruction.op, instruction.num_bytes, reach, self._device)
+            self._exchanges[key] = timed
+        return self._exchanges[key]
+
+    def _message(self, num_bytes: int, ends: tuple[int, ...]) -> float:
+        timed = self._device.timed.get(f"{self._busy}|send {num_bytes}")
+        if timed is not None or len(set(ends)) < 2:
+            return timed or 0.0
+        reach = self._cluster.link_among(ends)
+        return message_seconds(num_bytes, reach.outer if reach.hosts > 1 else reach.inner, self._device)
+
+    def _in_background(self, rank: int, instruction: Collective | Send | Recv) -> bool:
+        mesh = self._program.plan.mesh
+        reach = self._cluster.link_among(mesh.group(rank, instruction.axis))
+        return reach.outer.background if reach.hosts > 1 else reach.inner.background
+
+    def _before_own_part(self, instruction: Collective | Send, seconds: float) -> float:
+        """What of an exchange is over before the receiver does its part: the sender's copy of a message."""
+        return seconds / 2 if isinstance(instruction, Send) else 0.0
+
+    def _traffic(self, rank: int, instruction: Instruction) -> float:
+        """Bytes that pass through the device's memory."""
+        own = self._program.of(rank)
+        if isinstance(instruction, Accumulate):
+            bucket = own.buckets[instruction.bucket]
+            if not instruction.fresh:
+                return 3.0 * bucket.num_bytes
+            if bucket.axis is None and not bucket.tied:
+                return 0.0
+            filled = self._filled[self._program.members[rank]]
+            copied = [
+                own.values[n].num_bytes for n in instruction.reads if n in own.values and n not in filled
+            ]
+            return 2.0 * sum(copied)
+        if isinstance(instruction, Compress | Decompress):
+            return 3.0 * own.buckets[instruction.bucket].num_bytes
+        if isinstance(instruction, Keep | Join):
+            bucket = own.buckets[instruction.bucket]
+            parts = 1 if bucket.group is None else bucket.group.chunks
+            return 3.0 * bucket.num_bytes / parts
+        if isinstance(instruction, SquareSum | Finish):
+            passes = 1 if isinstance(instruction, SquareSum) else 0
+            passes += 3 if isinstance(instruction, Finish) and (
+                instruction.clip_norm is not None or instruction.late_weight
+            ) else 0  # fmt: skip
+            return float(passes * sum(bucket.num_bytes for bucket in own.buckets))
+        if isinstance(instruction, Stash):
+            return 2.0 * sum(own.values[name].num_bytes for name in instruction.reads if name in own.values)
+        return 0.0
+
+
+def _filled_in_place(program: Program, index: int) -> frozenset[str]:
+    """Gradients that matrix products write straight into a bucket."""
+    own = program.classes[index]
+    found: set[str] = set()
+    for instruction in own.instructions:
+        if isinstance(instruction, Compute):
+            segment = own.segments[instruction.segment]
+            found.update(instruction.writes[position] for position in segment.fillable)
+    return frozenset(found)

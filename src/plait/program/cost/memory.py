@@ -1,0 +1,195 @@
+"""What a step keeps in memory on one rank, read off its program.
+
+In: a program. Out: bytes of what outlives the step, and the most that was alive at once of what does not. Views share
+the memory of what they show; an op's inputs live until their last reader is done, as they do when the program runs.
+It never runs anything; memory that a kernel uses inside is not seen.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from plait.graph.op_family import is_view
+from plait.plan.plan import PIPE
+from plait.program.cost.places import storages_in_place
+from plait.program.instructions import Accumulate, Collective, Compute, Instruction
+from plait.program.program import Program, RankProgram, Storage
+
+_UNSEEN = ("parameter:", "buffer:", "bucket:", "chunk:", "shard:")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepMemory:
+    """Bytes on one rank."""
+
+    parameters: int
+    """What the rank holds of parameters all the time."""
+    gradients: int
+    """What it keeps of gradients until the update."""
+    travelling: int
+    """Buckets that are on their way at once, beyond what is kept."""
+    gathered: int
+    """Most of other ranks' parameters that was at hand at once."""
+    activations: int
+    """Most that was alive at once of what the step computes, its batch included."""
+    flat_gradients: int
+    """Of `gradients`: those in buckets that are there from step to step, because they travel or are cut."""
+    together: int
+    """Most at once of activations and of the other gradients, which come to be one after the other."""
+
+
+def step_memory(program: Program, rank: int = 0) -> StepMemory:
+    """What one step of a rank needs."""
+    own = program.of(rank)
+    layout, coordinates = program.layout, program.layout.coordinates(rank)
+    itemsize = {name.removeprefix("parameter:"): value.dtype.itemsize for name, value in own.values.items()}
+    if layout.groups:
+        parts = [
+            (group.num_elements if layout.zero < 3 else group.chunk_elements) * group.dtype.itemsize
+            for group in layout.groups
+            if program.plan.mesh.coordinate(rank, PIPE) in group.owners or not layout.owners
+        ]
+        parameters = sum(parts)
+    else:
+        parameters = sum(
+            torch.Size(layout.local_shape(name, coordinates)).numel() * itemsize.get(name, 4)
+            for name in layout.parameters
+            if layout.is_held(name, rank)
+        )
+    kept, travelling = 0, []
+    for bucket in own.buckets:
+        pooled = bucket.group is not None and layout.zero >= 2
+        kept += (
+            bucket.group.chunk_elements * bucket.dtype.itemsize
+            if pooled and bucket.group is not None
+            else bucket.num_bytes
+        )
+        travelling += [max(b.num_bytes for b in own.buckets if b.group is not None)] if pooled else []
+    loose = {i for i, b in enumerate(own.buckets) if b.axis is None and not b.tied and b.group is None}
+    life = _Life(own, frozenset(loose), storages_in_place(own, layout.zero))
+    for instruction in own.instructions:
+        life.live(instruction)
+    return StepMemory(
+        parameters=parameters,
+        gradients=kept,
+        travelling=sum(sorted(travelling)[-2:]),
+        gathered=life.peak_gathered if layout.zero == 3 else 0,
+        activations=life.peak,
+        flat_gradients=kept - sum(own.buckets[index].num_bytes for index in loose),
+        together=life.peak_together,
+    )
+
+
+class _Life:
+    """Follows the instructions of a step and adds up what is alive."""
+
+    def __init__(self, own: RankProgram, loose: frozenset[int], in_place: frozenset[str]) -> None:
+        self.own = own
+        self.in_place = in_place
+        """Storages that are parts of buckets."""
+        self.loose = loose
+        """Buckets whose gradients stay as they came."""
+        self.holders: dict[str, set[str]] = {}
+        """Storage -> the values that show it."""
+        self.size: dict[str, int] = {}
+        self.now = 0
+        self.peak = 0
+        self.gathered: dict[str, int] = {}
+        self.peak_gathered = 0
+        self.loose_bytes = 0
+        self.peak_together = 0
+
+    def live(self, instruction: Instruction) -> None:
+        if isinstance(instruction, Compute):
+            self._compute(instruction)
+        elif isinstance(instruction, Accumulate):
+            self._drop(instruction.frees)
+            if instruction.fresh and instruction.bucket in self.loose:
+                self.loose_bytes += self.own.buckets[instruction.bucket].num_bytes
+                self.peak_together = max(self.peak_together, self.now + self.loose_bytes)
+        else:
+            is_gather = isinstance(instruction, Collective) and instruction.reads[0].startswith("chunk:")
+            for name in instruction.writes:
+                if is_gather and name in self.own.values:
+                    self.gathered[name] = self.own.values[name].num_bytes
+                self._show(name, self.own.storages.get(name, ()))
+            self.peak_gathered = max(self.peak_gathered, sum(self.gathered.values()))
+        self._drop(instruction.frees)
+
+    def _compute(self, instruction: Compute) -> None:
+        segment = self.own.segments[instruction.segment]
+        names = dict(zip(segment.inputs, instruction.reads, strict=True))
+        names |= dict(zip(segment.outputs, instruction.writes, strict=True))
+        freed, inside = set(instruction.frees), f"{instruction.micro_batch}/"
+        for node, dying in segment.steps:
+            name = names.get(node, inside + node)
+            self._show(name, self.own.storages.get(name, ()))
+            self._drop(
+                names.get(other, inside + other)
+                for other in dying
+                if other not in names or names[other] in freed
+            )
+
+    def _show(self, name: str, storages: Iterable[Storage]) -> None:
+        if name.startswith(_UNSEEN):
+            return
+        for storage in storages:
+            if storage.name in self.in_place:
+                continue
+            if storage.name not in self.holders:
+                self.holders[storage.name] = set()
+                self.size[storage.name] = storage.num_bytes
+                self.now += storage.num_bytes
+            self.holders[storage.name].add(name)
+        self.peak = max(self.peak, self.now)
+        self.peak_together = max(self.peak_together, self.now + self.loose_bytes)
+
+    def _drop(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.gathered.pop(name, None)
+            for storage in self.own.storages.get(name, ()):
+                held = self.holders.get(storage.name)
+                if held is not None:
+                    held.discard(name)
+                    if not held:
+                        del self.holders[storage.name]
+                        self.now -= self.size.pop(storage.name)
+
+
+def storages_of(nodes: Iterable[fx.Node], rename: Mapping[str, str]) -> dict[str, tuple[Storage, ...]]:
+    """The memory that each node of a local graph shows, by the name of its value."""
+    found: dict[str, tuple[Storage, ...]] = {}
+    of: dict[fx.Node, tuple[Storage, ...]] = {}
+    for node in nodes:
+        value = node.meta.get("val")
+        name = rename[node.name]
+        if name.startswith(_UNSEEN):
+            of[node] = ()
+        elif node.op == "call_function" and _is_item(node):
+            source, index = node.args[0], node.args[1]
+            parts = of.get(source, ())  # type: ignore[arg-type]
+            of[node] = parts[index : index + 1] if isinstance(index, int) and len(parts) > index else parts
+        elif node.all_input_nodes and is_view(node.target):
+            of[node] = of.get(node.all_input_nodes[0], ())
+        elif isinstance(value, torch.Tensor):
+            of[node] = (Storage(name=name, num_bytes=storage_bytes(value)),)
+        elif isinstance(value, (tuple, list)):
+            of[node] = tuple(
+                Storage(name=f"{name}[{i}]", num_bytes=storage_bytes(v) if isinstance(v, torch.Tensor) else 0)
+                for i, v in enumerate(value)
+            )
+        else:
+            of[node] = ()
+        found[name] = of[node]
+    return found
+
+
+def _is_item(node: fx.Node) -> bool:
+    return getattr(node.target, "__name__", "") in ("getitem", "item")
+
+
+def storage_bytes(value: torch.Tensor) -> int:
+    """Bytes of the memory that a tensor lies in; more than its own where it shows a part."""
+    return int(value.untyped_storage().nbytes()) if value.numel() else 0

@@ -1,0 +1,59 @@
+"""Products where ranks add up, and convolutions by channels."""
+
+from plait.program.local.lowering import Local, Site, lower
+from plait.program.local.lowerings.pieces import of_input
+from plait.program.place.placement import P, R, Shard
+from plait.program.place.rules.base import aten
+
+
+@lower(aten.addmm, aten.baddbmm, empty=True)
+def addmm(site: Site) -> Local:
+    """A rank without a share of what is summed still adds its part of the term."""
+    if site.is_empty() and P not in of_input(site, 0):
+        return site.nothing()
+    return site.same(*site.args)
+
+
+@lower(aten.convolution, empty=True)
+def convolution(site: Site) -> Local:
+    bias = site.args[2]
+    if site.is_empty():
+        if bias is None or P not in of_input(site, 2):
+            return site.nothing()
+        shape = site.shape()
+        return site.emit(aten.expand.default, site.emit(aten.view.default, bias, _by_channel(shape)), shape)
+    return site.same(*site.args[:8], local_groups(site, 0, site.args[8]))
+
+
+@lower(aten.convolution_backward, empty=True)
+def convolution_backward(site: Site) -> Local:
+    """The gradient of the bias is whole where the channels that come in are cut, also on a rank that has none."""
+    grad, bias_sizes = site.args[0], site.args[3]
+    has_bias = bias_sizes is not None and site.args[10][2]
+    if site.is_empty():
+        outputs = site.nothing()
+        assert isinstance(outputs, list)
+        places = zip(site.axes, site.coordinates, site.strategies, strict=True)
+        without = [s for axis, own, s in places if axis.units[own] == 0]
+        whole = all(s.outputs[2] == R for s in without if any(isinstance(p, Shard) for p in s.inputs))
+        if has_bias and whole:
+            dims = [dim for dim in range(grad.meta["val"].ndim) if dim != 1]
+            outputs[2] = site.emit(aten.sum.dim_IntList, grad, dims)
+        return outputs
+    sizes = [grad.meta["val"].shape[1]] if bias_sizes is not None else None
+    groups = local_groups(site, 1, site.args[9])
+    return site.same(*site.args[:3], sizes, *site.args[4:9], groups, site.args[10])
+
+
+def local_groups(site: Site, position: int, groups: int) -> int:
+    """The groups of channels that a rank has: both sides of a convolution are cut only where groups are."""
+    for axis, coordinate, strategy in zip(site.axes, site.coordinates, site.strategies, strict=True):
+        cut = strategy.inputs[position]
+        other = strategy.outputs[0] if position == 0 else strategy.inputs[0]
+        if isinstance(cut, Shard) and isinstance(other, Shard) and cut.dim == other.dim == 1:
+            groups = axis.local(groups, coordinate)
+    return groups
+
+
+def _by_channel(shape: list[int]) -> list[int]:
+    return [1, shape[1], *(1 for _ in shape[2:])]

@@ -1,0 +1,1 @@
+"""The local graph cut into segments: between communications, into buckets, by stages, run again."""

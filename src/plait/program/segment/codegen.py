@@ -1,0 +1,175 @@
+"""Turn nodes of a local graph into one Python function.
+
+In: nodes in order, the names that come in and go out, the device. Out: a `Segment`. The function takes its inputs in
+a list and empties it, and drops every tensor after its last use, so that memory falls as it does in eager mode.
+Gradients that a matrix product makes can be written straight into memory that the caller gives, such as a bucket.
+The source is kept and shown in tracebacks.
+"""
+
+import linecache
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from plait.graph.cost import node_flops
+from plait.graph.ops import attention as attention_op
+from plait.graph.ops import batch_norm as batch_norm_op
+from plait.graph.ops import lstm as lstm_op
+from plait.graph.ops import random as random_ops
+from plait.program.program import Segment
+
+_OURS: dict[Any, Callable[..., Any]] = {
+    **random_ops.IMPLEMENTATIONS,
+    **attention_op.IMPLEMENTATIONS,
+    **batch_norm_op.IMPLEMENTATIONS,
+    **lstm_op.IMPLEMENTATIONS,
+}
+
+
+def make_segment(
+    name: str,
+    phase: Literal["forward", "backward"],
+    nodes: Sequence[fx.Node],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    device: torch.device,
+) -> Segment:
+    """Compile `nodes`, which read `inputs` (names of earlier nodes) and make `outputs`."""
+    scope: dict[str, Any] = {}
+    fills = _fills(nodes, outputs)
+    lines = [f"def segment(args, into=({'None, ' * len(fills)})):  # {name}"]
+    lines += [f"    [{', '.join(inputs)}] = args", "    args.clear()"] if inputs else []
+    lines += [f"    [{', '.join(f'{fill.output}_into' for fill in fills.values())}] = into"] if fills else []
+    last_use = _last_uses(nodes, outputs)
+    steps: list[tuple[str, tuple[str, ...]]] = []
+    for node in nodes:
+        call = _call(node, scope, device)
+        if node in fills:
+            given = f"{fills[node].output}_into"
+            scope["f_mm_out"] = torch.ops.aten.mm.out._op
+            operands = ", ".join(_literal(arg, scope, device) for arg in node.args)
+            call += f" if {given} is None else f_mm_out({operands}, out={given}{fills[node].view})"
+        lines.append(f"    {node.name} = {call}")
+        dead = [n for n in last_use.get(node, ()) if n not in outputs]
+        steps.append((node.name, tuple(dead)))
+        if dead:
+            lines.append(f"    del {', '.join(dead)}")
+    lines.append(f"    return ({', '.join(outputs)}{',' if outputs else ''})")
+    source = "\n".join(lines) + "\n"
+    filename = f"<plait segment {name}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    exec(compile(source, filename, "exec"), scope)
+    return Segment(
+        name=name,
+        phase=phase,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        source=source,
+        run=scope["segment"],
+        num_ops=len(nodes),
+        flops=sum(node_flops(node) for node in nodes),
+        fillable=tuple(outputs.index(fill.output) for fill in fills.values()),
+        steps=tuple(steps),
+        nodes=tuple(nodes),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fill:
+    """A matrix product whose only purpose is one output of the segment, maybe seen through views."""
+
+    output: str
+    view: str
+    """Turns memory shaped like the output into memory shaped like the product."""
+
+
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+
+
+def _fills(nodes: Sequence[fx.Node], outputs: Sequence[str]) -> dict[fx.Node, _Fill]:
+    """Products that may be written straight to where an output is wanted: nothing else in the graph may see them."""
+    found: dict[fx.Node, _Fill] = {}
+    inside = set(nodes)
+    for node in nodes:
+        if node.name not in outputs or any(user.op != "output" for user in node.users):
+            continue
+        source, transposed, view = node, False, ""
+        while source.target is torch.ops.aten.t.default or (source.target in _VIEWS and not transposed):
+            before = source.args[0]
+            if not isinstance(before, fx.Node) or before not in inside:
+                break
+            if len(before.users) != 1 or before.name in outputs:
+                break
+            if source.target is torch.ops.aten.t.default:
+                transposed = not transposed
+            else:
+                view = f".view({list(before.meta['val'].shape)})"
+            source = before
+        if source.target is torch.ops.aten.mm.default:
+            found[source] = _Fill(node.name, view + (".t()" if transposed else ""))
+    return found
+
+
+def _last_uses(nodes: Sequence[fx.Node], outputs: Iterable[str]) -> dict[fx.Node, list[str]]:
+    last: dict[str, fx.Node] = {}
+    for node in nodes:
+        last[node.name] = node
+        for used in node.all_input_nodes:
+            last[used.name] = node
+    kept = set(outputs)
+    found: dict[fx.Node, list[str]] = {}
+    for name, node in last.items():
+        if name not in kept:
+            found.setdefault(node, []).append(name)
+    return found
+
+
+def _call(node: fx.Node, scope: dict[str, Any], device: torch.device) -> str:
+    if node.target is operator.getitem:
+        return f"{node.args[0]}[{node.args[1]!r}]"
+    function = function_of(node.target)
+    name = f"f_{_identifier(node.target)}"
+    while scope.setdefault(name, function) is not function:
+        name += "_"
+    parts = [_literal(arg, scope, device) for arg in node.args]
+    parts += [f"{key}={_literal(value, scope, device)}" for key, value in node.kwargs.items()]
+    return f"{name}({', '.join(parts)})"
+
+
+def function_of(target: Any) -> Callable[..., Any]:
+    """What is called for a node's target on real tensors."""
+    if target in _OURS:
+        return _OURS[target]
+    return getattr(target, "_op", target)  # type: ignore[no-any-return]
+
+
+def _identifier(target: Any) -> str:
+    text = str(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", "call")
+    return "".join(c if c.isalnum() else "_" for c in text)
+
+
+def _literal(value: Any, scope: dict[str, Any], device: torch.device) -> str:
+    if isinstance(value, fx.Node):
+        return value.name
+    if isinstance(value, (list, fx.immutable_collections.immutable_list)):
+        return "[" + ", ".join(_literal(entry, scope, device) for entry in value) + "]"
+    if isinstance(value, tuple):
+        return "(" + "".join(_literal(entry, scope, device) + ", " for entry in value) + ")"
+    if isinstance(value, float):
+        return repr(value) if value == value and abs(value) != float("inf") else f"float('{value}')"
+    if value is None or isinstance(value, (bool, int, str)):
+        return repr(value)
+    if isinstance(value, torch.device):
+        value = device
+    name = f"c_{_identifier_of(value)}"
+    while scope.setdefault(name, value) != value:
+        name += "_"
+    return name
+
+
+def _identifier_of(value: Any) -> str:
+    return "".join(c if c.isalnum() else "_" for c in str(value))[:40]

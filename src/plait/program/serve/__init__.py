@@ -1,0 +1,1 @@
+"""What a server decides: when an update is due, whose request may be answered. Pure logic."""

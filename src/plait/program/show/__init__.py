@@ -1,0 +1,1 @@
+"""What a plan makes of a graph, written down for people."""

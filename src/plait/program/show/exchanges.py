@@ -1,0 +1,127 @@
+"""List what ranks exchange in a step, and the changes of placement for which they need not.
+
+In: the local graph and the program of the first rank. Out: `Exchange`s with the op that asked for each.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from torch import fx
+
+from plait.program.instructions import Collective
+from plait.program.local.communicate import COLLECTIVES, local_piece
+from plait.program.local.functions import weighted_share
+from plait.program.local.localize import Change, LocalGraph
+from plait.program.place.op_keys import fold_path
+from plait.program.place.propagate import Placements
+from plait.program.program import Program
+from plait.program.show.listing import Exchange
+from plait.program.show.names import Names, folded
+
+
+def local_changes(local: LocalGraph, chosen: Sequence[Placements], names: Names) -> tuple[Exchange, ...]:
+    """Changes of placement for which ranks only take a part of what they have."""
+
+    def rows() -> Iterator[Exchange]:
+        seen: set[Change] = set()
+        for node in local.graph.nodes:
+            change = node.meta.get("change")
+            if change is None or change in seen or node.target not in (local_piece, weighted_share):
+                continue
+            seen.add(change)
+            axis = _axis_of_piece(change, chosen)
+            yield _exchange(node, "none", axis, 0, change, chosen, names)
+
+    return folded(rows())
+
+
+def _axis_of_piece(change: Change, chosen: Sequence[Placements]) -> str:
+    found = [
+        p.axis.name
+        for p, have, want in zip(chosen, change.have, change.want, strict=True)
+        if have != want and p.axis.size > 1
+    ]
+    return "+".join(found)
+
+
+def exchanges(
+    local: LocalGraph, chosen: Sequence[Placements], program: Program, names: Names
+) -> tuple[Exchange, ...]:
+    """What ops ask for in the first micro-batch, and what belongs to the step as a whole."""
+    nodes = {node.name: node for node in local.graph.nodes if node.target in COLLECTIVES}
+
+    def rows() -> Iterator[Exchange]:
+        for instruction in program.of(0).instructions:
+            if not isinstance(instruction, Collective):
+                continue
+            node = nodes.get(instruction.name.partition(" ")[2])
+            if node is None:
+                yield _of_the_step(instruction, program)
+            elif instruction.micro_batch == 0:
+                change = node.meta.get("change")
+                yield _exchange(
+                    node, instruction.op, instruction.axis, instruction.num_bytes, change, chosen, names
+                )
+
+    return folded(rows())
+
+
+def _exchange(
+    node: fx.Node,
+    collective: str,
+    axis: str,
+    num_bytes: int,
+    change: Change | None,
+    chosen: Sequence[Placements],
+    names: Names,
+) -> Exchange:
+    phase, source = node.meta.get("phase", ""), node.meta.get("source", "")
+    if change is None:
+        user = names(names.nodes[node.meta["lowers"]])
+        what, text = "its own", ""
+    else:
+        axes = [p.axis.name for p in chosen]
+        steps = [(change.have[axes.index(name)], change.want[axes.index(name)]) for name in axis.split("+")]
+        what, text = names(change.tensor), ", ".join(f"{have} -> {want}" for have, want in steps)
+        user = names(change.user) if change.user is not None and change.user != change.tensor else ""
+    return Exchange(
+        collective=collective,
+        axis=axis,
+        num_bytes=num_bytes,
+        count=1,
+        what=what,
+        change=text,
+        user=user,
+        phase=phase,
+        module=fold_path(node.meta.get("module", ""), names.blocks),
+        source=source,
+    )
+
+
+def _of_the_step(instruction: Collective, program: Program) -> Exchange:
+    """Communication that no op of the graph asks for: gradients, parameters of zero3, scalars."""
+    what = instruction.name.partition(" ")[2]
+    kind, _, number = what.replace(" ", ":").partition(":")
+    if kind in ("bucket", "shard", "packed") and number[:1].isdigit():
+        bucket = program.buckets[int(number.partition(":")[0])]
+        scalars = [f"the {name} of the loss" for name in bucket.scalars]
+        members = [f"gradients of {len(bucket.parameters)} parameters"] if bucket.parameters else []
+        what = " and ".join([*members, *scalars]) + (", compressed" if kind == "packed" else "")
+    elif kind == "parameters" and number.isdigit():
+        what = f"{len(program.layout.groups[int(number)].parameters)} parameters"
+    else:
+        what = {"weight": "the weight of the loss", "squares": "the norm of all gradients"}.get(what, what)
+    change = {"all_reduce": "P -> R", "reduce_scatter": "P -> S", "all_gather": "S -> R"}[instruction.op]
+    change = "P -> R" if kind == "packed" else change
+    phase = "update" if instruction.micro_batch is None else ""
+    return Exchange(
+        collective=instruction.op,
+        axis=instruction.axis,
+        num_bytes=instruction.num_bytes,
+        count=1,
+        what=what,
+        change=change,
+        user="",
+        phase=phase,
+        module="",
+        source="",
+    )

@@ -1,0 +1,1 @@
+"""The simulator: a program interpreted by advancing clocks."""

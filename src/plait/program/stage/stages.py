@@ -1,0 +1,339 @@
+"""Give every op of a graph its stage of a pipeline. Any cut is legal; the model is not edited.
+
+In: a graph, the number of stages, optionally the modules with which stages begin. Out: for every node the stages that
+run it. The forward is cut where the slowest stage is least slow (dynamic programming over the costs of ops in order); a
+backward op runs where its forward op ran, or earlier where its gradients come from. What depends on the batch alone,
+and views, are copied into every stage that reads them, so that they are never sent.
+"""
+
+import operator
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from plait.errors import PlanError
+from plait.graph.cost import node_flops, value_bytes
+from plait.graph.graph import Graph
+from plait.graph.op_family import is_view
+from plait.program.stage.cut_by_cost import Room, real_users, starts_by_cost
+
+FLOPS_PER_BYTE = 10.0
+"""How many FLOPs take as long as one byte of a tensor that an op writes: what decides between op costs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stages:
+    """Where everything runs."""
+
+    num_stages: int
+    of: Mapping[fx.Node, tuple[int, ...]]
+    """The stages that run a node, in order; several where it is copied."""
+    parameters: Mapping[str, tuple[int, ...]]
+    """The stages that read a parameter; several where it is tied."""
+    buffers: Mapping[str, int]
+    """The stage that makes the new value of a buffer."""
+    gradients: Mapping[str, Mapping[int, tuple[fx.Node, ...]]]
+    """Parameter -> stage -> the nodes whose sum is that stage's part of the gradient."""
+    starts: tuple[int, ...]
+    """Where the second and later stages begin, counted in forward ops."""
+    ops: tuple[str, ...]
+    """The forward ops that are counted."""
+    of_parameters: frozenset[str]
+    """Forward ops that read parameters alone, such as the transpose in front of a product."""
+    costs: tuple[float, ...]
+    """FLOPs of each stage, forward and backward, memory traffic counted in."""
+
+    def home(self, parameter: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The stages that read a parameter, and those with a part of its gradient: a bucket's parameters share both."""
+        return self.parameters[parameter], tuple(sorted(self.gradients.get(parameter, ())))
+
+
+def assign_stages(
+    graph: Graph,
+    num_stages: int,
+    cut: Sequence[str] = (),
+    starts: Sequence[int] = (),
+    places: Collection[int] | None = None,
+    room: Room | None = None,
+) -> Stages:
+    """Stages of all nodes; `cut` names the modules with which the second and later stages begin.
+
+    `starts`: where they begin, where that is known; `places`: where they may begin; None: anywhere. `room`: the memory
+    that stages may use.
+    """
+    free = _free_nodes(graph)
+    forward = _forward(graph, free)
+    backward_cost = _backward_costs(graph)
+    costs = [_cost(node) + backward_cost.get(node.name, 0.0) for node in forward]
+    if cut:
+        starts = _starts_by_module(forward, num_stages, cut)
+    elif not starts:
+        starts = starts_by_cost(forward, costs, num_stages, places, room, _memory(graph, forward))
+    stage_of: dict[fx.Node, int] = {}
+    for index, node in enumerate(forward):
+        stage_of[node] = sum(index >= start for start in starts)
+    _keep_buffers_together(graph, stage_of)
+    _assign_backward(graph, free, stage_of)
+    return _describe(graph, free, stage_of, num_stages, costs, forward, starts)
+
+
+def forward_ops(graph: Graph) -> tuple[str, ...]:
+    """The ops between which a model can be cut, by target and module."""
+    return _texts(_forward(graph, _free_nodes(graph)))
+
+
+def _forward(graph: Graph, free: set[fx.Node]) -> list[fx.Node]:
+    return [
+        node
+        for node in graph.ops()
+        if node.meta["phase"] != "backward" and node not in free and node.target is not operator.getitem
+    ]
+
+
+def _texts(forward: Sequence[fx.Node]) -> tuple[str, ...]:
+    return tuple(f"{node.target} of {node.meta.get('module', '') or 'the model'}" for node in forward)
+
+
+def _free_nodes(graph: Graph) -> set[fx.Node]:
+    """Ops that depend on the batch, the tangent and constants alone: any stage can compute them."""
+    bound = {entry.node for kind in ("parameter", "buffer") for entry in graph.inputs_of(kind)}
+    tied = {node for node in graph.graph.nodes if node.op == "placeholder" and node.name in bound}
+    for node in graph.ops():
+        if any(source in tied for source in node.all_input_nodes):
+            tied.add(node)
+    return {node for node in graph.ops() if node not in tied}
+
+
+def _cost(node: fx.Node) -> float:
+    return node_flops(node) + FLOPS_PER_BYTE * (0 if is_view(node.target) else value_bytes(node.meta["val"]))
+
+
+def _memory(graph: Graph, forward: Sequence[fx.Node]) -> list[tuple[int, int]]:
+    """For each forward op: bytes of the parameters that it is the first to use, and of what it keeps for backward."""
+    nodes = graph.nodes()
+    held = {
+        nodes[entry.node]: value_bytes(nodes[entry.node].meta["val"])
+        for entry in graph.inputs_of("parameter")
+    }
+    found = []
+    for node in forward:
+        own = sum(held.pop(source, 0) for source in node.all_input_nodes)
+        kept = any(user.meta.get("phase") == "backward" for user in real_users(node)) and not is_view(
+            node.target
+        )
+        found.append((own, value_bytes(node.meta["val"]) if kept else 0))
+    return found
+
+
+def _backward_costs(graph: Graph) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for node in graph.ops():
+        if node.meta["phase"] == "backward":
+            origin = node.meta.get("origin", "")
+            found[origin] = found.get(origin, 0.0) + _cost(node)
+    return found
+
+
+def _starts_by_module(forward: Sequence[fx.Node], num_stages: int, cut: Sequence[str]) -> list[int]:
+    if len(cut) != num_stages - 1:
+        raise PlanError(
+            f"pipe.cut names {len(cut)} modules for {num_stages} stages.",
+            fix=f"name the {num_stages - 1} modules with which the second and later stages begin.",
+        )
+    starts: list[int] = []
+    for name in cut:
+        found = next(
+            (
+                index
+                for index, node in enumerate(forward)
+                if node.meta.get("module", "") == name or node.meta.get("module", "").startswith(f"{name}.")
+            ),
+            None,
+        )
+        if found is None or (starts and found <= starts[-1]) or found == 0:
+            known = list(dict.fromkeys(node.meta.get("module", "") for node in forward))
+            reason = "no op belongs to it" if found is None else "it does not come after the one before"
+            raise PlanError(
+                f"pipe.cut: {name!r} cannot begin a stage: {reason}.",
+                fix=f"name modules in the order in which they run: {', '.join(known[:8])} ...",
+            )
+        starts.append(found)
+    return starts
+
+
+def _assign_backward(graph: Graph, free: set[fx.Node], stage_of: dict[fx.Node, int]) -> None:
+    by_name = {node.name: node for node in graph.graph.nodes}
+    for node in graph.ops():
+        if node in free or node in stage_of:
+            continue
+        sources = [source for source in node.all_input_nodes if source in stage_of]
+        if node.target is operator.getitem:
+            stage_of[node] = stage_of[node.args[0]]  # type: ignore[index]
+            continue
+        if node.meta["phase"] != "backward":
+            stage_of[node] = max((stage_of[s] for s in sources), default=0)
+            continue
+        later = [stage_of[s] for s in sources if s.meta["phase"] == "backward"]
+        origin = by_name.get(node.meta.get("origin", ""))
+        own = stage_of.get(origin) if origin is not None else None
+        if own is None:
+            own = min(later) if later else max((stage_of[s] for s in sources), default=0)
+        stage_of[node] = min([own, *later])
+
+
+def _keep_buffers_together(graph: Graph, stage_of: dict[fx.Node, int]) -> None:
+    """Run what only makes the new value of a buffer where it comes from: the stage that reads a buffer changes it."""
+    nodes = graph.nodes()
+    needed: set[fx.Node] = set()
+    stack = [nodes[name] for name in (graph.total, graph.weight, *graph.gradients.values())]
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack += node.all_input_nodes
+    for made in graph.new_buffers.values():
+        chain: set[fx.Node] = set()
+        sources: set[int] = set()
+        stack = [nodes[made]]
+        while stack:
+            node = stack.pop()
+            if node in needed and node in stage_of:
+                sources.add(stage_of[node])
+            elif node.op == "call_function" and node not in needed and node not in chain:
+                chain.add(node)
+                stack += node.all_input_nodes
+        if sources:
+            stage_of |= {node: max(sources) for node in chain if node in stage_of}
+
+
+def _describe(
+    graph: Graph,
+    free: set[fx.Node],
+    stage_of: dict[fx.Node, int],
+    num_stages: int,
+    costs: Sequence[float],
+    forward: Sequence[fx.Node],
+    starts: Sequence[int],
+) -> Stages:
+    nodes = graph.nodes()
+    runs: dict[fx.Node, set[int]] = {node: {stage} for node, stage in stage_of.items()}
+    gradients: dict[str, dict[int, tuple[fx.Node, ...]]] = {}
+    placeholders = {entry.name: nodes[entry.node] for entry in graph.inputs_of("parameter")}
+    for name, made in graph.gradients.items():
+        parts: dict[int, tuple[fx.Node, ...]] = {}
+        readers = _forward_stages(placeholders[name], stage_of)
+        for leaf in _summands(nodes[made], stage_of, readers):
+            stage = _home(stage_of.get(leaf, num_stages - 1), readers)
+            parts[stage] = (*parts.get(stage, ()), leaf)
+        gradients[name] = parts
+    for node in reversed(list(graph.ops())):  # copies, from their readers up
+        wanted = runs.setdefault(node, set())
+        if node in free or _copies(node):
+            for user in node.users:
+                wanted |= runs.get(user, set())
+    for leaving in (nodes[graph.total], nodes[graph.weight]):
+        runs[leaving] = runs.get(leaving) or {num_stages - 1}
+    _spread(graph, free, runs)
+    per_stage = [0.0] * num_stages
+    for node, cost in zip(forward, costs, strict=True):
+        per_stage[stage_of[node]] += cost
+    return Stages(
+        num_stages=num_stages,
+        of={node: tuple(sorted(found)) for node, found in runs.items()},
+        parameters={
+            entry.name: _reading(nodes[entry.node], runs, gradients.get(entry.name, {}))
+            for entry in graph.inputs_of("parameter")
+        },
+        buffers={name: max(runs[nodes[made]], default=0) for name, made in graph.new_buffers.items()},
+        gradients=gradients,
+        starts=tuple(starts),
+        ops=_texts(forward),
+        of_parameters=_of_parameters(graph),
+        costs=tuple(per_stage),
+    )
+
+
+def _spread(graph: Graph, free: set[fx.Node], runs: dict[fx.Node, set[int]]) -> None:
+    """What is read by a copy is copied too, where it is free."""
+    for node in reversed(list(graph.ops())):
+        if node in free:
+            for user in node.users:
+                runs[node] |= runs.get(user, set())
+
+
+def _copies(node: fx.Node) -> bool:
+    """Views that are no smaller than what they show: cheaper to show again than to send."""
+    if (
+        not is_view(node.target)
+        or len(node.all_input_nodes) != 1
+        or not isinstance(node.meta["val"], torch.Tensor)
+    ):
+        return False
+    source = node.all_input_nodes[0].meta["val"]
+    return isinstance(source, torch.Tensor) and source.numel() <= node.meta["val"].numel()
+
+
+def _reading(
+    node: fx.Node, runs: Mapping[fx.Node, set[int]], parts: Mapping[int, tuple[fx.Node, ...]]
+) -> tuple[int, ...]:
+    found = set(parts)
+    for user in node.users:
+        found |= runs.get(user, set())
+    return tuple(sorted(found)) or (0,)
+
+
+def _of_parameters(graph: Graph) -> frozenset[str]:
+    names = {entry.node for entry in graph.inputs_of("parameter")}
+    found: set[str] = set()
+    for node in graph.ops():
+        sources = node.all_input_nodes
+        if (
+            node.meta["phase"] != "backward"
+            and sources
+            and all(source.name in names or source.name in found for source in sources)
+        ):
+            found.add(node.name)
+    return frozenset(found)
+
+
+def _home(stage: int, readers: set[int]) -> int:
+    """The stage that keeps a part of a gradient: one that uses the parameter, to which it is sent if need be.
+
+    A gradient that is also that of an activation (a bias added to one sample) is made by the stage of the next op.
+    """
+    if stage in readers or not readers:
+        return stage
+    return max((reader for reader in readers if reader < stage), default=min(readers))
+
+
+def _forward_stages(parameter: fx.Node, stage_of: Mapping[fx.Node, int]) -> set[int]:
+    """The stages whose forward reads a parameter; a view of it is read where its readers are."""
+    found: set[int] = set()
+    for user in parameter.users:
+        if user.meta["phase"] != "backward":
+            found |= _forward_stages(user, stage_of) if _copies(user) else set()
+            found |= {stage_of[user]} if user in stage_of else set()
+    return found
+
+
+def _summands(node: fx.Node, stage_of: Mapping[fx.Node, int], readers: set[int]) -> list[fx.Node]:
+    """The parts of a gradient that different stages compute: a sum over stages is left to the end of the step.
+
+    Only stages that use the parameter (`readers`) have a part of their own: other sums over stages, as behind a skip
+    connection, belong to the gradient of an activation.
+    """
+    if node.target is torch.ops.aten.add.Tensor and not node.kwargs and len(node.args) == 2:
+        left, right = node.args
+        if (
+            isinstance(left, fx.Node)
+            and isinstance(right, fx.Node)
+            and left in stage_of
+            and right in stage_of
+        ):
+            parts = [*_summands(left, stage_of, readers), *_summands(right, stage_of, readers)]
+            stages = {stage_of[part] for part in parts}
+            if len(stages) > 1 and stages <= readers:
+                return parts
+    return [node]

@@ -1,1 +1,0 @@
-"""How long the parts of a program take on a cluster."""

@@ -1,0 +1,226 @@
+"""Asynchronous 1F1B with weight stashing (PipeDream; Narayanan et al. 2019): every micro-batch is an update of its own.
+
+In: what `PipelineWriter` is about to do on one rank. Out: the instructions that this adds: a tangent per micro-batch,
+an update after each of its backwards, and copies of weights that a later backward still needs. A step is a round of
+micro-batches without a flush between them; it ends with one, where losses are read and checkpoints are written.
+What cannot be had without a flush is refused here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from plait.errors import PlanError
+from plait.graph.graph import Graph
+from plait.plan.plan import PIPE, Plan
+from plait.program.cost.memory import storages_of
+from plait.program.instructions import Stash, Tally, Tangent, Update
+from plait.program.local.localize import LocalGraph
+from plait.program.place.placement import Partial
+from plait.program.program import Segment, Storage
+from plait.program.segment.cut import Piece, Start
+from plait.program.segment.recompute import Again, forward_nodes, frontier, recompute
+from plait.program.segment.stage_pieces import MicroBatch
+from plait.program.stage.schedules.base import Action
+from plait.program.stage.stages import Stages
+from plait.program.stage.versions import stash_name, version_read
+from plait.program.write.build import StepBuilder
+
+_SYNCHRONOUS = "use the plan 1f1b, which updates once a step"
+
+
+def check_suits(
+    plan: Plan, graphs: Mapping[int, Graph], clip_norm: float | None, stages: Mapping[int, Stages]
+) -> None:
+    """Refuse what needs all stages at once before an update."""
+    if not stages:
+        raise PlanError(
+            f"plan {plan.name} needs stages; the mesh has pipe={plan.mesh.size_of(PIPE)}.",
+            fix="use 2 or more ranks on pipe, or the plan single.",
+        )
+    if plan.pipe.per_rank != 1:
+        raise PlanError(
+            f"plan {plan.name} has one stage a rank; pipe.per_rank is {plan.pipe.per_rank}.",
+            fix="set pipe.per_rank=1, or use the plan interleaved.",
+        )
+    if clip_norm is not None:
+        raise PlanError(
+            f"clip_norm={clip_norm} needs the gradients of all stages before each update; plan {plan.name} updates "
+            "stages one after the other.",
+            fix=f"drop clip_norm, or {_SYNCHRONOUS}.",
+        )
+    if plan.memory.zero > 0 and plan.data_ranks > 1:
+        raise PlanError(
+            f"memory.zero={plan.memory.zero} would gather the parameters of a stage after each of its updates.",
+            fix=f"set memory.zero=0, or {_SYNCHRONOUS}.",
+        )
+    for size, graph in graphs.items():
+        if graph.static_weight is None and not graph.weight_is_early:
+            raise PlanError(
+                "what the loss is divided by is known only after the last stage; an update of the first cannot wait "
+                "for it.",
+                fix=f"return (total, weight) with a weight that follows from the batch, or {_SYNCHRONOUS}.",
+            )
+        for name, where in stages[size].parameters.items():
+            if len(where) > 1 and name in graph.gradients:
+                raise PlanError(
+                    f"{name} is used by the stages {list(where)}, which update at different times.",
+                    fix=f"set pipe.cut so that one stage has all its uses, or {_SYNCHRONOUS}.",
+                )
+
+
+def shows_again(source: Graph, local: LocalGraph, stages: Stages) -> LocalGraph:
+    """Let the backward take its own views of parameters: those of the forward show an update in between."""
+    kinds = {entry.node: entry.kind for entry in source.inputs}
+    rename = {node.name: node.name for node in local.graph.nodes}
+    rename |= {name: f"parameter:{name}" for name, kind in kinds.items() if kind in ("parameter", "buffer")}
+    shown = storages_of(local.graph.nodes, rename)
+    bound = frontier(source, local, stages)
+    views = [
+        node
+        for node in forward_nodes(local)
+        if not shown[node.name] and _has_tensor(node) and node not in bound
+    ]
+    again = Again(
+        nodes=frozenset(node.name for node in views),
+        ops={},
+        order=tuple(node.name for node in local.graph.nodes),
+    )
+    return recompute(source, local, again, stages)
+
+
+def _has_tensor(node: fx.Node) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(node.meta.get("val")))
+
+
+class Updates:
+    """Writes what the updates of one rank add to a pipeline; it has one stage."""
+
+    def __init__(
+        self,
+        builder: StepBuilder,
+        micro: Sequence[MicroBatch],
+        actions: Sequence[Action],
+        seen: Sequence[int],
+    ) -> None:
+        self.builder = builder
+        self.micro = micro
+        self.actions = actions
+        self.seen = seen
+        """The version that each micro-batch sees here."""
+        self.done = 0
+        """Updates so far: the version of the parameters as they are."""
+        self.trained = {name for bucket in builder.buckets for name in bucket.parameters}
+
+    def loaded(self, entry: MicroBatch) -> None:
+        """Begin with the weight of a micro-batch where it follows from the batch."""
+        if entry.graph.static_weight is not None:
+            return
+        builder, number = self.builder, entry.number
+        builder.pieces(entry.graph, entry.early, number, {})
+        name = _weight(number)
+        builder.add(
+            Tally, f"weight of {number}", "forward", writes=(name,), micro_batch=number,
+            reads=(builder.name_of(entry.graph, entry.local.weight, number),),
+        )  # fmt: skip
+        axes = [
+            axis.name
+            for axis, placement in zip(builder.layout.axes, entry.local.weight_placement, strict=True)
+            if axis.size > 1 and isinstance(placement, Partial)
+        ]
+        if axes:
+            builder.start(name, "all_reduce", "+".join(axes), number, 8)
+
+    def tangent(self, entry: MicroBatch) -> None:
+        """The factor of a micro-batch's gradients, before its backward."""
+        name, weight = _weight(entry.number), entry.graph.static_weight
+        self.builder.wait(name, entry.number)
+        self.builder.add(
+            Tangent, f"tangent {entry.number}", "backward", reads=(name,) if weight is None else (),
+            writes=(self.builder.tangent(entry.number),), weight=weight, micro_batch=entry.number,
+        )  # fmt: skip
+
+    def before_send(self, entry: MicroBatch, names: Sequence[str]) -> None:
+        """Copy what shows a parameter: the message may leave after the next update."""
+        builder = self.builder
+        views = tuple(name for name in names if not builder.storages.get(name))
+        if views:
+            builder.storages |= {
+                name: (Storage(name=name, num_bytes=builder.values[name].num_bytes),) for name in views
+            }
+            builder.add(
+                Stash, "copy for a message", "forward", reads=views, writes=views, version=None,
+                micro_batch=entry.number,
+            )  # fmt: skip
+
+    def after(self, action: Action, position: int, begin: int) -> None:
+        """Turn the instructions since `begin` to the version of their micro-batch; update after a backward."""
+        version = self.seen[action.micro_batch]
+        if version != self.done:
+            for index in range(begin, len(self.builder.instructions)):
+                instruction = self.builder.instructions[index]
+                reads = tuple(self._older(name, version) for name in instruction.reads)
+                self.builder.instructions[index] = replace(instruction, reads=reads)
+        if action.kind == "forward":
+            return
+        buckets = [f"bucket:{i}" for i, bucket in enumerate(self.builder.buckets) if bucket.parameters]
+        for name in buckets:
+            self.builder.wait(name, action.micro_batch)
+        self._stash(action, position)
+        self.builder.add(
+            Update, f"update {self.done}", "update", reads=tuple(buckets), micro_batch=action.micro_batch
+        )
+        self.done += 1
+
+    def end(self) -> None:
+        """The weight of the whole round, for its loss."""
+        names = tuple(_weight(entry.number) for entry in self.micro if entry.graph.static_weight is None)
+        if names:
+            self.builder.add(Tally, "weight of the round", "update", reads=names, writes=("weight",))
+
+    def _older(self, name: str, version: int) -> str:
+        read = version_read(name, self.done)
+        return stash_name(read[0], version) if read is not None and read[0] in self.trained else name
+
+    def _stash(self, action: Action, position: int) -> None:
+        """Copy what the coming update overwrites and a later action reads."""
+        builder = self.builder
+        needed: dict[str, None] = {}
+        for later in self.actions[position + 1 :]:
+            if self.seen[later.micro_batch] == self.done:
+                entry = self.micro[later.micro_batch]
+                stage = entry.stages[later.stage]
+                pieces = stage.forward if later.kind == "forward" else stage.backward
+                needed |= dict.fromkeys(self._parameters(entry, pieces))
+        if not needed:
+            return
+        writes = tuple(stash_name(name, self.done) for name in needed)
+        for name, stash in zip(needed, writes, strict=True):
+            value = builder.values[f"parameter:{name}"]
+            builder.values[stash] = value
+            builder.storages[stash] = (Storage(name=stash, num_bytes=value.num_bytes),)
+        builder.add(
+            Stash, f"stash version {self.done}", "update", reads=tuple(f"parameter:{name}" for name in needed),
+            writes=writes, version=self.done, micro_batch=action.micro_batch,
+        )  # fmt: skip
+
+    def _parameters(self, entry: MicroBatch, pieces: Sequence[Piece]) -> list[str]:
+        """Trained parameters that pieces read."""
+        found = []
+        for piece in pieces:
+            inputs: Sequence[str] = ()
+            if isinstance(piece, Segment):
+                inputs = piece.inputs
+            elif isinstance(piece, Start):
+                inputs = [used.name for used in piece.node.all_input_nodes]
+            for name in inputs:
+                read = version_read(self.builder.name_of(entry.graph, name, entry.number), self.done)
+                if read is not None and read[0] in self.trained:
+                    found.append(read[0])
+        return found
+
+
+def _weight(number: int) -> str:
+    return f"weight:{number}"

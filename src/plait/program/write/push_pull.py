@@ -1,0 +1,126 @@
+"""Gradients to servers, weights from them: what replaces the sums over ranks and the update.
+
+In: the step that is being written, its buckets. Out: instructions. A bucket is pushed as soon as the last micro-batch
+has filled it. Weights are asked for at the start of a step, in the order in which the forward first reads them, and
+waited for where it does. A server's program is one instruction for the whole run: what comes next is not known.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from plait.errors import ProgramError
+from plait.graph.graph import Graph
+from plait.program.instructions import Accumulate, Outcome, Pull, Push, PushBuffers, Serve, Update, Wait
+from plait.program.program import Bucket, Program, RankProgram, Segment
+from plait.program.segment.cut import Piece
+
+Add = Callable[..., int]
+"""Writes down an instruction, given its class, name, kind and fields; returns its id."""
+
+SERVERS = "servers"
+"""What buckets that servers sum have in place of a mesh axis."""
+
+
+def buckets_by_input(graph: Graph, buckets: Sequence[Bucket]) -> dict[str, int]:
+    """The bucket of each parameter that is pulled, by placeholder."""
+    of_name = {name: index for index, bucket in enumerate(buckets) for name in bucket.parameters}
+    return {
+        entry.node: of_name[entry.name] for entry in graph.inputs_of("parameter") if entry.name in of_name
+    }
+
+
+def in_order_of_use(graph: Graph, buckets: Sequence[Bucket], pieces: Sequence[Piece]) -> list[int]:
+    """The buckets whose parameters pieces read, those that are read first first."""
+    of_input = buckets_by_input(graph, buckets)
+    segments = [piece for piece in pieces if isinstance(piece, Segment)]
+    return list(dict.fromkeys(of_input[name] for s in segments for name in s.inputs if name in of_input))
+
+
+class ServerSide:
+    """What a worker's step exchanges with the servers."""
+
+    def __init__(self, buckets: Sequence[Bucket], add: Add) -> None:
+        self._buckets = buckets
+        self._add = add
+        self._started: dict[int, int] = {}
+
+    def pull(self, order: Iterable[int]) -> None:
+        """Ask for the weights of buckets."""
+        for index in order:
+            bucket = self._buckets[index]
+            self._started[index] = self._add(
+                Pull, f"pull {index}", "communication", lane="communication", bucket=index,
+                writes=_parameters(bucket), num_bytes=_weight_bytes(bucket),
+            )  # fmt: skip
+
+    def wait(self, order: Iterable[int], number: int | None) -> None:
+        """Have the weights of buckets at hand."""
+        for index in order:
+            if index in self._started:
+                names = _parameters(self._buckets[index])
+                self._add(
+                    Wait, f"wait for weights {index}", "wait", of=self._started.pop(index), reads=names,
+                    writes=names, micro_batch=number,
+                )  # fmt: skip
+
+    def push(self, index: int, number: int | None) -> None:
+        """Send a bucket that is full."""
+        self._add(
+            Push, f"push {index}", "communication", lane="communication", bucket=index,
+            reads=(f"bucket:{index}",), micro_batch=number, num_bytes=self._buckets[index].num_bytes,
+        )  # fmt: skip
+
+    def push_buffers(self, names: Sequence[str]) -> None:
+        """Send what a step has made of the buffers, for whoever continues from a checkpoint."""
+        reads = tuple(f"buffer:{name}" for name in names)
+        self._add(
+            PushBuffers, "push buffers", "communication", lane="communication", reads=reads,
+            buffers=tuple(names),
+        )  # fmt: skip
+
+    def finish(self, *, late_weight: bool) -> None:
+        """The end of a step: the servers do the rest."""
+        names = tuple(f"bucket:{index}" for index in range(len(self._buckets)))
+        self._add(
+            Outcome, "outcome", "update", reads=names, writes=("total", "weight"), late_weight=late_weight
+        )
+
+
+def with_servers(program: Program) -> Program:
+    """The program with what its servers do."""
+    if not program.plan.sync.has_servers:
+        return program
+    first = program.classes[0]
+    buffers = [i for i in first.instructions if isinstance(i, PushBuffers)]
+    serve = Serve(
+        id=0,
+        name="serve",
+        kind="update",
+        order=tuple(i.bucket for i in first.instructions if isinstance(i, Pull)),
+        buffers=buffers[0].buffers if buffers else (),
+    )
+    server = RankProgram(instructions=(serve,), buckets=first.buckets, segments={}, values={}, constants={})
+    return replace(program, server=server)
+
+
+def check_served(entry: RankProgram) -> None:
+    """Raise where a worker updates by itself, or a bucket is not pushed once, full, or its weights not pulled once."""
+    pushes = [i for i in entry.instructions if isinstance(i, Push)]
+    pulls = [i.bucket for i in entry.instructions if isinstance(i, Pull)]
+    if any(isinstance(i, Update) for i in entry.instructions):
+        raise ProgramError("a worker updates weights that a server holds.")
+    for index, bucket in enumerate(entry.buckets):
+        filled = [i.id for i in entry.instructions if isinstance(i, Accumulate) and i.bucket == index]
+        sent = [i.id for i in pushes if i.bucket == index]
+        if bucket.axis == SERVERS and (len(sent) != 1 or sent[0] < max(filled, default=-1)):
+            raise ProgramError(f"bucket:{index} is pushed {len(sent)} times, or before it is full.")
+        if bucket.parameters and bucket.axis == SERVERS and pulls.count(index) != 1:
+            raise ProgramError(f"the weights of bucket:{index} are pulled {pulls.count(index)} times.")
+
+
+def _parameters(bucket: Bucket) -> tuple[str, ...]:
+    return tuple(f"parameter:{name}" for name in bucket.parameters)
+
+
+def _weight_bytes(bucket: Bucket) -> int:
+    return bucket.num_bytes - len(bucket.scalars) * bucket.dtype.itemsize

@@ -1,0 +1,198 @@
+"""One `TrainingState` as three files: `model.safetensors`, `optimizer.safetensors` and `state.json`.
+
+In: a state and an existing folder, or such a folder. Out: the files, each on the disk when its writer returns, or
+the state. Reading believes nothing: each field is checked for its type, each name against the tensors. No pickle.
+"""
+
+import json
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from plait.errors import CheckpointError
+from plait.run.checkpoint.files import read_json, sync
+from plait.run.checkpoint.state import JsonDict, OptimizerState, TrainingState
+
+FORMAT_VERSION = 1
+MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+FILES = (MODEL, OPTIMIZER, STATE)
+_BESIDE = "beside:"
+
+
+def write_model(folder: Path, state: TrainingState) -> None:
+    """Parameters and buffers under their canonical names; tied ones once, the aliases in the metadata."""
+    write_tensors(folder / MODEL, state.parameters | state.buffers, aliases=state.aliases)
+
+
+def write_optimizer(folder: Path, state: TrainingState) -> None:
+    """The optimizer's tensors as `<parameter name>/<key>`, and what lies beside as `beside:<name>`."""
+    tensors = {f"{_BESIDE}{name}": tensor for name, tensor in state.beside.items()}
+    for name, entries in state.optimizer.tensors.items():
+        for key, tensor in entries.items():
+            if "/" in key:
+                raise CheckpointError(f"the optimizer's state key {key!r} of {name} contains a slash")
+            tensors[f"{name}/{key}"] = tensor
+    write_tensors(folder / OPTIMIZER, tensors, aliases={})
+
+
+def write_json(folder: Path, state: TrainingState) -> None:
+    """Everything that is not a tensor. NaN and infinity are written as Python's json module writes them."""
+    data = {
+        "format": FORMAT_VERSION,
+        "plait": _plait_version(),
+        "step": state.step,
+        "dtypes": {name: _dtype(tensor) for name, tensor in (state.parameters | state.buffers).items()},
+        "buffers": list(state.buffers),
+        "transient": list(state.transient),
+        "aliases": state.aliases,
+        "optimizer": {"groups": state.optimizer.groups, "values": state.optimizer.values},
+        "schedule": state.schedule,
+        "extra": state.extra,
+    }
+    _require_json(data, "state")
+    (folder / STATE).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    sync(folder / STATE)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, aliases: Mapping[str, str]) -> None:
+    """A safetensors file of the tensors, each with memory of its own; the file is on the disk on return."""
+    for name, tensor in tensors.items():
+        if name == "__metadata__":
+            raise CheckpointError("a tensor cannot be called '__metadata__' in a safetensors file")
+        if tensor.dtype == torch.complex128 or tensor.layout != torch.strided or tensor.is_quantized:
+            raise CheckpointError(
+                f"{name} is {_dtype(tensor)} ({tensor.layout}); safetensors holds dense real tensors and complex64"
+            )
+    metadata = {"format": "pt"} | ({"aliases": json.dumps(dict(aliases))} if aliases else {})
+    save_file({name: _owned(tensor) for name, tensor in tensors.items()}, path, metadata=metadata)
+    sync(path)
+
+
+def read_state(folder: Path) -> TrainingState:
+    """The state in a folder whose sums have been checked."""
+    data = read_json(folder / STATE)
+    where = folder / STATE
+    if data.get("format") != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{where} has format {data.get('format')!r}, written by plait {data.get('plait')!r};"
+            f" this plait ({_plait_version()}) reads format {FORMAT_VERSION}",
+            fix="resume with the plait version that wrote it.",
+        )
+    dtypes = _texts(_typed(data, "dtypes", dict, where), where)
+    tensors = _read_tensors(folder / MODEL)
+    found = {name: _dtype(tensor) for name, tensor in tensors.items()}
+    if found != dtypes:
+        name = min(name for name in found.keys() | dtypes.keys() if found.get(name) != dtypes.get(name))
+        raise CheckpointError(
+            f"{folder}: {name!r} is {found.get(name, 'missing')} in {MODEL}, {dtypes.get(name, 'missing')} in {STATE}"
+        )
+    buffers = _names(_typed(data, "buffers", list, where), where)
+    if unknown := [name for name in buffers if name not in tensors]:
+        raise CheckpointError(f"{where} lists the buffer {unknown[0]!r}, which is not in {MODEL}")
+    stored = _read_tensors(folder / OPTIMIZER)
+    beside = {name.removeprefix(_BESIDE): t for name, t in stored.items() if name.startswith(_BESIDE)}
+    stored = {name: tensor for name, tensor in stored.items() if not name.startswith(_BESIDE)}
+    return TrainingState(
+        step=_typed(data, "step", int, where),
+        parameters={name: tensor for name, tensor in tensors.items() if name not in buffers},
+        buffers={name: tensors[name] for name in buffers},
+        aliases=_texts(_typed(data, "aliases", dict, where), where),
+        transient=tuple(_names(_typed(data, "transient", list, where), where)),
+        optimizer=_read_optimizer(folder, _typed(data, "optimizer", dict, where), tensors, stored),
+        schedule=_typed(data, "schedule", dict, where),
+        extra=_typed(data, "extra", dict, where),
+        beside=beside,
+    )
+
+
+def _read_optimizer(
+    folder: Path, data: JsonDict, parameters: Mapping[str, Tensor], stored: Mapping[str, Tensor]
+) -> OptimizerState:
+    where = folder / STATE
+    groups = _typed(data, "groups", list, where)
+    values = _typed(data, "values", dict, where)
+    for group in groups:
+        if not isinstance(group, dict):
+            raise CheckpointError(f"{where}: an optimizer group is a {type(group).__name__}, not an object")
+        names = _names(_typed(group, "names", list, where), where)
+        shapes = _typed(group, "shapes", list, where)
+        if len(shapes) != len(names) or not all(isinstance(shape, list) for shape in shapes):
+            raise CheckpointError(
+                f"{where}: an optimizer group has {len(names)} names and {len(shapes)} shapes"
+            )
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for joined, tensor in stored.items():
+        name, _, key = joined.rpartition("/")
+        tensors.setdefault(name, {})[key] = tensor
+    for name, entries in [*tensors.items(), *values.items()]:
+        if name not in parameters or not isinstance(entries, dict):
+            raise CheckpointError(f"{folder}: the optimizer has state of {name!r}, which is not a parameter")
+    return OptimizerState(groups=groups, tensors=tensors, values=values)
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a readable safetensors file: {error}") from None
+    return tensors
+
+
+def _owned(tensor: Tensor) -> Tensor:
+    """On the CPU, contiguous, and the only tensor in its storage: views of a shared bucket are copied out."""
+    tensor = tensor.detach().cpu().contiguous()
+    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor if whole else tensor.clone()
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _typed(data: Mapping[str, Any], key: str, kind: type, where: Path) -> Any:
+    value = data.get(key)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise CheckpointError(f"{where}: {key!r} is {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
+def _texts(data: Mapping[str, Any], where: Path) -> dict[str, str]:
+    _names(list(data.values()), where)
+    return dict(data)
+
+
+def _names(values: list[Any], where: Path) -> list[str]:
+    for value in values:
+        if not isinstance(value, str):
+            raise CheckpointError(f"{where}: {value!r} stands where a name is expected")
+    return values
+
+
+def _require_json(value: Any, where: str) -> None:
+    """JSON values only, and only such as come back equal: no tuples, no keys that are not text."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise CheckpointError(f"{where} has the key {key!r}; a checkpoint's keys are text")
+            _require_json(item, f"{where}.{key}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _require_json(item, f"{where}[{index}]")
+    elif value is not None and type(value) not in (str, int, float, bool):
+        raise CheckpointError(
+            f"{where} is a {type(value).__name__}; a checkpoint's values are JSON: text, numbers, lists and objects",
+            fix="convert it first, for example with list(...) or .item().",
+        )
+
+
+def _plait_version() -> str:
+    try:
+        return version("plait")
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,135 @@
+"""Checkpoints written while training goes on.
+
+In: states, each copied at once. Out: checkpoints in a folder, and notices of what became of them. Nothing here waits
+for the disk but `close`, and that no longer than the time limit. A failed or slow save is a notice, never an exception
+in the training loop and never a deadlock.
+"""
+
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from plait.errors import PlaitError
+from plait.run.checkpoint.state import TrainingState, snapshot
+from plait.run.checkpoint.store import save_checkpoint, state_bytes
+from plait.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notice:
+    """What became of one save."""
+
+    kind: Literal["saved", "slow", "failed", "skipped"]
+    """`slow`: over its limit and still being written; `skipped`: a later state took its place before it began."""
+    step: int
+    """The step that was to be saved."""
+    message: str
+    """One sentence for a person."""
+    path: Path | None = None
+    """The checkpoint, once saved."""
+
+
+class Saver:
+    """One background thread that writes one checkpoint at a time.
+
+    At most one state waits behind the one being written; a newer one replaces it. So a slow disk costs at most two
+    copies of the state in memory.
+    """
+
+    def __init__(self, folder: Path, *, keep: int = 2, time_limit_s: float = 120.0) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._time_limit_s = time_limit_s
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._waiting: TrainingState | None = None
+        self._writing: TrainingState | None = None
+        self._started_s = 0.0
+        self._slow_reported = False
+        self._closing = False
+        self._notices: list[Notice] = []
+
+    def submit(self, state: TrainingState) -> None:
+        """Copy `state` and have it written; returns when the copy is made."""
+        copied = snapshot(state)
+        with self._changed:
+            assert not self._closing, "submit after close"
+            if self._waiting is not None:
+                self._skip(self._waiting)
+            self._waiting = copied
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="checkpoint-saver", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def poll(self) -> list[Notice]:
+        """What happened since the last call; never waits."""
+        with self._changed:
+            elapsed_s = time.monotonic() - self._started_s
+            if self._writing is not None and elapsed_s > self._time_limit_s and not self._slow_reported:
+                self._slow_reported = True
+                self._note_slow(self._writing, elapsed_s, "training goes on")
+            notices, self._notices = self._notices, []
+            return notices
+
+    def close(self) -> list[Notice]:
+        """Wait for what was submitted, at most the time limit; returns the remaining notices."""
+        deadline_s = time.monotonic() + self._time_limit_s
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            self._changed.wait_for(self._is_idle, timeout=self._time_limit_s)
+            if self._writing is not None:
+                self._slow_reported = True
+                elapsed_s = time.monotonic() - self._started_s
+                self._note_slow(self._writing, elapsed_s, "it is given up; the last good checkpoint stays")
+            if self._waiting is not None:
+                self._skip(self._waiting)
+                self._waiting = None
+        if self._thread is not None:
+            self._thread.join(timeout=max(0.0, deadline_s - time.monotonic()))
+        return self.poll()
+
+    def _is_idle(self) -> bool:
+        return self._writing is None and self._waiting is None
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting is not None or self._closing)
+                if self._waiting is None:
+                    return
+                state, self._waiting = self._waiting, None
+                self._writing, self._started_s, self._slow_reported = state, time.monotonic(), False
+            notice = self._save(state)
+            with self._changed:
+                self._writing = None
+                self._notices.append(notice)
+                self._changed.notify_all()
+
+    def _save(self, state: TrainingState) -> Notice:
+        started_s = time.monotonic()
+        try:
+            path = save_checkpoint(self._folder, state, keep=self._keep)
+        except PlaitError as error:
+            return Notice(kind="failed", step=state.step, message=str(error))
+        except Exception as error:  # the thread must outlive any save, or later ones would wait for ever
+            what = f"the checkpoint of step {state.step} failed: {type(error).__name__}: {error}"
+            return Notice(kind="failed", step=state.step, message=what)
+        elapsed = format_seconds(time.monotonic() - started_s)
+        what = f"checkpoint {path.name} ({format_bytes(state_bytes(state))}) written in {elapsed}"
+        return Notice(kind="saved", step=state.step, message=what, path=path)
+
+    def _note_slow(self, state: TrainingState, elapsed_s: float, outcome: str) -> None:
+        what = (
+            f"the checkpoint of step {state.step} ({format_bytes(state_bytes(state))}) is not written after"
+            f" {format_seconds(elapsed_s)} (limit {format_seconds(self._time_limit_s)}); {outcome}"
+        )
+        self._notices.append(Notice(kind="slow", step=state.step, message=what))
+
+    def _skip(self, state: TrainingState) -> None:
+        busy = self._writing.step if self._writing is not None else "an earlier state"
+        what = f"the checkpoint of step {state.step} is skipped: step {busy} was still being written"
+        self._notices.append(Notice(kind="skipped", step=state.step, message=what))

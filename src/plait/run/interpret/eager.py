@@ -1,0 +1,96 @@
+"""Models that cannot be captured: their forward and backward run eagerly, as one opaque instruction.
+
+In: a rank's share of a micro-batch. Out: (total, weight, gradients of total, buffers weighted by the share),
+all of them summands over ranks. Random numbers come from torch's generator, seeded by (seed, step, micro-
+batch, first sample).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from plait.errors import JobError, PlaitError
+from plait.job.data.loader import Share
+from plait.job.job import Job
+from plait.job.origin import where
+from plait.run.interpret.state import ModelState
+
+_ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
+
+
+def run_eagerly(
+    state: ModelState, share: Share, parameters: tuple[str, ...], step: int, micro_batch: int
+) -> list[Tensor]:
+    """[total, weight, *gradients, *buffers] of one share; an empty share contributes zeros."""
+    names = [name for name in parameters if not name.startswith("buffer:")]
+    tensors = [state.parameters[name] for name in names]
+    zero = torch.zeros((), dtype=state.dtype, device=state.device)
+    if len(share.ids) == 0:
+        gradients: list[Any] = [torch.zeros_like(tensor) for tensor in tensors]
+        return [zero, zero.clone(), *gradients, *_buffers(state, parameters, share)]
+    batch = pytree.tree_map_only(Tensor, state.place, share.batch)
+    seed = (state.job.seed * 1_000_003 + step) * 1_000_003 + micro_batch * 65_537 + share.offset
+    with (
+        torch.random.fork_rng(devices=[state.device] if state.device.type == "cuda" else []),
+        torch.enable_grad(),
+    ):
+        torch.manual_seed(seed % (1 << 63))
+        with state.job.autocast(state.device.type):
+            result = state.job.objective_of(state.model, batch)
+            total, weight = total_and_weight(state.job, batch, len(share.ids), result)
+        found = torch.autograd.grad(total, tensors, allow_unused=True)
+    gradients = [torch.zeros_like(t) if g is None else g for t, g in zip(tensors, found, strict=True)]
+    return [total.detach(), weight.detach(), *gradients, *_buffers(state, parameters, share)]
+
+
+def try_eagerly(job: Job, batch: Any) -> None:
+    """One forward pass on a few samples, here and now: what cannot work at all is told before any process starts."""
+    try:
+        with torch.no_grad():
+            job.objective_of(job.build_model(), batch)
+    except PlaitError:
+        raise
+    except Exception as error:
+        place = where(error)
+        raise JobError(
+            f"the model or its loss failed on the first samples{f', at {place}' if place else ''}: "
+            f"{type(error).__name__}: {error}",
+            fix="mend that line, or the shapes of what it is given.",
+        ) from error
+
+
+def _buffers(state: ModelState, parameters: tuple[str, ...], share: Share) -> list[Tensor]:
+    """Summands of the ranks' buffers: their mean by samples; counters are those of the first rank that has samples."""
+    fraction = len(share.ids) / sum(share.sizes)
+    leads = 1.0 if len(share.ids) > 0 and share.offset == 0 else 0.0
+    names = [name.removeprefix("buffer:") for name in parameters if name.startswith("buffer:")]
+    buffers = [state.buffers[name].detach() for name in names]
+    return [
+        buffer * fraction if buffer.is_floating_point() else buffer.double() * leads for buffer in buffers
+    ]
+
+
+def total_and_weight(
+    job: Job, batch: Any, num_samples: int, result: Tensor | tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The objective's result as (total, weight): known loss modules by their own weights, others by their samples."""
+    if not isinstance(result, Tensor):
+        total, weight = result
+        return total, weight.to(total.dtype)
+    weight = result.new_tensor(float(num_samples))
+    loss = job.loss
+    if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) and loss.reduction == "mean":
+        target = batch[-1]
+        if not target.is_floating_point():
+            keep = target != loss.ignore_index
+            weight = keep.sum().to(result.dtype)
+            if loss.weight is not None:
+                weight = (loss.weight.to(result)[target * keep] * keep).sum()
+    return torch.where(weight > 0, result * weight, torch.zeros_like(result)), weight
+
+
+def counts_samples(job: Job) -> bool:
+    """Whether the eager loss is read as a mean over samples for want of a better reading."""
+    return job.loss is None or not isinstance(job.loss, (nn.CrossEntropyLoss, nn.NLLLoss, *_ELEMENTWISE))

@@ -1,0 +1,283 @@
+"""The gradients of one rank between backward and update.
+
+In: gradients as the backward makes them. Out: summed, divided, clipped gradients on the user's parameters. Buckets that
+travel are one flat tensor each; gradients that stay are kept as they came.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from plait.plan.plan import DATA
+from plait.program.program import Bucket
+from plait.run.interpret.state import ModelState
+from plait.run.link.links import Links
+
+
+class GradientStore:
+    """Holds what `Accumulate` fills and `Update` uses."""
+
+    def __init__(self, state: ModelState, links: Links) -> None:
+        self._state = state
+        self._links = links
+        self._flat: dict[Bucket, Tensor] = {}
+        self._views: dict[Bucket, list[Tensor]] = {}
+        self._scalars: dict[Bucket, list[Tensor]] = {}
+        self._loose: list[Tensor] = []
+        self._copies: dict[Bucket, list[bool]] = {}
+        self._kept: dict[Bucket, Tensor] = {}
+        self._spare: dict[torch.dtype, list[Tensor]] = {}
+        self._borrowed: dict[Bucket, Tensor] = {}
+        self.on_ready: Callable[[dict[str, Tensor]], None] | None = None
+        """Called with all gradients, by parameter name, before the update: for verification."""
+
+    def flat(self, bucket: Bucket) -> Tensor:
+        """The bucket's gradients and scalars as one tensor."""
+        if bucket not in self._flat:
+            if bucket.group is not None:
+                self._flat[bucket] = flat = self._room(bucket)
+                self._views[bucket] = bucket.group.views(flat)
+                self._scalars[bucket] = []
+                return flat
+            flat = (
+                self._links.buffer(bucket.num_elements, bucket.dtype, self._state.device, bucket.axis)
+                if bucket.axis is not None
+                else torch.zeros(bucket.num_elements, dtype=bucket.dtype, device=self._state.device)
+            )
+            sizes = [torch.Size(shape).numel() for shape in bucket.shapes]
+            pieces = torch.split(flat, [*sizes, *([1] * len(bucket.scalars))])
+            self._flat[bucket] = flat
+            self._views[bucket] = [p.view(s) for p, s in zip(pieces, bucket.shapes, strict=False)]
+            self._scalars[bucket] = [piece.view(()) for piece in pieces[len(bucket.shapes) :]]
+        return self._flat[bucket]
+
+    def _room(self, bucket: Bucket) -> Tensor:
+        """Memory for a bucket of which this rank will keep a part: its own, or borrowed until then."""
+        assert bucket.group is not None
+        if not self._is_pooled():
+            return self._links.buffer(bucket.num_elements, bucket.dtype, self._state.device, DATA)
+        spare = self._spare.setdefault(bucket.dtype, [])
+        fits = [room for room in spare if room.numel() >= bucket.num_elements]
+        if fits:
+            room = min(fits, key=Tensor.numel)
+            spare[:] = [other for other in spare if other is not room]
+        else:
+            holding = self._state.holding
+            assert holding is not None
+            largest = max(group.num_elements for group in holding.layout.groups)
+            room = self._links.buffer(largest, bucket.dtype, self._state.device, DATA)
+        self._borrowed[bucket] = room
+        return room[: bucket.num_elements]
+
+    def _is_pooled(self) -> bool:
+        holding = self._state.holding
+        return holding is not None and holding.layout.zero >= 2
+
+    def whole_or_kept(self, bucket: Bucket) -> Tensor:
+        """This rank's part of a bucket of which other stages have parts as well, as one flat tensor."""
+        if bucket.group is not None:
+            return self._kept[bucket]
+        return self.flat(bucket)
+
+    def keep(self, bucket: Bucket, part: Tensor, *, fresh: bool) -> None:
+        """This rank's part of the sum; the memory in which the bucket travelled is given back."""
+        assert bucket.group is not None
+        if not self._is_pooled():
+            holding = self._state.holding
+            assert holding is not None
+            size = bucket.group.chunk_elements
+            own = self._flat[bucket][holding.data_coordinate * size :][:size]
+            self._kept[bucket] = own if own.data_ptr() == part.data_ptr() else own.copy_(part)
+            return
+        if not fresh:
+            self._kept[bucket].add_(part)
+        elif bucket in self._kept:
+            self._kept[bucket].copy_(part)
+        else:
+            self._kept[bucket] = part.clone()
+        self._spare[bucket.dtype].append(self._borrowed.pop(bucket))
+        self._flat.pop(bucket)
+        self._views.pop(bucket)
+
+    def take(self, bucket: Bucket, summed: Tensor) -> None:
+        """This rank's part of a bucket, or all of it, that was summed elsewhere."""
+        if bucket.group is not None:
+            self._kept[bucket] = summed
+        else:
+            self.flat(bucket).copy_(summed)
+
+    def squares(self, buckets: Sequence[Bucket], axes: Sequence[str]) -> Tensor:
+        """The squares of this rank's gradients, each part of a gradient counted on one rank of `axes` alone."""
+        holding = self._state.holding
+        assert holding is not None
+        counted = [
+            tensor
+            for name, tensor in self.gradients(buckets).items()
+            if holding.layout.is_counted(name, holding.rank, axes)
+        ]
+        if not counted:
+            return torch.zeros((), dtype=self._state.dtype, device=self._state.device)
+        return torch.stack(torch._foreach_norm(counted)).square().sum()
+
+    def place(self, bucket: Bucket, position: int) -> Tensor:
+        """The memory of one gradient of a bucket that travels: whoever makes the gradient may write it here."""
+        self.flat(bucket)
+        return self._views[bucket][position]
+
+    def add(self, bucket: Bucket, tensors: list[Tensor], *, fresh: bool) -> None:
+        """Gradients, then the bucket's scalars, then scalars that no bucket carries."""
+        count = len(bucket.parameters)
+        gradients, scalars = tensors[:count], tensors[count : count + len(bucket.scalars)]
+        loose = tensors[count + len(bucket.scalars) :]
+        tensors.clear()
+        if not gradients and bucket.parameters:
+            self.flat(bucket).zero_()
+        elif bucket.axis is not None or bucket.tied:
+            self.flat(bucket)
+            targets = self._views[bucket] + self._scalars[bucket]
+            _join(targets, [*gradients, *scalars], fresh)
+        elif gradients:
+            if fresh:
+                self._views[bucket] = self._own(bucket, gradients)
+            else:
+                self._views[bucket] = _added(self._views[bucket], gradients)
+        if loose and fresh:
+            self._loose = [tensor.clone() for tensor in loose]
+        elif loose:
+            torch._foreach_add_(self._loose, loose)
+
+    def _own(self, bucket: Bucket, gradients: list[Tensor]) -> list[Tensor]:
+        """Tensors that may be written in place: copies of those that share memory or are broadcast."""
+        if bucket not in self._copies:
+            seen = self._pointers()
+            copies = []
+            for gradient in gradients:
+                if gradient.is_sparse:  # made anew by every backward
+                    copies.append(False)
+                    continue
+                pointer = gradient.untyped_storage().data_ptr()
+                whole = gradient.untyped_storage().nbytes() == gradient.numel() * gradient.element_size()
+                copies.append(not whole or pointer in seen)
+                seen.add(pointer)
+            self._copies[bucket] = copies
+        flags = self._copies[bucket]
+        return [g.clone() if copy else g for g, copy in zip(gradients, flags, strict=True)]
+
+    def _pointers(self) -> set[int]:
+        """The memory of gradients that are kept as they came."""
+        loose = [views for bucket, views in self._views.items() if bucket not in self._flat]
+        return {t.untyped_storage().data_ptr() for views in loose for t in views if not t.is_sparse}
+
+    def scalars(self, buckets: Sequence[Bucket]) -> dict[str, Tensor]:
+        """`total` (and a late `weight`) after the sums."""
+        found = {
+            name: tensor
+            for bucket in buckets
+            for name, tensor in zip(bucket.scalars, self._scalars.get(bucket, ()), strict=False)
+        }
+        names = [name for name in ("total", "weight") if name not in found]
+        return found | dict(zip(names, self._loose, strict=False))
+
+    def gradients(self, buckets: Sequence[Bucket]) -> dict[str, Tensor]:
+        """All gradients by parameter name, as this rank has them."""
+        return {
+            name: tensor
+            for bucket in buckets
+            for name, tensor in zip(bucket.parameters, self._parts(bucket), strict=True)
+            if not name.startswith("buffer:")
+        }
+
+    def _parts(self, bucket: Bucket) -> Sequence[Tensor]:
+        if bucket.group is None:
+            return self._views.get(bucket, ())
+        holding = self._state.holding
+        assert holding is not None
+        return bucket.group.chunk_views(self._kept[bucket], holding.data_coordinate)
+
+    def buffer(self, name: str) -> Tensor:
+        """A buffer that travelled in a bucket."""
+        for bucket, views in self._views.items():
+            if f"buffer:{name}" in bucket.parameters:
+                return views[bucket.parameters.index(f"buffer:{name}")]
+        raise KeyError(name)
+
+    def finish(
+        self,
+        buckets: Sequence[Bucket],
+        *,
+        late_weight: Tensor | None,
+        clip_norm: float | None,
+        squares: Tensor | None = None,
+    ) -> Tensor | None:
+        """Divide by the weight and clip by the global norm; returns the norm where it was needed.
+
+        `squares` is the sum of all squares where this rank does not have all gradients.
+        """
+        if late_weight is None and clip_norm is None:
+            return None
+        if clip_norm is not None:
+            self._coalesce(buckets)
+        tensors = list(self.gradients(buckets).values())
+        if not tensors:
+            return None
+        factor = late_weight.reciprocal() if late_weight is not None else None
+        norm = None
+        if clip_norm is not None:
+            norm = (
+                torch.linalg.vector_norm(torch.stack(torch._foreach_norm(_values(tensors))))
+                if squares is None
+                else squares.sqrt()
+            )
+            norm = norm * factor if factor is not None else norm
+            scale = (clip_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
+            factor = scale * factor if factor is not None else scale
+        assert factor is not None
+        torch._foreach_mul_(_values(tensors), factor)
+        return norm
+
+    def _coalesce(self, buckets: Sequence[Bucket]) -> None:
+        """Give every row of sparse gradients one entry, so that the squares of entries add up to the norm's."""
+        for bucket in buckets:
+            if any(view.is_sparse for view in self._views.get(bucket, ())):
+                self._views[bucket] = [v.coalesce() if v.is_sparse else v for v in self._views[bucket]]
+
+    def hand_over(self, buckets: Sequence[Bucket]) -> None:
+        """Put the gradients where the optimizer looks for them."""
+        gradients = self.gradients(buckets)
+        if self.on_ready is not None:
+            self.on_ready({name: g.to_dense() if g.is_sparse else g for name, g in gradients.items()})
+        for name, gradient in gradients.items():
+            self._state.parameters[name].grad = gradient
+
+    def take_back(self, buckets: Sequence[Bucket]) -> None:
+        """Free gradients that are made anew every step."""
+        for bucket in buckets:
+            if bucket.axis is None and not bucket.tied:
+                for name in bucket.parameters:
+                    self._state.parameters[name].grad = None
+                self._views.pop(bucket, None)
+
+
+def _values(gradients: list[Tensor]) -> list[Tensor]:
+    """Dense tensors to read and write: of sparse gradients, their entries."""
+    return [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
+
+
+def _added(sums: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+    """Dense ones in place; sparse ones become longer."""
+    if not any(tensor.is_sparse for tensor in (*sums, *gradients)):
+        torch._foreach_add_(sums, gradients)
+        return sums
+    return [g + s if s.is_sparse else s.add_(g) for s, g in zip(sums, gradients, strict=True)]
+
+
+def _join(targets: list[Tensor], sources: list[Tensor], fresh: bool) -> None:
+    """Into tensors that travel, which are dense."""
+    sources = [source.to_dense() if source.is_sparse else source for source in sources]
+    if fresh:
+        moved = [(t, s) for t, s in zip(targets, sources, strict=True) if t.data_ptr() != s.data_ptr()]
+        if moved:  # the others were made in their place
+            torch._foreach_copy_([target for target, _ in moved], [source for _, source in moved])
+    else:
+        torch._foreach_add_(targets, sources)

@@ -1,0 +1,428 @@
+"""One rank at work: executes its instructions on real tensors.
+
+In: a program, this rank's share of the batch. Out: changed parameters, the step's loss. It is the same under both
+real interpreters: the worker gives it links between processes, the serial interpreter mailboxes. `execute` is a
+generator that yields while another rank has to move first; in a process it never yields.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from plait.graph.ops.random import random_key
+from plait.job.data.loader import Share
+from plait.plan.plan import DATA
+from plait.program import instructions as ins
+from plait.program.cost.places import places_of
+from plait.program.program import Bucket, Program, RankProgram, Value
+from plait.run.interpret.averaging import Averaging
+from plait.run.interpret.compression import Compressor
+from plait.run.interpret.eager import run_eagerly
+from plait.run.interpret.gradients import GradientStore
+from plait.run.interpret.state import ModelState
+from plait.run.link.links import Finished, Handle, Links
+from plait.run.link.messages import pack, room, unpack
+
+
+class Observer(Protocol):
+    """Told of every instruction: the board that the launcher watches, and the trace."""
+
+    def entering(self, step: int, instruction: ins.Instruction, waiting: bool) -> None: ...
+
+    def done(self, step: int, instruction: ins.Instruction, start_ns: int, end_ns: int) -> None: ...
+
+
+class ServerPort(Protocol):
+    """A worker's way to the servers."""
+
+    def push(self, index: int, bucket: Bucket, flat: Tensor, step: int) -> None: ...
+
+    def push_buffers(self, tensors: Sequence[Tensor], step: int) -> None: ...
+
+    def pull(self, index: int, step: int) -> Handle: ...
+
+
+class CenterPort(Protocol):
+    """A worker's way to easgd's center."""
+
+    def exchange(self, index: int, flat: Tensor, strength: float, step: int) -> Handle: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepOutcome:
+    """What is known after a step; reading the numbers waits for the device."""
+
+    total: Tensor
+    weight: Tensor | float
+    norm: Tensor | None
+    """Global norm of the gradients before clipping, where it was computed."""
+
+    @property
+    def loss(self) -> float:
+        """The mean over the whole batch."""
+        return float(self.total / self.weight)  # one read: on a GPU each one waits for the device
+
+
+class Machine:
+    """Executes programs for one rank."""
+
+    def __init__(self, rank: int, state: ModelState, links: Links, observer: Observer) -> None:
+        self.rank = rank
+        self.state = state
+        self.links = links
+        self.observer = observer
+        self.store = GradientStore(state, links)
+        self.averaging = Averaging(state, links)
+        self.compressor = Compressor(links)
+        self.port: ServerPort | None = None
+        """The way to servers, where there are any."""
+        self.center: CenterPort | None = None
+        """The way to easgd's center, where another rank has it."""
+        self.outcome: StepOutcome | None = None
+        """Of the last step; None where this rank had no samples of its own."""
+        self.bytes_sent = 0
+        """In all collectives and messages so far; a collective counts what it gathers or sums once."""
+        self.slowdown = 1.0
+        """How much longer this rank takes to compute than it needs: for trying out a straggler."""
+        self._values: dict[str, Any] = state.values()
+        self._pending: dict[int, tuple[Handle, ins.Collective | ins.Recv | ins.Pull | ins.Exchange]] = {}
+        self._sent: list[Handle] = []
+        self._constants: dict[int, dict[str, Tensor]] = {}
+        self._places: dict[str, tuple[Bucket, int]] = {}
+        self._places_by_program: dict[int, dict[str, tuple[Bucket, int]]] = {}
+        self._program: Program | None = None
+        self._shares: Sequence[Share] = ()
+        self._step = 0
+        self._own: RankProgram | None = None
+        self._buckets: tuple[Bucket, ...] = ()
+        self._axes: list[str] = []
+        self._coordinates: tuple[int, ...] = ()
+        self._norm: Tensor | None = None
+        self._run: dict[type, Callable[[Any], None]] = {
+            ins.Load: self._load,
+            ins.Compute: self._compute,
+            ins.Opaque: self._opaque,
+            ins.Collective: self._collective,
+            ins.Send: self._send,
+            ins.Recv: self._recv,
+            ins.Join: self._join,
+            ins.Tally: self._tally,
+            ins.Tangent: self._tangent,
+            ins.Accumulate: self._accumulate,
+            ins.Compress: self._compress,
+            ins.Decompress: self._decompress,
+            ins.Keep: self._keep,
+            ins.SquareSum: self._square_sum,
+            ins.Finish: self._finish,
+            ins.Stash: self._stash,
+            ins.Update: self._update,
+            ins.Commit: self._commit,
+            ins.Push: self._push,
+            ins.PushBuffers: self._push_buffers,
+            ins.Pull: self._pull,
+            ins.Outcome: self._outcome,
+            ins.Flatten: self._average,
+            ins.Lookahead: self._average,
+            ins.Momentum: self._average,
+            ins.Exchange: self._exchange,
+            ins.Mix: self._average,
+        }
+
+    def execute(self, program: Program, step: int, shares: Sequence[Share]) -> Iterator[None]:
+        """One step, under the caller's `torch.no_grad`: a generator must not change the mode of its caller."""
+        own = program.of(self.rank)
+        self._program, self._shares, self._step, self._norm = program, shares, step, None
+        self._own, self._buckets = own, own.buckets
+        self._axes = [name for name, _ in program.plan.mesh.axes]
+        self._coordinates = program.plan.mesh.coordinates(self.rank)
+        self.averaging.begin(program.plan)
+        self._values |= self._constants_of(own)
+        self._places = self._places_of(program, own)
+        entering, done, clock = self.observer.entering, self.observer.done, time.perf_counter_ns
+        for instruction in own.instructions:
+            start = clock()
+            if isinstance(instruction, ins.Wait):
+                entering(step, instruction, True)
+                handle, started = self._pending.pop(instruction.of)
+                while not handle.ready():
+                    yield
+                self._arrive(started, handle.result())
+            else:
+                entering(step, instruction, False)
+                self._run[type(instruction)](instruction)
+                if self.slowdown > 1 and isinstance(instruction, ins.Compute | ins.Opaque):
+                    time.sleep((self.slowdown - 1) * (clock() - start) / 1e9)
+            for name in instruction.frees:
+                self._values.pop(name, None)
+            done(step, instruction, start, clock())
+        for handle in self._sent:
+            while not handle.ready():
+                yield
+            handle.result()
+        self._sent.clear()
+        self.state.steps_done = step + 1
+        self.outcome = None
+        if shares:
+            self.outcome = StepOutcome(
+                total=self._values.pop("total"), weight=self._values.pop("weight"), norm=self._norm
+            )
+
+    def _constants_of(self, own: RankProgram) -> dict[str, Tensor]:
+        key = id(own)
+        if key not in self._constants:
+            device, dtype = self.state.device, self.state.dtype
+            self._constants[key] = {
+                name: tensor.to(
+                    device, dtype if tensor.is_floating_point() and dtype == torch.float64 else None
+                )
+                for name, tensor in own.constants.items()
+            }
+        return self._constants[key]
+
+    def _places_of(self, program: Program, own: RankProgram) -> dict[str, tuple[Bucket, int]]:
+        """Gradients that may be made in their bucket, and where."""
+        key = id(own)
+        if key not in self._places_by_program:
+            places = places_of(own, program.layout.zero)
+            self._places_by_program[key] = {
+                name: (own.buckets[index], position) for name, (index, position) in places.items()
+            }
+        return self._places_by_program[key]
+
+    def _load(self, instruction: ins.Load) -> None:
+        number = instruction.micro_batch
+        assert number is not None
+        share = self._shares[number]
+        leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(share.batch) if isinstance(leaf, Tensor)]
+        for index, leaf in enumerate(leaves):
+            self._values[f"{number}/batch.{index}"] = self.state.place(leaf)
+        key = f"{number}/key"
+        if key not in instruction.frees:  # nobody reads it where the model draws no random numbers
+            self._values[key] = random_key(
+                seed=self.state.job.seed,
+                step=self._step,
+                micro_batch=number,
+                first_sample=share.offset,
+                device=self.state.device,
+            )
+        for axis, coordinate in zip(self._axes, self._coordinates, strict=True):
+            self._values[f"{number}/offset:{axis}"] = share.offset if axis == DATA else coordinate
+
+    def _compute(self, instruction: ins.Compute) -> None:
+        assert self._program is not None
+        values = self._values
+        segment = self._program.of(self.rank).segments[instruction.segment]
+        args = [values[name] for name in instruction.reads]
+        for name in instruction.frees:  # the segment drops its inputs one by one; nobody else may hold them
+            values.pop(name, None)
+        if segment.fillable:
+            wanted = [self._places.get(instruction.writes[position]) for position in segment.fillable]
+            results = segment.run(args, [self.store.place(*place) if place else None for place in wanted])
+        else:
+            results = segment.run(args)
+        values.update(zip(instruction.writes, results, strict=True))
+
+    def _opaque(self, instruction: ins.Opaque) -> None:
+        number = instruction.micro_batch
+        assert number is not None
+        results = run_eagerly(self.state, self._shares[number], instruction.parameters, self._step, number)
+        self._values.update(zip(instruction.writes, results, strict=True))
+
+    def _collective(self, instruction: ins.Collective) -> None:
+        name = instruction.reads[0]
+        out = None
+        if name.startswith("bucket:"):
+            tensor = self.store.flat(self._bucket(int(name.removeprefix("bucket:"))))
+        else:
+            tensor = self._values[name]
+            if instruction.op == "all_reduce" and instruction.writes != instruction.reads:
+                tensor = tensor.clone(memory_format=torch.contiguous_format)
+        if name.startswith("chunk:"):
+            assert self.state.holding is not None
+            out = self.state.holding.room(int(name.removeprefix("chunk:")))
+        self.bytes_sent += instruction.num_bytes
+        self._pending[instruction.id] = (self.links.start(instruction, tensor, out), instruction)
+
+    def _send(self, instruction: ins.Send) -> None:
+        name = instruction.reads[0]
+        if name.startswith(("bucket:", "shard:")):
+            flat = self._part(name).reshape(-1).view(torch.uint8)
+        else:
+            tensors = [self._values[name] for name in instruction.reads]
+            flat = pack(tensors, self._described(instruction.reads))
+        self.bytes_sent += instruction.num_bytes
+        handle = self.links.send(instruction, flat)
+        if not isinstance(
+            handle, Finished
+        ):  # else it has left: its memory is free long before the end of the step
+            self._sent.append(handle)
+
+    def _recv(self, instruction: ins.Recv) -> None:
+        name = instruction.writes[0]
+        if name.startswith("part:"):
+            like = self._part(f"bucket:{name.split(':')[1]}")
+            flat = torch.empty_like(like).reshape(-1).view(torch.uint8)
+        else:
+            flat = room(self._described(instruction.writes), self.state.device)
+        self._pending[instruction.id] = (self.links.receive(instruction, flat), instruction)
+
+    def _described(self, names: Sequence[str]) -> list[Value]:
+        assert self._own is not None
+        return [self._own.values[name] for name in names]
+
+    def _part(self, name: str) -> Tensor:
+        """What this rank has of a bucket before tied parts are added: the sums of its own shard, or all."""
+        return self.store.whole_or_kept(self._bucket(int(name.split(":")[1])))
+
+    def _join(self, instruction: ins.Join) -> None:
+        parts = {instruction.own: self._part(instruction.reads[0])}
+        parts |= {
+            at: self._values[name] for at, name in zip(instruction.parts, instruction.reads[1:], strict=True)
+        }
+        first, *rest = (parts[at] for at in sorted(parts))
+        total = first.clone()
+        for part in rest:
+            total.add_(part)
+        parts[instruction.own].copy_(total)
+
+    def _arrive(self, started: ins.Collective | ins.Recv | ins.Pull | ins.Exchange, result: Tensor) -> None:
+        if isinstance(started, ins.Pull):
+            return  # written to the parameters as it came
+        if isinstance(started, ins.Recv):
+            if started.writes[0].startswith("part:"):
+                like = self._part(f"bucket:{started.writes[0].split(':')[1]}")
+                self._values[started.writes[0]] = result.view(like.dtype).view(like.shape)
+            else:
+                views = unpack(result, self._described(started.writes))
+                self._values.update(zip(started.writes, views, strict=True))
+            return
+        name = started.reads[0]
+        if name.startswith("chunk:"):
+            assert self._program is not None
+            group = self._program.layout.groups[int(name.removeprefix("chunk:"))]
+            self._values.update(zip(started.writes, group.views(result), strict=True))
+        else:
+            self._values[started.writes[0]] = result
+
+    def _tally(self, instruction: ins.Tally) -> None:
+        parts = [self._values[name] for name in instruction.reads]
+        if not parts:
+            zero = torch.zeros((), dtype=self.state.dtype, device=self.state.device)
+            self._values[instruction.writes[0]] = zero
+            return
+        total = torch.stack(parts).sum() if len(parts) > 1 else parts[0].clone()
+        self._values[instruction.writes[0]] = total
+
+    def _tangent(self, instruction: ins.Tangent) -> None:
+        name = instruction.writes[0]
+        if instruction.weight is None:
+            self._values[name] = self._values[instruction.reads[0]].reciprocal()
+        else:
+            self._values[name] = torch.full(
+                (), 1.0 / instruction.weight, dtype=self.state.dtype, device=self.state.device
+            )
+
+    def _bucket(self, index: int) -> Bucket:
+        return self._buckets[index]
+
+    def _accumulate(self, instruction: ins.Accumulate) -> None:
+        bucket = self._bucket(instruction.bucket)
+        tensors = [self._values[name] for name in instruction.reads]
+        for name in instruction.frees:
+            self._values.pop(name, None)
+        self.store.add(bucket, tensors, fresh=instruction.fresh)
+        self._values[f"bucket:{instruction.bucket}"] = None
+
+    def _compress(self, instruction: ins.Compress) -> None:
+        assert self._program is not None
+        bucket, before = self._bucket(instruction.bucket), [self._values[n] for n in instruction.reads[1:]]
+        self._values[instruction.writes[0]] = self.compressor.compress(
+            bucket, self.store.flat(bucket), self._program.plan.sync, instruction.part, *before or (None,)
+        )
+
+    def _decompress(self, instruction: ins.Decompress) -> None:
+        assert self._program is not None
+        bucket, sums = self._bucket(instruction.bucket), [self._values[name] for name in instruction.reads]
+        self.compressor.decompress(bucket, self.store.flat(bucket), self._program.plan.sync, sums)
+
+    def _keep(self, instruction: ins.Keep) -> None:
+        name = instruction.reads[0]
+        part, self._values[name] = self._values[name], None
+        self.store.keep(self._bucket(instruction.bucket), part, fresh=instruction.fresh)
+
+    def _square_sum(self, instruction: ins.SquareSum) -> None:
+        self._values["squares"] = self.store.squares(self._buckets, instruction.axes)
+
+    def _finish(self, instruction: ins.Finish) -> None:
+        assert self._program is not None
+        program = self._program
+        scalars = self.store.scalars(self._buckets)
+        self._values["total"] = scalars["total"].clone()
+        weight: Any = program.total_weight
+        if instruction.late_weight:
+            weight = scalars["weight"].clone()
+        elif weight is None:
+            weight = self._values["weight"]
+        self._values["weight"] = weight
+        self._norm = self.store.finish(
+            self._buckets,
+            late_weight=weight if instruction.late_weight else None,
+            clip_norm=instruction.clip_norm,
+            squares=self._values.get("squares"),
+        )
+
+    def _push(self, instruction: ins.Push) -> None:
+        assert self.port is not None
+        bucket = self._bucket(instruction.bucket)
+        self.port.push(instruction.bucket, bucket, self.store.flat(bucket), self._step)
+
+    def _push_buffers(self, instruction: ins.PushBuffers) -> None:
+        assert self.port is not None
+        self.port.push_buffers([self.state.buffers[name] for name in instruction.buffers], self._step)
+
+    def _pull(self, instruction: ins.Pull) -> None:
+        assert self.port is not None
+        self._pending[instruction.id] = (self.port.pull(instruction.bucket, self._step), instruction)
+
+    def _outcome(self, instruction: ins.Outcome) -> None:
+        assert self._program is not None
+        scalars = self.store.scalars(self._buckets)
+        weight: Any = self._program.total_weight
+        if instruction.late_weight:
+            weight = scalars["weight"].clone()
+        self._values["total"] = scalars["total"].clone()
+        self._values["weight"] = self._values["weight"] if weight is None else weight
+
+    def _stash(self, instruction: ins.Stash) -> None:
+        for source, name in zip(instruction.reads, instruction.writes, strict=True):
+            self._values[name] = self._values[source].clone()
+
+    def _update(self, instruction: ins.Update) -> None:
+        self.state.schedule.apply(self.state.optimizer, self._step)
+        self.store.hand_over(self._buckets)
+        self.state.optimizer.step()
+        self.store.take_back(self._buckets)
+
+    def _commit(self, instruction: ins.Commit) -> None:
+        for name, source in zip(instruction.buffers, instruction.reads, strict=True):
+            new = self.store.buffer(name) if source.startswith("bucket:") else self._values[source]
+            self.state.buffers[name].copy_(new)
+
+    def _average(self, instruction: ins.Flatten | ins.Lookahead | ins.Momentum | ins.Mix) -> None:
+        assert self._program is not None and self._own is not None
+        flat = self._own.averages[instruction.flat]
+        self.averaging.execute(instruction, flat, self._program.plan, self._values)
+
+    def _exchange(self, instruction: ins.Exchange) -> None:
+        assert self._program is not None and self.center is not None
+        plan, flat = self._program.plan, self._values[instruction.reads[0]]
+        self.state.schedule.apply(self.state.optimizer, self._step)
+        strength = (
+            1 / plan.mesh.size if instruction.rule == "share" else self.averaging.rate * plan.elastic.rho
+        )
+        handle = self.center.exchange(instruction.flat, flat, strength, self._step)
+        self._pending[instruction.id] = (handle, instruction)

@@ -1,0 +1,237 @@
+"""The tensors that outlive a step on one rank: parameters, buffers, optimizer state.
+
+In: a job, and where its parameters are held. Out: the user's own module and optimizer on this rank's device, and both
+ways between them and a checkpoint, which always holds whole tensors under the user's names.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait.job.job import Job
+from plait.job.schedule import Schedule
+from plait.plan.plan import PIPE
+from plait.run.checkpoint.state import (
+    OptimizerState,
+    TrainingState,
+    collect_model,
+    collect_optimizer,
+    restore_model,
+    restore_optimizer,
+)
+from plait.run.interpret.holding import Exchange, Holding
+from plait.run.start.agreement import digest_of
+
+
+class ModelState:
+    """One rank's part of what is trained: all of it, or what a `Holding` says."""
+
+    def __init__(
+        self,
+        job: Job,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        holding: Holding | None = None,
+    ) -> None:
+        self.job = job
+        self.device = device
+        self.dtype = dtype
+        self.holding = holding
+        model = job.build_model()
+        if model is job.model:  # the user's own instance stays as it was given
+            model = copy.deepcopy(model)
+        if dtype != torch.float32:
+            model = model.to(dtype)
+        self.model: nn.Module = (model.to(device) if holding is None else model).train()
+        self._digest = self._digest_of_model() if holding is not None else None
+        """Of the whole model, where this rank is about to let go of it."""
+        whole = dict(self.model.named_parameters())
+        self._shapes = {name: parameter.shape for name, parameter in whole.items()}
+        self.parameters: dict[str, nn.Parameter] = whole
+        self.optimizer = job.build_optimizer([(n, p) for n, p in whole.items() if p.requires_grad])
+        self._groups: list[list[str]] = _names_of_groups(self.optimizer, whole)
+        if holding is not None:
+            self.parameters = holding.adopt(whole)
+            holding.point(self.optimizer, whole)
+            self._let_go()
+            for name, buffer in self.model.named_buffers():
+                _set_buffer(self.model, name, buffer.to(device))
+        self.buffers: dict[str, Tensor] = dict(self.model.named_buffers())
+        self.named = [(name, p) for name, p in self.parameters.items() if p.requires_grad]
+        self.schedule = Schedule(job.schedule, self.optimizer)
+        self.steps_done = 0
+
+    def digest(self) -> str:
+        """Of the whole model as it was built or loaded; to be asked for before the first step."""
+        return self._digest if self._digest is not None else self._digest_of_model()
+
+    def _digest_of_model(self) -> str:
+        return digest_of(dict(self.model.named_parameters()) | dict(self.model.named_buffers()))
+
+    def values(self) -> dict[str, Any]:
+        """What instructions call these tensors."""
+        if self.holding is not None:
+            named: dict[str, Any] = dict(self.holding.values())
+        else:
+            named = {f"parameter:{name}": p.detach() for name, p in self.parameters.items()}
+        return named | {f"buffer:{name}": buffer for name, buffer in self.buffers.items()}
+
+    def place(self, leaf: Tensor) -> Tensor:
+        """A tensor of a batch on this rank's device, in its floating dtype where it has one."""
+        return leaf.to(self.device, self.dtype if leaf.is_floating_point() else leaf.dtype, non_blocking=True)
+
+    @contextmanager
+    def whole_model(self, exchange: Exchange | None) -> Iterator[nn.Module]:
+        """The user's module with all of its parameters, for as long as somebody needs to run it."""
+        if self.holding is None:
+            yield self.model
+            return
+        assert exchange is not None
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                part = self._part(name, parameter.dtype)
+                parameter.data = self.holding.assemble(name, part, exchange).to(self.device)
+            self._share_buffers(exchange)
+        try:
+            yield self.model
+        finally:
+            self._let_go()
+
+    def _part(self, name: str, dtype: torch.dtype) -> Tensor:
+        """This rank's part of a parameter: nothing where another stage has it."""
+        if name in self.parameters:
+            return self.parameters[name].detach()
+        return torch.empty(0, dtype=dtype, device=self.device)
+
+    def _share_buffers(self, exchange: Exchange) -> None:
+        """Take over the buffers that other stages have changed."""
+        assert self.holding is not None
+        layout = self.holding.layout
+        if not layout.buffer_owners:
+            return
+        own = layout.mesh.coordinate(self.holding.rank, PIPE)
+        changed = {n: self.buffers[n].cpu() for n, owner in layout.buffer_owners.items() if owner == own}
+        for rank, told in enumerate(exchange.tell(changed)):
+            for name, value in told.items():
+                if layout.mesh.coordinate(rank, PIPE) == layout.buffer_owners[name]:
+                    self.buffers[name].copy_(value)
+
+    def _let_go(self) -> None:
+        for parameter in self.model.parameters():
+            parameter.data = torch.empty(0, dtype=parameter.dtype, device=self.device)
+
+    def to_checkpoint(self, extra: dict[str, Any], exchange: Exchange | None = None) -> TrainingState:
+        """Everything that the next step depends on; where ranks hold parts, all of them must call it."""
+        parameters, buffers, aliases, transient = collect_model(self.model)
+        optimizer = collect_optimizer(self.optimizer, self.named)
+        if self.holding is not None:
+            assert exchange is not None
+            self._share_buffers(exchange)
+            parameters = {
+                name: self.holding.assemble(name, self._part(name, held.dtype), exchange)
+                for name, held in parameters.items()
+            }
+            optimizer = self._whole_optimizer(optimizer, exchange)
+        return TrainingState(
+            step=self.steps_done,
+            parameters=parameters,
+            buffers=buffers,
+            aliases=aliases,
+            transient=transient,
+            optimizer=optimizer,
+            schedule=self.schedule.state_dict(),
+            extra=extra,
+        )
+
+    def _whole_optimizer(self, state: OptimizerState, exchange: Exchange) -> OptimizerState:
+        assert self.holding is not None
+        holding, layout = self.holding, self.holding.layout
+        own = {
+            name: {
+                key: ("part", value.dtype) if holding.is_like(name, value) else ("value", value.cpu())
+                for key, value in sorted(entries.items())
+            }
+            for name, entries in state.tensors.items()
+        }
+        known = exchange.tell((own, state.values)) if layout.owners else [(own, state.values)]
+        kinds: dict[str, Any] = {}
+        values: dict[str, Any] = {}
+        for told, numbers in known:
+            kinds = told | kinds
+            values = numbers | values
+        tensors: dict[str, dict[str, Tensor]] = {}
+        for name in [name for names in self._groups for name in names if name in kinds]:
+            for key, (kind, what) in kinds[name].items():
+                if kind == "part":
+                    mine = state.tensors.get(name, {}).get(key)
+                    part = torch.empty(0, dtype=what, device=self.device) if mine is None else mine
+                    tensors.setdefault(name, {})[key] = holding.assemble(name, part, exchange)
+                else:
+                    tensors.setdefault(name, {})[key] = what
+        groups = [
+            group | {"names": names, "shapes": [list(self._shapes[name]) for name in names]}
+            for group, names in zip(state.groups, self._groups, strict=True)
+        ]
+        return replace(state, tensors=tensors, values=values, groups=groups)
+
+    def load(self, state: TrainingState) -> None:
+        """Continue from a checkpoint, whatever plan wrote it."""
+        optimizer = state.optimizer
+        if self.holding is None:
+            restore_model(self.model, state)
+        else:
+            with self._whole_from(state):
+                restore_model(self.model, state)
+                self.holding.load(dict(self.model.named_parameters()))
+            optimizer = self._own_part(optimizer)
+        restore_optimizer(self.optimizer, self.named, optimizer)
+        self.schedule.load_state_dict(state.schedule)
+        self.steps_done = state.step
+        if self.holding is not None:
+            self._digest = digest_of(state.parameters | state.buffers)
+
+    @contextmanager
+    def _whole_from(self, state: TrainingState) -> Iterator[None]:
+        """The module with whole parameters for a moment, so that names and shapes are checked as always."""
+        for name, parameter in self.model.named_parameters():
+            parameter.data = torch.empty(self._shapes[name], dtype=parameter.dtype)
+        try:
+            yield
+        finally:
+            self._let_go()
+
+    def _own_part(self, state: OptimizerState) -> OptimizerState:
+        assert self.holding is not None
+        layout, rank = self.holding.layout, self.holding.rank
+        tensors = {
+            name: {
+                key: layout.take(name, value, rank).contiguous()
+                if value.shape == self._shapes.get(name) and value.dim() > 0
+                else value
+                for key, value in entries.items()
+            }
+            for name, entries in state.tensors.items()
+            if name in self.parameters
+        }
+        groups = []
+        for group in state.groups:
+            names = [name for name in group["names"] if name in self.parameters]
+            groups.append(group | {"names": names, "shapes": [list(self.parameters[n].shape) for n in names]})
+        return replace(state, tensors=tensors, groups=groups)
+
+
+def _names_of_groups(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
+) -> list[list[str]]:
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    return [[names[id(p)] for p in group["params"] if id(p) in names] for group in optimizer.param_groups]
+
+
+def _set_buffer(model: nn.Module, name: str, tensor: Tensor) -> None:
+    path, _, last = name.rpartition(".")
+    model.get_submodule(path)._buffers[last] = tensor

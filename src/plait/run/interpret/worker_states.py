@@ -1,0 +1,112 @@
+"""What single workers have that the mean of all does not show: kept in a checkpoint, given back where it fits.
+
+In: a worker's model, optimizer and averages. Out: tensors by name (`worker 1/parameter/fc.weight`, `center/fc.weight`)
+that lie beside the mean in a checkpoint. A run that resumes under the same rule with as many workers goes on exactly
+as if it had not stopped; with another number it keeps the center and the outer momentum, and starts all workers from
+the mean, with the optimizer state of the first. Any other plan takes just these.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from plait.plan.plan import Plan
+from plait.program.averaging import averages
+from plait.program.program import Value
+from plait.run.checkpoint.state import TrainingState, collect_optimizer, restore_optimizer
+from plait.run.interpret.averaging import Averaging
+from plait.run.interpret.state import ModelState
+from plait.run.link.messages import pack, room, unpack
+
+
+def with_workers(
+    saved: TrainingState, state: ModelState, averaging: Averaging, plan: Plan, rank: int
+) -> TrainingState:
+    """The state to be saved with those of all workers beside it; all of them must call it, rank 0's counts.
+
+    `state` is the worker's own, not the mean of all.
+    """
+    if not averages(plan):
+        return saved
+    own, numbers = _own(state, averaging, plan)
+    told, tensors = _gather(own, numbers, rank, plan.mesh.size, state.device)
+    beside = {
+        f"worker {number}/{name}": t for number, found in enumerate(tensors) for name, t in found.items()
+    }
+    beside |= {f"center/{name}": tensor for name, tensor in averaging.center.items()}
+    if plan.sync.rule == "diloco":
+        beside |= {f"velocity/{name}": tensor for name, tensor in averaging.velocity.items()}
+    extra = saved.extra | {"workers": {"rule": plan.sync.rule, "count": plan.mesh.size, "numbers": told}}
+    return replace(saved, beside=beside, extra=extra)
+
+
+def restore_workers(
+    saved: TrainingState, state: ModelState, averaging: Averaging, plan: Plan, rank: int
+) -> None:
+    """Give this worker back what it had; `state` has been loaded with the mean."""
+    about = saved.extra.get("workers")
+    if not averages(plan) or about is None or about["rule"] != plan.sync.rule:
+        return
+    averaging.begin(plan)
+    _copy(averaging.center, _within(saved.beside, "center/"))
+    _copy(averaging.velocity, _within(saved.beside, "velocity/"))
+    if about["count"] != plan.mesh.size:
+        return
+    own = _within(saved.beside, f"worker {rank}/")
+    _copy({name: p.detach() for name, p in state.parameters.items()}, _within(own, "parameter/"))
+    _copy(state.buffers, _within(own, "buffer/"))
+    _copy(averaging.velocity, _within(own, "velocity/"))
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for joined, tensor in _within(own, "optimizer/").items():
+        name, _, key = joined.rpartition("/")
+        tensors.setdefault(name, {})[key] = tensor
+    optimizer = replace(saved.optimizer, tensors=tensors, values=about["numbers"][rank])
+    restore_optimizer(state.optimizer, state.named, optimizer)
+
+
+def _own(state: ModelState, averaging: Averaging, plan: Plan) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A worker's tensors, and what its optimizer keeps as plain numbers."""
+    optimizer = collect_optimizer(state.optimizer, state.named)
+    own = {f"parameter/{name}": p.detach() for name, p in state.named}
+    own |= {f"buffer/{name}": buffer for name, buffer in state.buffers.items()}
+    own |= {f"optimizer/{n}/{k}": t for n, entries in optimizer.tensors.items() for k, t in entries.items()}
+    if plan.sync.rule == "easgd":
+        own |= {f"velocity/{name}": tensor for name, tensor in averaging.velocity.items()}
+    return own, optimizer.values
+
+
+def _gather(
+    own: Mapping[str, Tensor], numbers: dict[str, Any], rank: int, ranks: int, device: torch.device
+) -> tuple[list[dict[str, Any]], list[dict[str, Tensor]]]:
+    """(numbers, tensors) of all workers, at rank 0; one message from each of the others."""
+    if ranks == 1:
+        return [numbers], [dict(own)]
+    place = device if dist.get_backend() == "nccl" else torch.device("cpu")
+    placed = {name: tensor.to(place) for name, tensor in own.items()}
+    values = {n: Value(kind="parameter", shape=tuple(t.shape), dtype=t.dtype) for n, t in placed.items()}
+    told: list[Any] = [None] * ranks
+    dist.all_gather_object(told, (values, numbers))
+    if rank > 0:
+        dist.send(pack(list(placed.values()), list(values.values())), 0)
+        return [], []
+    found = [placed]
+    for other in range(1, ranks):
+        wanted = told[other][0]
+        flat = room(list(wanted.values()), place)
+        dist.recv(flat, other)
+        found.append(dict(zip(wanted, unpack(flat, list(wanted.values())), strict=True)))
+    return [entry[1] for entry in told], found
+
+
+def _within(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+@torch.no_grad()
+def _copy(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
+    for name, source in sources.items():
+        targets[name].copy_(source)

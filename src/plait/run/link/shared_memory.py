@@ -1,0 +1,101 @@
+"""Memory that processes of one host share: a file without a name for each rank, which the others open through /proc.
+
+In: sizes. Out: regions as tensors, and a block of counters. The memory vanishes with its processes. It is never used on
+processors that show stores in another order than they were made, which the counters rely on.
+"""
+
+import mmap
+import os
+import platform
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from plait.run.start.board import anonymous_file
+
+RING = 1024
+"""Collectives of one axis that may be under way at once; a rank that is further ahead waits."""
+ARRIVED, DONE, PLACES = 0, 1, 8
+"""Words of a control block: how many collectives a rank has started, finished, and where its tensors lie."""
+PLACE_WORDS = 3
+"""Of each tensor: the offset and the size of its region, and the byte in it where the tensor starts."""
+_BLOCK_WORDS = PLACES + PLACE_WORDS * RING
+
+
+class Region:
+    """A piece of one rank's shared file, mapped here."""
+
+    __slots__ = ("bytes", "offset", "size")
+
+    def __init__(self, file: int, offset: int, size: int) -> None:
+        self.offset = offset
+        self.size = size
+        self.bytes = torch.frombuffer(mmap.mmap(file, size, offset=offset), dtype=torch.uint8)
+
+    def tensor(self, count: int, dtype: torch.dtype, start: int = 0) -> Tensor:
+        """Elements from byte `start` on, as a flat tensor."""
+        return self.bytes[start : start + count * dtype.itemsize].view(dtype)
+
+
+class Arena:
+    """One rank's shared file: control blocks, then regions one after another. Only its owner makes it longer."""
+
+    def __init__(self, file: int, pid: int, num_blocks: int) -> None:
+        self.file = file
+        self.pid = pid
+        self._words = memoryview(mmap.mmap(file, 8 * _BLOCK_WORDS * num_blocks)).cast("Q")
+        self._end = _rounded(8 * _BLOCK_WORDS * num_blocks)
+        self._regions: dict[int, Region] = {}
+
+    @classmethod
+    def create(cls, num_blocks: int) -> Self:
+        """The own one, with a control block for each group of ranks that it meets."""
+        file = anonymous_file("plait-gradients")
+        os.posix_fallocate(file, 0, _rounded(8 * _BLOCK_WORDS * num_blocks))
+        return cls(file, os.getpid(), num_blocks)
+
+    def block(self, index: int) -> memoryview:
+        """The words of one group."""
+        return self._words[index * _BLOCK_WORDS : (index + 1) * _BLOCK_WORDS]
+
+    def extend(self, num_bytes: int) -> Region:
+        """A new region. The memory is claimed at once: a full host is an error here, not a crash at a later write."""
+        size = _rounded(max(1, num_bytes))
+        os.posix_fallocate(self.file, self._end, size)
+        region = self._regions[self._end] = Region(self.file, self._end, size)
+        self._end += size
+        return region
+
+    def region(self, offset: int, size: int) -> Region:
+        """A region that its owner has told of."""
+        if offset not in self._regions:
+            self._regions[offset] = Region(self.file, offset, size)
+        return self._regions[offset]
+
+
+def is_suitable() -> bool:
+    """Linux, for files without a name; and a processor that shows stores in their order, as the counters rely on it."""
+    return os.path.exists("/proc/self/ns/pid") and platform.machine() in ("x86_64", "AMD64", "i686")
+
+
+def host() -> str:
+    """Equal for processes that see each other's ids."""
+    if not is_suitable():
+        return ""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or a zombie that its parent has not yet noticed."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def _rounded(num_bytes: int) -> int:
+    page = mmap.ALLOCATIONGRANULARITY
+    return -(-num_bytes // page) * page

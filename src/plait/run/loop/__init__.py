@@ -1,0 +1,1 @@
+"""A rank's run, step after step, and what it writes down."""

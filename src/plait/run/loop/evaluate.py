@@ -1,0 +1,107 @@
+"""Measure the model on held-out data, all ranks together; decide when training is done.
+
+In: the model, the job's evaluation data. Out: metrics over all of it, each sample counted once, the same on
+every rank.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from plait.job.data.source import Source, Stream
+from plait.job.job import Job, Until
+from plait.job.order import split
+from plait.run.interpret.eager import total_and_weight
+from plait.run.interpret.state import ModelState
+
+Sum = Callable[[Tensor], Tensor]
+"""Adds a tensor up over all ranks."""
+
+
+def evaluate(state: ModelState, source: Source, rank: int, ranks: int, add_up: Sum) -> dict[str, float]:
+    """`loss` and the job's metrics over `source`."""
+    job = state.job
+    names = ["loss", *(job.metrics or {})]
+    sums = torch.zeros(len(names), 2, dtype=torch.float64)
+    was_training = state.model.training
+    state.model.eval()
+    try:
+        with torch.no_grad(), state.job.autocast(state.device.type):
+            for count, fetched in _batches(source, job.batch, rank, ranks):
+                batch = pytree.tree_map_only(Tensor, state.place, fetched)
+                for index, (total, weight) in enumerate(_measure(job, state, batch, count)):
+                    sums[index] += torch.tensor([float(total), float(weight)], dtype=torch.float64)
+    finally:
+        state.model.train(was_training)
+    sums = add_up(sums)
+    return {name: float(total / weight) for name, (total, weight) in zip(names, sums, strict=True)}
+
+
+def _batches(source: Source, batch: int, rank: int, ranks: int) -> Iterator[tuple[int, Any]]:
+    """This rank's samples with their number, `batch` at a time over all ranks; of a stream, its part of every batch."""
+    if isinstance(source, Stream):
+        samples = source.samples(0)
+        while chunk := list(itertools.islice(samples, batch)):
+            sizes = split(len(chunk), ranks)
+            own = chunk[sum(sizes[:rank]) : sum(sizes[: rank + 1])]
+            if own:
+                yield len(own), source.collate(own)
+        return
+    assert source.num_samples is not None
+    sizes = split(source.num_samples, ranks)
+    first, end = sum(sizes[:rank]), sum(sizes[: rank + 1])
+    per_rank = max(1, batch // ranks)
+    for start in range(first, end, per_rank):
+        ids = torch.arange(start, min(start + per_rank, end))
+        yield len(ids), source.fetch(ids)
+
+
+def _measure(job: Job, state: ModelState, batch: Any, count: int) -> list[tuple[Any, Any]]:
+    measured: dict[str, Any] = job.measures_of(state.model, batch)
+    found = []
+    for name, value in measured.items():
+        if not isinstance(value, Tensor):
+            found.append(value)
+        elif name == "loss":
+            found.append(total_and_weight(job, batch, count, value))
+        else:
+            found.append((value * count, count))
+    return found
+
+
+class Progress:
+    """Remembers evaluations to tell when the job's `until` is met."""
+
+    def __init__(self, until: Until | None) -> None:
+        self.until = until
+        self.best: float | None = None
+        self.since_best = 0
+
+    def reached(self, measured: dict[str, float]) -> str | None:
+        """Why training should stop after these measurements; None: it should not."""
+        until = self.until
+        if until is None or until.metric not in measured:
+            return None
+        value = measured[until.metric]
+        sign = 1.0 if until.mode == "max" else -1.0
+        if self.best is None or sign * value > sign * self.best:
+            self.best, self.since_best = value, 0
+        else:
+            self.since_best += 1
+        if until.target is not None and sign * value >= sign * until.target:
+            return f"{until.metric} reached {value:.4g} (target {until.target:.4g})"
+        if until.patience is not None and self.since_best >= until.patience:
+            return f"{until.metric} has not improved on {self.best:.4g} for {until.patience} evaluations"
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {"best": self.best, "since_best": self.since_best}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self.best, self.since_best = state.get("best"), state.get("since_best", 0)

@@ -1,0 +1,83 @@
+"""What a run writes down step by step: metrics, evaluations and, on request, sample ids.
+
+In: what rank 0 knows after a step. Out: lines in `metrics.jsonl` and `samples.jsonl`, and events for whoever
+watches; those only every now and then, and always the last one.
+"""
+
+import resource
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from plait.run.loop.folder import LineFile
+
+_SAY_EVERY_S = 0.1
+
+
+class Journal:
+    """The files of one run, open for appending; on resume, what came after the checkpoint is dropped first."""
+
+    def __init__(
+        self, folder: Path, emit: Callable[[dict[str, Any]], None], *, keep_below: int | None, samples: bool
+    ) -> None:
+        self._emit = emit
+        self._files = ExitStack()
+        open_file = self._files.enter_context
+        self._metrics = open_file(LineFile(folder / "metrics.jsonl", keep_below=keep_below))
+        self._samples = (
+            open_file(LineFile(folder / "samples.jsonl", keep_below=keep_below)) if samples else None
+        )
+        self._said_s = 0.0
+        self._unsaid: dict[str, Any] | None = None
+
+    def write_step(self, entry: dict[str, Any], ids: Tensor) -> None:
+        """The metrics of a step and the ids of its samples, over all ranks."""
+        self._metrics.write(entry)
+        if self._samples is not None:
+            self._samples.write({"step": entry["step"], "epoch": entry["epoch"], "ids": ids.tolist()})
+        self._unsaid = entry
+        now = time.monotonic()
+        if now - self._said_s > _SAY_EVERY_S:
+            self._said_s = now
+            self.say_newest()
+
+    def write_evaluation(self, entry: dict[str, Any]) -> None:
+        """What was measured on held-out data after a step."""
+        self.say_newest()
+        self._metrics.write(entry)
+        self._emit({"metrics": entry})
+
+    def say_newest(self) -> None:
+        """Tell of the newest step, if that was not done yet."""
+        if self._unsaid is not None:
+            self._emit({"metrics": self._unsaid})
+            self._unsaid = None
+
+    def flush(self) -> None:
+        """Hand everything to the system, so that it outlives this process."""
+        for file in (self._metrics, self._samples):
+            if file is not None:
+                file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._files.close()
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most memory so far: of the allocator on a GPU, of the whole process elsewhere."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak if sys.platform == "darwin" else peak * 1024)

@@ -1,0 +1,1 @@
+"""Everything that can be found out before a process starts."""

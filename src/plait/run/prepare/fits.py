@@ -1,0 +1,45 @@
+"""Refuse a plan that cannot fit, before any process is started.
+
+In: a compiled program and the memory of a device. Out: nothing, or a `PlanError` with the numbers. Only tensors are
+counted, which a step certainly needs: a plan that is let through may still fail for what an allocator and a driver use
+beside them.
+"""
+
+import torch
+
+from plait.errors import PlanError, UsageError
+from plait.program.cost.update import update_work
+from plait.program.program import Program
+from plait.run.prepare.programs import Programs
+from plait.search.predict.exact import memory_use
+from plait.units import format_bytes, parse_bytes
+
+
+def memory_limit(device: str, told: str | None) -> int | None:
+    """Bytes that a rank may use: as told, else what a CUDA device has; None: nobody knows."""
+    if told is not None:
+        try:
+            return parse_bytes(told)
+        except ValueError as error:
+            raise UsageError(f"memory: {error}.", fix="write it like 70GiB.") from error
+    if device == "cuda" and torch.cuda.is_available():
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    return None
+
+
+def check_fits(programs: Programs, program: Program, limit_bytes: int | None) -> None:
+    """Raise where the tensors of a rank need more than `limit_bytes`."""
+    if limit_bytes is None or programs.capture_error is not None or program.plan.sync.has_servers:
+        return
+    for entry in range(len(program.classes)):
+        rank = program.members.index(entry)
+        update = update_work(program, rank, programs.job.build_optimizer)
+        use = memory_use(program, rank, update, at_once=programs.device.type == "cuda")
+        if use.total > limit_bytes:
+            raise PlanError(
+                f"plan {program.plan.name} does not fit: rank {rank} needs {format_bytes(use.total)} of"
+                f" {format_bytes(limit_bytes)}: parameters {format_bytes(use.parameters)}, gradients"
+                f" {format_bytes(use.gradients)}, optimizer {format_bytes(use.optimizer)}, activations"
+                f" {format_bytes(use.activations)}, buffers {format_bytes(use.buffers)}.",
+                fix="use a plan that cuts more (zero3, tensor, pipe), memory.recompute=full, or a smaller micro-batch.",
+            )

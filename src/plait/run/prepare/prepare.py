@@ -1,0 +1,146 @@
+"""Everything that can be found out before a process starts: the data is opened, the step captured and
+compiled.
+
+In: a job and a plan. Out: the programs of its steps, with the opened data; or one error that names what is
+wrong with the job. The user's model, loss and optimizer have been tried once when it returns. It never starts
+a process.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from plait.errors import JobError, PlaitError
+from plait.graph.from_job import Captures
+from plait.graph.graph import Graph
+from plait.job.checks import problems
+from plait.job.data.open import open_data
+from plait.job.job import Job
+from plait.job.order import micro_batch_sizes, shares
+from plait.job.origin import where
+from plait.job.schedule import Schedule
+from plait.plan.plan import Plan
+from plait.program.program import Program
+from plait.program.segment.recompute import Recomputed, compare
+from plait.run.interpret.eager import try_eagerly
+from plait.run.prepare.elementwise import check_elementwise
+from plait.run.prepare.fits import check_fits
+from plait.run.prepare.programs import Programs
+
+Listener = Callable[[dict[str, Any]], None]
+"""Is told of everything that a person may want to see while it goes on."""
+
+
+def prepare(
+    job: Job,
+    plan: Plan,
+    device: str,
+    dtype: torch.dtype,
+    tell: Listener,
+    captures: Captures | None = None,
+    limit_bytes: int | None = None,
+) -> Programs:
+    """Open the data, check the job against the plan, capture and compile the first step.
+
+    `captures` are graphs of this job that are known already; a plan that needs more than `limit_bytes` is refused.
+    """
+    source = captures.source if captures is not None else open_data(job.data, job.collate)
+    found = [problem.partition("; ") for problem in problems(job, source.num_samples, plan.data_ranks)]
+    if found:
+        raise JobError(
+            "; ".join(what for what, _, _ in found) + ".", fix="; ".join(fix for _, _, fix in found) + "."
+        )
+    programs = Programs(job, source, plan, torch.device(device), dtype, captures)
+    if job.evaluate is not None:
+        programs.held_out = open_data(job.evaluate, job.collate)
+    began = time.perf_counter()
+    compiled = [
+        programs.for_sizes(
+            [shares(size, plan.data_ranks) for size in micro_batch_sizes(count, job.accumulate)]
+        )
+        for count in _step_sizes(job, source.num_samples)
+    ]
+    if programs.capture_error is not None:
+        try_eagerly(job, programs.captures.example)
+    else:
+        _try_optimizer(job, programs.captures.of_size(compiled[0].micro_batches[0]))
+        layout = programs.layout
+        if layout is not None:
+            trained = [name for bucket in compiled[0].buckets for name in bucket.parameters]
+            check_elementwise(job, [(n, layout.parameters[n].shape) for n in trained], plan.name)
+    if plan.sync.has_servers and plan.sync.servers > 1:
+        cut = [zip(bucket.parameters, bucket.shapes, strict=True) for bucket in compiled[0].buckets]
+        check_elementwise(job, [entry for entries in cut for entry in entries], plan.name)
+    check_fits(programs, compiled[0], limit_bytes)
+    tell({"compiled_s": time.perf_counter() - began, "notices": _notices(compiled[0], programs)})
+    return programs
+
+
+def _try_optimizer(job: Job, graph: Graph) -> None:
+    """Build the optimizer and the schedule once, on parameters that take no memory."""
+    nodes = graph.nodes()
+    shapes = [
+        (entry.name, nodes[entry.node].meta["val"])
+        for entry in graph.inputs_of("parameter")
+        if entry.trainable
+    ]
+    named = [(name, nn.Parameter(torch.zeros((), dtype=t.dtype).expand(t.shape))) for name, t in shapes]
+    try:
+        Schedule(job.schedule, job.build_optimizer(named))
+    except PlaitError:
+        raise
+    except Exception as error:
+        place = where(error)
+        raise JobError(
+            f"the optimizer or its schedule failed{f' at {place}' if place else ''}: {type(error).__name__}: {error}",
+            fix="mend that line.",
+        ) from error
+
+
+def _step_sizes(job: Job, num_samples: int | None) -> list[int]:
+    """How many samples steps have: the batch, and what is left for the last step of an epoch if the run gets there."""
+    if num_samples is None:
+        return [job.batch]
+    rest = num_samples % job.batch
+    total = job.total_steps(num_samples)
+    ends_an_epoch = total is not None and total > num_samples // job.batch
+    return [
+        min(job.batch, num_samples),
+        *([rest] if rest and num_samples > job.batch and ends_an_epoch else []),
+    ]
+
+
+def effect_of_recompute(program: Program, programs: Programs) -> Recomputed | None:
+    """What `memory.recompute` saves and adds in a step, by rank; None where nothing runs again."""
+    plan, captures = programs.plan, programs.captures
+    if plan.memory.recompute == "none" or programs.capture_error is not None:
+        return None
+    keeping = replace(plan, memory=replace(plan.memory, recompute="none"))
+    others = Programs(programs.job, captures.source, keeping, programs.device, captures.dtype, captures)
+    return compare(program, others.for_sizes(program.shares))
+
+
+def _recompute_notices(program: Program, programs: Programs) -> list[str]:
+    setting = programs.plan.memory.recompute
+    if setting != "none" and programs.capture_error is not None:
+        return ["memory.recompute has no effect on a model that runs eagerly."]
+    effect = effect_of_recompute(program, programs)
+    name = setting if isinstance(setting, str) else ", ".join(setting)
+    return [] if effect is None else [f"recompute {name}: {effect}."]
+
+
+def _notices(program: Program, programs: Programs) -> list[str]:
+    found = [*programs.choices, *program.notices, *_recompute_notices(program, programs)]
+    if programs.capture_error is None:
+        unused = programs.captures.of_size(program.micro_batches[0]).unused
+        if unused:
+            found.append(f"unused by the loss, not trained: {', '.join(unused)}.")
+    if program.gathered and program.plan.mesh.size > 1:
+        ops = sorted({entry.op for entry in program.gathered if not entry.by_torch})
+        if ops:
+            found.append(f"tensors are gathered on every rank for {', '.join(ops)}: correct, but slower.")
+    return found

@@ -1,0 +1,1 @@
+"""The proof that a plan computes what one process does."""

@@ -1,0 +1,378 @@
+"""Prove that a plan computes what one process computes.
+
+In: a job, a plan. Out: the largest differences in loss, gradients, weights and buffers after k steps, and the
+first tensor that differs beyond the tolerance. The reference is the `single` plan on the same micro-batches.
+
+Tolerances (float64): 1e-9 of the tensor's largest value, with a floor of 1e-12 of the global norm. In fp32:
+losses and the first step's gradients within 1e-5 with a floor of 1e-5 of the global norm; weights within 10
+times of what one process differs from itself when its batch is halved.
+"""
+
+import copy
+import math
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from plait.errors import UsageError
+from plait.graph.from_job import Captures
+from plait.job.job import Job
+from plait.plan.named import resolve
+from plait.plan.plan import Plan
+from plait.run.checkpoint.store import load_checkpoint
+from plait.run.interpret.serial import Reduce, add_up
+from plait.run.prepare.prepare import Listener
+from plait.run.proof.deviation import deviation_of
+from plait.run.proof.serial_run import Record, run_serially
+from plait.run.train import train
+
+_FLOAT64 = 1e-9
+_FP32 = 1e-5
+_BF16 = 2**-6
+"""A bf16 number is off by up to 2**-8; a gradient is the sum of a few parts that were rounded so."""
+_FP32_FLOOR = 1e-4
+_FP32_WEIGHT_LIMIT = 2e-3
+"""What AdamW made of rounding between two right answers, at most; used where the self-difference says nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """The largest difference of one kind."""
+
+    kind: str
+    """loss, gradient, weight, buffer, norm."""
+    name: str
+    """The tensor, with its step."""
+    largest: float
+    """Relative to the tensor's largest value, or to the floor."""
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is within the tolerance; not a number never is."""
+        return self.largest <= self.tolerance
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verification:
+    """What was compared, and what came out."""
+
+    plan: Plan
+    steps: int
+    dtype: str
+    serial: bool
+    differences: tuple[Difference, ...]
+    """The largest of each kind."""
+    first: Difference | None
+    """The first tensor over its tolerance, in the order of computation."""
+    notices: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything is within its tolerance."""
+        return self.first is None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reference:
+    """What one process computes, and how closely others must agree; good for any number of plans."""
+
+    job: Job
+    """As it was run: `steps` steps, in the dtype of the comparison."""
+    steps: int
+    dtype: torch.dtype
+    captures: Captures
+    """The graphs of the job."""
+    record: Record
+    rough: bool
+    """Whether it was not computed in float64 throughout."""
+    tolerance: float
+    """Of losses and gradients."""
+    weight_tolerance: float
+    """Of weights and buffers."""
+
+
+def reference_of(
+    job: Job,
+    *,
+    steps: int = 3,
+    fp32: bool = False,
+    listener: Listener | None = None,
+    captures: Captures | None = None,
+) -> Reference:
+    """Run `steps` steps of the plan `single`; `captures` are graphs of this model on this data that are known."""
+    tell = listener if listener is not None else (lambda event: None)
+    dtype = torch.float32 if fp32 else torch.float64
+    job = replace(job, steps=steps, epochs=None, evaluate=None, evaluate_every=None, metrics=None, until=None)
+    if not fp32:
+        job = replace(in_float64(job), precision="fp32")
+    one = resolve("single", 1)
+    captures = captures if captures is not None else Captures(job, None, dtype)
+    tell({"stage": f"one process, {steps} steps"})
+    record = run_serially(job, one, steps, dtype, captures=captures)
+    tolerance = weight_tolerance = _FLOAT64
+    rough = fp32 or record.rounds_to_float32
+    if rough:
+        tell({"stage": "one process with its batch halved, for the tolerance"})
+        tolerance = _BF16 if job.precision == "bf16" else _FP32
+        difference = _self_difference(job, one, steps, record, dtype, captures)
+        # a model that rounds by itself rounds each sample alone, which halving the batch does not show
+        weight_tolerance = max(tolerance * (10 if record.rounds_to_float32 else 1), difference)
+    return Reference(
+        job=job, steps=steps, dtype=dtype, captures=captures, record=record, rough=rough,
+        tolerance=tolerance, weight_tolerance=weight_tolerance,
+    )  # fmt: skip
+
+
+def verify(
+    job: Job,
+    plan: str | Path | Plan | None = "ddp",
+    ranks: int | None = None,
+    *,
+    steps: int = 3,
+    fp32: bool = False,
+    serial: bool = False,
+    device: str = "cpu",
+    settings: Mapping[str, object] | None = None,
+    mesh: Mapping[str, int] | None = None,
+    reduce: Reduce = add_up,
+    listener: Listener | None = None,
+    against: Reference | None = None,
+) -> Verification:
+    """Run `steps` steps both ways and compare; `against` is this job's reference where it is known already."""
+    if reduce is not add_up and not serial:
+        raise UsageError(
+            "another reduction can be planted in the serial interpreter only.", fix="give serial=True."
+        )
+    chosen = resolve(plan, ranks, settings, mesh)
+    if chosen.pipe.asynchronous and job.accumulate > 1:
+        raise UsageError(
+            f"plan {chosen.name} makes each of the {job.accumulate} micro-batches of a step an update of its own, on "
+            "weights that may be some updates old: no run of one process computes the same.",
+            fix="verify it with accumulate=1, for which both must agree.",
+        )
+    _refuse_what_depends_on_time(chosen)
+    tell = listener if listener is not None else (lambda event: None)
+    known = against if against is not None else reference_of(job, steps=steps, fp32=fp32, listener=tell)
+    job, dtype = known.job, known.dtype
+    deviation = deviation_of(chosen)
+    if deviation is not None:
+        known = _own_reference(known, chosen, deviation, serial, tell)
+    tell({"stage": f"{chosen.name} on {chosen.mesh.size} ranks"})
+    record = (
+        run_serially(job, chosen, known.steps, dtype, reduce=reduce, captures=known.captures)
+        if serial
+        else _run_processes(job, chosen, known.steps, dtype, device, tell)
+    )
+    found = compare(
+        known.record,
+        record,
+        rough=known.rough,
+        tolerance=known.tolerance,
+        weight_tolerance=known.weight_tolerance,
+    )
+    return Verification(
+        plan=chosen,
+        steps=known.steps,
+        dtype=str(dtype).removeprefix("torch."),
+        serial=serial,
+        differences=_largest_by_kind(found),
+        first=next((difference for difference in found if not difference.ok), None),
+        notices=(
+            *record.notices,
+            *_batch_norm_notice(job, record, chosen),
+            *_rounding_notice(known.record),
+            *_deviation_notice(deviation),
+        ),
+    )
+
+
+def _refuse_what_depends_on_time(plan: Plan) -> None:
+    sync, workers = plan.sync, plan.mesh.size
+    if sync.rule == "easgd" and plan.elastic.variant == "async" and workers > 1:
+        raise UsageError(
+            f"what {workers} workers of easgd compute depends on which of them meets the center first.",
+            fix="verify it with --set elastic.variant=round-robin, or =sync.",
+        )
+    free = sync.rule in ("hogwild", "server-async") or (sync.rule == "server-stale" and sync.staleness > 0)
+    if free and workers > 1:
+        bound = ", or with sync.staleness=0" if sync.rule == "server-stale" else ""
+        raise UsageError(
+            f"what {workers} workers of {sync.rule} compute depends on which of them comes first: no run of one "
+            "process computes the same.",
+            fix=f"verify it with --ranks {1 + sync.servers}, whose only worker must equal one process{bound}.",
+        )
+
+
+def _own_reference(known: Reference, plan: Plan, deviation: str, serial: bool, tell: Listener) -> Reference:
+    """What all ranks of a plan that one rank cannot stand for compute in one process."""
+    if serial:
+        raise UsageError(
+            f"{deviation}: no run of one rank computes the same; processes are compared with all ranks in one process.",
+            fix="verify it without --serial.",
+        )
+    tell({"stage": f"{plan.name} on {plan.mesh.size} ranks in one process"})
+    return replace(
+        known, record=run_serially(known.job, plan, known.steps, known.dtype, captures=known.captures)
+    )
+
+
+def _deviation_notice(deviation: str | None) -> list[str]:
+    if deviation is None:
+        return []
+    return [
+        f"{deviation}: one rank computes something else. Compared were processes with all ranks in one process."
+    ]
+
+
+def in_float64(job: Job) -> Job:
+    """The job with its loss module, which may hold class weights, in float64."""
+    if isinstance(job.loss, nn.Module):
+        return replace(job, loss=copy.deepcopy(job.loss).double())
+    return job
+
+
+def _batch_norm_notice(job: Job, record: Record, plan: Plan) -> list[str]:
+    has = any(name.endswith("running_mean") for name in record.buffers)
+    if has and job.batch_norm == "local" and plan.mesh.size > 1:
+        return [
+            "batch_norm='local': each rank normalizes its own share, so a difference from one process is expected."
+        ]
+    if has and plan.sync.rule == "server-stale" and plan.mesh.size > 1:
+        return [
+            "server-stale: each worker normalizes its own share, so a difference from one process is expected."
+        ]
+    return []
+
+
+def _rounding_notice(reference: Record) -> list[str]:
+    if reference.rounds_to_float32:
+        return ["the model casts to float32 by itself, so the tolerances are those of float32."]
+    return []
+
+
+def _run_processes(
+    job: Job, plan: Plan, steps: int, dtype: torch.dtype, device: str, tell: Listener
+) -> Record:
+    with tempfile.TemporaryDirectory(prefix="plait-verify-") as scratch:
+        folder = Path(scratch) / "run"
+        result = train(
+            job,
+            plan,
+            out=folder,
+            dtype=dtype,
+            device=device,
+            record_gradients=True,
+            trace=False,
+            listener=tell,
+        )
+        state = load_checkpoint(folder)
+        gradients = tuple(load_file(path) for path in sorted(folder.glob("gradients-??????.safetensors")))
+    return Record(
+        losses=result.losses,
+        norms=(),
+        gradients=gradients,
+        weights=state.parameters,
+        buffers=state.buffers,
+        spread=0.0,
+        notices=result.notices,
+    )
+
+
+def _self_difference(
+    job: Job, plan: Plan, steps: int, reference: Record, dtype: torch.dtype, captures: Captures
+) -> float:
+    """10 times what one process differs from itself when its batch is halved; noise, not a fault."""
+    doubled = min(job.accumulate * 2, job.batch)
+    halved = run_serially(replace(job, accumulate=doubled), plan, steps, dtype, captures=captures)
+    floor = _norm(reference.weights.values()) * _FP32_FLOOR
+    worst = max(
+        (_relative(reference.weights[n], halved.weights[n], floor) for n in reference.weights), default=0.0
+    )
+    changes_the_model = worst > 1e-2  # batch statistics and random masks depend on the micro-batches
+    return _FP32_WEIGHT_LIMIT if changes_the_model else 10 * worst
+
+
+def compare(
+    reference: Record, record: Record, *, rough: bool, tolerance: float, weight_tolerance: float
+) -> list[Difference]:
+    """Every tensor of two runs, in the order of computation; `rough`: not in float64 throughout."""
+    found = []
+    pairs = zip(reference.losses, record.losses, reference.gradients, record.gradients, strict=True)
+    for step, (loss, other, ours, theirs) in enumerate(pairs):
+        later = rough and step > 0  # from the second step on, AdamW has amplified the rounding of the first
+        allowed = tolerance * (100 if later else 1)
+        found.append(
+            Difference(kind="loss", name=f"step {step}", largest=_number(loss, other), tolerance=allowed)
+        )
+        if not later:
+            floor = _norm(ours.values()) * (_FP32 if rough else 1e-3)
+            found += _differences("gradient", f"at step {step}", ours, theirs, floor, tolerance)
+    for step, (norm, other) in enumerate(zip(reference.norms, record.norms, strict=False)):
+        found.append(  # AdamW does not notice a gradient that was clipped too much
+            Difference(kind="norm", name=f"step {step}", largest=_number(norm, other), tolerance=allowed)
+        )
+    after = f"after {len(record.losses)} steps"
+    share = _FP32_FLOOR if rough else 1e-3
+    for kind, ours, theirs in (
+        ("weight", reference.weights, record.weights),
+        ("buffer", reference.buffers, record.buffers),
+    ):
+        floor = _norm(tensor for tensor in ours.values() if tensor.is_floating_point()) * share
+        found += _differences(kind, after, ours, theirs, floor, weight_tolerance)
+    found.append(
+        Difference(kind="spread", name="weights between ranks", largest=record.spread, tolerance=0.0)
+    )
+    return found
+
+
+def _differences(
+    kind: str,
+    when: str,
+    ours: Mapping[str, Tensor],
+    theirs: Mapping[str, Tensor],
+    floor: float,
+    tolerance: float,
+) -> list[Difference]:
+    return [
+        Difference(
+            kind=kind,
+            name=f"{name} {when}",
+            largest=_relative(tensor, theirs[name], floor) if name in theirs else math.inf,
+            tolerance=tolerance,
+        )
+        for name, tensor in ours.items()
+    ]
+
+
+def _relative(ours: Tensor, theirs: Tensor, floor: float) -> float:
+    """Largest difference relative to the largest value; `floor` is the smallest value it is compared with."""
+    if ours.shape != theirs.shape:
+        return math.inf
+    if ours.numel() == 0:
+        return 0.0
+    a, b = ours.double(), theirs.double()
+    difference = float((a - b).abs().max())
+    return difference / max(float(a.abs().max()), floor, 1e-300) if difference else 0.0
+
+
+def _number(a: float, b: float) -> float:
+    return abs(a - b) / max(abs(a), 1e-300) if a != b else 0.0
+
+
+def _norm(tensors: Iterable[Tensor]) -> float:
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
+
+
+def _largest_by_kind(found: list[Difference]) -> tuple[Difference, ...]:
+    best: dict[str, Difference] = {}
+    for difference in found:
+        known = best.get(difference.kind)
+        if known is None or (not difference.ok, difference.largest) > (not known.ok, known.largest):
+            best[difference.kind] = difference
+    return tuple(best.values())

@@ -1,0 +1,1 @@
+"""Processes: started, watched, ended, and told apart when they fail."""

@@ -1,0 +1,221 @@
+"""What runs inside a worker process, around the function that the caller gave.
+
+In: a `Seat` and the caller's `main`. Out: lines of JSON on the pipe to the parent: events, then one result or
+one error. It never prints, never lets an exception escape, and never outlives its parent.
+"""
+
+import ctypes
+import faulthandler
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from plait.errors import PlaitError
+from plait.run.start.board import Board, Post
+
+_BACKLOG_BYTES = 64 << 20
+_FLUSH_S = 5.0
+_PIPE_BYTES = 1 << 20
+_F_SETPIPE_SZ = 1031
+_PR_SET_PDEATHSIG = 1
+_COMMUNICATION = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|socket|gloo|nccl|timed out|timeout|peer", re.IGNORECASE
+)
+
+Main = Callable[["Seat"], Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """What one worker is given."""
+
+    rank: int
+    """This process, 0 to ranks - 1."""
+    ranks: int
+    """How many workers there are."""
+    store_host: str
+    """Where the parent's key-value store listens."""
+    store_port: int
+    """Its port, chosen by the system."""
+    board: Post
+    """Where this rank says what it does."""
+    emit: Callable[[dict[str, Any]], None]
+    """Send a JSON-able dict to the parent's `on_event`; returns at once, also when the parent is slow."""
+
+    def stop_requested(self) -> bool:
+        """Tell whether the run should end; see `Post.stop_after` for an answer that is equal on all ranks."""
+        return self.board.stop_requested()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Child:
+    """What the parent prepared for one worker; the descriptors are valid in the worker."""
+
+    rank: int
+    """This process."""
+    ranks: int
+    """How many there are."""
+    threads: int
+    """Threads within an operator."""
+    parent_pid: int
+    """Without this process the worker ends."""
+    store_host: str
+    """Host of the key-value store."""
+    store_port: int
+    """Port of the key-value store."""
+    pipe: int
+    """Write end of the pipe to the parent."""
+    stacks: int
+    """File into which Python stacks are dumped on SIGUSR1 and on a crash."""
+    board: int
+    """File of the board."""
+
+
+class Outbox:
+    """The worker's end of the pipe: lines leave in order, and what does not fit waits in memory."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+        self._backlog = bytearray()
+        self._dropped = 0
+        self._lock = threading.Lock()
+        os.set_blocking(pipe, False)
+
+    def emit(self, event: dict[str, Any]) -> None:
+        """Send one event without waiting for the parent."""
+        self._put({"event": event}, limit=_BACKLOG_BYTES)
+
+    def finish(self, message: dict[str, Any]) -> None:
+        """Send the last line, and wait a few seconds until all of it has left."""
+        if self._dropped:
+            self._put({"event": {"event": "dropped", "count": self._dropped}})
+        self._put(message)
+        deadline = time.monotonic() + _FLUSH_S
+        while self._backlog and time.monotonic() < deadline:
+            time.sleep(0.005)
+            with self._lock:
+                self._push()
+
+    def _put(self, message: dict[str, Any], limit: int | None = None) -> None:
+        line = json.dumps(message).encode() + b"\n"
+        with self._lock:
+            if limit is not None and len(self._backlog) + len(line) > limit:
+                self._dropped += (
+                    1  # the parent has not read for a long time; a worker must not grow without end
+                )
+                return
+            self._backlog += line
+            self._push()
+
+    def _push(self) -> None:
+        try:
+            while self._backlog:
+                del self._backlog[: os.write(self._pipe, self._backlog)]
+        except BlockingIOError:
+            pass
+        except OSError:  # the parent is gone, and so will this process be
+            self._backlog.clear()
+
+
+def run_child(child: Child, main: Main) -> int:
+    """Prepare this process, call `main`, send what comes of it, and return the exit status."""
+    die_with_parent(child.parent_pid)
+    _prepare(child)
+    outbox = Outbox(child.pipe)
+    post = Board(child.board, child.ranks).post(child.rank)
+    seat = Seat(
+        rank=child.rank,
+        ranks=child.ranks,
+        store_host=child.store_host,
+        store_port=child.store_port,
+        board=post,
+        emit=outbox.emit,
+    )
+    try:
+        line = {"result": main(seat)}
+        json.dumps(line)  # a result that cannot travel is an error of `main`, with its name
+    except BaseException as error:
+        outbox.finish({"error": describe(error)})
+        return 1
+    post.done()
+    outbox.finish(line)
+    return 0
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent is gone, however it went."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it died before the line above
+        os._exit(1)
+
+
+def _prepare(child: Child) -> None:
+    # A group of its own: the terminal's Ctrl-C reaches the parent alone, which asks the workers to stop; and
+    # the parent can end a worker together with whatever that worker started. The session stays the
+    # terminal's, so nothing is detached.
+    os.setpgid(0, 0)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    faulthandler.enable(file=child.stacks, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=child.stacks, all_threads=True, chain=False)
+    os.environ["OMP_NUM_THREADS"] = str(child.threads)
+    torch.set_num_threads(child.threads)
+    if sys.platform == "linux":
+        import fcntl  # absent elsewhere
+
+        with suppress(OSError):  # over the user's limit: the default size works too
+            fcntl.fcntl(child.pipe, _F_SETPIPE_SZ, _PIPE_BYTES)
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """Turn an exception into JSON: when, what kind, and either plait's own message or a traceback."""
+    told: dict[str, Any] = {"at_ns": time.monotonic_ns(), "communication": is_communication(error)}
+    told["timeout"] = (
+        told["communication"] and re.search("timed out|timeout", str(error), re.IGNORECASE) is not None
+    )
+    # The first frame is ours, and says nothing to the user.
+    frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    told["traceback"] = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+    if isinstance(error, PlaitError):
+        told["classes"] = [kind.__name__ for kind in type(error).__mro__]
+        told["what"] = error.what
+        told["fields"] = {name: value for name, value in vars(error).items() if _is_plain(value)}
+    return told
+
+
+def is_communication(error: BaseException) -> bool:
+    """Tell whether an error, or one that led to it, may be only the echo of another rank's failure."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        if isinstance(link, ConnectionError | torch.distributed.DistError):
+            return True
+        if type(link) is RuntimeError and _COMMUNICATION.search(str(link)):
+            return True
+        link = link.__cause__ or link.__context__
+    return False
+
+
+def _is_plain(value: object) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,165 @@
+"""Finding ranks that wait for each other in vain, and telling where the missing ones are.
+
+In: the board. Out: a `Hang` (`find_hang`, a pure function), and its text with the missing ranks' Python
+stacks. It never calls a long computation a hang as long as nobody waits for it.
+"""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from plait.errors import HangError
+from plait.run.start.board import Entry, State
+from plait.run.start.processes import Process
+from plait.units import format_seconds
+
+_ANSWER_S = 2.0
+_STACK_LINES = 60
+_OUTER_FRAME = re.compile(r'launch_child\.py", line \d+ in run_child')
+_PROCESS_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "in uninterruptible sleep: a device or a network file system does not answer",
+    "T": "stopped by a signal: `kill -CONT` lets it go on",
+    "t": "stopped by a debugger",
+    "Z": "ended",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hang:
+    """An operation that does not end."""
+
+    operation: Entry
+    """The rank that has waited longest, and in what."""
+    waiting: tuple[int, ...]
+    """Ranks that have come to the operation."""
+    missing: tuple[int, ...]
+    """Ranks that have not; empty where all have come and it still does not end."""
+
+
+def find_hang(
+    entries: Sequence[Entry | None], now_ns: int, hang_s: float, is_stopped: Callable[[int], bool]
+) -> Hang | None:
+    """Find an operation in which a rank has waited over `hang_s` without all others being there.
+
+    A stopped rank counts as missing wherever it was; one that waits for something else only where nobody is busy. Where
+    everybody is in the same operation it may only be slow, so it is given twice the time.
+    """
+    waiting = [entry for entry in entries if entry is not None and entry.state is State.WAITING]
+    if not waiting:
+        return None
+    oldest = min(waiting, key=lambda entry: (entry.since_ns, entry.rank))
+    waited_s = (now_ns - oldest.since_ns) / 1e9
+    if waited_s <= hang_s:
+        return None
+    meeting = (oldest.step, oldest.label)
+    there = {entry.rank for entry in waiting if (entry.step, entry.label) == meeting}
+    there = {rank for rank in there if not is_stopped(rank)}
+    gone = {entry.rank for entry in entries if entry is not None and entry.state is State.GONE}
+    missing = tuple(rank for rank in range(len(entries)) if rank not in there and rank not in gone)
+    busy = tuple(rank for rank in missing if is_stopped(rank) or not _waits(entries[rank]))
+    missing = busy or missing  # of a pipeline, others wait for other messages
+    if not missing and waited_s <= 2 * hang_s:
+        return None
+    return Hang(operation=oldest, waiting=tuple(sorted(there)), missing=missing)
+
+
+def _waits(entry: Entry | None) -> bool:
+    return entry is not None and entry.state is State.WAITING
+
+
+def to_error(
+    hang: Hang, entries: Sequence[Entry | None], processes: Sequence[Process], hang_s: float
+) -> HangError:
+    """Ask the missing ranks for their stacks, and put everything into one message."""
+    now_ns = time.monotonic_ns()
+    operation = hang.operation
+    waited = format_seconds((now_ns - operation.since_ns) / 1e9)
+    missing = f"{_ranks(hang.missing, 'is', 'are')} missing" if hang.missing else "all ranks are there"
+    lines = [
+        f"no progress for {waited}: {_ranks(hang.waiting, 'waits', 'wait')} in '{operation.label}' "
+        f"(step {operation.step}, instruction {operation.index}); {missing}."
+    ]
+    for rank, entry in enumerate(entries):
+        if entry is None:
+            lines.append(f"rank {rank}: unknown (its slot on the board is half written)")
+        else:
+            age = f", for {format_seconds((now_ns - entry.since_ns) / 1e9)}" if entry.since_ns else ""
+            lines.append(f"rank {rank}: {entry.place()}{age}")
+    lines += ask_stacks([processes[rank] for rank in hang.missing or hang.waiting])
+    return HangError(
+        "\n".join(lines),
+        waiting=hang.waiting,
+        missing=hang.missing,
+        fix=f"see what holds the missing ranks; where one operation may take longer, raise the limit of {hang_s:g} s.",
+    )
+
+
+def ask_stacks(processes: Sequence[Process]) -> list[str]:
+    """Have each process dump its Python stack, also one that is stuck in C, and return the text by rank."""
+    sizes = {}
+    for process in processes:
+        sizes[process.rank] = os.fstat(process.stacks).st_size
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGUSR1)
+    lines = []
+    deadline = time.monotonic() + _ANSWER_S
+    for process in processes:
+        if process.poll() is not None:
+            lines.append(f"rank {process.rank} has ended (exit status {process.exit_code}).")
+            continue
+        dump = _await_dump(process, sizes[process.rank], deadline)
+        if dump:
+            lines.append(f"stack of rank {process.rank}, innermost call first:\n{dump}")
+        else:
+            state = process_state(process.pid)
+            meaning = _PROCESS_STATES.get(state, "unknown")
+            lines.append(
+                f"rank {process.rank} (process {process.pid}) did not show its stack within {_ANSWER_S:g} s; "
+                f"process state {state or '?'}: {meaning}."
+            )
+    return lines
+
+
+def _await_dump(process: Process, start: int, deadline: float) -> str:
+    size = start
+    while time.monotonic() < deadline:
+        time.sleep(0.05)
+        previous, size = size, os.fstat(process.stacks).st_size
+        if size > start and size == previous:  # it has stopped growing
+            break
+    return trim_stack(os.pread(process.stacks, size - start, start).decode(errors="replace"))
+
+
+def trim_stack(dump: str) -> str:
+    """Cut a dump of faulthandler to the user's side: what lies outside of a worker's main is how it was started."""
+    kept: list[str] = []
+    for thread in dump.strip().split("\n\n"):
+        lines = thread.splitlines()
+        outer = [number for number, line in enumerate(lines) if _OUTER_FRAME.search(line)]
+        kept += lines[: outer[0]] if outer else lines
+    return "\n".join(kept[:_STACK_LINES])
+
+
+def is_stopped(process: Process) -> bool:
+    """Tell whether a worker was stopped (SIGSTOP, a debugger), so that it is where it was but does not act."""
+    return process.poll() is None and process_state(process.pid) in ("T", "t")
+
+
+def process_state(pid: int) -> str:
+    """Read a process's one-letter state; empty where the system does not tell."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def _ranks(ranks: Sequence[int], one: str, many: str) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} {one}"
+    return f"ranks {', '.join(map(str, ranks))} {many}"

@@ -1,0 +1,136 @@
+"""Starting, watching and ending the workers of one run on this host.
+
+In: a function to run in every rank. Out: what each rank returned; or one exception, when nothing of the run
+is left. It never uses a fixed port, never leaves a process behind and never prints.
+
+Why not torch elastic's `start_processes`: its signal handlers raise at once and
+are never taken back, so Ctrl-C leaves no time for a checkpoint; it reports the failure that it happens to
+poll first, often another rank's lost connection; a stopped rank keeps it for 30 s; it logs tracebacks by
+itself; its spawn runs the user's `__main__` again and cannot take a lambda; its workers outlive a parent that
+was killed. What is left of it is `multiprocessing`, used directly here.
+"""
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from plait.errors import RunError, UsageError
+from plait.run.start.board import Board
+from plait.run.start.child import Main, Seat
+from plait.run.start.monitor import Interrupted, Interrupts, Limits, Monitor
+from plait.run.start.processes import Crew, Start, choose_start, close_crew, end_crew, start_crew
+
+__all__ = ["Interrupted", "Main", "Seat", "connect", "disconnect", "launch"]
+
+_LOOPBACK = "127.0.0.1"
+_TERM_S = 3.0
+"""Between asking workers to end and killing them."""
+
+
+def launch(
+    main: Main,
+    *,
+    ranks: int,
+    threads_per_rank: int = 1,
+    hang_s: float = 300.0,
+    start: Start = "auto",
+    on_event: Callable[[int, dict[str, Any]], bool | None] | None = None,
+    run_dir: Path | None = None,
+    grace_s: float = 30.0,
+    dispensable: Collection[int] = (),
+) -> list[Any]:
+    """Run `main(seat)` in `ranks` processes and return what each returned, by rank.
+
+    Results and events are JSON-able. `on_event(rank, event)` is called here, in this thread; True asks all
+    ranks to stop. When a `dispensable` rank dies while another of them lives, the run goes on: `on_event` is
+    told what was `lost`, the others find it by `seat.board.is_gone`, and its result is None. A plait error
+    that a worker raised is raised here as it was; any other failure as `WorkerError`, ranks that wait in vain
+    as `HangError`. The first Ctrl-C or SIGTERM sets `seat.stop_requested()` and gives the workers `grace_s`
+    to save and return, the second ends them; both raise `Interrupted`, a KeyboardInterrupt with the results.
+    Whatever happens, no worker is left at return; in `run_dir`, where given, `failure.txt` and
+    `failed-rank-*.txt` keep what was told and also the echoes on other ranks.
+    """
+    if ranks < 1 or threads_per_rank < 1:
+        raise UsageError(f"ranks={ranks} and threads_per_rank={threads_per_rank} must both be at least 1.")
+    how = choose_start(start, threads_per_rank)
+    crew = Crew(processes=[], board=Board.create(ranks), ranks=ranks)
+    with ExitStack() as stack:
+        stack.callback(close_crew, crew)
+        interrupts = stack.enter_context(Interrupts())
+        stores: list[Store] = []
+        stack.callback(stores.clear)  # after the workers, who would otherwise complain of its loss
+        stack.callback(end_crew, crew, _TERM_S)
+        listener = stack.enter_context(socket.create_server((_LOOPBACK, 0), backlog=max(128, ranks)))
+        port = listener.getsockname()[1]
+        start_crew(
+            crew, main, how, threads=threads_per_rank, store=(_LOOPBACK, port), listener=listener.fileno()
+        )
+        # The store's threads start after the forks; until then the listening socket keeps early callers
+        # waiting.
+        stores.append(_serve(port, listener.detach()))
+        monitor = Monitor(
+            crew,
+            Limits(hang_s=hang_s, grace_s=grace_s),
+            interrupts,
+            on_event or (lambda rank, event: None),
+            dispensable,
+        )
+        try:
+            return monitor.run()
+        except RunError as error:
+            _keep(error, monitor, run_dir)
+            raise
+    raise AssertionError("an exit callback swallowed an exception")
+
+
+def _serve(port: int, listener: int) -> Store:
+    # Given a socket, the store listens on the loopback interface only; by itself it would listen on all.
+    store: Store = TCPStore(
+        _LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener
+    )
+    return store
+
+
+def _keep(error: RunError, monitor: Monitor, run_dir: Path | None) -> None:
+    if run_dir is None:
+        return
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "failure.txt").write_text(f"{error}\n")
+    for rank, failure in monitor.failures.items():
+        if failure.told is not None:
+            (run_dir / f"failed-rank-{rank}.txt").write_text(f"{failure.told['traceback']}\n")
+
+
+def connect(seat: Seat, backend: str = "gloo", *, timeout_s: float) -> None:
+    """Join the process group of this run, through the parent's store and over the loopback interface.
+
+    `timeout_s` should exceed the launch's `hang_s`: then a hang is reported by the parent, who knows more of
+    it.
+    """
+    # gloo resolves the host's name otherwise, which in a container may lead to no interface at all.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    timeout = timedelta(seconds=timeout_s)
+    store = TCPStore(
+        seat.store_host, seat.store_port, is_master=False, wait_for_workers=False, timeout=timeout
+    )
+    dist.init_process_group(
+        backend,
+        store=PrefixStore("plait", store),
+        rank=seat.rank,
+        world_size=seat.ranks,
+        timeout=timeout,
+    )
+
+
+def disconnect() -> None:
+    """Leave the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,254 @@
+"""The parent's loop over its workers: events in, results out, and one clear error when something goes wrong.
+
+In: running processes. Out: each rank's result, or an exception: the first cause of a failure, a `HangError`,
+or `Interrupted`. It never ends a process itself and never waits for one longer than its limits say: whoever
+calls it ends all workers afterwards.
+"""
+
+import json
+import os
+import selectors
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from plait.run.start import failure as launch_failure
+from plait.run.start import hang as launch_hang
+from plait.run.start.board import State
+from plait.run.start.failure import Failure
+from plait.run.start.hang import Hang
+from plait.run.start.processes import Crew, Process
+
+_POLL_S = 0.1
+_SETTLE_S = 0.3
+"""After a failure: time for reports that were sent before it."""
+_ECHO_S = 2.0
+"""After a failure that looks like an echo: time for its cause to show."""
+_LINGER_S = 5.0
+"""After its result: time for a worker to end by itself."""
+_READ_BYTES = 1 << 20
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was stopped by Ctrl-C or SIGTERM; the workers were given time to save and return."""
+
+    def __init__(self, *, number: int, results: list[Any], returned: bool) -> None:
+        super().__init__(f"stopped by {launch_failure.signal_name(number)}")
+        self.number = number
+        """The signal."""
+        self.results = results
+        """What each rank returned, None where it did not."""
+        self.returned = returned
+        """Whether every rank returned by itself, so that what it saves at the end is complete."""
+
+
+class Interrupts:
+    """Counts SIGINT and SIGTERM instead of dying of them; outside of the main thread it sees none."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.number = 0
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, previous in self._previous.items():
+            signal.signal(number, previous if previous is not None else signal.SIG_DFL)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        self.number = number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """How long the monitor waits for what."""
+
+    hang_s: float
+    """A rank may wait this long for another."""
+    grace_s: float
+    """After the first Ctrl-C, workers may take this long to save and return."""
+
+
+class Monitor:
+    """Watches the workers of one run until all have returned or something went wrong."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        limits: Limits,
+        interrupts: Interrupts,
+        on_event: Callable[[int, dict[str, Any]], bool | None],
+        dispensable: Collection[int] = (),
+    ) -> None:
+        self.failures: dict[int, Failure] = {}
+        self.lost: dict[int, Failure] = {}
+        """Ranks that died and without which the run goes on."""
+        self._dispensable = dispensable
+        self._crew = crew
+        self._limits = limits
+        self._interrupts = interrupts
+        self._on_event = on_event
+        self._results: dict[int, Any] = {}
+        self._result_at: dict[int, float] = {}
+        self._partial: dict[int, bytes] = {process.rank: b"" for process in crew.processes}
+        self._selector = selectors.DefaultSelector()
+        self._oom_kills = launch_failure.count_oom_kills()
+        self._failed_at: float | None = None
+        self._stop_at: float | None = None
+        self._suspect: Hang | None = None
+
+    def run(self) -> list[Any]:
+        """Watch to the end; returns each rank's result."""
+        for process in self._crew.processes:
+            self._selector.register(process.pipe, selectors.EVENT_READ, process)
+        try:
+            while True:
+                running = self._collect()
+                if self._failed_at is not None:
+                    self._judge_failure(self._failed_at, running)
+                elif not running:
+                    break
+                else:
+                    self._judge_hang()
+                self._judge_interrupt()
+        finally:
+            self._selector.close()
+        if self._interrupts.count:
+            raise self._interrupted()
+        return self._all_results()
+
+    def _all_results(self) -> list[Any]:
+        return [self._results.get(rank) for rank in range(self._crew.ranks)]
+
+    def _interrupted(self) -> Interrupted:
+        returned = len(self._results) + len(self.lost) == self._crew.ranks
+        return Interrupted(number=self._interrupts.number, results=self._all_results(), returned=returned)
+
+    def _collect(self) -> bool:
+        """Take in what the workers sent and who has ended; tell whether any still runs."""
+        if self._selector.get_map():
+            ready = self._selector.select(_POLL_S)
+        else:
+            time.sleep(0.01)  # all pipes are closed, but somebody has not ended yet
+            ready = []
+        for key, _ in ready:
+            self._read(key.data)
+        running = False
+        for process in self._crew.processes:
+            if process.poll() is None:
+                running = True
+                if time.monotonic() - self._result_at.get(process.rank, time.monotonic()) > _LINGER_S:
+                    process.signal(signal.SIGKILL)  # it has returned; something of the user's keeps it
+            elif not self._is_settled(process.rank):
+                self._read(process)
+                self._note_death(process)
+        return running
+
+    def _read(self, process: Process) -> None:
+        """Read one pipe until it is empty; at its end stop listening."""
+        while True:
+            try:
+                data = os.read(process.pipe, _READ_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                if process.pipe in self._selector.get_map():
+                    self._selector.unregister(process.pipe)
+                return
+            *lines, rest = (self._partial[process.rank] + data).split(b"\n")
+            self._partial[process.rank] = rest
+            for line in lines:
+                self._take(process.rank, json.loads(line))
+
+    def _take(self, rank: int, message: dict[str, Any]) -> None:
+        if "event" in message:
+            if self._on_event(rank, message["event"]):
+                self._crew.board.request_stop()
+        elif "result" in message:
+            self._results[rank] = message["result"]
+            self._result_at[rank] = time.monotonic()
+        else:
+            told = message["error"]
+            self._fail(Failure(rank=rank, at_ns=told["at_ns"], told=told, exit_code=None, stack=""))
+
+    def _is_settled(self, rank: int) -> bool:
+        return rank in self._results or rank in self.failures or rank in self.lost
+
+    def _note_death(self, process: Process) -> None:
+        if self._is_settled(process.rank):
+            return
+        stack = os.pread(process.stacks, _READ_BYTES, 0).decode(errors="replace")
+        failure = Failure(
+            rank=process.rank,
+            at_ns=time.monotonic_ns(),
+            told=None,
+            exit_code=process.exit_code,
+            stack=launch_hang.trim_stack(stack),
+        )
+        others = [rank for rank in self._dispensable if rank != process.rank and rank not in self.lost]
+        if process.rank in self._dispensable and others:
+            self._do_without(failure)
+        else:
+            self._fail(failure)
+
+    def _do_without(self, failure: Failure) -> None:
+        """Go on without a rank that died, and tell the others and the user."""
+        self.lost[failure.rank] = failure
+        entry = self._crew.board.read(failure.rank)
+        self._crew.board.mark_gone(failure.rank)
+        oom_kills = launch_failure.count_oom_kills() - self._oom_kills
+        told = launch_failure.to_error(failure, entry, self._crew.ranks, oom_kills)
+        self._on_event(failure.rank, {"lost": told.what})
+
+    def _fail(self, failure: Failure) -> None:
+        self.failures[failure.rank] = failure
+        if self._failed_at is None:
+            self._failed_at = time.monotonic()
+
+    def _judge_failure(self, failed_at: float, running: bool) -> None:
+        cause = launch_failure.first_cause(self.failures.values())
+        patience_s = _ECHO_S if cause.is_communication else _SETTLE_S
+        if running and time.monotonic() - failed_at < patience_s:
+            return
+        board, ranks = self._crew.board, self._crew.ranks
+        entry = board.read(cause.rank)
+        if cause.is_timeout and running and entry is not None and entry.state is State.WAITING:
+            # The backend's own limit was shorter than ours: the same hang, and its cause is a rank that still
+            # runs.
+            missing = tuple(rank for rank in range(ranks) if rank not in self.failures)
+            hang = Hang(operation=entry, waiting=tuple(sorted(self.failures)), missing=missing)
+            raise launch_hang.to_error(hang, board.read_all(), self._crew.processes, self._limits.hang_s)
+        raise launch_failure.to_error(cause, entry, ranks, launch_failure.count_oom_kills() - self._oom_kills)
+
+    def _judge_hang(self) -> None:
+        entries = self._crew.board.read_all()
+        processes, hang_s = self._crew.processes, self._limits.hang_s
+        hang = launch_hang.find_hang(
+            entries, time.monotonic_ns(), hang_s, lambda rank: launch_hang.is_stopped(processes[rank])
+        )
+        # Seen twice with nobody having moved: for a moment a rank may be between two entries.
+        if hang is not None and self._suspect is not None and self._suspect.operation == hang.operation:
+            raise launch_hang.to_error(hang, entries, processes, hang_s)
+        self._suspect = hang
+
+    def _judge_interrupt(self) -> None:
+        if not self._interrupts.count:
+            return
+        now = time.monotonic()
+        if self._stop_at is None:
+            self._stop_at = now
+            self._crew.board.request_stop()
+        if self._interrupts.count > 1 or now - self._stop_at > self._limits.grace_s:
+            raise self._interrupted()

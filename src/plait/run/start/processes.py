@@ -1,0 +1,245 @@
+"""Starting worker processes on one host, by fork or as fresh interpreters.
+
+In: the caller's `main` and what each worker is to have. Out: one `Process` per rank, not yet waited for.
+It never starts a process that can outlive this one, and never runs the user's `__main__` a second time.
+
+Fork is the default because it is fast (10 ms against the seconds of importing torch again) and takes lambdas,
+closures, notebooks and already captured programs as they are. It is not possible after CUDA was initialized
+here: a driver context does not survive a fork. OpenMP's pool of threads does not survive one either (a forked
+child that opens a parallel region waits for threads that do not exist, seen with torch's libgomp), but the
+pool can be given back before the fork; where that fails and workers want more than one thread, fresh
+interpreters are started instead.
+"""
+
+import ctypes
+import json
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from multiprocessing.context import ForkProcess
+from typing import Literal
+
+import cloudpickle
+
+from plait.run.start.board import Board, anonymous_file
+from plait.run.start.child import Child, Main, run_child
+from plait.run.start.packing import write_payload
+
+Start = Literal["auto", "fork", "spawn"]
+
+_OMP_PAUSE_SOFT = 1
+_ENTRY = (
+    "import json, sys; given = json.loads(sys.argv[1]); sys.path[:] = given['path']; "
+    "from plait.run.start.processes import run_spawned; sys.exit(run_spawned(given))"
+)
+
+
+class Process:
+    """One worker, seen from the parent."""
+
+    def __init__(self, *, rank: int, pid: int, pipe: int, stacks: int, reap: Callable[[], int]) -> None:
+        self.rank = rank
+        self.pid = pid  # also the id of the process group that it leads
+        self.pipe = pipe  # read end, not blocking
+        self.stacks = stacks  # the file into which it dumps its stacks
+        self.exit_code: int | None = None  # negative for a signal
+        self._reap = reap
+
+    def poll(self) -> int | None:
+        """Return the exit code once the worker has ended; what it started and left behind is killed then."""
+        if self.exit_code is None and self._has_ended():
+            self.signal(signal.SIGKILL)
+            self.exit_code = self._reap()
+        return self.exit_code
+
+    def _has_ended(self) -> bool:
+        # Looks without reaping: as long as the worker is a zombie, its process group cannot be taken by a
+        # stranger.
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # somebody else in this process has reaped it
+            return True
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the worker and to everything that it started."""
+        if self.exit_code is not None:
+            return
+        try:
+            os.killpg(self.pid, number)
+        except (ProcessLookupError, PermissionError):  # not yet the leader of its group, or nobody is left
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+def choose_start(start: Start, threads: int) -> Literal["fork", "spawn"]:
+    """Decide between fork and fresh interpreters; see the module's docstring for the reasons."""
+    if start != "auto":
+        return start
+    if sys.platform != "linux" or _driver_is_open():
+        return "spawn"
+    return "fork" if release_openmp() or threads == 1 else "spawn"
+
+
+def _driver_is_open() -> bool:
+    # `torch.cuda.is_available()` is enough to open the driver, and `torch.cuda.is_initialized()` does not
+    # tell. The open files do.
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith("/dev/nvidia"):
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def release_openmp() -> bool:
+    """Give this thread's OpenMP threads back, so that forked children make their own; False where that fails."""
+    if sys.platform != "linux":
+        return False
+    with open("/proc/self/maps") as maps:
+        loaded = set(re.findall(r"/\S*/libgomp[^/\s]*", maps.read()))
+    # Other runtimes (LLVM's, Intel's) register handlers and survive a fork by themselves.
+    pauses = [getattr(ctypes.CDLL(path), "omp_pause_resource_all", None) for path in loaded]
+    return all(pause is not None and pause(_OMP_PAUSE_SOFT) == 0 for pause in pauses)
+
+
+def start_forked(main: Main, child: Child, read_end: int, close: list[int]) -> Process:
+    """Fork one worker; `close` names the parent's descriptors that it must not keep."""
+
+    def enter() -> None:
+        for file in close:
+            os.close(file)
+        sys.exit(run_child(child, main))
+
+    release_openmp()
+    process: ForkProcess = multiprocessing.get_context("fork").Process(
+        target=enter, name=f"plait rank {child.rank}"
+    )
+    with warnings.catch_warnings():
+        # Python 3.12 warns of any native thread. The child uses none of them, and OpenMP's have been given
+        # back.
+        warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
+        process.start()
+    assert process.pid is not None
+
+    def reap() -> int:
+        process.join()
+        return process.exitcode or 0
+
+    return _parent_side(child, process.pid, read_end, reap)
+
+
+def start_spawned(payload: int, child: Child, read_end: int) -> Process:
+    """Start one worker in a fresh interpreter that finds its pickled `main` in the file `payload`."""
+    given = json.dumps({"path": sys.path, "payload": payload, "child": asdict(child)})
+    # -c, not multiprocessing's spawn: that one imports the user's __main__ again, which starts what we are
+    # starting.
+    popen = subprocess.Popen(
+        [sys.executable, *[f"-W{option}" for option in sys.warnoptions], "-c", _ENTRY, given],
+        pass_fds=[child.pipe, child.stacks, child.board, payload],
+        stdin=subprocess.DEVNULL,
+        process_group=0,
+        env={**os.environ, "OMP_NUM_THREADS": str(child.threads)},
+    )
+    return _parent_side(child, popen.pid, read_end, popen.wait)
+
+
+def _parent_side(child: Child, pid: int, read_end: int, reap: Callable[[], int]) -> Process:
+    with suppress(PermissionError, ProcessLookupError):  # it already runs another program, or is gone
+        os.setpgid(pid, pid)  # the worker does the same: whoever comes first
+    os.set_blocking(read_end, False)
+    return Process(rank=child.rank, pid=pid, pipe=read_end, stacks=child.stacks, reap=reap)
+
+
+def run_spawned(given: dict[str, object]) -> int:
+    """Be the worker: the other side of `start_spawned`."""
+    fields, payload = given["child"], given["payload"]
+    assert isinstance(fields, dict)
+    assert isinstance(payload, int)
+    pickled = os.pread(payload, os.fstat(payload).st_size, 0)  # pread: the ranks share the file's position
+    os.close(payload)
+
+    def main(seat: object) -> object:
+        return cloudpickle.loads(pickled)(
+            seat
+        )  # inside run_child, so that what cannot be imported is reported
+
+    return run_child(Child(**fields), main)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Crew:
+    """All workers of one run."""
+
+    processes: list[Process]
+    """By rank; shorter than the ranks while starting."""
+    board: Board
+    """What they are doing."""
+    ranks: int
+    """How many there are to be."""
+
+
+def start_crew(
+    crew: Crew,
+    main: Main,
+    how: Literal["fork", "spawn"],
+    *,
+    threads: int,
+    store: tuple[str, int],
+    listener: int,
+) -> None:
+    """Start every rank into `crew.processes`; on an error those already started are in there, for the caller to end."""
+    payload = write_payload(main) if how == "spawn" else None
+    try:
+        for rank in range(crew.ranks):
+            read_end, write_end = os.pipe()
+            child = Child(
+                rank=rank,
+                ranks=crew.ranks,
+                threads=threads,
+                parent_pid=os.getpid(),
+                store_host=store[0],
+                store_port=store[1],
+                pipe=write_end,
+                stacks=anonymous_file(f"plait-stacks-{rank}"),
+                board=crew.board.file,
+            )
+            try:
+                if payload is None:
+                    others = [process.pipe for process in crew.processes]
+                    process = start_forked(main, child, read_end, [read_end, listener, *others])
+                else:
+                    process = start_spawned(payload, child, read_end)
+            finally:
+                os.close(write_end)
+            crew.processes.append(process)
+    finally:
+        if payload is not None:
+            os.close(payload)
+
+
+def end_crew(crew: Crew, patience_s: float) -> None:
+    """End every worker and everything that it started: asked first, killed after `patience_s`; all reaped at return."""
+    for number, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 5.0)):
+        alive = [process for process in crew.processes if process.poll() is None]
+        for process in alive:
+            process.signal(number)
+        deadline = time.monotonic() + wait_s
+        while any(process.poll() is None for process in alive) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+def close_crew(crew: Crew) -> None:
+    """Close the parent's descriptors, after `end_crew`."""
+    for process in crew.processes:
+        os.close(process.pipe)
+        os.close(process.stacks)
+    crew.board.close()

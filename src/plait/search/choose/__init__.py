@@ -1,0 +1,1 @@
+"""Which plan: candidates, bounds, ranking, reasons."""

@@ -1,0 +1,1 @@
+"""Within operators: placements chosen by pattern or by an exact solver."""

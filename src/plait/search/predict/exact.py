@@ -1,0 +1,101 @@
+"""The exact prediction of a plan: its compiled program, on the clocks of a cluster.
+
+In: a compiled program, the job's optimizer, a cluster. Out: a `Prediction`. Slower than a sketch, since the step must
+have been compiled for every rank; nothing is folded but ranks that do the same.
+"""
+
+from dataclasses import dataclass, replace
+
+from plait.cluster.calibration import Calibration
+from plait.cluster.cluster import Cluster
+from plait.program.cost.durations import Durations
+from plait.program.cost.memory import step_memory
+from plait.program.cost.step_times import step_times
+from plait.program.cost.update import Builder, UpdateWork, update_work
+from plait.program.program import Program
+from plait.program.simulate.simulator import simulate
+from plait.search.predict.prediction import MemoryUse, Prediction
+from plait.trace.span import Trace
+
+_STEPS = 3
+"""Simulated: the last one starts while ranks still end the one before."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exact:
+    """A prediction and the timeline behind it."""
+
+    prediction: Prediction
+    trace: Trace
+    """Of the last simulated step's kind: one rank for all that do the same."""
+
+
+def exact_prediction(
+    program: Program,
+    cluster: Cluster,
+    build_optimizer: Builder,
+    *,
+    model_flops: float,
+    buffer_bytes: int = 0,
+    dtype: str = "float32",
+    limit_bytes: float | None = None,
+) -> Exact:
+    """Simulate the program on the cluster.
+
+    `model_flops` are those of the batch, without what is computed again; `dtype` is that of the matrix products.
+    """
+    first = {entry: program.members.index(entry) for entry in range(len(program.classes))}
+    updates = {entry: update_work(program, rank, build_optimizer) for entry, rank in first.items()}
+    durations = Durations(program, cluster, updates)
+    trace = simulate(program, durations.duration, steps=_STEPS, folded=True, own_part=durations.own_part)
+    times = step_times(program, trace)
+    constants = cluster.device.calibration
+    uses = [
+        memory_use(program, rank, updates[entry], buffer_bytes=buffer_bytes, at_once=constants.host_s > 0)
+        for entry, rank in first.items()
+    ]
+    prediction = Prediction(
+        plan=program.plan,
+        cluster=cluster,
+        batch=sum(program.micro_batches),
+        micro_batch=max(max(units) for units in program.shares),
+        step_s=times.step_s + constants.step_s,
+        model_flops=model_flops,
+        bubble=times.bubble,
+        exposed_s=times.exposed_s,
+        sent_bytes=times.sent_bytes,
+        memory=_with_overhead(max(uses, key=lambda use: use.total), constants),
+        limit_bytes=cluster.device.memory_bytes if limit_bytes is None else limit_bytes,
+        peak_flops=cluster.device.rate(dtype),
+    )
+    return Exact(prediction=prediction, trace=trace)
+
+
+def memory_use(
+    program: Program, rank: int, update: UpdateWork, *, buffer_bytes: int = 0, at_once: bool = True
+) -> MemoryUse:
+    """What the tensors of a rank need: the most of a step, or of its update, whichever is more.
+
+    `at_once`: the optimizer updates all tensors at once, as it does on a GPU, and not one after the other.
+    """
+    step = step_memory(program, rank)
+    in_step = step.flat_gradients + step.travelling + step.gathered + step.together
+    extra = update.extra_bytes(at_once=at_once)
+    if in_step >= step.gradients + extra:
+        gradients, activations = step.flat_gradients, step.together
+        buffers = buffer_bytes + step.travelling + step.gathered
+    else:
+        gradients, activations, buffers = step.gradients, 0, buffer_bytes + extra
+    return MemoryUse(
+        parameters=step.parameters,
+        gradients=gradients,
+        optimizer=update.state_bytes,
+        activations=activations,
+        buffers=buffers,
+        overhead=0.0,
+    )
+
+
+def _with_overhead(use: MemoryUse, constants: Calibration) -> MemoryUse:
+    pieces = constants.fragmentation * (use.activations + use.buffers)
+    return replace(use, overhead=constants.reserve_bytes + pieces)
