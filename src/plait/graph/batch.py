@@ -7,10 +7,10 @@ In: two example batches of different sizes. Out: a `BatchLayout` (which leaves a
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from plait.errors import DataError
 from plait.graph.graph import BatchLayout
+from plait.torch_private import pytree
 
 
 def read_layout(first: Any, num_first: int, second: Any, num_second: int) -> BatchLayout:

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from plait.torch_private import pytree
 
 
 def node_flops(node: fx.Node) -> int:

@@ -6,13 +6,13 @@ In: a job and its opened data. Out: graphs, one per shape, kept for reuse.
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from plait.graph.batch import read_layout, resize_shapes
 from plait.graph.capture.capture import LeafShapes, capture
 from plait.graph.graph import Graph
 from plait.job.data.open import Source, open_data
 from plait.job.job import Job
+from plait.torch_private import pytree
 
 
 class Captures:

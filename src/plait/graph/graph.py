@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
+
+from plait.torch_private import pytree
 
 InputKind = Literal["parameter", "buffer", "batch", "key", "tangent"]
 

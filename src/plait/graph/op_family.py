@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+
+from plait.torch_private.ops import OpOverload, base_name
 
 _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -120,7 +121,7 @@ def family(target: Any) -> str:
         return "view"
     if not isinstance(target, OpOverload):
         return "other"
-    name = target._schema.name.rpartition("::")[2]
+    name = base_name(target)
     known = _FAMILY_OF.get(name)
     if known is not None:
         return known
@@ -136,4 +137,4 @@ def is_view(target: Any) -> bool:
     """Whether the result lies in the memory of the first argument."""
     if not isinstance(target, OpOverload):
         return False
-    return bool(target.is_view) or target._schema.name.rpartition("::")[2] in _SHARES_MEMORY
+    return bool(target.is_view) or base_name(target) in _SHARES_MEMORY

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from plait.errors import JobError
 from plait.job.batch import describe
+from plait.torch_private.autograd import mark_stepped
 
 _FIX = (
     "let schedule be `step -> learning rate`, or `optimizer -> torch LRScheduler`; the second is told apart by the "
@@ -143,8 +144,7 @@ class Schedule:
             {**initial, "params": group["params"]}
             for initial, group in zip(self._initial_groups, self._template.param_groups, strict=True)
         ]
-        # torch (2.11 to 2.13) warns when it has not seen optimizer.step before scheduler.step; the shadow never steps.
-        shadow.__dict__["_opt_called"] = True
+        mark_stepped(shadow)  # the shadow never steps
         scheduler = self._schedule(shadow)
         if not isinstance(scheduler, LRScheduler):
             raise JobError(

@@ -30,6 +30,7 @@ from plait.run.link.exchange import ProcessExchange
 from plait.run.link.shared_links import links_between
 from plait.run.prepare.programs import Programs
 from plait.run.start.device import choose_device
+from plait.torch_private import pytree
 
 _TIMEOUT_S = 1800.0
 """How long a rank waits for another before it gives up, as torch's process groups do."""
@@ -109,13 +110,13 @@ class Step:
 
     def _rows(self, batch: Any, start: int, count: int) -> Any:
         layout = self._programs.captures.layout
-        leaves, spec = torch.utils._pytree.tree_flatten(batch)
+        leaves, spec = pytree.tree_flatten(batch)
         counts = iter(layout.has_samples)
         cut = [
             leaf.narrow(0, start, count) if isinstance(leaf, Tensor) and next(counts) else leaf
             for leaf in leaves
         ]
-        return torch.utils._pytree.tree_unflatten(cut, spec)
+        return pytree.tree_unflatten(cut, spec)
 
     @property
     def outcome(self) -> StepOutcome:

@@ -15,10 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 
 from plait.errors import CaptureError, JobError
 from plait.graph.capture.differentiate import differentiate
@@ -30,6 +27,9 @@ from plait.graph.capture.random_rewrite import rewrite_random
 from plait.graph.capture.refusal import explain, refuse_custom_functions, refuse_sparse_gradients
 from plait.graph.graph import BatchLayout, Graph, Input
 from plait.job.job import Job
+from plait.torch_private import pytree
+from plait.torch_private.fake import FakeTensorMode
+from plait.torch_private.tracing import make_fx
 
 LeafShapes = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 

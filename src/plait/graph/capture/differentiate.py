@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 
 from plait.graph.capture.functional import functionalize, mutates
-from plait.graph.capture.marks import Marks, nodes_so_far
+from plait.graph.capture.marks import Marks
+from plait.torch_private import pytree
+from plait.torch_private.fake import FakeTensorMode
+from plait.torch_private.ops import OpOverload, schema_of
+from plait.torch_private.tracing import make_fx, nodes_so_far
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +160,7 @@ def _drop_checks(graph: fx.Graph) -> None:
     Without them such a matrix gives a loss that is not finite, which ends the run as well.
     """
     for node in reversed(list(graph.nodes)):
-        if isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns:
+        if isinstance(node.target, OpOverload) and not schema_of(node.target).returns:
             graph.erase_node(node)
 
 

@@ -10,16 +10,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from plait.graph.capture.marks import Marks
+from plait.torch_private.fake import FakeTensorMode
+from plait.torch_private.ops import OpOverload, schema_of
+from plait.torch_private.tracing import make_fx
 
 
 def mutates(graph: fx.Graph) -> bool:
     """Whether some op writes in place."""
     return any(
-        isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+        isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable
         for node in graph.nodes
         if node.op == "call_function"
     )

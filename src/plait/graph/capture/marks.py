@@ -1,7 +1,7 @@
 """Notes taken while a graph is traced: which module, source line or earlier node each new node comes from.
 
 In: calls made during tracing. Out: `meta` on the nodes of the finished graph. Works by counting nodes in the graph
-under construction, so it needs nothing of torch but the current proxy mode (tried on 2.11 to 2.13).
+under construction, so it needs nothing of torch but that count.
 """
 
 import sys
@@ -13,19 +13,14 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from plait.torch_private.tracing import nodes_so_far
 
 _NOTES: dict[str, Any] = {"phase": "forward", "module": "", "grad": True, "source": "", "origin": ""}
 """What we keep on a node, and what it is where nothing is known."""
 _TORCH = str(Path(torch.__file__).parent)
 _CAPTURE = str(Path(__file__).parent)
 _PACKAGE = str(Path(__file__).parent.parent)
-
-
-def nodes_so_far() -> int:
-    """Number of nodes in the graph that is being traced; 0 outside of tracing."""
-    mode = get_proxy_mode()
-    return len(mode.tracer.graph.nodes) if mode is not None else 0
 
 
 class Marks:

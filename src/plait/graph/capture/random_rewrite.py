@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from plait.graph.ops import random as random_ops
+from plait.torch_private.ops import OpOverload, schema_of
 
 aten = torch.ops.aten
 
@@ -40,7 +40,7 @@ def rewrite_random(graph: fx.Graph, key: fx.Node, num_samples: int | None = None
     for node in list(graph.nodes):
         if not _draws_numbers(node):
             continue
-        rewrite = _REWRITES.get(node.target._schema.name)
+        rewrite = _REWRITES.get(schema_of(node.target).name)
         with graph.inserting_before(node):
             emitter = _Emitter(graph=graph, key=key, op=num_rewritten, node=node, num_samples=num_samples)
             done = rewrite is not None and rewrite(emitter, _arguments(node))
@@ -65,7 +65,7 @@ def _arguments(node: fx.Node) -> dict[str, Any]:
     """The node's arguments by name, defaults filled in."""
     assert isinstance(node.target, OpOverload)
     values: dict[str, Any] = {}
-    for position, argument in enumerate(node.target._schema.arguments):
+    for position, argument in enumerate(schema_of(node.target).arguments):
         if position < len(node.args):
             values[argument.name] = node.args[position]
         else:
@@ -79,7 +79,7 @@ def _draws_numbers(node: fx.Node) -> bool:
     # normal_functional and random are random without torch's tag.
     if (
         torch.Tag.nondeterministic_seeded not in node.target.tags
-        and node.target._schema.name not in _REWRITES
+        and schema_of(node.target).name not in _REWRITES
     ):
         return False
     arguments = _arguments(node)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from plait.errors import CaptureError
+from plait.torch_private.autograd import function_of_backward
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 _TORCH = str(Path(torch.__file__).parent)
@@ -54,7 +55,7 @@ def refuse_sparse_gradients(gradients: Mapping[str, fx.Node]) -> None:
 def _line_of(backward: type) -> str | None:
     """Where the user wrote the function that torch made this backward from."""
     try:
-        function: Any = backward._forward_cls  # type: ignore[attr-defined]
+        function: Any = function_of_backward(backward)
         return f"{inspect.getsourcefile(function)}:{inspect.getsourcelines(function)[1]}"
     except (AttributeError, OSError, TypeError):
         return None

@@ -2,7 +2,7 @@
 
 In: real tensors on a CPU or a CUDA device, as described in `attention_op`. Out: attention and its gradients, in
 the same layout from every kernel. It never runs on fake tensors and never draws random numbers. The kernels are torch's
-private aten ops, with the schemas of 2.13.
+(`torch_private.attention`).
 """
 
 import math
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-aten = torch.ops.aten
+from plait.torch_private import attention as kernels
 
 _LSE_MULTIPLE = 32
 """The efficient kernel's backward reads the logsumexp in blocks of this many queries."""
@@ -26,15 +26,11 @@ def attention(
     kernel = kernel_for(q, k, v, mask, causal)
     if kernel == "flash_cpu":
         bias = _bias(mask, q.dtype)
-        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
-            _rows(q), _rows(k), _rows(v), 0.0, causal, attn_mask=bias, scale=scale
-        )
+        out, lse = kernels.flash_cpu(_rows(q), _rows(k), _rows(v), 0.0, causal, attn_mask=bias, scale=scale)
     elif kernel == "flash_cuda":
-        out, lse = aten._scaled_dot_product_flash_attention(
-            _rows(q), _rows(k), _rows(v), 0.0, causal, scale=scale
-        )[:2]
+        out, lse = kernels.flash_cuda(_rows(q), _rows(k), _rows(v), 0.0, causal, scale=scale)[:2]
     elif kernel == "efficient":
-        out, lse = aten._scaled_dot_product_efficient_attention(
+        out, lse = kernels.efficient(
             _rows(q), _rows(k), _rows(v), _aligned_bias(mask, q, k), True, 0.0, causal, scale=scale
         )[:2]
         lse = lse[..., : q.shape[2]]
@@ -59,24 +55,20 @@ def attention_backward(
     inputs = (_heads_inside(grad), _rows(q), _rows(k), _rows(v), out)
     if kernel == "flash_cpu":
         bias = _bias(mask, q.dtype)
-        grads = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *inputs, lse, 0.0, causal, attn_mask=bias, scale=scale
-        )
+        grads = kernels.flash_cpu_backward(*inputs, lse, 0.0, causal, attn_mask=bias, scale=scale)
     elif kernel == "flash_cuda":
         # Without dropout the generator's state is not read; these have the types that the forward returns.
         state = torch.empty(2, dtype=torch.uint64, device=q.device)
         unused = torch.empty((), dtype=torch.uint64, device=q.device)
         lengths = (None, None, q.shape[2], k.shape[2])
-        grads = aten._scaled_dot_product_flash_attention_backward(
-            *inputs, lse, *lengths, 0.0, causal, state, unused, scale=scale
-        )
+        grads = kernels.flash_cuda_backward(*inputs, lse, *lengths, 0.0, causal, state, unused, scale=scale)
     elif kernel == "efficient":
         # A query that sees no key has -inf here and in its scores: +inf gives it weights of 0 instead of NaN.
         lse = lse.masked_fill(lse == -math.inf, math.inf)
         padded = F.pad(lse, (0, -lse.shape[2] % _LSE_MULTIPLE), value=math.inf)
         state = torch.zeros((), dtype=torch.int64, device=q.device)
         bias = _aligned_bias(mask, q, k)
-        grads = aten._scaled_dot_product_efficient_attention_backward(
+        grads = kernels.efficient_backward(
             inputs[0],
             *inputs[1:4],
             bias,

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from plait.graph.cost import node_flops, value_bytes
 from plait.graph.graph import Graph
 from plait.graph.op_family import family, is_view
 from plait.graph.show.module_costs import ModuleCost, module_costs
+from plait.torch_private.ops import OpOverload
 
 NUM_LARGEST = 10
 """How many of the largest activations a summary names."""

@@ -18,6 +18,7 @@ from plait.cluster.cluster import Device
 from plait.graph.cost import node_flops, value_bytes
 from plait.graph.op_family import family
 from plait.program.local.communicate import COLLECTIVES
+from plait.torch_private.ops import OpOverload, base_name
 
 Kind = Literal["matmul", "attention", "memory"]
 TILE = 128
@@ -106,12 +107,9 @@ def node_work(node: fx.Node) -> OpWork | None:
 
 def op_name(target: Any) -> str:
     """`addmm` of `aten.addmm.default`; a function's own name."""
-    schema = getattr(target, "_schema", None)
-    return (
-        str(schema.name).rpartition("::")[2]
-        if schema is not None
-        else getattr(target, "__name__", str(target))
-    )
+    if isinstance(target, OpOverload):
+        return base_name(target)
+    return getattr(target, "__name__", str(target))
 
 
 def _product(node: fx.Node, name: str, flops: float, dtype: str) -> OpWork:

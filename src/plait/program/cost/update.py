@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.utils import _pytree as pytree
 
 from plait.cluster.cluster import Device
 from plait.program.cost.op_key import update_key
 from plait.program.program import Program
+from plait.torch_private import pytree
+from plait.torch_private.fake import DataDependentOutputException, FakeTensorMode
 
 Builder = Callable[[Sequence[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 """As `Job.build_optimizer`."""

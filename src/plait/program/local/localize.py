@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from plait.errors import ProgramError
 from plait.graph.capture.loss import like_mode
@@ -25,6 +24,7 @@ from plait.program.local.lowerings import REGISTERED as _REGISTERED  # noqa: F40
 from plait.program.place.placement import Partial, Placement, R, Replicate, Shard
 from plait.program.place.propagate import Placements
 from plait.program.stage.stages import Stages
+from plait.torch_private import pytree
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from plait.program.local import functions as local
 from plait.program.place.placement import AxisShares, Partial, Shard, Strategy
 from plait.program.place.rules.base import ours
+from plait.torch_private import pytree
 
 Local = fx.Node | list[fx.Node]
 

@@ -21,6 +21,7 @@ from plait.graph.ops import batch_norm as batch_norm_op
 from plait.graph.ops import lstm as lstm_op
 from plait.graph.ops import random as random_ops
 from plait.program.program import Segment
+from plait.torch_private.ops import OpOverload, direct_call
 
 _OURS: dict[Any, Callable[..., Any]] = {
     **random_ops.IMPLEMENTATIONS,
@@ -50,7 +51,7 @@ def make_segment(
         call = _call(node, scope, device)
         if node in fills:
             given = f"{fills[node].output}_into"
-            scope["f_mm_out"] = torch.ops.aten.mm.out._op
+            scope["f_mm_out"] = direct_call(torch.ops.aten.mm.out)
             operands = ", ".join(_literal(arg, scope, device) for arg in node.args)
             call += f" if {given} is None else f_mm_out({operands}, out={given}{fills[node].view})"
         lines.append(f"    {node.name} = {call}")
@@ -144,11 +145,11 @@ def function_of(target: Any) -> Callable[..., Any]:
     """What is called for a node's target on real tensors."""
     if target in _OURS:
         return _OURS[target]
-    return getattr(target, "_op", target)  # type: ignore[no-any-return]
+    return direct_call(target)
 
 
 def _identifier(target: Any) -> str:
-    text = str(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", "call")
+    text = str(target) if isinstance(target, OpOverload) else getattr(target, "__name__", "call")
     return "".join(c if c.isalnum() else "_" for c in text)
 
 

@@ -15,7 +15,6 @@ import torch
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from plait.errors import PlanError
 from plait.graph.cost import node_flops
@@ -26,6 +25,7 @@ from plait.program.local.localize import LocalGraph
 from plait.program.place.op_keys import find_blocks
 from plait.program.segment.recompute import Again, forward_nodes, frontier, is_backward, is_item, op_of
 from plait.program.stage.stages import FLOPS_PER_BYTE, Stages
+from plait.torch_private import pytree
 
 _LARGEST_BLOCK = 0.75
 """A numbered module that holds more of the forward's cost than this is no repetition, but the model."""

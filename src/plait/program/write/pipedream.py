@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
 from plait.errors import PlanError
 from plait.graph.graph import Graph
@@ -27,6 +26,7 @@ from plait.program.stage.schedules.base import Action
 from plait.program.stage.stages import Stages
 from plait.program.stage.versions import stash_name, version_read
 from plait.program.write.build import StepBuilder
+from plait.torch_private import pytree
 
 _SYNCHRONOUS = "use the plan 1f1b, which updates once a step"
 

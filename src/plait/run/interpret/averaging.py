@@ -24,6 +24,7 @@ from plait.program.instructions import Flatten, Lookahead, Mix, Momentum
 from plait.program.program import Bucket
 from plait.run.interpret.state import ModelState
 from plait.run.link.links import Links
+from plait.torch_private import foreach
 
 Sum = Callable[[Tensor], Tensor]
 """Adds a tensor up over all workers."""
@@ -85,48 +86,48 @@ class Averaging:
             flat = self._links.buffer(bucket.num_elements, bucket.dtype, self._state.device, bucket.axis)
             self._flats[bucket] = flat, views_of(bucket, flat)
         flat, views = self._flats[bucket]
-        torch._foreach_copy_(views, tensors_of(bucket, self._state))
+        foreach.copy_(views, tensors_of(bucket, self._state))
         return flat
 
     def look_ahead(self, bucket: Bucket, momentum: float) -> None:
         """Move weights to where momentum alone would bring them."""
         velocity = [self.velocity[name] for name in bucket.parameters]
-        torch._foreach_add_(tensors_of(bucket, self._state), velocity, alpha=momentum)
+        foreach.add_(tensors_of(bucket, self._state), velocity, alpha=momentum)
 
     def take_momentum(self, bucket: Bucket) -> None:
         """How far weights have come since they were flattened."""
         velocity = [self.velocity[name] for name in bucket.parameters]
-        torch._foreach_copy_(velocity, tensors_of(bucket, self._state))
-        torch._foreach_sub_(velocity, self._flats[bucket][1])
+        foreach.copy_(velocity, tensors_of(bucket, self._state))
+        foreach.sub_(velocity, self._flats[bucket][1])
 
     def mean(self, bucket: Bucket, total: Tensor, workers: int) -> None:
         """Take the mean."""
-        torch._foreach_copy_(tensors_of(bucket, self._state), views_of(bucket, total.div_(workers)))
+        foreach.copy_(tensors_of(bucket, self._state), views_of(bucket, total.div_(workers)))
 
     def outer(self, bucket: Bucket, total: Tensor, workers: int, lr: float, momentum: float) -> None:
         """A step of the outer optimizer from the center towards the mean, and go there."""
         centers, velocities = self._kept(bucket)
-        deltas = torch._foreach_sub(centers, views_of(bucket, total.div_(workers)))
-        torch._foreach_mul_(velocities, momentum)
-        torch._foreach_add_(velocities, deltas)
-        torch._foreach_add_(deltas, velocities, alpha=momentum)
-        torch._foreach_sub_(centers, deltas, alpha=lr)
-        torch._foreach_copy_(tensors_of(bucket, self._state), centers)
+        deltas = foreach.sub(centers, views_of(bucket, total.div_(workers)))
+        foreach.mul_(velocities, momentum)
+        foreach.add_(velocities, deltas)
+        foreach.add_(deltas, velocities, alpha=momentum)
+        foreach.sub_(centers, deltas, alpha=lr)
+        foreach.copy_(tensors_of(bucket, self._state), centers)
 
     def elastic(self, bucket: Bucket, total: Tensor, workers: int, rho: float) -> None:
         """Draw the weights towards the center, and the center towards those of all workers."""
         centers, _ = self._kept(bucket)
         self._draw(bucket, centers, rho)
-        shifts = torch._foreach_sub(views_of(bucket, total), centers, alpha=workers)
-        torch._foreach_add_(centers, shifts, alpha=self.rate * rho)
+        shifts = foreach.sub(views_of(bucket, total), centers, alpha=workers)
+        foreach.add_(centers, shifts, alpha=self.rate * rho)
 
     def draw(self, bucket: Bucket, center: Tensor, rho: float) -> None:
         """Draw the weights towards a center that another rank has."""
         self._draw(bucket, views_of(bucket, center), rho)
 
     def _draw(self, bucket: Bucket, centers: Sequence[Tensor], rho: float) -> None:
-        apart = torch._foreach_sub(self._flats[bucket][1], list(centers))
-        torch._foreach_sub_(tensors_of(bucket, self._state), apart, alpha=self.rate * rho)
+        apart = foreach.sub(self._flats[bucket][1], list(centers))
+        foreach.sub_(tensors_of(bucket, self._state), apart, alpha=self.rate * rho)
 
     @property
     def rate(self) -> float:

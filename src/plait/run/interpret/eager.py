@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from plait.errors import JobError, PlaitError
 from plait.job.data.loader import Share
 from plait.job.job import Job
 from plait.job.origin import where
 from plait.run.interpret.state import ModelState
+from plait.torch_private import pytree
 
 _ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
 

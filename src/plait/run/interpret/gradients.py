@@ -13,6 +13,7 @@ from plait.plan.plan import DATA
 from plait.program.program import Bucket
 from plait.run.interpret.state import ModelState
 from plait.run.link.links import Links
+from plait.torch_private import foreach
 
 
 class GradientStore:
@@ -118,7 +119,7 @@ class GradientStore:
         ]
         if not counted:
             return torch.zeros((), dtype=self._state.dtype, device=self._state.device)
-        return torch.stack(torch._foreach_norm(counted)).square().sum()
+        return torch.stack(foreach.norm(counted)).square().sum()
 
     def place(self, bucket: Bucket, position: int) -> Tensor:
         """The memory of one gradient of a bucket that travels: whoever makes the gradient may write it here."""
@@ -145,7 +146,7 @@ class GradientStore:
         if loose and fresh:
             self._loose = [tensor.clone() for tensor in loose]
         elif loose:
-            torch._foreach_add_(self._loose, loose)
+            foreach.add_(self._loose, loose)
 
     def _own(self, bucket: Bucket, gradients: list[Tensor]) -> list[Tensor]:
         """Tensors that may be written in place: copies of those that share memory or are broadcast."""
@@ -225,7 +226,7 @@ class GradientStore:
         norm = None
         if clip_norm is not None:
             norm = (
-                torch.linalg.vector_norm(torch.stack(torch._foreach_norm(_values(tensors))))
+                torch.linalg.vector_norm(torch.stack(foreach.norm(_values(tensors))))
                 if squares is None
                 else squares.sqrt()
             )
@@ -233,7 +234,7 @@ class GradientStore:
             scale = (clip_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
             factor = scale * factor if factor is not None else scale
         assert factor is not None
-        torch._foreach_mul_(_values(tensors), factor)
+        foreach.mul_(_values(tensors), factor)
         return norm
 
     def _coalesce(self, buckets: Sequence[Bucket]) -> None:
@@ -267,7 +268,7 @@ def _values(gradients: list[Tensor]) -> list[Tensor]:
 def _added(sums: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
     """Dense ones in place; sparse ones become longer."""
     if not any(tensor.is_sparse for tensor in (*sums, *gradients)):
-        torch._foreach_add_(sums, gradients)
+        foreach.add_(sums, gradients)
         return sums
     return [g + s if s.is_sparse else s.add_(g) for s, g in zip(sums, gradients, strict=True)]
 
@@ -278,6 +279,6 @@ def _join(targets: list[Tensor], sources: list[Tensor], fresh: bool) -> None:
     if fresh:
         moved = [(t, s) for t, s in zip(targets, sources, strict=True) if t.data_ptr() != s.data_ptr()]
         if moved:  # the others were made in their place
-            torch._foreach_copy_([target for target, _ in moved], [source for _, source in moved])
+            foreach.copy_([target for target, _ in moved], [source for _, source in moved])
     else:
-        torch._foreach_add_(targets, sources)
+        foreach.add_(targets, sources)

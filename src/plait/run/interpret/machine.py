@@ -26,6 +26,7 @@ from plait.run.interpret.gradients import GradientStore
 from plait.run.interpret.state import ModelState
 from plait.run.link.links import Finished, Handle, Links
 from plait.run.link.messages import pack, room, unpack
+from plait.torch_private import pytree
 
 
 class Observer(Protocol):
@@ -197,7 +198,7 @@ class Machine:
         number = instruction.micro_batch
         assert number is not None
         share = self._shares[number]
-        leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(share.batch) if isinstance(leaf, Tensor)]
+        leaves = [leaf for leaf in pytree.tree_leaves(share.batch) if isinstance(leaf, Tensor)]
         for index, leaf in enumerate(leaves):
             self._values[f"{number}/batch.{index}"] = self.state.place(leaf)
         key = f"{number}/key"

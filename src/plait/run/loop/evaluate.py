@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from plait.job.data.source import Source, Stream
 from plait.job.job import Job, Until
 from plait.job.order import split
 from plait.run.interpret.eager import total_and_weight
 from plait.run.interpret.state import ModelState
+from plait.torch_private import pytree
 
 Sum = Callable[[Tensor], Tensor]
 """Adds a tensor up over all ranks."""

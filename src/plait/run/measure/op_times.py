@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
 from plait.graph.ops.random import random_key
 from plait.program.cost.op_key import op_key
 from plait.program.instructions import Compute
 from plait.program.program import RankProgram, Value
 from plait.program.segment.codegen import function_of
+from plait.torch_private import cuda, pytree
 
 _LASTING = ("parameter:", "buffer:", "constant:")
 _SMALL = 0.02
@@ -168,7 +168,7 @@ class _DeviceClock:
     def time(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if not self._marks or len(self._marks[-1]) > _PER_PAUSE:
             torch.cuda.synchronize()
-            torch.cuda._sleep(_PAUSE_CYCLES)  # type: ignore[no-untyped-call]
+            cuda.sleep(_PAUSE_CYCLES)
             self._marks.append([self._mark()])
         start = time.perf_counter_ns()
         result = function(*args, **kwargs)

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from plait.job.data.open import open_data
 from plait.job.job import Job
@@ -28,6 +27,7 @@ from plait.run.prepare.programs import Programs
 from plait.run.start.allocator import keep_freed_memory
 from plait.run.start.device import choose_device
 from plait.run.start.launch import Seat, connect, disconnect, launch
+from plait.torch_private import pytree
 
 _UPDATES = 5
 _LIMIT_S = 120.0

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from plait.torch_private import cuda
+
 _PAUSE_CYCLES = 100_000_000
 
 
@@ -93,7 +95,7 @@ def _round(function: Callable[[], Any], device: torch.device, repeats: int) -> f
             function()
         return (time.perf_counter() - began) / repeats
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    torch.cuda._sleep(_PAUSE_CYCLES)  # type: ignore[no-untyped-call]
+    cuda.sleep(_PAUSE_CYCLES)
     first.record()
     for _ in range(repeats):
         function()
@@ -103,7 +105,7 @@ def _round(function: Callable[[], Any], device: torch.device, repeats: int) -> f
 
 
 def _host_seconds(function: Callable[[], Any]) -> float:
-    torch.cuda._sleep(_PAUSE_CYCLES)  # type: ignore[no-untyped-call]
+    cuda.sleep(_PAUSE_CYCLES)
     began = time.perf_counter()
     for _ in range(200):
         function()

@@ -31,12 +31,13 @@ from plait.run.interpret.eager import counts_samples
 from plait.run.interpret.holding import Holding
 from plait.run.link.links import Links
 from plait.search.place.resolve import resolve_again, resolve_placements
+from plait.torch_private.fake import FAKE_LOGGER
 
 
 @contextmanager
 def _silent_torch() -> Iterator[None]:
     """While capturing: torch logs a traceback of its own for an operation that fails, which is reported anyway."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger = logging.getLogger(FAKE_LOGGER)
     before = logger.level
     logger.setLevel(logging.CRITICAL)
     try:

@@ -19,6 +19,7 @@ from plait.run.interpret.averaging import tensors_of, views_of
 from plait.run.interpret.state import ModelState
 from plait.run.link.links import Handle
 from plait.run.relaxed.wire import HEADER_BYTES, Head, Kind, Post, Streams, center_name
+from plait.torch_private import foreach
 
 _STRENGTH_BYTES = 8
 
@@ -111,7 +112,7 @@ class Center:
         theirs = message[_STRENGTH_BYTES:].view(bucket.dtype)
         own = tensors_of(bucket, self.state)
         self.streams.send_named(center_name(head.index, head.number), rank, head, *own)
-        torch._foreach_add_(own, torch._foreach_sub(views_of(bucket, theirs), own), alpha=strength)
+        foreach.add_(own, foreach.sub(views_of(bucket, theirs), own), alpha=strength)
         if head.index == len(self._flats) - 1:
             self.staleness[self.applied - self._seen[rank]] += 1
             self.applied += 1
@@ -169,13 +170,13 @@ class CenterPort:
             found = _Answer(self, index, self._asked).result()
             tensors = tensors_of(bucket, self._state)
             self._own += [tensor.clone() for tensor in tensors]
-            torch._foreach_copy_(tensors, views_of(bucket, found))
+            foreach.copy_(tensors, views_of(bucket, found))
 
     @torch.no_grad()
     def restore(self) -> None:
         """Put this worker's own weights back."""
         tensors = [tensor for bucket in self._flats for tensor in tensors_of(bucket, self._state)]
-        torch._foreach_copy_(tensors, self._own)
+        foreach.copy_(tensors, self._own)
         self._own = []
 
     def take(self, index: int, number: int, use: Callable[[Tensor], None]) -> bool:

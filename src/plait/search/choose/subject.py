@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.utils import _pytree as pytree
 
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
@@ -26,6 +24,8 @@ from plait.search.predict.memory_rule import StateBytes
 from plait.search.predict.model_costs import ModelCosts, with_blocks
 from plait.search.predict.shallow import shallow_job
 from plait.search.predict.unit_costs import CAPTURED, model_costs
+from plait.torch_private import pytree
+from plait.torch_private.fake import DataDependentOutputException, FakeTensorMode
 
 _BLOCKS = 2
 """Blocks with which a deep model is captured."""

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from plait.program.place.op_keys import exact_keys, find_blocks, fold_path, op_keys
 from plait.search.place.flow import Flow, value_of
+from plait.torch_private import pytree
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from plait.errors import PlaitError
 from plait.job.job import Job
+from plait.torch_private.fake import FakeTensorMode
 
 _FEWEST = 4
 """A list of so many blocks is captured as it is."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from plait.graph.graph import Graph
 from plait.plan.mesh import Mesh
@@ -33,6 +32,7 @@ from plait.search.predict.unit_nodes import (
     readers_of,
     storage_of,
 )
+from plait.torch_private import pytree
 
 CAPTURED = 4
 """Samples of the graph that costs are read from."""

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from plait.graph.ops import attention, batch_norm, lstm, random  # their import registers our ops
 from plait.program.place.placement import AxisShares, P, Placement, R, Shard, Strategy
+from plait.torch_private import pytree
+from plait.torch_private.ops import schema_of
 
 aten = torch.ops.aten
 ours = torch.ops.plait
@@ -58,7 +59,7 @@ class Op:
 
     @cached_property
     def _bound(self) -> dict[str, Any]:
-        schema = self.node.target._schema  # type: ignore[union-attr]
+        schema = schema_of(self.node.target)
         bound = {argument.name: argument.default_value for argument in schema.arguments}
         bound |= dict(zip((argument.name for argument in schema.arguments), self.node.args, strict=False))
         return bound | dict(self.node.kwargs)

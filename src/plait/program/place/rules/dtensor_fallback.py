@@ -5,8 +5,7 @@ mesh dim, or none. Only its table of rules for a single mesh dim is read: that i
 and needs no mesh, no process group and no DTensor. A strategy is kept only if the op itself, run on fake pieces, gives
 pieces of the shapes that the strategy promises, so an op whose arguments name sizes is left out.
 
-Private to torch, tried on 2.13 (`op_single_dim_strategy_funcs`); a torch without the table, or with another form of it,
-gives no strategies.
+A torch without the table (before 2.13) gives no strategies.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,9 +13,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from plait.program.place.rules.base import Op, P, Placement, R, Shard, Strategy
+from plait.torch_private import pytree
+from plait.torch_private.dtensor import described, kind_of, single_dim_rule
 
 
 def dtensor_strategies(op: Op) -> list[Strategy]:
@@ -46,25 +46,14 @@ def dtensor_strategies(op: Op) -> list[Strategy]:
 def _single_dim_rule(target: Any) -> Callable[..., Sequence[Sequence[Any]]] | None:
     if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
         return None  # its numbers would depend on the ranks
-    try:
-        from torch.distributed.tensor import DTensor
-
-        table = DTensor._op_dispatcher.sharding_propagator.op_single_dim_strategy_funcs
-    except (ImportError, AttributeError):  # torch without distributed, or an older one
-        return None
-    entry = table.get(target)
-    return getattr(entry, "func", entry)
+    return single_dim_rule(target)
 
 
 def _described(op: Op) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The op's arguments with tensors as torch's rules see them."""
-    from torch.distributed.tensor._dtensor_spec import TensorMeta
 
     def describe(leaf: Any) -> Any:
-        if not isinstance(leaf, fx.Node):
-            return leaf
-        value = leaf.meta["val"]
-        return TensorMeta(shape=value.shape, stride=value.stride(), dtype=value.dtype)
+        return described(leaf.meta["val"]) if isinstance(leaf, fx.Node) else leaf
 
     args, kwargs = pytree.tree_map(describe, (tuple(op.node.args), dict(op.node.kwargs)))
     return args, kwargs
@@ -72,12 +61,12 @@ def _described(op: Op) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def _placement(entry: Any) -> Placement | None:
     """A placement of ours; None for kinds that we do not have (averages, masked sums, strided shards)."""
-    kind = type(entry).__name__
-    if kind == "Replicate":
-        return R
-    if kind in ("Shard", "_ShardingPlaceholder"):
+    kind = kind_of(entry)
+    if kind == "shard":
         return Shard(int(entry.dim))
-    return P if kind == "Partial" and entry.reduce_op == "sum" else None
+    if kind == "replicate":
+        return R
+    return P if kind == "sum" else None
 
 
 def _is_plain(strategy: Strategy) -> bool:

@@ -1,6 +1,7 @@
 """Reductions, normalizations, softmax, cross-entropy, pooling: dims that meet, and dims that stay apart."""
 
 from plait.program.place.rules.base import Op, P, R, Shard, Strategy, aten, ours, rule, shards
+from plait.torch_private.ops import schema_of
 
 
 @rule(
@@ -36,7 +37,7 @@ def _is_associative(op: Op) -> bool:
 
 
 def _dims(op: Op, ndim: int) -> tuple[list[int], bool]:
-    names = [argument.name for argument in op.node.target._schema.arguments]  # type: ignore[union-attr]
+    names = [argument.name for argument in schema_of(op.node.target).arguments]
     dims = op.arg("dim") if "dim" in names else None
     if len(op.tensors) == 2:  # max(a, b) is pointwise
         return list(range(ndim)), False
