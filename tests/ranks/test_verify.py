@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 import plait
 from plait.errors import UsageError
+from plait.run.interpret.copies import copies_of
+from plait.run.interpret.state import ModelState
+from plait.run.loop import worker
 from plait.run.proof.verify import Verification, verify
 
 pytestmark = pytest.mark.timeout(120)
@@ -26,17 +29,17 @@ REAL = ("resnet_bn", "gpt_dropout", "hf_gpt2", "lstm", "ignore_index", "contrast
 def test_complaint_04_two_processes_compute_what_one_does(name: str) -> None:
     outcome = verify(ZOO[name].job(batch=7, steps=2, num_samples=14, optimizer="adamw"), "ddp", 2, steps=2)
     assert outcome.ok, outcome.first
-    assert {difference.kind for difference in outcome.differences} >= {"loss", "gradient", "weight"}
+    assert {difference.kind for difference in outcome.differences} >= {"loss", "gradient", "weight", "spread"}
     assert outcome.dtype == "float64"
     assert not outcome.serial
     assert ZOO[name].float32_inside == any("casts to float32" in notice for notice in outcome.notices)
 
 
 def test_fp32() -> None:
-    outcome = verify(
-        ZOO["gpt_dropout"].job(batch=8, steps=2, optimizer="adamw"), "ddp", 2, steps=2, fp32=True
-    )
+    job = replace(ZOO["gpt_dropout"].job(batch=8, steps=2, optimizer="adamw"), clip_norm=0.5)
+    outcome = verify(job, "ddp", 2, steps=2, fp32=True)
     assert outcome.ok, outcome.first
+    assert "norm" in {difference.kind for difference in outcome.differences}
     assert outcome.dtype == "float32"
     assert any(difference.largest > 1e-12 for difference in outcome.differences)  # it was not float64
 
@@ -186,3 +189,12 @@ def test_compressed_gradients_in_processes_are_those_of_all_ranks_in_one(method:
     outcome = verify(job, "ddp", 2, settings={"sync": sync})
     assert outcome.ok, outcome.first
     assert any("lossy" in notice and "all ranks in one process" in notice for notice in outcome.notices)
+
+
+def test_ranks_whose_copies_drift_apart_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drifted(state: ModelState, rank: int) -> dict[str, Tensor]:
+        return {name: tensor + rank * 1e-14 for name, tensor in copies_of(state, rank).items()}
+
+    monkeypatch.setattr(worker, "copies_of", drifted)  # forked ranks inherit it
+    outcome = verify(ZOO["mlp"].job(), "ddp", 2, steps=1)
+    assert [difference.kind for difference in outcome.differences if not difference.ok] == ["spread"]

@@ -1,11 +1,13 @@
 """Print a verification: what was compared, how far apart it was, and the first tensor that differs."""
 
 import json
+import math
 
 from rich.console import Console
 from rich.table import Table
 
-from plait.run.proof.verify import Difference, Verification
+from plait.run.proof.compare import Difference
+from plait.run.proof.verify import Verification
 
 
 def print_verification(outcome: Verification, console: Console, *, json_output: bool) -> None:
@@ -43,7 +45,8 @@ def _as_json(outcome: Verification) -> dict[str, object]:
         if difference is None:
             return None
         return {
-            "kind": difference.kind, "name": difference.name, "largest": difference.largest,
+            "kind": difference.kind, "name": difference.name,
+            "largest": difference.largest if math.isfinite(difference.largest) else None,
             "tolerance": difference.tolerance, "ok": difference.ok,
         }  # fmt: skip
 

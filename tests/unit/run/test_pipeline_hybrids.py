@@ -86,6 +86,7 @@ def test_the_norm_is_the_same_on_all_ranks_and_that_of_one_process(schedule: str
         assert len(norms) == 8
         assert len(set(norms)) == 1
         assert norms[0] > CLIP
+        assert known.record.norms is not None
         assert norms[0] == pytest.approx(known.record.norms[step], rel=1e-12)
 
 

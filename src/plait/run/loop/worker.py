@@ -21,11 +21,12 @@ from plait.errors import CheckpointError, RunError
 from plait.job.data.loader import LoadedStep, Loader
 from plait.job.job import Job
 from plait.plan.plan import Plan
-from plait.program.averaging import averages, due, longest_round
+from plait.program.averaging import averages, due, longest_round, mixes
 from plait.program.program import Program
 from plait.run.checkpoint.saver import Saver
 from plait.run.checkpoint.state import TrainingState, snapshot
 from plait.run.checkpoint.store import load_checkpoint
+from plait.run.interpret.copies import copies_of
 from plait.run.interpret.machine import Machine, StepOutcome
 from plait.run.interpret.observer import CudaClock, WorkerObserver, metadata_of
 from plait.run.interpret.state import ModelState
@@ -320,6 +321,15 @@ class _Worker:
                 {name: g.detach().cpu().clone().contiguous() for name, g in gradients.items()}
             )
 
+    def _write_proof(self) -> None:
+        """What a verification compares and a checkpoint does not hold: gradients, and every rank's own copies."""
+        folder, rank = self.task.folder, self.seat.rank
+        for step, entry in enumerate(self.gradients):  # of the first rank
+            save_file(entry, folder / f"gradients-{step:06d}.safetensors")
+        if not mixes(self.task.plan):  # those differ until they meet
+            held = {name: t.cpu().clone().contiguous() for name, t in copies_of(self.state, rank).items()}
+            save_file(held, folder / f"held-{rank:06d}.safetensors")
+
     def _finish(self, program: Program | None) -> dict[str, Any]:
         self._catch_up()
         if self.job.evaluate is not None and not self.evaluation and self.stopped != "interrupted":
@@ -329,9 +339,8 @@ class _Worker:
         self._save()
         notices = self.saver.close() if self.saver is not None else []
         self._tell(notices)
-        if self.task.record_gradients and self.is_first:
-            for step, entry in enumerate(self.gradients):
-                save_file(entry, self.task.folder / f"gradients-{step:06d}.safetensors")
+        if self.task.record_gradients:
+            self._write_proof()
         if self.recorder is not None and program is not None:
             self.observer.settle(self.state.steps_done)
             path = self.task.folder / "trace" / f"rank{self.seat.rank}.json"

@@ -14,9 +14,10 @@ from torch import Tensor
 from plait.graph.from_job import Captures
 from plait.job.data.loader import LoadedStep, Loader, Share
 from plait.job.job import Job
-from plait.plan.plan import PIPE, Plan
+from plait.plan.plan import Plan
 from plait.program.averaging import averages, due, has_center, mixes
 from plait.program.layout import Layout
+from plait.run.interpret.copies import copies_of, has_current, spread
 from plait.run.interpret.machine import Machine, StepOutcome
 from plait.run.interpret.serial import Mailboxes, Reduce, SerialLinks, Unobserved, add_up, run_step
 from plait.run.interpret.state import ModelState
@@ -31,16 +32,16 @@ class Record:
     """What a run computed, for comparison."""
 
     losses: tuple[float, ...]
-    norms: tuple[float, ...]
-    """Global gradient norms, where clipping computed them."""
+    norms: tuple[float, ...] | None
+    """Global gradient norms of the steps; None where nothing was clipped, or not where it can be seen."""
     gradients: tuple[dict[str, Tensor], ...]
     """By step, then by parameter; rank 0's."""
     weights: dict[str, Tensor]
     """Parameters after the last step; rank 0's, or the mean of workers that average."""
     buffers: dict[str, Tensor]
     """Buffers after the last step; rank 0's."""
-    spread: float
-    """Largest difference of a weight between ranks, which hold copies."""
+    spread: float | None
+    """Largest difference of a weight between ranks that hold copies; None where ranks differ on purpose."""
     notices: tuple[str, ...]
     rounds_to_float32: bool = False
     """Whether the model casts float64 down by itself, so that it agrees with itself only as well as float32."""
@@ -160,7 +161,7 @@ class SerialRanks:
         if averages(self.programs.plan):
             return found | _mean([m.state.buffers for m in self.machines])
         for machine in reversed(self.machines):
-            own = {n: b for n, b in machine.state.buffers.items() if _changes(layout, n, machine.rank)}
+            own = {n: b for n, b in machine.state.buffers.items() if has_current(layout, n, machine.rank)}
             found |= own
         return found
 
@@ -169,11 +170,6 @@ def _mean(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """The means of floating tensors."""
     names = [name for name, tensor in parts[0].items() if tensor.is_floating_point()]
     return {name: torch.stack([part[name] for part in parts]).mean(0) for name in names}
-
-
-def _changes(layout: Layout | None, buffer: str, rank: int) -> bool:
-    """Whether a rank has the current value of a buffer."""
-    return layout is None or layout.mesh.coordinate(rank, PIPE) == layout.buffer_owners.get(buffer, 0)
 
 
 def run_serially(
@@ -206,11 +202,13 @@ def run_serially(
             each_step(step)
     return Record(
         losses=tuple(losses),
-        norms=tuple(norms),
+        norms=tuple(norms) or None,
         gradients=tuple(gradients),
         weights=ranks.weights(),
         buffers=ranks.buffers(),
-        spread=0.0 if mixes(programs.plan) or programs.plan.sync.has_servers else _spread(ranks.machines),
+        spread=None
+        if mixes(programs.plan) or programs.plan.sync.has_servers
+        else spread(copies_of(machine.state, machine.rank) for machine in ranks.machines),
         notices=ranks.notices,
         rounds_to_float32=ranks.rounds_to_float32,
     )
@@ -256,24 +254,3 @@ def _loaded(
             return None
         found.append(loaded)
     return [found[plan.data_coordinate(rank)] for rank in range(plan.mesh.size)]
-
-
-def _spread(machines: list[Machine]) -> float:
-    """Largest difference between ranks that hold the same part of a tensor."""
-    largest = 0.0
-    reference: dict[object, Tensor] = {}
-    for machine in machines:
-        state = machine.state
-        layout = state.holding.layout if state.holding is not None else None
-        held = {name: parameter.detach() for name, parameter in state.parameters.items()}
-        held |= {name: b for name, b in state.buffers.items() if _changes(layout, name, machine.rank)}
-        for name, tensor in held.items():
-            place: tuple[int, ...] = ()
-            if layout is not None and name in state.parameters:
-                own = zip(layout.mesh.axes, layout.mesh.coordinates(machine.rank), strict=True)
-                cut = [axis for axis in layout.cut_axes(name) if axis != PIPE]  # tied parameters are equal
-                place = tuple(at for (axis, _), at in own if axis in cut)
-            other = reference.setdefault((name, place), tensor)
-            if tensor.numel():
-                largest = max(largest, float((tensor.double() - other.double()).abs().max()))
-    return largest

@@ -9,15 +9,15 @@ times of what one process differs from itself when its batch is halved.
 """
 
 import copy
-import math
+import json
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 from plait.errors import UsageError
 from plait.graph.from_job import Captures
@@ -25,37 +25,19 @@ from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.run.checkpoint.store import load_checkpoint
+from plait.run.interpret.copies import spread
 from plait.run.interpret.serial import Reduce, add_up
 from plait.run.prepare.prepare import Listener
+from plait.run.proof.compare import FP32, FP32_FLOOR, Difference, compare, largest_by_kind, norm, relative
 from plait.run.proof.deviation import deviation_of
 from plait.run.proof.serial_run import Record, run_serially
 from plait.run.train import train
 
 _FLOAT64 = 1e-9
-_FP32 = 1e-5
 _BF16 = 2**-6
 """A bf16 number is off by up to 2**-8; a gradient is the sum of a few parts that were rounded so."""
-_FP32_FLOOR = 1e-4
 _FP32_WEIGHT_LIMIT = 2e-3
 """What AdamW made of rounding between two right answers, at most; used where the self-difference says nothing."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Difference:
-    """The largest difference of one kind."""
-
-    kind: str
-    """loss, gradient, weight, buffer, norm."""
-    name: str
-    """The tensor, with its step."""
-    largest: float
-    """Relative to the tensor's largest value, or to the floor."""
-    tolerance: float
-
-    @property
-    def ok(self) -> bool:
-        """Whether it is within the tolerance; not a number never is."""
-        return self.largest <= self.tolerance
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +101,7 @@ def reference_of(
     rough = fp32 or record.rounds_to_float32
     if rough:
         tell({"stage": "one process with its batch halved, for the tolerance"})
-        tolerance = _BF16 if job.precision == "bf16" else _FP32
+        tolerance = _BF16 if job.precision == "bf16" else FP32
         difference = _self_difference(job, one, steps, record, dtype, captures)
         # a model that rounds by itself rounds each sample alone, which halving the batch does not show
         weight_tolerance = max(tolerance * (10 if record.rounds_to_float32 else 1), difference)
@@ -181,7 +163,7 @@ def verify(
         steps=known.steps,
         dtype=str(dtype).removeprefix("torch."),
         serial=serial,
-        differences=_largest_by_kind(found),
+        differences=largest_by_kind(found),
         first=next((difference for difference in found if not difference.ok), None),
         notices=(
             *record.notices,
@@ -273,15 +255,24 @@ def _run_processes(
         )
         state = load_checkpoint(folder)
         gradients = tuple(load_file(path) for path in sorted(folder.glob("gradients-??????.safetensors")))
+        held = [load_file(path) for path in sorted(folder.glob("held-??????.safetensors"))]
+        norms = _norms(folder / "metrics.jsonl")
     return Record(
         losses=result.losses,
-        norms=(),
+        norms=norms,
         gradients=gradients,
         weights=state.parameters,
         buffers=state.buffers,
-        spread=0.0,
+        spread=spread(held) if held else None,
         notices=result.notices,
     )
+
+
+def _norms(metrics: Path) -> tuple[float, ...] | None:
+    """The gradient norms that a run wrote down; None: it clipped nothing, or a server did."""
+    entries = [json.loads(line) for line in metrics.read_text().splitlines()]
+    found = tuple(entry["grad_norm"] for entry in entries if "grad_norm" in entry)
+    return found or None
 
 
 def _self_difference(
@@ -290,89 +281,9 @@ def _self_difference(
     """10 times what one process differs from itself when its batch is halved; noise, not a fault."""
     doubled = min(job.accumulate * 2, job.batch)
     halved = run_serially(replace(job, accumulate=doubled), plan, steps, dtype, captures=captures)
-    floor = _norm(reference.weights.values()) * _FP32_FLOOR
+    floor = norm(reference.weights.values()) * FP32_FLOOR
     worst = max(
-        (_relative(reference.weights[n], halved.weights[n], floor) for n in reference.weights), default=0.0
+        (relative(reference.weights[n], halved.weights[n], floor) for n in reference.weights), default=0.0
     )
     changes_the_model = worst > 1e-2  # batch statistics and random masks depend on the micro-batches
     return _FP32_WEIGHT_LIMIT if changes_the_model else 10 * worst
-
-
-def compare(
-    reference: Record, record: Record, *, rough: bool, tolerance: float, weight_tolerance: float
-) -> list[Difference]:
-    """Every tensor of two runs, in the order of computation; `rough`: not in float64 throughout."""
-    found = []
-    pairs = zip(reference.losses, record.losses, reference.gradients, record.gradients, strict=True)
-    for step, (loss, other, ours, theirs) in enumerate(pairs):
-        later = rough and step > 0  # from the second step on, AdamW has amplified the rounding of the first
-        allowed = tolerance * (100 if later else 1)
-        found.append(
-            Difference(kind="loss", name=f"step {step}", largest=_number(loss, other), tolerance=allowed)
-        )
-        if not later:
-            floor = _norm(ours.values()) * (_FP32 if rough else 1e-3)
-            found += _differences("gradient", f"at step {step}", ours, theirs, floor, tolerance)
-    for step, (norm, other) in enumerate(zip(reference.norms, record.norms, strict=False)):
-        found.append(  # AdamW does not notice a gradient that was clipped too much
-            Difference(kind="norm", name=f"step {step}", largest=_number(norm, other), tolerance=allowed)
-        )
-    after = f"after {len(record.losses)} steps"
-    share = _FP32_FLOOR if rough else 1e-3
-    for kind, ours, theirs in (
-        ("weight", reference.weights, record.weights),
-        ("buffer", reference.buffers, record.buffers),
-    ):
-        floor = _norm(tensor for tensor in ours.values() if tensor.is_floating_point()) * share
-        found += _differences(kind, after, ours, theirs, floor, weight_tolerance)
-    found.append(
-        Difference(kind="spread", name="weights between ranks", largest=record.spread, tolerance=0.0)
-    )
-    return found
-
-
-def _differences(
-    kind: str,
-    when: str,
-    ours: Mapping[str, Tensor],
-    theirs: Mapping[str, Tensor],
-    floor: float,
-    tolerance: float,
-) -> list[Difference]:
-    return [
-        Difference(
-            kind=kind,
-            name=f"{name} {when}",
-            largest=_relative(tensor, theirs[name], floor) if name in theirs else math.inf,
-            tolerance=tolerance,
-        )
-        for name, tensor in ours.items()
-    ]
-
-
-def _relative(ours: Tensor, theirs: Tensor, floor: float) -> float:
-    """Largest difference relative to the largest value; `floor` is the smallest value it is compared with."""
-    if ours.shape != theirs.shape:
-        return math.inf
-    if ours.numel() == 0:
-        return 0.0
-    a, b = ours.double(), theirs.double()
-    difference = float((a - b).abs().max())
-    return difference / max(float(a.abs().max()), floor, 1e-300) if difference else 0.0
-
-
-def _number(a: float, b: float) -> float:
-    return abs(a - b) / max(abs(a), 1e-300) if a != b else 0.0
-
-
-def _norm(tensors: Iterable[Tensor]) -> float:
-    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
-
-
-def _largest_by_kind(found: list[Difference]) -> tuple[Difference, ...]:
-    best: dict[str, Difference] = {}
-    for difference in found:
-        known = best.get(difference.kind)
-        if known is None or (not difference.ok, difference.largest) > (not known.ok, known.largest):
-            best[difference.kind] = difference
-    return tuple(best.values())
