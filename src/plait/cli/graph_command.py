@@ -5,7 +5,6 @@ page; the exit code. Nothing of the model is allocated, and nothing is trained.
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from plait.errors import CaptureError, UsageError
+from plait.files.write import write_whole
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
 from plait.graph.show.draw import draw_html
@@ -69,18 +69,13 @@ def micro_batch(job: Job) -> int:
 
 def write_page(path: Path, page: str) -> None:
     """Write the page whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(page, encoding="utf-8")
-        os.replace(partial, path)
+        write_whole(path, page)
     except OSError as error:
         raise UsageError(
             f"the page cannot be written to {path}: {error.strerror or error}.",
             fix="name a file that you may write.",
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def summary_values(summary: Summary) -> dict[str, Any]:

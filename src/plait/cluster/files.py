@@ -21,6 +21,7 @@ from plait.cluster.calibration import Calibration
 from plait.cluster.cluster import Cluster, Device, Link
 from plait.cluster.presets import Preset, preset
 from plait.errors import ClusterError
+from plait.files.write import write_whole
 from plait.units import parse_bytes
 
 _LINKS = ("pair", "host", "between")
@@ -90,10 +91,7 @@ def write_cluster(cluster: Cluster, path: Path, measured: Mapping[str, Any] | No
             "timed": dict(device.timed),
         },
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".part")
-    beside.write_text(yaml.safe_dump(content, sort_keys=False, width=200))
-    beside.replace(path)
+    write_whole(path, yaml.safe_dump(content, sort_keys=False, width=200))
 
 
 def read_measured(path: Path) -> dict[str, Any]:

@@ -6,12 +6,12 @@ never as markup.
 """
 
 import json
-import os
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
 
+from plait.files.write import write_whole
 from plait.report.breakdown import PARTS, RankBreakdown, breakdown
 from plait.report.charts import Line, line_chart, stacked_bar
 from plait.report.page_timeline import timeline_section
@@ -41,12 +41,7 @@ def write_page(run_dir: Path) -> Path:
     """Write `report.html` into a run folder and say where it is."""
     record = read_run(run_dir)
     path = record.folder / "report.html"
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(page(record), encoding="utf-8")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(path, page(record))
     return path
 
 

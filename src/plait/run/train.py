@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 
 from plait.errors import JobError, UsageError
+from plait.files.write import write_whole
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.run.checkpoint.store import load_checkpoint, locate_checkpoint
 from plait.run.loop.folder import discard_if_empty, make_run_folder, write_environment, write_totals
+from plait.run.loop.lock import locked
 from plait.run.loop.worker import Task, run_worker
 from plait.run.prepare.fits import memory_limit
 from plait.run.prepare.prepare import Listener, prepare
@@ -31,6 +33,7 @@ from plait.run.prepare.programs import Programs
 from plait.run.relaxed.hogwild import SharedModel, check_hogwild
 from plait.run.relaxed.hogwild_saver import on_shared_model
 from plait.run.relaxed.ranks import run_rank
+from plait.run.relaxed.rounds import write_left_shares
 from plait.run.relaxed.start import StartRanks, is_free, run_free
 from plait.run.start.launch import Interrupted, Seat, launch
 from plait.run.start.processes import Start
@@ -100,53 +103,59 @@ def train(
     check_options(device, checkpoint_every)
     check_slow(slow or {}, chosen, device)
     check_hogwild(chosen, device)
-    checkpoint = (
-        locate_checkpoint(Path(resume), on_notice=lambda text: tell({"notice": text})) if resume else None
-    )
-    start_step = _continued_from(checkpoint, job) if checkpoint else 0
     folder = make_run_folder(Path(out) if out else None, name, resuming=resume is not None)
-    try:
-        programs = prepare(job, chosen, device, dtype, tell, limit_bytes=memory_limit(device, memory))
-    except BaseException:
-        discard_if_empty(folder)
-        raise
-    chosen = programs.plan
-    (folder / "plan.yaml").write_text(chosen.to_yaml())
-    write_environment(
-        folder,
-        {"ranks": chosen.ranks, "device": device, "batch": job.batch, "seed": job.seed, **(extra or {})},
-    )
-    task = Task(
-        job=job,
-        plan=chosen,
-        folder=folder,
-        device=device,
-        dtype=dtype,
-        resume=checkpoint,
-        checkpoint_every=checkpoint_every,
-        checkpoint_timeout_s=checkpoint_timeout_s,
-        record_samples=record_samples,
-        record_gradients=record_gradients,
-        trace=trace,
-        clock_offset_ns=clock_offset_ns(),
-        hang_s=hang_s,
-        slow=dict(slow or {}),
-    )
-    total_steps = job.total_steps(programs.captures.source.num_samples)
-    if total_steps is not None and total_steps <= start_step:
-        tell({"notice": f"step {start_step} of {total_steps} was reached before: nothing is left to train."})
-    tell({"started": str(folder), "total_steps": total_steps, "start_step": start_step})
-    summary = _run(task, programs, tell)
-    write_totals(folder, chosen, summary)
-    if trace and summary["losses"]:
-        write_chrome(read_trace(folder), folder / "trace" / "trace.json")
-    return Result(
-        losses=tuple(summary["losses"]),
-        evaluation=summary["evaluation"],
-        folder=folder,
-        stopped=summary["stopped"],
-        notices=(*programs.choices, *summary["notices"]),
-    )
+    with locked(folder):
+        try:
+            checkpoint = _located(resume, tell)
+            start_step = _continued_from(checkpoint, job) if checkpoint else 0
+            programs = prepare(job, chosen, device, dtype, tell, limit_bytes=memory_limit(device, memory))
+        except BaseException:
+            discard_if_empty(folder)
+            raise
+        chosen = programs.plan
+        if checkpoint is not None:
+            write_left_shares(folder, start_step, samples=record_samples)
+        write_whole(folder / "plan.yaml", chosen.to_yaml())
+        write_environment(
+            folder,
+            {"ranks": chosen.ranks, "device": device, "batch": job.batch, "seed": job.seed, **(extra or {})},
+            start_step=start_step,
+        )
+        task = Task(
+            job=job,
+            plan=chosen,
+            folder=folder,
+            device=device,
+            dtype=dtype,
+            resume=checkpoint,
+            checkpoint_every=checkpoint_every,
+            checkpoint_timeout_s=checkpoint_timeout_s,
+            record_samples=record_samples,
+            record_gradients=record_gradients,
+            trace=trace,
+            clock_offset_ns=clock_offset_ns(),
+            hang_s=hang_s,
+            slow=dict(slow or {}),
+        )
+        total_steps = job.total_steps(programs.captures.source.num_samples)
+        if total_steps is not None and total_steps <= start_step:
+            tell(
+                {
+                    "notice": f"step {start_step} of {total_steps} was reached before: nothing is left to train."
+                }
+            )
+        tell({"started": str(folder), "total_steps": total_steps, "start_step": start_step})
+        summary = _run(task, programs, tell)
+        write_totals(folder, chosen, summary)
+        if trace and summary["losses"]:
+            write_chrome(read_trace(folder), folder / "trace" / "trace.json")
+        return Result(
+            losses=tuple(summary["losses"]),
+            evaluation=summary["evaluation"],
+            folder=folder,
+            stopped=summary["stopped"],
+            notices=(*programs.choices, *summary["notices"]),
+        )
 
 
 def check_options(device: str, checkpoint_every: int | None) -> None:
@@ -178,6 +187,13 @@ def check_slow(slow: Mapping[int, float], plan: Plan, device: str) -> None:
             )
     if slow and device != "cpu":
         raise UsageError("slow emulates stragglers on processors only.", fix="use --device cpu.")
+
+
+def _located(resume: str | Path | None, tell: Listener) -> Path | None:
+    """The checkpoint to go on from."""
+    if resume is None:
+        return None
+    return locate_checkpoint(Path(resume), on_notice=lambda text: tell({"notice": text}))
 
 
 def _continued_from(checkpoint: Path, job: Job) -> int:

@@ -11,7 +11,6 @@ back from them. It never guesses: a file that is missing, cut short or not a tra
 
 import dataclasses
 import json
-import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from plait.errors import PlaitError
+from plait.files.write import write_whole
 from plait.trace.span import LANES, SOURCES, Kind, Lane, Source, Span, Totals, Trace
 
 FORMAT = "plait-trace"
@@ -76,7 +76,7 @@ def write_rank(path: Path, content: RankFile) -> None:
         ],
         "totals": None if content.totals is None else dataclasses.asdict(content.totals),
     }
-    _write_atomically(path, json.dumps(document, separators=(",", ":")))
+    write_whole(path, json.dumps(document, separators=(",", ":")))
 
 
 def write_trace(trace: Trace, run_dir: Path) -> None:
@@ -139,7 +139,7 @@ def read_trace(run_dir: Path) -> Trace:
 
 def write_chrome(trace: Trace, path: Path) -> None:
     """Write the Chrome trace format: a process per rank, a thread per lane, one complete event per span."""
-    _write_atomically(path, json.dumps({"traceEvents": chrome_events(trace), "displayTimeUnit": "ms"}))
+    write_whole(path, json.dumps({"traceEvents": chrome_events(trace), "displayTimeUnit": "ms"}))
 
 
 def chrome_events(trace: Trace) -> list[dict[str, Any]]:
@@ -267,13 +267,3 @@ def _corrupt(path: Path, why: str) -> PlaitError:
         f"{path} is not a readable trace: {why}.",
         fix="delete this file to see the other ranks, or run the job again.",
     )
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

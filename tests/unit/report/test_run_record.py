@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from plait.errors import UsageError
+from plait.files.records import sealed
 from plait.report.record import read_run
 from plait.report.summary import report_json, summarize
 
@@ -83,3 +84,20 @@ def test_the_report_of_an_empty_folder(tmp_path: Path) -> None:
     assert report["breakdown"] == []
     assert report["summary"]["final_loss"] is None
     assert len(report["notes"]) == 4
+
+
+def test_missing_and_repeated_steps_are_told(tmp_path: Path) -> None:
+    lines = [{"step": step, "loss": 1.0} for step in (1, 2, 5, 6, 6)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "environment.json").write_text('{"first_step": 0}')
+    (tmp_path / "checkpoints" / "step-00000009").mkdir(parents=True)
+    notes = read_run(tmp_path).notes
+    assert "metrics.jsonl lacks 5 step(s): 0, 3 to 4, 7 to 8." in notes
+    assert "metrics.jsonl has 1 step(s) more than once: 6." in notes
+
+
+def test_a_record_that_was_changed_is_told(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(sealed({"step": 0, "loss": 1.5}).replace("1.5", "0.5"))
+    record = read_run(tmp_path)
+    assert record.metrics == ()
+    assert any("line 1: its sum" in note and "was changed" in note for note in record.notes)

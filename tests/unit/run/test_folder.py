@@ -1,13 +1,17 @@
 """The run folder: its name, what is refused, and files that survive a torn end."""
 
 import json
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from plait.errors import UsageError
-from plait.run.loop.folder import LineFile, discard_if_empty, make_run_folder, write_environment
+from plait.run.loop.folder import discard_if_empty, make_run_folder, write_environment
+from plait.run.loop.lock import locked
 
 
 def test_names_do_not_clash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,25 +55,35 @@ def test_the_environment_is_written_with_what_is_given(tmp_path: Path) -> None:
     assert {"plait", "python", "torch", "platform", "cpus", "started"} <= set(content)
 
 
-def test_lines_are_kept_up_to_the_checkpoint(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    with LineFile(path) as file:
-        for step in range(4):
-            file.write({"step": step})
-    with path.open("a") as torn:
-        torn.write('{"step": 4, "lo')  # killed in the middle of a line
-    with LineFile(path, keep_below=2) as file:
-        file.write({"step": 2, "again": True})
-    assert [json.loads(line) for line in path.read_text().splitlines()] == [
-        {"step": 0},
-        {"step": 1},
-        {"step": 2, "again": True},
-    ]
+def test_a_folder_has_one_writer_and_says_who(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        told = rf"process {os.getpid()} on .*, since 20"
+        with pytest.raises(UsageError, match=told), locked(tmp_path):
+            raise AssertionError("two writers")
+    with locked(tmp_path):  # it was given back
+        pass
 
 
-def test_flushed_lines_are_there_before_the_end(tmp_path: Path) -> None:
-    with LineFile(tmp_path / "metrics.jsonl") as file:
-        file.write({"step": 0})
-        assert (tmp_path / "metrics.jsonl").read_text() == ""
-        file.flush()
-        assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 0}
+def test_the_lock_of_a_dead_holder_is_taken_over(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from plait.run.loop.lock import locked\n"
+        "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(UsageError, match=f"process {holder.pid} on "), locked(tmp_path):
+            raise AssertionError("two writers")
+    finally:
+        holder.kill()
+        holder.communicate()
+    with locked(tmp_path):
+        assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
+
+
+def test_an_unreadable_lock_still_locks(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        (tmp_path / "run.lock").write_bytes(b"\xff" * 10)
+        with pytest.raises(UsageError, match="by another run"), locked(tmp_path):
+            raise AssertionError("two writers")

@@ -13,13 +13,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any
 
+import msgspec
 import torch
 
 from plait.errors import UsageError
+from plait.files.write import write_whole
 from plait.plan.plan import Plan
+from plait.run.loop import lock
 
 
 def make_run_folder(out: Path | None, name: str, *, resuming: bool) -> Path:
@@ -62,11 +64,22 @@ def discard_if_empty(folder: Path) -> None:
     """Take back a run folder into which nothing was written."""
     with suppress(OSError):
         (folder / "checkpoints").rmdir()
+        if {path.name for path in folder.iterdir()} <= {lock.NAME}:
+            (folder / lock.NAME).unlink(missing_ok=True)
         folder.rmdir()
 
 
-def write_environment(folder: Path, extra: Mapping[str, Any]) -> None:
-    """Versions, machine and settings, so that a run can be told apart and repeated."""
+class _Begun(msgspec.Struct):
+    first_step: int | None = None
+
+
+def write_environment(folder: Path, extra: Mapping[str, Any], *, start_step: int = 0) -> None:
+    """Versions, machine and settings, so that a run can be told apart and repeated; and with which step its records
+    begin, which stays as it was where a run is resumed in its own folder."""
+    path = folder / "environment.json"
+    before = None
+    with suppress(OSError, msgspec.DecodeError):
+        before = msgspec.json.decode(path.read_bytes(), type=_Begun).first_step
     content = {
         "plait": version("plait"),
         "python": sys.version.split()[0],
@@ -74,9 +87,10 @@ def write_environment(folder: Path, extra: Mapping[str, Any]) -> None:
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "first_step": start_step if before is None else before,
         **extra,
     }
-    (folder / "environment.json").write_text(json.dumps(content, indent=2, default=str) + "\n")
+    write_whole(path, json.dumps(content, indent=2, default=str) + "\n")
 
 
 def write_totals(folder: Path, plan: Plan, summary: Mapping[str, Any]) -> None:
@@ -88,50 +102,4 @@ def write_totals(folder: Path, plan: Plan, summary: Mapping[str, Any]) -> None:
         "servers": plan.sync.servers,
         **{key: summary[key] for key in kept if key in summary},
     }
-    (folder / "totals.json").write_text(json.dumps(content, indent=2) + "\n")
-
-
-class LineFile:
-    """A JSON-lines file, flushed about once a second and on close."""
-
-    def __init__(self, path: Path, *, keep_below: int | None = None) -> None:
-        if keep_below is not None and path.exists():
-            _drop_lines(path, keep_below)
-        self._file: TextIO = path.open("a")
-        self._flushed = time.monotonic()
-
-    def write(self, entry: Mapping[str, Any]) -> None:
-        """Append one entry."""
-        self._file.write(json.dumps(entry) + "\n")
-        now = time.monotonic()
-        if now - self._flushed > 1.0:
-            self._file.flush()
-            self._flushed = now
-
-    def flush(self) -> None:
-        """Hand everything to the system, so that it outlives this process."""
-        self._file.flush()
-
-    def close(self) -> None:
-        """Flush and close."""
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _drop_lines(path: Path, step: int) -> None:
-    """On resume: forget what was written after the checkpoint, and a torn last line."""
-    kept = []
-    for line in path.read_text().splitlines():
-        try:
-            if json.loads(line).get("step", 0) < step:
-                kept.append(line)
-        except json.JSONDecodeError:
-            continue
-    path.write_text("".join(line + "\n" for line in kept))
+    write_whole(folder / "totals.json", json.dumps(content, indent=2) + "\n")

@@ -1,13 +1,14 @@
 """What a run writes down step by step: metrics, evaluations and, on request, sample ids.
 
 In: what rank 0 knows after a step. Out: lines in `metrics.jsonl` and `samples.jsonl`, and events for whoever
-watches; those only every now and then, and always the last one.
+watches; those only every now and then, and always the last one. Records are only ever appended, each with a sum; a run
+that is resumed first drops, in one rename, those of the steps that it does again. So every step has one line.
 """
 
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +17,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from plait.run.loop.folder import LineFile
+from plait.files.records import RecordFile
 
 _SAY_EVERY_S = 0.1
 
@@ -29,11 +30,13 @@ class Journal:
     ) -> None:
         self._emit = emit
         self._files = ExitStack()
-        open_file = self._files.enter_context
-        self._metrics = open_file(LineFile(folder / "metrics.jsonl", keep_below=keep_below))
-        self._samples = (
-            open_file(LineFile(folder / "samples.jsonl", keep_below=keep_below)) if samples else None
-        )
+
+        def open_file(name: str) -> RecordFile:
+            keep = None if keep_below is None else _steps_below(keep_below)
+            return self._files.enter_context(RecordFile(folder / name, keep=keep))
+
+        self._metrics = open_file("metrics.jsonl")
+        self._samples = open_file("samples.jsonl") if samples else None
         self._said_s = 0.0
         self._unsaid: dict[str, Any] | None = None
 
@@ -73,6 +76,10 @@ class Journal:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._files.close()
+
+
+def _steps_below(step: int) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda entry: isinstance(entry.get("step"), int) and entry["step"] < step
 
 
 def peak_bytes(device: torch.device) -> int:

@@ -21,6 +21,7 @@ from plait.run.interpret.machine import Machine
 from plait.run.interpret.observer import CudaClock, WorkerObserver, metadata_of
 from plait.run.loop.evaluate import evaluate
 from plait.run.loop.journal import peak_bytes
+from plait.run.loop.shares import ShareLog
 from plait.run.loop.worker import Task
 from plait.run.prepare.programs import Programs
 from plait.run.start.launch import Seat
@@ -89,6 +90,7 @@ class FreeWorker:
         self.watch, self.weights, self.stops = watch, weights, stops
         self.start_step, self.places = start_step, places
         self.job, self.workers = task.job, task.plan.mesh.size
+        self.log = ShareLog(task.folder, seat.rank)
         self.num_shares = 0
         """That this worker has taken, empty ones too."""
 
@@ -104,6 +106,7 @@ class FreeWorker:
                 if self.stops(loaded.step):
                     break
         counted = self.weights.close()
+        self.log.close()
         if program is not None:
             self.watch.write(self.task, self.seat, program)
             counted["notices"] = list(program.notices)
@@ -184,6 +187,7 @@ class FreeWorker:
         }
         if self.task.record_samples:
             told["ids"] = ids
+        self.log.write({"share": told})
         self.seat.emit({"share": told})
 
     def _evaluation_is_due(self, loaded: LoadedStep) -> bool:
@@ -205,4 +209,6 @@ class FreeWorker:
             self.weights.refresh()
             measured = evaluate(self.machine.state, held_out, 0, 1, lambda sums: sums)
             self.weights.restore()
-        self.seat.emit({"evaluated": {"step": loaded.step, "epoch": loaded.epoch, "evaluate": measured}})
+        told = {"step": loaded.step, "epoch": loaded.epoch, "evaluate": measured}
+        self.log.write({"evaluated": told})
+        self.seat.emit({"evaluated": told})

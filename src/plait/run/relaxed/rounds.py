@@ -8,13 +8,17 @@ missing from its line, which is written at the end.
 import time
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
+from plait.files.records import read_records
 from plait.job.job import Until
 from plait.run.loop.evaluate import Progress
 from plait.run.loop.journal import Journal
+from plait.run.loop.shares import drop_shares, left_shares
 
 _RATE_STEPS = 10
 """Steps over which the rate is told."""
@@ -42,6 +46,10 @@ class Rounds:
         self.num_updates = 0
         """Shares that had samples: where nobody else counts, each was an update."""
         self.stopped: str | None = None
+
+    def resume_at(self, now_s: float) -> None:
+        """Time is counted from here."""
+        self._completed_s = now_s
 
     def take_share(self, rank: int, share: dict[str, Any]) -> None:
         """A worker has done its share of a step."""
@@ -109,3 +117,26 @@ class Rounds:
         if len(times) < 2 or spent_s <= 0:
             return samples / max(step_s, 1e-6)
         return sum(count for _, count in list(self._latest)[1:]) / spent_s
+
+
+def write_left_shares(folder: Path, below: int, *, samples: bool) -> list[int]:
+    """Write down what a parent that was killed had not, of steps below the one with which its run goes on; which."""
+    events = left_shares(folder)
+    if not events:
+        return []
+    lines = read_records(folder / "metrics.jsonl").entries if (folder / "metrics.jsonl").exists() else ()
+    written = {(entry.get("step"), "evaluate" in entry) for entry in lines}
+    with Journal(folder, lambda event: None, keep_below=below, samples=samples) as journal:
+        shares = [event.share for event in events if event.share is not None]
+        rounds = Rounds(journal, 1 + max((share.share for share in shares), default=0), None, {})
+        rounds.resume_at(min((share.ended_s for share in shares), default=0.0))
+        for event in events:
+            share, measured = event.share, event.evaluated
+            if share is not None and share.step < below and (share.step, False) not in written:
+                rounds.take_share(event.rank, msgspec.structs.asdict(share))
+            step = (measured or {}).get("step")
+            if measured and isinstance(step, int) and step < below and (step, True) not in written:
+                rounds.write_evaluation(measured)
+        rounds.close()
+    drop_shares(folder)
+    return sorted(rounds.losses)

@@ -14,6 +14,7 @@ from plait.run.checkpoint.store import load_checkpoint, locate_checkpoint
 from plait.run.interpret.state import ModelState
 from plait.run.loop.evaluate import evaluate
 from plait.run.loop.journal import Journal
+from plait.run.loop.shares import drop_shares
 from plait.run.loop.worker import Task
 from plait.run.prepare.prepare import Listener
 from plait.run.prepare.programs import Programs
@@ -78,6 +79,7 @@ def run_free(task: Task, programs: Programs, tell: Listener, start: StartRanks) 
         rounds.close()
         if task.job.evaluate is not None and not rounds.evaluation and rounds.stopped != "interrupted":
             _evaluate_last(task, programs, rounds)
+    drop_shares(task.folder)
     counted: dict[str, Any] = {}
     for result in results:
         counted |= result or {}

@@ -1,0 +1,71 @@
+"""One writer a run folder.
+
+In: a folder. Out: its lock, held by this process and by the ranks that it forks until the last of them is gone; or a
+`UsageError` that names who holds it. The kernel keeps the lock (`flock`), so that of a dead holder is free; the text in
+the file only says who it was.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from plait.errors import UsageError
+
+NAME = "run.lock"
+_READ_BYTES = 4096
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """Who has a folder."""
+
+    pid: int
+    host: str
+    since: str
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder for the block; nobody else may write to it meanwhile."""
+    path = folder / NAME
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be locked: {path.name}: {error.strerror}.",
+            fix="choose a folder that you may write to.",
+        ) from error
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise UsageError(
+                    f"{folder} is being written to by {_told(file)}.",
+                    fix="wait until that run has ended, stop it, or choose another folder with --out.",
+                ) from None
+            # A file system without locks: one writer is then a matter of care, as docs/guarantees.md says.
+        since = time.strftime("%Y-%m-%d %H:%M:%S %z")
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
+        os.ftruncate(file, 0)
+        os.pwrite(file, json.dumps(holder).encode() + b"\n", 0)
+        yield
+        os.ftruncate(file, 0)
+    finally:
+        os.close(file)
+
+
+def _told(file: int) -> str:
+    """The holder in words."""
+    try:
+        holder = msgspec.json.decode(os.pread(file, _READ_BYTES, 0), type=Holder)
+    except msgspec.DecodeError:
+        return "another run"
+    return f"process {holder.pid} on {holder.host}, since {holder.since}"

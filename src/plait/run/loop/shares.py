@@ -1,0 +1,81 @@
+"""What workers that do not march in step have done, in a file that outlives every process.
+
+In: what a worker tells of each share of a step. Out: `shares.jsonl` in the run folder, a record for each, handed to the
+system before the parent hears of it. The parent's journal is made of these shares; where the parent was killed before
+it had written them down, the next run finds them here. A run that ends leaves no such file.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from plait.files.records import read_records, sealed
+
+_NAME = "shares.jsonl"
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker's part of one step."""
+
+    step: int
+    share: int
+    epoch: int
+    total: float
+    """The loss, summed over the samples."""
+    weight: float
+    """What the sum is divided by."""
+    samples: int
+    lr: float
+    ended_s: float
+    """On the host's monotonic clock."""
+    memory_bytes: int
+    ids: list[int] = []
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """A record of the file: a share, or a measurement on held-out data."""
+
+    rank: int
+    share: Share | None = None
+    evaluated: dict[str, Any] | None = None
+
+
+class ShareLog:
+    """The file, as one worker appends to it."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._rank = rank
+        self._file = os.open(folder / _NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    def write(self, event: Mapping[str, Any]) -> None:
+        """Append a record in one call of the system, so that records of several workers do not mix."""
+        line = sealed({"rank": self._rank, **event}).encode("utf-8")
+        written = os.write(self._file, line)
+        while written < len(line):  # a full disk tells itself at the next call
+            written += os.write(self._file, line[written:])
+
+    def close(self) -> None:
+        """Nothing more comes from this worker."""
+        os.close(self._file)
+
+
+def left_shares(folder: Path) -> list[Event]:
+    """What a run that was killed left behind, as far as it is readable."""
+    path = folder / _NAME
+    if not path.exists():
+        return []
+    events = []
+    for entry in read_records(path).entries:
+        try:
+            events.append(msgspec.convert(entry, Event))
+        except msgspec.ValidationError:
+            continue  # not a worker's; what is missing then is told by the report
+    return events
+
+
+def drop_shares(folder: Path) -> None:
+    """All of it is in the journal."""
+    (folder / _NAME).unlink(missing_ok=True)
