@@ -8,7 +8,6 @@ taken. Nothing is trained.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from plait.cli.plan_view import num_micro_batches
 from plait.cli.predict_command import remember, this_machine
 from plait.errors import CaptureError, PlaitError, PlanError, UsageError
 from plait.graph.from_job import Captures
@@ -57,7 +56,7 @@ def choose_for_run(
     for sketch in tried if plain in tried else [*tried, plain]:
         try:
             exact = predict_job(
-                replace(job, accumulate=num_micro_batches(sketch)), sketch.plan, cluster,
+                replace(job, accumulate=sketch.num_micro_batches), sketch.plan, cluster,
                 time_on=device, tell=tell, captures=captures,
             )  # fmt: skip
         except CaptureError:
@@ -78,7 +77,7 @@ def choose_for_run(
 
 
 def _chosen(job: Job, best: Prediction, sketch: Prediction, how: str) -> Chosen:
-    count = num_micro_batches(sketch)
+    count = sketch.num_micro_batches
     told = (
         f"plan auto: {describe(sketch.plan)}, {count} micro-batch{'es' if count > 1 else ''} a step; predicted "
         f"{format_seconds(best.step_s)} a step and {format_bytes(best.memory.total)} a rank ({how})."

@@ -22,7 +22,7 @@ from plait.errors import CaptureError, UsageError
 from plait.graph.graph import Graph
 from plait.job.data.open import open_data
 from plait.job.job import Job
-from plait.job.order import micro_batch_sizes, shares
+from plait.job.order import shares
 from plait.job.reference import load_job
 from plait.plan.named import resolve
 from plait.plan.plan import PIPE, Plan
@@ -86,12 +86,15 @@ def listing_of(job: Job, plan: Plan, batch: int | None = None) -> tuple[Listing,
 
     `batch` is the number of samples of its one micro-batch; None: the step is that of the job.
     """
-    programs = Programs(job, open_data(job.data, job.collate), plan, torch.device("cpu"))
-    sizes = (batch,) if batch is not None else micro_batch_sizes(job.batch, job.accumulate)
-    program = programs.for_sizes([shares(size, plan.data_ranks) for size in sizes])
+    source = open_data(job.data, job.collate)
+    programs = Programs(job, source, plan, torch.device("cpu"))
+    if batch is not None:
+        program = programs.for_sizes([shares(batch, plan.data_ranks)])
+    else:
+        program = programs.for_sizes(job.step_shares(source.num_samples, plan.data_ranks))
     if programs.capture_error is not None:
         raise programs.capture_error
-    graph: Graph = programs.captures.of_size(sizes[0])
+    graph: Graph = programs.captures.of_size(program.micro_batches[0])
     local = job.batch_norm == "local"
     listing = list_placements(graph, programs.plan, program, local_batch_norm=local)
     return listing, (*programs.choices, *program.notices)

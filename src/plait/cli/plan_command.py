@@ -14,7 +14,6 @@ from rich.text import Text
 
 from plait.cli.options import job_with
 from plait.cli.plan_view import (
-    num_micro_batches,
     ranking_json,
     ranking_view,
     scaling_json,
@@ -95,7 +94,7 @@ def plan_command(asked: Planning, console: Console) -> int:
 
 def plan_file(subject: Subject, best: Prediction) -> str:
     """The plan as a file that `plait run --plan` takes; the job's own part of it is a comment."""
-    count = num_micro_batches(best)
+    count = best.num_micro_batches
     lines = [
         f"# for {subject.name}, batch {best.batch}, on {best.cluster.name}",
         f"# predicted: {format_seconds(best.step_s)} a step, {best.utilization:.1%} of the peak, "
@@ -189,7 +188,7 @@ def _explained(ranking: Ranking) -> list[str]:
 
 def _how_to_run(asked: Planning, best: Prediction) -> str:
     job = asked.job or "JOB"
-    settings = f"--set batch={best.batch} --set accumulate={num_micro_batches(best)}"
+    settings = f"--set batch={best.batch} --set accumulate={best.num_micro_batches}"
     return f"plait run {job} --plan {asked.out} {settings}"
 
 

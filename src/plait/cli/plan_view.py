@@ -11,12 +11,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from plait.plan.plan import PIPE
 from plait.search.choose.candidates import relaxed
 from plait.search.choose.explain import describe
 from plait.search.choose.rank import Ranking, Rejected
 from plait.search.choose.scaling import Scaled
-from plait.search.predict.prediction import Prediction
 from plait.units import format_bytes, format_count, format_seconds
 
 _REJECTED_SHOWN = 8
@@ -53,7 +51,7 @@ def _plans(ranking: Ranking) -> Table:
         cells = [
             str(number),
             describe(found.plan),
-            f"{num_micro_batches(found)} x {found.micro_batch}",
+            f"{found.num_micro_batches} x {found.micro_batch}",
             format_seconds(found.step_s),
             format_rate(found.samples_per_s),
             f"{found.utilization:.1%}",
@@ -69,11 +67,6 @@ def _plans(ranking: Ranking) -> Table:
 def format_rate(per_s: float) -> str:
     """`4.4k`, `76.3`, `5.03`."""
     return format_count(per_s) if per_s >= 1000 else f"{per_s:.3g}"
-
-
-def num_micro_batches(prediction: Prediction) -> int:
-    """Micro-batches of a step: what the job's `accumulate` must be."""
-    return prediction.batch // (prediction.micro_batch * prediction.plan.data_ranks)
 
 
 def folded(rejected: Sequence[Rejected]) -> list[tuple[str, str]]:
@@ -108,37 +101,10 @@ def _relaxed() -> Table:
     return table
 
 
-def prediction_json(prediction: Prediction) -> dict[str, Any]:
-    """A prediction as plain values."""
-    memory = prediction.memory
-    kinds = ("parameters", "gradients", "optimizer", "activations", "buffers", "overhead", "total")
-    return {
-        "plan": prediction.plan.name,
-        "mesh": dict(prediction.plan.mesh.axes),
-        "zero": prediction.plan.memory.zero,
-        "recompute": prediction.plan.memory.recompute,
-        "schedule": prediction.plan.pipe.schedule if prediction.plan.mesh.size_of(PIPE) > 1 else None,
-        "stages_a_rank": prediction.plan.pipe.per_rank,
-        "sequence": prediction.plan.tensor.sequence,
-        "batch": prediction.batch,
-        "micro_batch": prediction.micro_batch,
-        "accumulate": num_micro_batches(prediction),
-        "step_s": prediction.step_s,
-        "samples_per_s": prediction.samples_per_s,
-        "utilization": prediction.utilization,
-        "bubble": prediction.bubble,
-        "exposed_s": prediction.exposed_s,
-        "sent_bytes": dict(prediction.sent_bytes),
-        "memory_bytes": {kind: getattr(memory, kind) for kind in kinds},
-        "cost_per_step": prediction.cost_per_step,
-        "yaml": prediction.plan.to_yaml(),
-    }
-
-
 def ranking_json(ranking: Ranking) -> dict[str, Any]:
     """A ranking as plain values."""
     return {
-        "plans": [prediction_json(found) for found in ranking.predictions],
+        "plans": [found.as_json() for found in ranking.predictions],
         "rejected": [{"plan": plan, "reason": reason} for plan, reason in folded(ranking.rejected)],
         "relaxed": relaxed(),
         "num_candidates": ranking.num_candidates,
@@ -175,7 +141,7 @@ def scaling_json(rows: Sequence[Scaled]) -> list[dict[str, Any]]:
             "ranks": row.ranks,
             "efficiency": row.efficiency,
             "reason": row.reason,
-            "prediction": None if row.prediction is None else prediction_json(row.prediction),
+            "prediction": None if row.prediction is None else row.prediction.as_json(),
         }
         for row in rows
     ]

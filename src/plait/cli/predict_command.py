@@ -22,7 +22,6 @@ from plait.job.reference import load_job
 from plait.plan.named import resolve
 from plait.run.measure.machine import measure_machine
 from plait.run.measure.predict import Predicted, predict_job
-from plait.search.predict.prediction import Prediction
 from plait.trace.files import write_chrome
 from plait.units import format_bytes, format_seconds, parse_bytes
 
@@ -61,7 +60,7 @@ def predict_command(job_reference: str, asked: Asked, *, json_output: bool, cons
     if json_output:
         print(
             json.dumps(
-                as_json(found.exact.prediction) | {"job": job_reference, "notices": list(found.notices)}
+                found.exact.prediction.as_json() | {"job": job_reference, "notices": list(found.notices)}
             )
         )
     else:
@@ -92,29 +91,6 @@ def remember(cluster: Cluster) -> None:
     """Keep what was timed for the next prediction."""
     path = measured_path()
     write_cluster(cluster, path, read_measured(path))
-
-
-def as_json(prediction: Prediction) -> dict[str, Any]:
-    """A prediction for programs to read."""
-    memory = asdict(prediction.memory) | {"total": prediction.memory.total}
-    return {
-        "plan": prediction.plan.name,
-        "mesh": dict(prediction.plan.mesh.axes),
-        "cluster": prediction.cluster.name,
-        "batch": prediction.batch,
-        "micro_batch": prediction.micro_batch,
-        "step_s": prediction.step_s,
-        "samples_per_s": prediction.samples_per_s,
-        "utilization": prediction.utilization,
-        "bubble": prediction.bubble,
-        "exposed_s": prediction.exposed_s,
-        "sent_bytes": dict(prediction.sent_bytes),
-        "memory": memory,
-        "limit_bytes": prediction.limit_bytes,
-        "fits": prediction.fits,
-        "reason": prediction.reason,
-        "cost_per_step": prediction.cost_per_step,
-    }
 
 
 def print_prediction(found: Predicted, console: Console) -> None:

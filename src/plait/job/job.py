@@ -20,7 +20,7 @@ from plait.job import objective as _objective
 from plait.job.batch import describe
 from plait.job.fields import Problem, is_whole, job_problems, until_problems
 from plait.job.optimizer import checked_optimizer
-from plait.job.order import SampleOrder
+from plait.job.order import SampleOrder, micro_batch_sizes, shares
 from plait.job.schedule import first_parameter
 
 
@@ -101,6 +101,11 @@ class Job:
             return self.steps
         assert self.epochs is not None
         return None if num_samples is None else self.epochs * -(-num_samples // self.batch)
+
+    def step_shares(self, num_samples: int | None, ranks: int) -> list[tuple[int, ...]]:
+        """A full step of data of so many samples: for each micro-batch, the samples of each of `ranks`."""
+        count = min(self.batch, num_samples or self.batch)
+        return [shares(size, ranks) for size in micro_batch_sizes(count, self.accumulate)]
 
     def order(self, num_samples: int | None) -> SampleOrder | None:
         """The global order of the samples; None for a stream, which has its own."""

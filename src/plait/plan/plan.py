@@ -41,6 +41,19 @@ _GROUPS: Mapping[str, type] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Shards:
+    """Of how many shards a rank holds one, of each kind of state."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+
+    def held(self, *, parameters: float, gradients: float, optimizer: float) -> float:
+        """Bytes on a rank of state that takes these in all: the rule of every estimate before a program is compiled."""
+        return parameters / self.parameters + gradients / self.gradients + optimizer / self.optimizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """How a job is run."""
 
@@ -80,6 +93,16 @@ class Plan:
     def data_ranks(self) -> int:
         """Ranks among which the batch is split."""
         return self.mesh.size_of(DATA)
+
+    @property
+    def shards(self) -> "Shards":
+        """Into how many shards ZeRO cuts the state of training over `data`."""
+        zero = self.memory.zero
+        return Shards(
+            parameters=self.data_ranks if zero == 3 else 1,
+            gradients=self.data_ranks if zero >= 2 else 1,
+            optimizer=self.data_ranks if zero >= 1 else 1,
+        )
 
     def data_coordinate(self, rank: int) -> int:
         """Which share of the batch a rank has."""

@@ -11,9 +11,11 @@ import torch
 
 from plait.errors import PlanError
 from plait.graph.graph import Graph
+from plait.job.optimizer_state import Builder
 from plait.job.order import shares as equal_shares
 from plait.plan.plan import DATA, DOMAIN, PIPE, TENSOR, Plan
 from plait.program.check.soundness import check_program
+from plait.program.cost.update import state_ratio
 from plait.program.layout import Layout
 from plait.program.local.localize import LocalGraph, ends_of, localize
 from plait.program.place.pins import input_placements, pinned_strategies
@@ -49,6 +51,8 @@ class Settings:
     clip_norm: float | None
     batch_norm: str
     device: torch.device
+    build_optimizer: Builder | None = None
+    """Makes the job's optimizer, whose state counts as memory; None: memory without an optimizer."""
 
 
 def compile_program(
@@ -80,7 +84,7 @@ def compile_program(
     sums = sums_of(first, ends, [p.axis for p in placed])
     if plan.sync.has_servers:
         sums = dict.fromkeys(sums, (SERVERS,))
-    stages = _stages(graphs, plan, micro_batches[0], layout, len(micro_batches))
+    stages = _stages(graphs, plan, micro_batches, layout, settings.build_optimizer)
     if plan.pipe.asynchronous:
         check_suits(plan, graphs, settings.clip_norm, stages)
     if stages:
@@ -115,7 +119,7 @@ def compile_program(
     return replace(program, notices=(*program.notices, *told))
 
 
-def _room(plan: Plan, num_micro: int) -> Room:
+def _room(graph: Graph, plan: Plan, num_micro: int, build: Builder | None) -> Room:
     """The memory of a rank, shared by its stages, and what the schedule keeps in flight on each."""
     ranks, per_rank = plan.mesh.size_of(PIPE), plan.pipe.per_rank
     schedule = SCHEDULES["1f1b" if plan.pipe.asynchronous else plan.pipe.schedule]
@@ -124,13 +128,20 @@ def _room(plan: Plan, num_micro: int) -> Room:
     return Room(
         limit_bytes=parse_bytes(str(plan.memory.limit)) // per_rank,
         in_flight=tuple(-(-peaks[stage % ranks] // per_rank) for stage in range(plan.num_stages)),
+        held=plan.shards.held(
+            parameters=1.0, gradients=1.0, optimizer=state_ratio(graph, build) if build is not None else 0.0
+        ),
         parameter_parts=tensor,
         activation_parts=plan.data_ranks * plan.mesh.size_of(DOMAIN) * tensor,
     )
 
 
 def _stages(
-    graphs: Mapping[int, Graph], plan: Plan, first: int, layout: Layout | None, num_micro: int
+    graphs: Mapping[int, Graph],
+    plan: Plan,
+    micro_batches: Sequence[int],
+    layout: Layout | None,
+    build: Builder | None,
 ) -> dict[int, Stages]:
     """Stages of every size of a micro-batch, cut at the same places; none without a pipeline."""
     if plan.num_stages == 1:
@@ -141,12 +152,14 @@ def _stages(
             " micro-batch, which no schedule here has room for.",
             fix="set memory.zero=1, or 0.",
         )
+    first = micro_batches[0]
     ops = {size: forward_ops(graph) for size, graph in graphs.items()}
     named = plan.pipe.cut
     starts = () if layout is None or named else moved(layout.starts, layout.ops, ops[first])
     shared = [same_places(ops[first], other) for other in ops.values()]
     places = set(shared[0]).intersection(*shared[1:])
-    room = _room(plan, num_micro) if plan.memory.limit is not None else None
+    limited = plan.memory.limit is not None
+    room = _room(graphs[first], plan, len(micro_batches), build) if limited else None
     found = {first: assign_stages(graphs[first], plan.num_stages, named, starts, places, room)}
     for size, graph in graphs.items():
         if size != first:

@@ -43,8 +43,8 @@ def test_numbers_of_a_paper_cluster(job: str, tmp_path: Path, capsys: pytest.Cap
     found = told(capsys)
     assert found["mesh"] == {"data": 4} and found["fits"] and found["reason"] is None
     assert found["samples_per_s"] == pytest.approx(16 / found["step_s"])
-    kinds = {kind: size for kind, size in found["memory"].items() if kind != "total"}
-    assert sum(kinds.values()) == pytest.approx(found["memory"]["total"])
+    kinds = {kind: size for kind, size in found["memory_bytes"].items() if kind != "total"}
+    assert sum(kinds.values()) == pytest.approx(found["memory_bytes"]["total"])
     assert json.loads(timeline.read_text())
 
 

@@ -12,7 +12,6 @@ import plait
 from plait.cluster.cluster import Cluster
 from plait.job.data.open import open_data
 from plait.job.job import Job
-from plait.job.order import micro_batch_sizes, shares
 from plait.program.cost.durations import Durations
 from plait.program.cost.update import update_work
 from plait.program.program import Program
@@ -43,7 +42,7 @@ def _compiled(
     chosen = plait.resolve(plan, None, eval(settings), dict(mesh))
     job = job_of(name, batch, accumulate)
     programs = Programs(job, open_data(job.data, job.collate), chosen, torch.device("cpu"))
-    return programs.for_sizes([shares(n, chosen.data_ranks) for n in micro_batch_sizes(batch, accumulate)])
+    return programs.for_sizes(job.step_shares(None, chosen.data_ranks))
 
 
 def durations_of(program: Program, cluster: Cluster) -> Durations:

@@ -212,7 +212,9 @@ def test_a_stage_that_keeps_many_micro_batches_gets_fewer_ops_where_memory_is_sh
     limit = 16 * 2**20
     while True:
         try:
-            starts.append(assign_stages(graph, 2, room=Room(limit_bytes=limit, in_flight=(8, 1))).starts[0])
+            starts.append(
+                assign_stages(graph, 2, room=Room(limit_bytes=limit, in_flight=(8, 1), held=4.0)).starts[0]
+            )
         except PlanError:
             break
         limit = limit * 9 // 10
@@ -222,7 +224,7 @@ def test_a_stage_that_keeps_many_micro_batches_gets_fewer_ops_where_memory_is_sh
 
 
 def test_a_model_that_fits_nowhere_is_refused_with_the_numbers() -> None:
-    room = Room(limit_bytes=1000, in_flight=(2, 1))
+    room = Room(limit_bytes=1000, in_flight=(2, 1), held=4.0)
     with pytest.raises(PlanError, match="no cut into 2 stages fits in 1000 B a rank") as raised:
         assign_stages(graph_of("gpt", 8), 2, room=room)
     assert "memory.limit" in str(raised.value.fix)

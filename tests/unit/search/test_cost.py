@@ -32,7 +32,7 @@ def test_two_layers_cost_one_all_reduce() -> None:
     assert cost.collectives == {"all_reduce": 1}
     assert cost.num_bytes == 2 * 3 / 4 * 8 * 16 * 4
     assert cost.flops == (2 * 2 * 8 * 16 * 32 + 3 * 2 * 8 * 16 * 32) / 4
-    parameters = 4 * 4 * ((16 * 32 + 32 + 32 * 16) / 4 + 16)
+    parameters = 2 * 4 * ((16 * 32 + 32 + 32 * 16) / 4 + 16)
     kept = 4 * (8 * 32 / 4 + 8 * 16)  # the hidden layer after its ReLU, and the output for the loss
     assert cost.memory_bytes == parameters + kept
 

@@ -1,33 +1,17 @@
 """What the optimizer of a rank updates, how much state it keeps, and how long its step takes where it was not timed.
 
-In: a program and a rank; a function that builds the optimizer. Out: shapes, bytes, seconds. State is found out by one
-step on tensors that take no memory, so that any optimizer of the user's is counted as it is.
+In: a program and a rank, or a graph; a function that builds the optimizer. Out: shapes, bytes, seconds.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from plait.cluster.cluster import Device
+from plait.graph.graph import Graph
+from plait.job.optimizer_state import Builder, Updated, optimizer_state
 from plait.program.cost.op_key import update_key
 from plait.program.program import Program
-from plait.torch_private import pytree
-from plait.torch_private.fake import DataDependentOutputException, FakeTensorMode
-
-Builder = Callable[[Sequence[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
-"""As `Job.build_optimizer`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """What a rank updates of one parameter."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +46,7 @@ class UpdateWork:
         return traffic / (device.memory_bandwidth * constants.memory_share) + constants.kernel_s
 
 
-def updated_parts(program: Program, rank: int) -> list[Part]:
+def updated_parts(program: Program, rank: int) -> list[Updated]:
     """What a rank's optimizer updates: the trained parameters that it holds, or its chunks of them."""
     found = []
     chunk = program.plan.data_coordinate(rank)
@@ -74,29 +58,27 @@ def updated_parts(program: Program, rank: int) -> list[Part]:
             if bucket.group is not None:
                 low, high = bucket.group.span(index, chunk)
                 shape = (high - low,)
-            found.append(Part(name=name, shape=shape, dtype=bucket.dtype))
+            found.append(Updated(name=name, shape=shape, dtype=bucket.dtype))
     return found
 
 
 def update_work(program: Program, rank: int, build: Builder) -> UpdateWork:
     """What one step of the user's optimizer asks of a rank."""
     parts = updated_parts(program, rank)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        named = [(p.name, nn.Parameter(torch.empty(p.shape, dtype=p.dtype))) for p in parts]
-        if not named:
-            return UpdateWork(optimizer="none", shapes=(), parameter_bytes=0, state_bytes=0)
-        optimizer = build(named)
-        for _, parameter in named:
-            parameter.grad = torch.empty_like(parameter)
-        with suppress(DataDependentOutputException):  # state is made before numbers are looked at
-            optimizer.step()
-        leaves = pytree.tree_leaves(dict(optimizer.state))
-        state_bytes = sum(
-            leaf.numel() * leaf.element_size() for leaf in leaves if isinstance(leaf, torch.Tensor)
-        )
+    state = optimizer_state(build, parts)
     return UpdateWork(
-        optimizer=type(optimizer).__name__,
+        optimizer=state.optimizer,
         shapes=tuple(part.shape for part in parts),
-        parameter_bytes=sum(torch.Size(part.shape).numel() * part.dtype.itemsize for part in parts),
-        state_bytes=int(state_bytes),
+        parameter_bytes=sum(part.num_bytes for part in parts),
+        state_bytes=state.num_bytes,
     )
+
+
+def state_ratio(graph: Graph, build: Builder) -> float:
+    """Bytes of optimizer state for each byte of the trained parameters: 2 for Adam, 0 for plain SGD."""
+    nodes = graph.nodes()
+    values = {
+        entry.name: nodes[entry.node].meta["val"] for entry in graph.inputs_of("parameter") if entry.trainable
+    }
+    trained = [Updated(name=name, shape=tuple(v.shape), dtype=v.dtype) for name, v in values.items()]
+    return optimizer_state(build, trained).num_bytes / max(1, sum(entry.num_bytes for entry in trained))

@@ -15,9 +15,6 @@ from plait.errors import PlanError
 from plait.graph.cost import value_bytes
 from plait.units import format_bytes
 
-STATE_FACTOR = 4
-"""Weights, gradients and two moments: bytes for each of a parameter's own."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
@@ -27,6 +24,8 @@ class Room:
     """Of one stage."""
     in_flight: tuple[int, ...]
     """Micro-batches whose activations each stage keeps at once."""
+    held: float
+    """Bytes of weights, gradients and optimizer state for each byte of a parameter."""
     parameter_parts: int = 1
     """Ranks among which a stage's parameters are cut."""
     activation_parts: int = 1
@@ -88,13 +87,13 @@ class _Needs:
 
     def fits(self, stage: int, start: int, end: int) -> bool:
         """Whether a stage between two points has room."""
-        states = STATE_FACTOR * (self.held[end] - self.held[start]) / self.room.parameter_parts
+        states = self.room.held * (self.held[end] - self.held[start]) / self.room.parameter_parts
         activations = (self.kept[end] - self.kept[start]) / self.room.activation_parts
         return states + self.room.in_flight[stage] * activations <= self.room.limit_bytes
 
     def refusal(self, num_stages: int) -> PlanError:
         """No cut has room."""
-        states = STATE_FACTOR * self.held[-1] / self.room.parameter_parts
+        states = self.room.held * self.held[-1] / self.room.parameter_parts
         activations = self.kept[-1] / self.room.activation_parts
         return PlanError(
             f"pipe: no cut into {num_stages} stages fits in {format_bytes(self.room.limit_bytes)} a rank: weights, "

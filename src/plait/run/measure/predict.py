@@ -16,7 +16,6 @@ from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
 from plait.job.data.open import open_data
 from plait.job.job import Job
-from plait.job.order import micro_batch_sizes, shares
 from plait.plan.plan import Plan
 from plait.run.measure.program_times import time_program
 from plait.run.prepare.programs import Programs
@@ -59,9 +58,7 @@ def predict_job(
     source = captures.source if captures is not None else open_data(job.data, job.collate)
     device = torch.device(time_on or "cpu")
     programs = Programs(job, source, plan, device, torch.float32, captures)
-    count = min(job.batch, source.num_samples or job.batch)
-    sizes = micro_batch_sizes(count, job.accumulate)
-    program = programs.for_sizes([shares(size, plan.data_ranks) for size in sizes])
+    program = programs.for_sizes(job.step_shares(source.num_samples, plan.data_ranks))
     if programs.capture_error is not None:
         raise programs.capture_error
     if time_on is not None:
@@ -73,7 +70,7 @@ def predict_job(
             calibration = replace(calibration, host_s=times.host_s)
         cluster = replace(cluster, device=replace(cluster.device, timed=known, calibration=calibration))
     tell("simulating")
-    graphs = [programs.captures.of_size(size) for size in sizes]
+    graphs = [programs.captures.of_size(size) for size in program.micro_batches]
     exact = exact_prediction(
         program, cluster, job.build_optimizer, model_flops=float(sum(_flops(graph) for graph in graphs)),
         buffer_bytes=_buffer_bytes(graphs[0]), dtype="bfloat16" if job.precision == "bf16" else "float32",

@@ -18,7 +18,6 @@ from plait.graph.graph import Graph
 from plait.job.data.loader import Share
 from plait.job.data.open import Source
 from plait.job.job import Job
-from plait.job.order import micro_batch_sizes, shares
 from plait.plan.mesh import Mesh
 from plait.plan.plan import DATA, Plan
 from plait.program.averaging import Flat, flats_of, mixes, with_averaging
@@ -187,7 +186,10 @@ class Programs:
                 self.capture_error = error
             else:
                 settings = Settings(
-                    clip_norm=self.job.clip_norm, batch_norm=self.job.batch_norm, device=self.device
+                    clip_norm=self.job.clip_norm,
+                    batch_norm=self.job.batch_norm,
+                    device=self.device,
+                    build_optimizer=self.job.build_optimizer,
                 )
                 plans = self._resolve(graphs, sizes[0])
                 if (
@@ -238,10 +240,14 @@ class Programs:
     def _resolve(self, graphs: Mapping[int, Graph], first: int) -> dict[int, Plan]:
         """Choose what the plan leaves open: parameters once for the run, ops for every size of a micro-batch."""
         if self._resolved_for is None:
-            self.plan, self.choices = resolve_placements(graphs[first], self._written)
+            self.plan, self.choices = resolve_placements(
+                graphs[first], self._written, self.job.build_optimizer
+            )
             self._resolved_for = first
         return {
-            size: self.plan if size == self._resolved_for else resolve_again(graph, self._written, self.plan)
+            size: self.plan
+            if size == self._resolved_for
+            else resolve_again(graph, self._written, self.plan, self.job.build_optimizer)
             for size, graph in graphs.items()
         }
 
@@ -249,10 +255,7 @@ class Programs:
     def layout(self) -> Layout | None:
         """Where parameters are held; None: whole on every rank."""
         if self._layout is None and self.capture_error is None:
-            count = min(self.job.batch, self.captures.source.num_samples or self.job.batch)
-            self.for_sizes(
-                [shares(size, self.plan.data_ranks) for size in micro_batch_sizes(count, self.job.accumulate)]
-            )
+            self.for_sizes(self.job.step_shares(self.captures.source.num_samples, self.plan.data_ranks))
         return None if self._layout is None or self._layout.is_whole else self._layout
 
     def holding(self, rank: int, links: Links, device: torch.device) -> Holding | None:

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from plait.job.data.loader import LoadedStep
-from plait.job.order import micro_batch_sizes, shares
 from plait.program.program import Program
 from plait.program.serve.rule import histogram, rule_of
 from plait.run.checkpoint.store import load_checkpoint
@@ -44,10 +43,8 @@ _WORK = ("push", "buffers", "skip", "pull", "bye", "squares", "state", "update",
 
 def first_program(programs: Programs) -> Program:
     """The program of a full step, whose buckets are those of all."""
-    job, source = programs.job, programs.captures.source
-    count = min(job.batch, source.num_samples or job.batch)
-    sizes = micro_batch_sizes(count, job.accumulate)
-    return programs.for_sizes([shares(size, programs.plan.data_ranks) for size in sizes])
+    num_samples = programs.captures.source.num_samples
+    return programs.for_sizes(programs.job.step_shares(num_samples, programs.plan.data_ranks))
 
 
 def server_state(programs: Programs, place: int, device: torch.device) -> ModelState:

@@ -75,12 +75,9 @@ class SketchOracle:
 
     def least_bytes(self, candidate: Candidate) -> float:
         """State and one micro-batch's activations, spread evenly over stages."""
-        plan, state = candidate.plan, self.subject.state
+        plan, pipe = candidate.plan, candidate.plan.mesh.size_of(PIPE)
+        each = self.subject.state.held(plan.shards)
         costs = self.sketcher(plan).costs
-        data, pipe, zero = plan.data_ranks, plan.mesh.size_of(PIPE), plan.memory.zero
-        each = state.parameter / (data if zero == 3 else 1)
-        each += state.gradient / (data if zero >= 2 else 1)
-        each += state.optimizer / (data if zero >= 1 else 1)
         kept = sum(
             unit.kept[str(plan.memory.recompute)].at(candidate.micro_batch) * unit.repeat
             for unit in costs.units

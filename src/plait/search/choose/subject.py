@@ -4,11 +4,7 @@ In: a job, or a shape with a batch. Out: a `Subject`. The model is captured once
 deep one are captured a few times and counted as often as they are there.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
-
-import torch
-from torch import nn
 
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
@@ -18,14 +14,13 @@ from plait.job.paper.shapes import Shape, TransformerShape, read_shape
 from plait.plan.decisions import Tensor
 from plait.plan.plan import Plan
 from plait.program.cost.op_time import op_name
+from plait.program.cost.update import state_ratio
 from plait.program.place.op_keys import find_blocks
 from plait.search.choose.candidates import mesh_of
 from plait.search.predict.memory_rule import StateBytes
 from plait.search.predict.model_costs import ModelCosts, with_blocks
 from plait.search.predict.shallow import shallow_job
 from plait.search.predict.unit_costs import CAPTURED, model_costs
-from plait.torch_private import pytree
-from plait.torch_private.fake import DataDependentOutputException, FakeTensorMode
 
 _BLOCKS = 2
 """Blocks with which a deep model is captured."""
@@ -126,20 +121,8 @@ def _subject(
 
 
 def state_bytes(job: Job, graph: Graph) -> StateBytes:
-    """What the job's optimizer keeps for each element of a parameter, found by one step on fake tensors."""
-    nodes = graph.nodes()
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        named = [
-            (entry.name, nn.Parameter(torch.empty(nodes[entry.node].meta["val"].shape)))
-            for entry in graph.inputs_of("parameter")
-            if entry.trainable
-        ]
-        optimizer = job.build_optimizer(named)
-        for _, parameter in named:
-            parameter.grad = torch.empty_like(parameter)
-        with suppress(DataDependentOutputException):  # state is made before numbers are looked at
-            optimizer.step()
-        leaves = pytree.tree_leaves(dict(optimizer.state))
-        kept = sum(leaf.numel() * leaf.element_size() for leaf in leaves if isinstance(leaf, torch.Tensor))
-    each = kept / max(1, sum(parameter.numel() for _, parameter in named))
-    return StateBytes(optimizer=each, update=12.0 + 2.0 * each)
+    """What the job's optimizer keeps for each element of a parameter."""
+    usual = StateBytes()
+    each = usual.parameter * state_ratio(graph, job.build_optimizer)
+    passes = 2 * usual.parameter + usual.gradient  # parameters and state are read and written, gradients read
+    return replace(usual, optimizer=each, update=passes + 2 * each)

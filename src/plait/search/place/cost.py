@@ -167,8 +167,7 @@ def _own_flops(flow: Flow, node: fx.Node, placements: Placements) -> float:
 
 def _memory(flow: Flow, placements: Placements) -> float:
     held = sum(
-        flow.copies * flow.num_bytes((node, 0)) * share_kept(placements.of(node), flow.axis.size)
-        for node in flow.parameters
+        flow.held_bytes(node) * share_kept(placements.of(node), flow.axis.size) for node in flow.parameters
     )
     kept = sum(
         flow.num_bytes(tensor) * share_kept(placements.outputs[tensor[0]][tensor[1]], flow.axis.size)

@@ -20,9 +20,6 @@ from plait.program.place.propagate import Placements
 from plait.program.place.rules import Op
 from plait.program.place.rules.base import aten
 
-COPIES = 4.0
-"""Tensors of a parameter's size that a rank holds: itself, its gradient, and two of the optimizer's."""
-
 Tensor = tuple[fx.Node, int]
 """The producer of a tensor and the number of its output."""
 
@@ -52,12 +49,13 @@ class Flow:
         axis: AxisShares,
         others: Sequence[Placements] = (),
         *,
-        copies: float = COPIES,
+        held: float = 2.0,
     ) -> None:
+        """`held`: bytes that a rank holds for each byte of a trained parameter; 2: its gradient, no optimizer."""
         self.graph = graph
         self.axis = axis
         self.others = tuple(others)
-        self.copies = copies
+        self.held = held
 
     @cached_property
     def ops(self) -> list[fx.Node]:
@@ -122,6 +120,14 @@ class Flow:
             if isinstance(placements.outputs[tensor[0]][tensor[1]], Shard):
                 bytes_ /= placements.axis.size
         return bytes_
+
+    def held_bytes(self, node: fx.Node) -> float:
+        """Bytes that a parameter takes with all that is kept for it, on one rank of the other axes."""
+        return self.num_bytes((node, 0)) * (self.held if self.parameters[node] in self._trained else 1.0)
+
+    @cached_property
+    def _trained(self) -> set[str]:
+        return {entry.name for entry in self.graph.inputs_of("parameter") if entry.trainable}
 
     def flops(self, node: fx.Node) -> float:
         """FLOPs of an op on one rank of the other axes."""

@@ -185,9 +185,7 @@ def _memory(flow: Flow, entry: OpClass, options: Sequence[Strategy]) -> list[flo
         total = 0.0
         for node in entry.nodes:
             if node in flow.parameters:
-                total += (
-                    flow.copies * flow.num_bytes((node, 0)) * share_kept(option.outputs[0], flow.axis.size)
-                )
+                total += flow.held_bytes(node) * share_kept(option.outputs[0], flow.axis.size)
             total += sum(
                 flow.num_bytes((node, output)) * share_kept(placement, flow.axis.size)
                 for output, placement in enumerate(option.outputs)

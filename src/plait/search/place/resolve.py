@@ -13,9 +13,11 @@ from torch import fx
 
 from plait.errors import PlanError
 from plait.graph.graph import Graph
+from plait.job.optimizer_state import Builder
 from plait.job.order import shares
 from plait.plan.placements import AxisPlacements
 from plait.plan.plan import DATA, DOMAIN, TENSOR, Plan
+from plait.program.cost.update import state_ratio
 from plait.program.place.op_keys import find_blocks, fold_path
 from plait.program.place.pins import input_placements, pinned_strategies
 from plait.program.place.placement import AxisShares, Placement, Shard, Strategy
@@ -23,7 +25,7 @@ from plait.program.place.propagate import Placements, propagate
 from plait.search.place.cost import Cost, flow_cost
 from plait.search.place.domain_pattern import domain_batch
 from plait.search.place.entries import as_entries
-from plait.search.place.flow import COPIES, Flow
+from plait.search.place.flow import Flow
 from plait.search.place.megatron import Pattern, describe, megatron, require_use
 from plait.search.place.problem import pose
 from plait.search.place.solve import Limits, Solution, solve
@@ -35,19 +37,24 @@ _MOST_UNFOLDED = 400
 """Ops of a graph that is also solved without folding, where folding costs something."""
 
 
-def resolve_placements(graph: Graph, plan: Plan) -> tuple[Plan, tuple[str, ...]]:
-    """The plan with all placements, and how they were chosen."""
+def resolve_placements(
+    graph: Graph, plan: Plan, build: Builder | None = None
+) -> tuple[Plan, tuple[str, ...]]:
+    """The plan with all placements, and how they were chosen.
+
+    `build` makes the job's optimizer, whose state counts as memory; None: memory without an optimizer.
+    """
     notices: list[str] = []
     for name, size in plan.mesh.axes:
         if size > 1 and name in (DOMAIN, TENSOR):
-            chosen, said = (_domain if name == DOMAIN else _tensor)(graph, plan)
+            chosen, said = _domain(graph, plan) if name == DOMAIN else _tensor(graph, plan, build)
             others = tuple(entry for entry in plan.placements if entry.axis != name)
             plan = replace(plan, placements=(*others, chosen))
             notices += said
     return plan, tuple(notices)
 
 
-def resolve_again(graph: Graph, written: Plan, resolved: Plan) -> Plan:
+def resolve_again(graph: Graph, written: Plan, resolved: Plan, build: Builder | None = None) -> Plan:
     """The plan for a micro-batch of another shape: parameters are held as `resolved` says, ops are chosen anew.
 
     `written` is the plan before it was resolved for the first graph, with the ops that a person named.
@@ -59,7 +66,7 @@ def resolve_again(graph: Graph, written: Plan, resolved: Plan) -> Plan:
         kept.append(
             replace(entry, parameters=(*entry.parameters, *rest), ops=said.ops if said is not None else ())
         )
-    again, _ = resolve_placements(graph, replace(resolved, placements=tuple(kept)))
+    again, _ = resolve_placements(graph, replace(resolved, placements=tuple(kept)), build)
     return again
 
 
@@ -81,10 +88,10 @@ class _Given:
     pins: Mapping[fx.Node, Strategy]
 
 
-def _tensor(graph: Graph, plan: Plan) -> tuple[AxisPlacements, list[str]]:
+def _tensor(graph: Graph, plan: Plan, build: Builder | None) -> tuple[AxisPlacements, list[str]]:
     said = plan.placements_of(TENSOR) or AxisPlacements(axis=TENSOR)
     axis = AxisShares(name=TENSOR, units=(1,) * plan.mesh.size_of(TENSOR))
-    flow = Flow(graph, axis, _others(graph, plan), copies=_copies(plan))
+    flow = Flow(graph, axis, _others(graph, plan), held=_held(graph, plan, build))
     nodes = graph.nodes()
     given = _Given(
         fixed={nodes[name]: placement for name, placement in input_placements(graph, axis, said).items()},
@@ -148,10 +155,10 @@ def _others(graph: Graph, plan: Plan) -> list[Placements]:
     return found
 
 
-def _copies(plan: Plan) -> float:
-    """Tensors of a parameter's size on a rank, some of them sharded over `data`."""
-    sharded = {0: 0, 1: 2, 2: 3, 3: 4}[plan.memory.zero]
-    return COPIES - sharded + sharded / plan.data_ranks
+def _held(graph: Graph, plan: Plan, build: Builder | None) -> float:
+    """Bytes on a rank for each byte of a trained parameter, some of them sharded over `data`."""
+    state = state_ratio(graph, build) if build is not None else 0.0
+    return plan.shards.held(parameters=1.0, gradients=1.0, optimizer=state)
 
 
 def _search(flow: Flow, given: _Given, plan: Plan, pattern: Cost) -> tuple[Placements | None, str]:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 
 from plait.cluster.calibration import Calibration
 from plait.cluster.cluster import Cluster
+from plait.job.optimizer_state import Builder
 from plait.program.cost.durations import Durations
 from plait.program.cost.memory import step_memory
 from plait.program.cost.step_times import step_times
-from plait.program.cost.update import Builder, UpdateWork, update_work
+from plait.program.cost.update import UpdateWork, update_work
 from plait.program.program import Program
 from plait.program.simulate.simulator import simulate
 from plait.search.predict.prediction import MemoryUse, Prediction

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.cluster.cluster import Device
-from plait.plan.plan import Plan
+from plait.plan.plan import Plan, Shards
 from plait.search.predict.model_costs import UnitCosts
 from plait.search.predict.prediction import MemoryUse
 
@@ -30,6 +30,10 @@ class StateBytes:
     """Read and written by one optimizer step."""
     accumulate: float = 12.0
     """Read and written to add a micro-batch's gradients to those before it."""
+
+    def held(self, shards: Shards) -> float:
+        """Bytes that a rank holds for each element, where state is cut into shards."""
+        return shards.held(parameters=self.parameter, gradients=self.gradient, optimizer=self.optimizer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,9 +68,9 @@ def memory_use(held: Held, samples: float, plan: Plan, state: StateBytes, device
     transient = most - all_kept
     constants = device.calibration
     return MemoryUse(
-        parameters=elements * state.parameter / (data if zero == 3 else 1),
-        gradients=elements * state.gradient / (data if zero >= 2 else 1),
-        optimizer=elements * state.optimizer / (data if zero >= 1 else 1),
+        parameters=elements * state.parameter / plan.shards.parameters,
+        gradients=elements * state.gradient / plan.shards.gradients,
+        optimizer=elements * state.optimizer / plan.shards.optimizer,
         activations=activations,
         buffers=transient + gathered + travelling,
         overhead=constants.reserve_bytes + constants.fragmentation * (activations + transient),

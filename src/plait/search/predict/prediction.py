@@ -5,10 +5,11 @@ than it was given: rates and shares are derived here, once, from times, FLOPs an
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from plait.cluster.cluster import Cluster
-from plait.plan.plan import Plan
+from plait.plan.plan import PIPE, Plan
 from plait.units import format_bytes
 
 
@@ -76,6 +77,11 @@ class Prediction:
         return self.model_flops / (self.step_s * self.peak_flops * self.plan.mesh.size)
 
     @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of a step: what the job's `accumulate` must be."""
+        return max(1, self.batch // (self.micro_batch * self.plan.data_ranks))
+
+    @property
     def fits(self) -> bool:
         """Whether the memory suffices."""
         return self.memory.total <= self.limit_bytes
@@ -92,3 +98,32 @@ class Prediction:
         """Money, where the cluster has a price."""
         price = self.cluster.price_per_hour
         return None if price is None else price * self.plan.mesh.size * self.step_s / 3600
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain values, for programs to read: the same keys wherever a prediction is told."""
+        plan = self.plan
+        return {
+            "plan": plan.name,
+            "mesh": dict(plan.mesh.axes),
+            "zero": plan.memory.zero,
+            "recompute": plan.memory.recompute,
+            "schedule": plan.pipe.schedule if plan.mesh.size_of(PIPE) > 1 else None,
+            "stages_a_rank": plan.pipe.per_rank,
+            "sequence": plan.tensor.sequence,
+            "cluster": self.cluster.name,
+            "batch": self.batch,
+            "micro_batch": self.micro_batch,
+            "accumulate": self.num_micro_batches,
+            "step_s": self.step_s,
+            "samples_per_s": self.samples_per_s,
+            "utilization": self.utilization,
+            "bubble": self.bubble,
+            "exposed_s": self.exposed_s,
+            "sent_bytes": dict(self.sent_bytes),
+            "memory_bytes": asdict(self.memory) | {"total": self.memory.total},
+            "limit_bytes": self.limit_bytes,
+            "fits": self.fits,
+            "reason": self.reason,
+            "cost_per_step": self.cost_per_step,
+            "yaml": plan.to_yaml(),
+        }

@@ -140,8 +140,7 @@ class _Step:
             raise PlanError(
                 f"{stages} stages of a model of {len(self.units)} units.", fix="use fewer ranks of pipe."
             )
-        each = self.state.parameter + self.state.gradient
-        each += self.state.optimizer / (self.data if self.plan.memory.zero else 1)
+        each = self.state.held(self.plan.shards)
         row = Row(
             seconds=tuple(t.forward_s + t.backward_s for t in self.times),
             state_bytes=tuple(unit.parameters * each for unit in self.units),
@@ -262,8 +261,7 @@ class _Step:
         return late_s + gather_s
 
     def _update(self, rank: int) -> float:
-        shard = self.data if self.plan.memory.zero else 1
-        return self._traffic_s(self._elements(rank) * self.state.update / shard)
+        return self._traffic_s(self._elements(rank) * self.state.update / self.plan.shards.optimizer)
 
     def _sent(self) -> dict[str, float]:
         """Bytes that a device sends in a step, by axis."""
