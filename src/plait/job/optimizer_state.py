@@ -1,8 +1,8 @@
 """What an optimizer keeps from step to step, found by one step on fake tensors.
 
 Goes in: a function that builds the user's optimizer, and the names, shapes and dtypes of what it updates. Comes out:
-bytes. Any optimizer of the user's is counted as it is; nothing is allocated and no number is computed. One that looks at
-numbers stops there: state that it would have made afterwards is not seen.
+bytes. Any optimizer of the user's is counted as it is; nothing is allocated and no number is computed. One that looks
+at numbers stops there: state that it would have made afterwards is not seen.
 """
 
 from collections.abc import Callable, Sequence
