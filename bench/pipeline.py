@@ -24,7 +24,6 @@ from rich.table import Table
 from bench.data_parallel import run_torchrun
 from bench.pipeline_ranks import CPU, MICRO_BATCHES, PLANS, transformer_job
 from plait.job.data.open import open_data
-from plait.job.order import micro_batch_sizes, shares
 from plait.plan.named import resolve
 from plait.program.cost.memory import step_memory
 from plait.run.prepare.programs import Programs
@@ -148,8 +147,7 @@ def memory(pairs: int) -> list[Row]:
 def _peak(plan: str, ranks: int, micro_batches: int) -> int:
     job = transformer_job(micro_batches)
     programs = Programs(job, open_data(job.data, job.collate), resolve(plan, ranks), CPU)
-    sizes = [shares(size, 1) for size in micro_batch_sizes(job.batch, job.accumulate)]
-    return step_memory(programs.for_sizes(sizes), 0).activations
+    return step_memory(programs.full_step(), 0).activations
 
 
 def show(rows: list[Row], console: Console) -> None:

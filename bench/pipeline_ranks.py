@@ -125,6 +125,7 @@ def plait_steps(
     """What `run/worker.py` does in a step, without its board and trace; None for links: one process alone."""
     keep_freed_memory()
     programs = Programs(job, open_data(job.data, job.collate), plan, CPU)
+    programs.full_step()
     waits = Waits()
     holding = programs.holding(rank, links, CPU) if links is not None else None
     made = links if links is not None else links_between(plan.mesh, 0, CPU, timeout_s=60.0)

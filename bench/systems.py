@@ -69,6 +69,7 @@ def _plait(job: Job, rank: int, ranks: int, options: dict[str, str], stack: Exit
     plan = resolve(name, ranks, {"sync": sync} if sync else None)
     source = open_data(job.data, job.collate)
     programs = Programs(job, source, plan, CPU)
+    programs.full_step()
     recorder = None if "untraced" in options else Recorder(rank)
     board = None if "untraced" in options else Board.create(ranks).post(rank)
     observer = WorkerObserver(board, recorder)

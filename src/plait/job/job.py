@@ -15,12 +15,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from plait.errors import JobError
+from plait.errors import JobError, PlaitError
 from plait.job import objective as _objective
 from plait.job.batch import describe
 from plait.job.fields import Problem, is_whole, job_problems, until_problems
 from plait.job.optimizer import checked_optimizer
 from plait.job.order import SampleOrder, micro_batch_sizes, shares
+from plait.job.origin import fix_of, told
 from plait.job.schedule import first_parameter
 
 
@@ -129,7 +130,7 @@ class Job:
     def build_model(self) -> nn.Module:
         """The network: built under the job's seed, or the given instance as it is."""
         self.seed_everything()
-        model = self.model if isinstance(self.model, nn.Module) else self.model()
+        model = self.model if isinstance(self.model, nn.Module) else self._call_model()
         if not isinstance(model, nn.Module):
             raise JobError(
                 f"model() returned {describe(model)}, not a torch.nn.Module.", fix="return the network."
@@ -147,6 +148,15 @@ class Job:
                 fix="give the network a layer with weights, or set requires_grad=True on those to be trained.",
             )
         return model
+
+    def _call_model(self) -> nn.Module:
+        assert not isinstance(self.model, nn.Module)
+        try:
+            return self.model()
+        except PlaitError:
+            raise
+        except Exception as error:
+            raise JobError(f"model() failed{told(error)}", fix=fix_of(error)) from error
 
     def build_optimizer(self, named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         """The user's optimizer on these parameters, which must be the only ones that it uses."""

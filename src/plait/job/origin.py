@@ -21,6 +21,19 @@ def where(error: BaseException) -> str | None:
     return f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else None
 
 
+def told(error: BaseException) -> str:
+    """Where, and what, to go on a sentence with."""
+    place = where(error)
+    return f"{f' at {place}' if place else ''}: {type(error).__name__}: {error}"
+
+
+def fix_of(error: BaseException, otherwise: str = "mend that line.") -> str:
+    """What to do about an error of the user's code."""
+    if any(word in str(error).lower() for word in ("cuda", "accelerator device")):
+        return "leave devices out of the model: plait places its tensors; choose with --device."
+    return otherwise
+
+
 def _is_installed(filename: str) -> bool:
     if filename.startswith("<frozen"):
         return True

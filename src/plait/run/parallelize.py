@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from plait.errors import PlanError, UsageError
 from plait.job.data.loader import Share
-from plait.job.data.open import open_data
+from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.job.order import split
 from plait.plan.named import resolve
@@ -28,8 +28,12 @@ from plait.run.interpret.serial import Unobserved
 from plait.run.interpret.state import ModelState
 from plait.run.link.exchange import ProcessExchange
 from plait.run.link.shared_links import links_between
+from plait.run.prepare.fits import memory_limit
+from plait.run.prepare.prepare import Listener, prepare
 from plait.run.prepare.programs import Programs
-from plait.run.start.device import choose_device
+from plait.run.start.agreement import check_agreement
+from plait.run.start.device import check_device, choose_device
+from plait.run.start.outside import refuse_unnamed_peers
 from plait.torch_private import pytree
 
 _TIMEOUT_S = 1800.0
@@ -39,16 +43,18 @@ _TIMEOUT_S = 1800.0
 class Step:
     """Callable: trains one step on this rank's share and returns the loss of the whole batch."""
 
-    def __init__(self, job: Job, plan: Plan, rank: int, device: torch.device) -> None:
+    def __init__(self, job: Job, programs: Programs, rank: int, device: torch.device) -> None:
         self._rank = rank
-        self._plan = plan
+        self._plan = plan = programs.plan
         self._job = job
         self._device = device
-        self._source = open_data(job.data, job.collate)
-        self._programs = Programs(job, self._source, plan, device)
+        self._source = programs.captures.source
+        self._programs = programs
         links = links_between(plan.mesh, rank, device, timeout_s=_TIMEOUT_S)
         self._state = ModelState(job, device, holding=self._programs.holding(rank, links, device))
         self._machine = Machine(rank, self._state, links, Unobserved())
+        check_agreement("program", programs.full_step().digest(), plan.ranks)
+        check_agreement("initial weights", self._state.digest(), plan.ranks)
 
     def __call__(self, share: Any) -> float:
         """One optimizer step; `share` is this rank's part of the batch, None or zero rows where it has none."""
@@ -156,6 +162,7 @@ class Step:
         return self._state.to_checkpoint({"seed": self._job.seed}, self._exchange_parts)
 
 
+@kept_generators()
 def parallelize(
     job: Job,
     plan: str | Path | Plan = "ddp",
@@ -163,8 +170,15 @@ def parallelize(
     device: str = "cpu",
     settings: Mapping[str, Any] | None = None,
     mesh: Mapping[str, int] | None = None,
+    memory: str | None = None,
+    listener: Listener | None = None,
 ) -> Step:
-    """Prepare `job` under `plan` in this process, which is one of those that torchrun started (or the only one)."""
+    """Prepare `job` under `plan` in this process, which is one of those that torchrun started (or the only one).
+
+    All that `train` refuses before it starts is refused here too; `listener` is told the notices.
+    """
+    if not dist.is_initialized():
+        refuse_unnamed_peers(os.environ)
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if dist.is_initialized():
         rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -179,9 +193,12 @@ def parallelize(
             f"plan {chosen.name} has a loop of its own: its workers do not make each step together.",
             fix="use plait.train, or a synchronous plan such as ddp.",
         )
+    tell = listener if listener is not None else (lambda event: None)
+    check_device(device)
+    programs = prepare(job, chosen, device, torch.float32, tell, limit_bytes=memory_limit(device, memory))
     placed = choose_device(device, rank)
     if ranks > 1 and not dist.is_initialized():
         dist.init_process_group(
             "nccl" if placed.type == "cuda" and ranks <= torch.cuda.device_count() else "gloo"
         )
-    return Step(job, chosen, rank, placed)
+    return Step(job, programs, rank, placed)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from plait.errors import JobError, UsageError
 from plait.files.write import write_whole
+from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
@@ -35,7 +36,9 @@ from plait.run.relaxed.hogwild_saver import on_shared_model
 from plait.run.relaxed.ranks import run_rank
 from plait.run.relaxed.rounds import write_left_shares
 from plait.run.relaxed.start import StartRanks, is_free, run_free
+from plait.run.start.device import check_device
 from plait.run.start.launch import Interrupted, Seat, launch
+from plait.run.start.outside import refuse_many_starts
 from plait.run.start.processes import Start
 from plait.trace.files import read_trace, write_chrome
 from plait.trace.recorder import clock_offset_ns
@@ -66,6 +69,7 @@ class Result:
         }
 
 
+@kept_generators()
 def train(
     job: Job,
     plan: str | Path | Plan | None = None,
@@ -91,6 +95,7 @@ def train(
     memory: str | None = None,
 ) -> Result:
     """Train `job` and return its result; see `plait run --help` for what the options mean."""
+    refuse_many_starts(os.environ)
     if not isinstance(job, Job):
         raise JobError(
             f"train takes a plait.Job, not {type(job).__name__}.",
@@ -160,13 +165,7 @@ def train(
 
 def check_options(device: str, checkpoint_every: int | None) -> None:
     """Refuse what can be refused without looking at the job."""
-    if device not in ("cpu", "cuda"):
-        raise UsageError(f"device {device!r} is not known.", fix="use cpu or cuda.")
-    if device == "cuda" and torch.version.cuda is None and torch.version.hip is None:
-        raise UsageError(
-            f"device cuda was asked for, but torch {torch.__version__} is built without it.",
-            fix="use --device cpu, or install a CUDA build of torch.",
-        )
+    check_device(device)
     if checkpoint_every is not None and checkpoint_every < 1:
         raise UsageError(
             f"checkpoint_every={checkpoint_every} is not a number of steps.", fix="use 1 or more."

@@ -47,6 +47,7 @@ class Run:
 
     def __init__(self, job: Job, plan: Plan) -> None:
         programs = Programs(job, open_data(job.data, job.collate), plan, CPU)
+        programs.full_step()
         self.ranks = SerialRanks(job, programs, torch.float32)
         self.machines = self.ranks.machines
         for machine in self.machines:

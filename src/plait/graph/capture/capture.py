@@ -83,9 +83,10 @@ def fake_model(job: Job, mode: FakeTensorMode, dtype: torch.dtype) -> nn.Module:
             with mode, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return _cast(job.build_model(), dtype)
-        except JobError:
-            raise
-        except Exception:  # a constructor that reads values (.item(), .tolist()) cannot run on fake tensors
+        except Exception as error:
+            if isinstance(error, JobError) and error.__cause__ is None:
+                raise
+            # a constructor that reads values (.item(), .tolist()) cannot run on fake tensors
             model = job.build_model()
     fake = _as_fake(model, mode)
     with mode:

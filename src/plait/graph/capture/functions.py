@@ -12,6 +12,7 @@ from torch import Tensor
 
 from plait.errors import JobError
 from plait.graph.capture.marks import Marks
+from plait.graph.capture.refusal import refuse_other_devices
 from plait.graph.ops.attention import AttentionCapture
 from plait.graph.ops.batch_norm import batch_norm
 from plait.graph.ops.lstm import stacked_lstm
@@ -33,6 +34,7 @@ class FunctionCapture(AttentionCapture):
     ) -> Any:
         self._marks.grad_mode()
         self._marks.source_line()
+        refuse_other_devices(func, args, kwargs or {})
         if func is F.batch_norm:
             return _batch_norm(*args, **(kwargs or {}))
         if func is torch.lstm and _suits_lstm_op(args):

@@ -5,7 +5,7 @@ In: what tracing found or raised. Out: a `CaptureError`. Never changes a graph.
 
 import inspect
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from plait.errors import CaptureError
 from plait.torch_private.autograd import function_of_backward
 
-_PACKAGE = str(Path(__file__).resolve().parent.parent)
+_PACKAGE = str(Path(__file__).resolve().parents[2])
 _TORCH = str(Path(torch.__file__).parent)
 
 
@@ -61,6 +61,29 @@ def _line_of(backward: type) -> str | None:
         return None
 
 
+class OtherDeviceError(RuntimeError):
+    """A line of the model names a device, which is not its to choose."""
+
+    fix = "leave devices out of the model: plait places its tensors; choose with --device."
+
+
+def refuse_other_devices(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Stop at a tensor that is made on, or moved to, another device than the one that is captured on.
+
+    Torch would not only fail there: a build without CUDA ends the whole process.
+    """
+    named = kwargs.get("device")
+    if func is Tensor.cuda:
+        named = named if named is not None else args[1] if len(args) > 1 else "cuda"
+    elif func is Tensor.to and len(args) > 1 and isinstance(args[1], (str, torch.device, int)):
+        named = args[1]
+    if named is None:
+        return
+    device = torch.device("cuda", named) if isinstance(named, int) else torch.device(named)
+    if device.type not in ("cpu", "meta"):
+        raise OtherDeviceError(f"it names the device {device}")
+
+
 def explain(error: Exception) -> CaptureError:
     """Name the user's line that stopped the capture."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -71,7 +94,9 @@ def explain(error: Exception) -> CaptureError:
         f"the model cannot be captured: {frame.filename}:{frame.lineno} in {frame.name}: `{frame.line}` "
         f"({type(error).__name__}: {reason}).",
         where=f"{frame.filename}:{frame.lineno}",
-        fix="avoid Python branches on tensor values to have it captured; plans single and ddp run it eagerly.",
+        fix=error.fix
+        if isinstance(error, OtherDeviceError)
+        else "avoid Python branches on tensor values to have it captured; plans single and ddp run it eagerly.",
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from plait.errors import JobError, PlaitError
 from plait.job.data.loader import Share
 from plait.job.job import Job
-from plait.job.origin import where
+from plait.job.origin import fix_of, told
 from plait.run.interpret.state import ModelState
 from plait.torch_private import pytree
 
@@ -53,11 +53,9 @@ def try_eagerly(job: Job, batch: Any) -> None:
     except PlaitError:
         raise
     except Exception as error:
-        place = where(error)
         raise JobError(
-            f"the model or its loss failed on the first samples{f', at {place}' if place else ''}: "
-            f"{type(error).__name__}: {error}",
-            fix="mend that line, or the shapes of what it is given.",
+            f"the model or its loss failed on the first samples{told(error)}",
+            fix=fix_of(error, "mend that line, or the shapes of what it is given."),
         ) from error
 
 

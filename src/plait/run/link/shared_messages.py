@@ -90,11 +90,14 @@ class Mail:
     def _collect(self) -> int:
         """Take back the regions of messages that were received; how many."""
         table = self._tables[self._rank]
-        done = [entry for entry in self._under_way if table[entry[0]] == 0]
-        if done:
-            self._under_way = [entry for entry in self._under_way if table[entry[0]] != 0]
-            self._spare += [region for _, region in done]
-        return len(done)
+        kept, before = [], len(self._under_way)
+        for place, region in self._under_way:  # each entry is read once: receivers clear them meanwhile
+            if table[place] == 0:
+                self._spare.append(region)
+            else:
+                kept.append((place, region))
+        self._under_way = kept
+        return before - len(kept)
 
     def _region(self, num_bytes: int) -> Region:
         fitting = [r for r in self._spare if num_bytes <= r.size <= 4 * num_bytes + 65536]

@@ -58,7 +58,7 @@ def predict_job(
     source = captures.source if captures is not None else open_data(job.data, job.collate)
     device = torch.device(time_on or "cpu")
     programs = Programs(job, source, plan, device, torch.float32, captures)
-    program = programs.for_sizes(job.step_shares(source.num_samples, plan.data_ranks))
+    program = programs.full_step()
     if programs.capture_error is not None:
         raise programs.capture_error
     if time_on is not None:
@@ -70,7 +70,7 @@ def predict_job(
             calibration = replace(calibration, host_s=times.host_s)
         cluster = replace(cluster, device=replace(cluster.device, timed=known, calibration=calibration))
     tell("simulating")
-    graphs = [programs.captures.of_size(size) for size in program.micro_batches]
+    graphs = [programs.captures.of_size(sum(units)) for units in programs.full_shares()]
     exact = exact_prediction(
         program, cluster, job.build_optimizer, model_flops=float(sum(_flops(graph) for graph in graphs)),
         buffer_bytes=_buffer_bytes(graphs[0]), dtype="bfloat16" if job.precision == "bf16" else "float32",

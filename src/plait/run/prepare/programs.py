@@ -146,6 +146,14 @@ class Programs:
         by_worker = [[(units[at],) for units in steps if units[at]] for at in range(self.plan.data_ranks)]
         return next(iter([self._for_sizes(own, fragments) for own in by_worker if own]))
 
+    def full_step(self) -> Program:
+        """Compile the step that has all samples of a batch, if that was not done yet; its buckets are those of all."""
+        return self.for_sizes(self.full_shares())
+
+    def full_shares(self) -> list[tuple[int, ...]]:
+        """How ranks share its micro-batches."""
+        return self.job.step_shares(self.captures.source.num_samples, self.plan.data_ranks)
+
     def _for_sizes(self, sizes: Sequence[tuple[int, ...]], fragments: tuple[int, ...]) -> Program:
         example = self.captures.example
         return self.for_step(
@@ -253,9 +261,8 @@ class Programs:
 
     @property
     def layout(self) -> Layout | None:
-        """Where parameters are held; None: whole on every rank."""
-        if self._layout is None and self.capture_error is None:
-            self.for_sizes(self.job.step_shares(self.captures.source.num_samples, self.plan.data_ranks))
+        """Where parameters are held, known once a step has been compiled; None: whole on every rank."""
+        assert self._programs, "compile a step first: full_step()"
         return None if self._layout is None or self._layout.is_whole else self._layout
 
     def holding(self, rank: int, links: Links, device: torch.device) -> Holding | None:

@@ -21,6 +21,7 @@ from torch import nn
 
 from plait.errors import UsageError
 from plait.graph.from_job import Captures
+from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
@@ -79,6 +80,7 @@ class Reference:
     """Of weights and buffers."""
 
 
+@kept_generators()
 def reference_of(
     job: Job,
     *,
@@ -111,6 +113,7 @@ def reference_of(
     )  # fmt: skip
 
 
+@kept_generators()
 def verify(
     job: Job,
     plan: str | Path | Plan | None = "ddp",

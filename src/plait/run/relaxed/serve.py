@@ -43,8 +43,7 @@ _WORK = ("push", "buffers", "skip", "pull", "bye", "squares", "state", "update",
 
 def first_program(programs: Programs) -> Program:
     """The program of a full step, whose buckets are those of all."""
-    num_samples = programs.captures.source.num_samples
-    return programs.for_sizes(programs.job.step_shares(num_samples, programs.plan.data_ranks))
+    return programs.full_step()
 
 
 def server_state(programs: Programs, place: int, device: torch.device) -> ModelState:

@@ -10,7 +10,18 @@ from typing import Any
 
 import torch
 
-from plait.errors import RunError
+from plait.errors import RunError, UsageError
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that no machine, or this build of torch, has."""
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"device {device!r} is not known.", fix="use cpu or cuda.")
+    if device == "cuda" and torch.version.cuda is None and torch.version.hip is None:
+        raise UsageError(
+            f"device cuda was asked for, but torch {torch.__version__} is built without it.",
+            fix="use --device cpu, or install a CUDA build of torch.",
+        )
 
 
 def choose_device(device: str, rank: int) -> torch.device:

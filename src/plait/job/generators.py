@@ -1,0 +1,30 @@
+"""The random generators of whoever calls plait stay as they were.
+
+In: nothing. Out: a block, or a function, that may seed torch, random and numpy as it likes.
+"""
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Give the caller's generators back as they were; also a decorator."""
+    numpy = sys.modules.get("numpy")
+    of_torch, of_python = torch.get_rng_state(), random.getstate()
+    of_numpy = numpy.random.get_state() if numpy is not None else None
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    of_cuda = torch.cuda.get_rng_state_all() if in_use else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(of_torch)
+        random.setstate(of_python)
+        if numpy is not None and of_numpy is not None:
+            numpy.random.set_state(of_numpy)
+        if of_cuda is not None:
+            torch.cuda.set_rng_state_all(of_cuda)
