@@ -295,7 +295,7 @@ def _all_reduce(seat: Seat) -> float:
     return float(total.mean())
 
 
-def test_gloo_through_connect() -> None:
+def test_a_sum_through_connect() -> None:
     assert launch(_all_reduce, ranks=3) == [6.0, 6.0, 6.0]
 
 

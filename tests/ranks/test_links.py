@@ -121,7 +121,7 @@ def test_mailboxes(mesh: Mesh) -> None:
     assert [wrong(handles) for handles in pending] == [[]] * mesh.size
 
 
-@pytest.mark.parametrize("share", [True, False], ids=["shared", "gloo"])
+@pytest.mark.parametrize("share", [True, False], ids=["shared", "sockets"])
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=str)
 def test_processes(mesh: Mesh, share: bool) -> None:
     def main(seat: Seat) -> list[str]:
@@ -171,7 +171,7 @@ def flat_exchange(links: Links, rank: int, ranks: int) -> Generator[Handle, None
     return right
 
 
-@pytest.mark.parametrize("share", [True, False], ids=["shared", "gloo"])
+@pytest.mark.parametrize("share", [True, False], ids=["shared", "sockets"])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_flat_buckets_in_place_between_processes(ranks: int, share: bool) -> None:
     def main(seat: Seat) -> list[bool]:

@@ -51,7 +51,7 @@ def job_of(name: str, **changes: Any) -> Job:
 def test_processes_compute_what_is_written_out(
     name: str, mesh: dict[str, int], share: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through shared memory and through gloo: messages may leave late, weights change early."""
+    """Through shared memory and through sockets: messages may leave late, weights change early."""
     monkeypatch.setattr(worker, "links_between", partial(links_between, share=share))
     job, plan = job_of(name), resolve("pipedream", None, None, mesh)
     layout = prepare(job, plan, "cpu", torch.float64, lambda event: None).layout

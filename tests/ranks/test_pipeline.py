@@ -53,7 +53,7 @@ SHARED: tuple[tuple[str, str, dict[str, int]], ...] = (
 )
 
 
-@pytest.mark.parametrize("share", [True, False], ids=["shared memory", "gloo"])
+@pytest.mark.parametrize("share", [True, False], ids=["shared memory", "sockets"])
 @pytest.mark.parametrize(("name", "plan", "mesh"), SHARED)
 def test_processes_compute_what_one_does(
     name: str, plan: str, mesh: dict[str, int], share: bool, monkeypatch: pytest.MonkeyPatch

@@ -58,7 +58,7 @@ THROUGH_GLOO = (SHARED[2], *SHARED[5:])
 def test_processes_compute_what_one_does(
     name: str, plan: str, mesh: dict[str, int], share: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through shared memory and through gloo."""
+    """Through shared memory and through sockets."""
     monkeypatch.setattr(worker, "links_between", partial(links_between, share=share))
     known = reference(name)
     found = verify(known.job, plan, mesh=mesh, settings=SETTINGS, against=known)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from plait.errors import RunError
 from plait.plan.plan import Plan
 from plait.program.averaging import averages
 from plait.program.program import Value
@@ -21,6 +22,7 @@ from plait.run.checkpoint.state import TrainingState, collect_optimizer, restore
 from plait.run.interpret.averaging import Averaging
 from plait.run.interpret.state import ModelState
 from plait.run.link.messages import pack, room, unpack
+from plait.run.wire.tell import tell
 
 
 def with_workers(
@@ -88,18 +90,28 @@ def _gather(
     place = device if dist.get_backend() == "nccl" else torch.device("cpu")
     placed = {name: tensor.to(place) for name, tensor in own.items()}
     values = {n: Value(kind="parameter", shape=tuple(t.shape), dtype=t.dtype) for n, t in placed.items()}
-    told: list[Any] = [None] * ranks
-    dist.all_gather_object(told, (values, numbers))
+    shapes = {name: [str(value.dtype), list(value.shape)] for name, value in values.items()}
+    told = tell({"tensors": shapes, "numbers": numbers})
     if rank > 0:
         dist.send(pack(list(placed.values()), list(values.values())), 0)
         return [], []
     found = [placed]
     for other in range(1, ranks):
-        wanted = told[other][0]
+        wanted = {name: _value(*about) for name, about in told[other]["tensors"].items()}
         flat = room(list(wanted.values()), place)
         dist.recv(flat, other)
         found.append(dict(zip(wanted, unpack(flat, list(wanted.values())), strict=True)))
-    return [entry[1] for entry in told], found
+    return [entry["numbers"] for entry in told], found
+
+
+def _value(dtype: str, shape: list[int]) -> Value:
+    """A tensor as another worker tells of it."""
+    known = getattr(torch, dtype.removeprefix("torch."), None)
+    if not isinstance(known, torch.dtype) or not all(
+        isinstance(extent, int) and extent >= 0 for extent in shape
+    ):
+        raise RunError(f"a worker tells of a tensor of type {dtype!r} and shape {shape}.")
+    return Value(kind="parameter", shape=tuple(shape), dtype=known)
 
 
 def _within(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

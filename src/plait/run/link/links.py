@@ -280,18 +280,18 @@ def _exchange_edges(
 
 
 def _sendable(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy in host memory: gloo cannot send from a device."""
+    """The tensor, or a copy in host memory: only NCCL sends from a device."""
     return tensor.cpu() if _goes_by_host(tensor) else tensor
 
 
 def _goes_by_host(tensor: Tensor) -> bool:
-    return tensor.is_cuda and dist.get_backend() == "gloo"
+    return tensor.is_cuda and dist.get_backend() != "nccl"
 
 
 def _tag(message: str, flat: Tensor) -> int:
     """Messages of two ranks may be received in another order than they were sent: their names tell them apart.
 
-    So do their sizes: of another size than expected it never comes, which is told. Gloo would end the process.
+    So do their sizes: of another size than expected it never comes, which is told.
     """
     return crc32(f"{message}, {flat.numel()} bytes".encode()) & 0x3FFFFFFF
 

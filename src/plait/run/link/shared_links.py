@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from plait.plan.mesh import Mesh
@@ -46,6 +45,7 @@ from plait.run.link.shared_memory import (
     is_suitable,
 )
 from plait.run.link.shared_messages import Mail
+from plait.run.wire.tell import tell
 
 _SMALL_BYTES = 1 << 15
 """Up to this size every rank adds up everything by itself: one meeting instead of two."""
@@ -334,14 +334,11 @@ def share_memory(mesh: Mesh, rank: int, timeout_s: float, servers: int = 0) -> S
     """Open each other's memory; None, on all ranks, where one of them cannot. They meet through torch.distributed."""
     num_blocks = len(axes_that_meet(mesh)) + 1  # the last one is for messages
     own = _attempt(lambda: Arena.create(num_blocks)) if is_suitable() else None
-    ranks = mesh.size + servers
-    everybody: list[Any] = [None] * ranks
-    dist.all_gather_object(everybody, (host(), own and (own.file, own.pid)))
+    everybody = tell([host(), [own.file, own.pid] if own is not None else None])
     arenas = None
     if own is not None and all(place == host() and told for place, told in everybody):
         arenas = _attempt(lambda: _open(own, rank, [told for _, told in everybody], num_blocks))
-    agreed: list[Any] = [None] * ranks
-    dist.all_gather_object(agreed, arenas is not None)
+    agreed = tell(arenas is not None)
     return SharedLinks(mesh, rank, arenas, timeout_s) if all(agreed) and arenas is not None else None
 
 

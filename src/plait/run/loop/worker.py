@@ -75,8 +75,8 @@ def run_worker(task: Task, seat: Seat, programs: Programs) -> dict[str, Any]:
         if task.record_gradients:
             stack.enter_context(exact_products())
         if seat.ranks > 1:
-            backend = "nccl" if device.type == "cuda" and seat.ranks <= torch.cuda.device_count() else "gloo"
-            connect(seat, backend, timeout_s=timeout_s(task))
+            nccl = device.type == "cuda" and seat.ranks <= torch.cuda.device_count()
+            connect(seat, "nccl" if nccl else "plait", timeout_s=timeout_s(task))
             stack.callback(disconnect)
         return _Worker(task, seat, programs, device, stack).run()
 

@@ -26,7 +26,7 @@ from plait.run.measure.rates import Rates, measure_rates
 from plait.run.measure.tiny import measure_overhead
 from plait.run.prepare.prepare import Listener
 from plait.run.start.allocator import keep_freed_memory
-from plait.run.start.launch import Seat, connect, disconnect, launch
+from plait.run.start.launch import GroupKind, Seat, connect, disconnect, launch
 
 _MOST_RANKS = 16
 _SIZES = (1 << 12, 1 << 16, 1 << 19, 1 << 22)
@@ -53,9 +53,9 @@ def measure_machine(device: str, tell: Listener) -> Measured:
 def _processors(tell: Listener, foreign: float) -> Measured:
     ranks = min(os.cpu_count() or 1, _MOST_RANKS)
     tell({"stage": f"measuring {ranks} ranks of one thread"})
-    found = launch(_Main("gloo"), ranks=ranks, hang_s=_TIMEOUT_S)
+    found = launch(_Main("plait"), ranks=ranks, hang_s=_TIMEOUT_S)
     tell({"stage": "measuring one rank of all threads"})
-    alone = launch(_Main("gloo"), ranks=1, threads_per_rank=os.cpu_count() or 1, hang_s=_TIMEOUT_S)[0][
+    alone = launch(_Main("plait"), ranks=1, threads_per_rank=os.cpu_count() or 1, hang_s=_TIMEOUT_S)[0][
         "rates"
     ]
     tell({"stage": "measuring a run of nothing"})
@@ -83,7 +83,7 @@ def _processors(tell: Listener, foreign: float) -> Measured:
         memory_bandwidth=mean(r.copy_rate for r in rates), calibration=calibration,
     )  # fmt: skip
     host, told_host = _link(exchanges, "shared", ranks, calibration)
-    between, told_between = _link(exchanges, "gloo", ranks, calibration)
+    between, told_between = _link(exchanges, "plait", ranks, calibration)
     cluster = Cluster(
         name="this", device=chip, hosts=1, devices_per_host=ranks, pair=replace(host, shared=True, background=False),
         host=replace(host, shared=True, background=False), between=between,
@@ -93,7 +93,7 @@ def _processors(tell: Listener, foreign: float) -> Measured:
         "residuals": {
             "matrix products": residuals,
             "all-reduce in shared memory": told_host,
-            "gloo": told_between,
+            "sockets": told_between,
         },
     }
     return Measured(cluster=cluster, notes=notes)
@@ -151,7 +151,7 @@ def _accelerators(tell: Listener, foreign: float) -> Measured:
 class _Main:
     """What every process measures, all at once."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: GroupKind) -> None:
         self._backend = backend
 
     def __call__(self, seat: Seat) -> dict[str, Any]:

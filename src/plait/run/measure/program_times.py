@@ -81,7 +81,7 @@ class _Main:
     def __call__(self, seat: Seat) -> dict[str, Any]:
         keep_freed_memory()
         if seat.ranks > 1:
-            connect(seat, "gloo", timeout_s=2 * _LIMIT_S)
+            connect(seat, timeout_s=2 * _LIMIT_S)
         try:
             return self.measure(choose_device(self._device, seat.rank), seat.rank, seat.ranks)
         finally:

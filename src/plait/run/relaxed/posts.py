@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import torch
 from torch import Tensor
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from plait.run.link.links import Links, NoLinks, ProcessLinks
 from plait.run.link.shared_links import share_memory
@@ -31,8 +31,7 @@ def posts_between(task: Task, seat: Seat, *, share: bool = True) -> tuple[Links,
         links = shared if on_host and shared is not None else ProcessLinks(mesh, seat.rank, servers)
     if shared is not None:
         return links, shared.mail
-    store = TCPStore(seat.store_host, seat.store_port, is_master=False, wait_for_workers=False)
-    return links, StorePost(PrefixStore("post", store), seat.rank, timeout_s(task))
+    return links, StorePost(PrefixStore("post", seat.store), seat.rank, timeout_s(task))
 
 
 class StorePost:

@@ -37,7 +37,7 @@ def run_rank(task: Task, seat: Seat, programs: Programs, model: SharedModel | No
                 and plan.mesh.size <= torch.cuda.device_count()
                 and not plan.sync.servers
             )
-            connect(seat, "nccl" if nccl else "gloo", timeout_s=timeout_s(task))
+            connect(seat, "nccl" if nccl else "plait", timeout_s=timeout_s(task))
             stack.callback(disconnect)
         if plan.sync.has_servers:
             return (

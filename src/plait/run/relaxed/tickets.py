@@ -8,8 +8,6 @@ of a dead one, only the tickets that it held are lost.
 import itertools
 from collections.abc import Callable, Iterator
 
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
-
 from plait.run.start.launch import Seat
 
 Count = Callable[[], int]
@@ -27,5 +25,4 @@ def shared_count(seat: Seat) -> Count:
     """A counter that the parent's store keeps for all processes; it answers one of them at a time."""
     if seat.ranks == 1:
         return itertools.count().__next__
-    store = PrefixStore("tickets", TCPStore(seat.store_host, seat.store_port, is_master=False))
-    return lambda: int(store.add("next", 1)) - 1
+    return lambda: seat.store.add("tickets/next", 1) - 1

@@ -5,21 +5,19 @@ In: what a rank has, as a digest. Out: nothing, or an error on every rank that n
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from plait.errors import RunError
+from plait.run.wire.tell import tell
 
 
 def check_agreement(what: str, digest: str, ranks: int) -> None:
     """Compare digests over all ranks; all of them must call it."""
     if ranks == 1:
         return
-    found: list[Any] = [None] * ranks
-    dist.all_gather_object(found, digest)
+    found = tell(digest)
     different = [rank for rank, other in enumerate(found) if other != found[0]]
     if different:
         raise RunError(

@@ -23,6 +23,7 @@ import torch
 
 from plait.errors import PlaitError
 from plait.run.start.board import Board, Post
+from plait.run.wire.store import RunStore
 
 _BACKLOG_BYTES = 64 << 20
 _FLUSH_S = 5.0
@@ -44,10 +45,8 @@ class Seat:
     """This process, 0 to ranks - 1."""
     ranks: int
     """How many workers there are."""
-    store_host: str
-    """Where the parent's key-value store listens."""
-    store_port: int
-    """Its port, chosen by the system."""
+    store: RunStore
+    """The run's key-value store, and the way to the other ranks; reachable for nobody else."""
     board: Post
     """Where this rank says what it does."""
     emit: Callable[[dict[str, Any]], None]
@@ -70,10 +69,8 @@ class Child:
     """Threads within an operator."""
     parent_pid: int
     """Without this process the worker ends."""
-    store_host: str
-    """Host of the key-value store."""
-    store_port: int
-    """Port of the key-value store."""
+    line: int
+    """Socket to the parent's switchboard."""
     pipe: int
     """Write end of the pipe to the parent."""
     stacks: int
@@ -137,8 +134,7 @@ def run_child(child: Child, main: Main) -> int:
     seat = Seat(
         rank=child.rank,
         ranks=child.ranks,
-        store_host=child.store_host,
-        store_port=child.store_port,
+        store=RunStore(child.line, child.rank),
         board=post,
         emit=outbox.emit,
     )

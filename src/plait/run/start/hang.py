@@ -19,7 +19,7 @@ from plait.units import format_seconds
 
 _ANSWER_S = 2.0
 _STACK_LINES = 60
-_OUTER_FRAME = re.compile(r'launch_child\.py", line \d+ in run_child')
+_OUTER_FRAME = re.compile(r'start/child\.py", line \d+ in run_child')
 _PROCESS_STATES = {
     "R": "running",
     "S": "sleeping",

@@ -10,27 +10,28 @@ itself; its spawn runs the user's `__main__` again and cannot take a lambda; its
 was killed. What is left of it is `multiprocessing`, used directly here.
 """
 
-import os
-import socket
-import sys
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from plait.errors import RunError, UsageError
 from plait.run.start.board import Board
 from plait.run.start.child import Main, Seat
+from plait.run.start.interfaces import choose_interfaces
 from plait.run.start.monitor import Interrupted, Interrupts, Limits, Monitor
 from plait.run.start.processes import Crew, Start, choose_start, close_crew, end_crew, start_crew
+from plait.run.wire import group
+from plait.run.wire.switchboard import Switchboard
 
 __all__ = ["Interrupted", "Main", "Seat", "connect", "disconnect", "launch"]
 
-_LOOPBACK = "127.0.0.1"
+GroupKind = Literal["plait", "nccl"]
+"""Sockets of the run's own, or the library for GPUs."""
 _TERM_S = 3.0
 """Between asking workers to end and killing them."""
 
@@ -65,17 +66,11 @@ def launch(
     with ExitStack() as stack:
         stack.callback(close_crew, crew)
         interrupts = stack.enter_context(Interrupts())
-        stores: list[Store] = []
-        stack.callback(stores.clear)  # after the workers, who would otherwise complain of its loss
+        after = stack.enter_context(ExitStack())
         stack.callback(end_crew, crew, _TERM_S)
-        listener = stack.enter_context(socket.create_server((_LOOPBACK, 0), backlog=max(128, ranks)))
-        port = listener.getsockname()[1]
-        start_crew(
-            crew, main, how, threads=threads_per_rank, store=(_LOOPBACK, port), listener=listener.fileno()
-        )
-        # The store's threads start after the forks; until then the listening socket keeps early callers
-        # waiting.
-        stores.append(_serve(port, listener.detach()))
+        switchboard = Switchboard(start_crew(crew, main, how, threads=threads_per_rank))
+        after.callback(switchboard.close)  # after the workers, who would otherwise complain of its loss
+        switchboard.start()  # its thread, after the forks; until then a request waits in its socket
         monitor = Monitor(
             crew,
             Limits(hang_s=hang_s, grace_s=grace_s),
@@ -91,14 +86,6 @@ def launch(
     raise AssertionError("an exit callback swallowed an exception")
 
 
-def _serve(port: int, listener: int) -> Store:
-    # Given a socket, the store listens on the loopback interface only; by itself it would listen on all.
-    store: Store = TCPStore(
-        _LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener
-    )
-    return store
-
-
 def _keep(error: RunError, monitor: Monitor, run_dir: Path | None) -> None:
     if run_dir is None:
         return
@@ -109,21 +96,22 @@ def _keep(error: RunError, monitor: Monitor, run_dir: Path | None) -> None:
             (run_dir / f"failed-rank-{rank}.txt").write_text(f"{failure.told['traceback']}\n")
 
 
-def connect(seat: Seat, backend: str = "gloo", *, timeout_s: float) -> None:
-    """Join the process group of this run, through the parent's store and over the loopback interface.
+def connect(seat: Seat, backend: GroupKind = "plait", *, timeout_s: float) -> None:
+    """Join the process group of this run, through what this process inherited: nothing listens on the host.
 
     `timeout_s` should exceed the launch's `hang_s`: then a hang is reported by the parent, who knows more of
     it.
     """
-    # gloo resolves the host's name otherwise, which in a container may lead to no interface at all.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     timeout = timedelta(seconds=timeout_s)
-    store = TCPStore(
-        seat.store_host, seat.store_port, is_master=False, wait_for_workers=False, timeout=timeout
-    )
+    store = seat.store
+    store.set_timeout(timeout)
+    store.connections += 1
+    group.register()
+    if backend == "nccl":
+        choose_interfaces()
     dist.init_process_group(
         backend,
-        store=PrefixStore("plait", store),
+        store=PrefixStore(f"group {store.connections}", store),
         rank=seat.rank,
         world_size=seat.ranks,
         timeout=timeout,
@@ -132,5 +120,9 @@ def connect(seat: Seat, backend: str = "gloo", *, timeout_s: float) -> None:
 
 def disconnect() -> None:
     """Leave the process group, if there is one."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    if not dist.is_initialized():
+        return
+    everybody = dist.group.WORLD
+    dist.destroy_process_group()
+    if isinstance(everybody, group.PlaitGroup):
+        everybody.peers.close()

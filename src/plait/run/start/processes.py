@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -144,7 +145,7 @@ def start_spawned(payload: int, child: Child, read_end: int) -> Process:
     # starting.
     popen = subprocess.Popen(
         [sys.executable, *[f"-W{option}" for option in sys.warnoptions], "-c", _ENTRY, given],
-        pass_fds=[child.pipe, child.stacks, child.board, payload],
+        pass_fds=[child.pipe, child.stacks, child.board, child.line, payload],
         stdin=subprocess.DEVNULL,
         process_group=0,
         env={**os.environ, "OMP_NUM_THREADS": str(child.threads)},
@@ -193,21 +194,24 @@ def start_crew(
     how: Literal["fork", "spawn"],
     *,
     threads: int,
-    store: tuple[str, int],
-    listener: int,
-) -> None:
-    """Start every rank into `crew.processes`; on an error those already started are in there, for the caller to end."""
+) -> list[socket.socket]:
+    """Start every rank into `crew.processes`; on an error those already started are in there, for the caller to end.
+
+    Returns the parent's end of a socket to each.
+    """
+    lines: list[socket.socket] = []
     payload = write_payload(main) if how == "spawn" else None
     try:
         for rank in range(crew.ranks):
             read_end, write_end = os.pipe()
+            line, far_end = socket.socketpair()
+            lines.append(line)
             child = Child(
                 rank=rank,
                 ranks=crew.ranks,
                 threads=threads,
                 parent_pid=os.getpid(),
-                store_host=store[0],
-                store_port=store[1],
+                line=far_end.fileno(),
                 pipe=write_end,
                 stacks=anonymous_file(f"plait-stacks-{rank}"),
                 board=crew.board.file,
@@ -215,12 +219,19 @@ def start_crew(
             try:
                 if payload is None:
                     others = [process.pipe for process in crew.processes]
-                    process = start_forked(main, child, read_end, [read_end, listener, *others])
+                    ends = [end.fileno() for end in lines]
+                    process = start_forked(main, child, read_end, [read_end, *ends, *others])
                 else:
                     process = start_spawned(payload, child, read_end)
             finally:
                 os.close(write_end)
+                far_end.close()
             crew.processes.append(process)
+        return lines
+    except BaseException:
+        for line in lines:
+            line.close()
+        raise
     finally:
         if payload is not None:
             os.close(payload)

@@ -1,0 +1,21 @@
+"""Which network interfaces a run may use.
+
+In: the environment. Out: NCCL kept to the loopback interface on one host, unless the user has chosen otherwise, which
+is then told. Nothing else of a run listens: see `wire/`.
+"""
+
+import os
+import sys
+import warnings
+
+_CHOICES = ("NCCL_SOCKET_IFNAME", "NCCL_COMM_ID", "NCCL_IB_HCA")
+"""What makes NCCL use other interfaces than the one we give it."""
+
+
+def choose_interfaces() -> None:
+    """Keep NCCL's own sockets on this host, or say that the environment does not."""
+    chosen = {name: os.environ[name] for name in _CHOICES if name in os.environ}
+    if chosen:
+        told = ", ".join(f"{name}={value}" for name, value in chosen.items())
+        warnings.warn(f"the environment opens this run to other interfaces: {told}.", stacklevel=2)
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")

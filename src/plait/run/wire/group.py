@@ -1,0 +1,279 @@
+"""torch.distributed between processes of a run, over sockets that nobody else can reach.
+
+In: CPU or device tensors. Out: what torch's own groups give, summed in the order of ranks, so every rank has the same
+bits. torch's gloo is not used: its listening ports take anybody who guesses a small number, and what it does not know
+it waits for.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from datetime import timedelta
+from typing import Any
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from plait.errors import PlanError
+from plait.run.wire.peers import Peers
+from plait.run.wire.store import RunStore
+
+BACKEND = "plait"
+_SMALL_BYTES = 1 << 15
+"""Up to this size everybody adds up everything: one exchange instead of two."""
+_DIRECT = 1 << 31
+"""Bit of a tag: a message of the caller's, not of a collective."""
+_COMBINE: tuple[tuple[Any, Callable[..., Tensor]], ...] = (
+    (dist.ReduceOp.SUM, torch.add),
+    (dist.ReduceOp.AVG, torch.add),
+    (dist.ReduceOp.MAX, torch.maximum),
+    (dist.ReduceOp.MIN, torch.minimum),
+    (dist.ReduceOp.PRODUCT, torch.mul),
+)
+"""Pairs, not a mapping: torch's operators compare, but have no equal hashes."""
+
+
+class _Work(dist.Work):
+    """An operation under way."""
+
+    def __init__(
+        self, done: "Future[Any]", finish: Callable[[], None], describe: str, timeout_s: float
+    ) -> None:
+        super().__init__()
+        self._done, self._finish, self._what, self._timeout_s = done, finish, describe, timeout_s
+        self._finished = False
+
+    def is_completed(self) -> bool:
+        return self._done.done()
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        limit_s = timeout.total_seconds() or self._timeout_s
+        try:
+            self._done.result(limit_s)
+        except FutureTimeout:
+            if self._done.done():
+                raise
+            raise ConnectionError(f"{self._what} did not end within {limit_s:g} s: timed out.") from None
+        if not self._finished:
+            self._finished = True
+            self._finish()
+        return True
+
+
+class PlaitGroup(dist.ProcessGroup):
+    """The ranks of one group; collectives run one after the other on a thread of its own, messages at once."""
+
+    def __init__(self, peers: Peers, name: str, rank: int, ranks: Sequence[int], timeout_s: float) -> None:
+        super().__init__(rank, len(ranks))  # type: ignore[call-arg]
+        self.peers = peers
+        self._own = rank
+        self._ranks = tuple(ranks)
+        self._space = crc32(name.encode()) << 32
+        self._timeout_s = timeout_s
+        self._count = 0
+        self._queue: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=f"plait group {name}", daemon=True)
+        self._thread.start()
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return BACKEND
+
+    def close(self) -> None:
+        """End the thread; what is under way is finished first."""
+        self._queue.put(None)
+        self._thread.join(self._timeout_s)
+
+    def shutdown(self) -> None:
+        """As torch calls it when a group is destroyed."""
+        self.close()
+
+    abort = shutdown
+
+    def _work(self) -> None:
+        while (entry := self._queue.get()) is not None:
+            run, done = entry
+            try:
+                run()
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+    def _start(
+        self, what: str, run: Callable[[int], None], finish: Callable[[], None] = lambda: None
+    ) -> _Work:
+        """Queue a collective; `run` gets the number of its tag, the same on every rank."""
+        self._count = (self._count + 1) % _DIRECT
+        number, done = self._space | self._count, Future[None]()
+        self._queue.put((lambda: run(number), done))
+        # Twice: the exchange has the limit, and says who is missing.
+        return _Work(done, finish, what, 2 * self._timeout_s)
+
+    def _exchange(
+        self, tag: int, sent: Sequence[memoryview | None], rooms: Sequence[memoryview | None]
+    ) -> None:
+        """Send to and receive from each other rank of the group; None: nothing."""
+        waits: list[tuple[int, Future[None]]] = []
+        for peer, room in enumerate(rooms):
+            if room is not None and peer != self._own:
+                waits.append((peer, self.peers.receive(self._ranks[peer], tag, room)))
+        for offset in range(1, len(self._ranks)):
+            peer = (self._own + offset) % len(self._ranks)
+            data = sent[peer]
+            if data is not None:
+                waits.append((peer, self.peers.send(self._ranks[peer], tag, data)))
+        deadline = time.monotonic() + self._timeout_s
+        for _, done in waits:
+            try:
+                done.result(max(0.0, deadline - time.monotonic()))
+            except FutureTimeout:
+                missing = sorted({self._ranks[other] for other, wait in waits if not wait.done()})
+                raise ConnectionError(
+                    f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))} did not come within "
+                    f"{self._timeout_s:g} s: timed out."
+                ) from None
+
+    def _gather(self, tag: int, whole: Sequence[Tensor], own: Tensor) -> None:
+        """Everybody's tensor to everybody; `whole` are flat, on the host."""
+        whole[self._own].copy_(own)
+        data = _bytes(own)
+        self._exchange(tag, [data] * len(self._ranks), [_bytes(tensor) for tensor in whole])
+
+    def _reduce_piece(self, tag: int, pieces: Sequence[Tensor], op: Any) -> Tensor:
+        """The sum of everybody's piece for this rank, in the order of ranks."""
+        own = pieces[self._own]
+        parts = [own if peer == self._own else torch.empty_like(own) for peer in range(len(pieces))]
+        self._exchange(tag, [_bytes(piece) for piece in pieces], [_bytes(part) for part in parts])
+        return _reduced(parts, op)
+
+    def _all_reduce(self, tag: int, flat: Tensor, op: Any) -> None:
+        size = len(self._ranks)
+        if flat.numel() * flat.element_size() <= _SMALL_BYTES or flat.numel() < size:
+            parts = [torch.empty_like(flat) for _ in self._ranks]
+            self._gather(tag, parts, flat)
+            flat.copy_(_reduced(parts, op))
+            return
+        pieces = flat.tensor_split(size)
+        pieces[self._own].copy_(self._reduce_piece(tag, pieces, op))
+        self._gather(tag, pieces, pieces[self._own])
+
+    # What follows overrides torch's names.
+    def allreduce(self, tensors: Any, opts: Any = None) -> _Work:  # type: ignore[override]
+        (tensor,) = tensors
+        op = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
+        flat = _flat(tensor)
+        return self._start("all_reduce", lambda tag: self._all_reduce(tag, flat, op), _back([tensor], [flat]))
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
+        (outs,), (own,) = outputs, inputs
+        rooms, flat = [_flat(out, read=False) for out in outs], _flat(own)
+        return self._start("all_gather", lambda tag: self._gather(tag, rooms, flat), _back(outs, rooms))
+
+    def _allgather_base(self, output: Tensor, own: Tensor, opts: Any = None) -> _Work:
+        room, flat = _flat(output, read=False), _flat(own)
+        pieces = room.view(len(self._ranks), -1)
+        return self._start(
+            "all_gather", lambda tag: self._gather(tag, list(pieces), flat), _back([output], [room])
+        )
+
+    def _reduce_scatter_base(self, output: Tensor, whole: Tensor, opts: Any = None) -> _Work:
+        op = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
+        room, flat = _flat(output, read=False), _flat(whole)
+        pieces = list(flat.view(len(self._ranks), -1))
+
+        def run(tag: int) -> None:
+            room.copy_(self._reduce_piece(tag, pieces, op))
+
+        return self._start("reduce_scatter", run, _back([output], [room]))
+
+    # As torch has called them since 2.13.
+    all_gather_single = _allgather_base  # type: ignore[assignment]
+    reduce_scatter_single = _reduce_scatter_base  # type: ignore[assignment]
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> _Work:  # type: ignore[override]
+        (tensor,) = tensors
+        root = opts.rootRank if opts is not None else 0
+        flat, size = _flat(tensor), len(self._ranks)
+        rooms: list[memoryview | None] = [None] * size
+        sent: list[memoryview | None] = [None] * size
+        if self._own == root:
+            sent = [_bytes(flat)] * size
+        else:
+            rooms[root] = _bytes(flat)
+        return self._start("broadcast", lambda tag: self._exchange(tag, sent, rooms), _back([tensor], [flat]))
+
+    def barrier(self, opts: Any = None) -> _Work:
+        nothing = [memoryview(b"")] * len(self._ranks)
+        return self._start("barrier", lambda tag: self._exchange(tag, nothing, nothing))
+
+    def send(self, tensors: list[Tensor], to: int, tag: int) -> _Work:
+        (tensor,) = tensors
+        flat = _flat(tensor)
+        done = self.peers.send(self._ranks[to], self._space | _DIRECT | tag, _bytes(flat))
+        return _Work(done, lambda: None, f"a message to rank {self._ranks[to]}", self._timeout_s)
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> _Work:
+        (tensor,) = tensors
+        flat = _flat(tensor, read=False)
+        done = self.peers.receive(self._ranks[source], self._space | _DIRECT | tag, _bytes(flat))
+        what = f"a message from rank {self._ranks[source]}"
+        return _Work(done, _back([tensor], [flat]), what, self._timeout_s)
+
+
+def create_group(options: Any, unused: Any) -> PlaitGroup:
+    """Make a group as torch asks for it; the sockets are those of the run's store."""
+    store = options.store
+    while not isinstance(store, RunStore):
+        store = store.underlying_store
+    ranks = options.global_ranks_in_group or range(options.group_size)
+    name = f"group {options.group_id}"
+    return PlaitGroup(store.peers(), name, options.group_rank, list(ranks), options.timeout.total_seconds())
+
+
+def register() -> None:
+    """Make the backend known to torch in this process."""
+    if BACKEND not in dist.Backend.backend_list:
+        dist.Backend.register_backend(BACKEND, create_group, extended_api=True, devices=["cpu", "cuda"])
+
+
+def _flat(tensor: Tensor, *, read: bool = True) -> Tensor:
+    """The elements in order, on the host: the tensor's own memory where it can be."""
+    if tensor.device.type == "cpu" and tensor.is_contiguous():
+        return tensor.detach().view(-1)
+    if read:
+        return tensor.detach().cpu().contiguous().view(-1)
+    return torch.empty(tensor.numel(), dtype=tensor.dtype)
+
+
+def _back(tensors: Sequence[Tensor], flats: Sequence[Tensor]) -> Callable[[], None]:
+    """Copies results to where they were asked for, unless they are there."""
+
+    def finish() -> None:
+        with torch.no_grad():
+            for tensor, flat in zip(tensors, flats, strict=True):
+                if tensor.data_ptr() != flat.data_ptr():
+                    tensor.copy_(flat.view(tensor.shape))
+
+    return finish
+
+
+def _bytes(flat: Tensor) -> memoryview:
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def _reduced(parts: Sequence[Tensor], op: Any) -> Tensor:
+    """All parts as one, the first rank's first."""
+    combine = next((join for known, join in _COMBINE if op == known), None)
+    if combine is None:
+        raise PlanError(
+            f"ranks cannot be combined by {op} on processors.", fix="use a sum, mean, product, min or max."
+        )
+    found = parts[0].clone()
+    for part in parts[1:]:
+        combine(found, part, out=found)
+    return found / len(parts) if op == dist.ReduceOp.AVG else found

@@ -1,0 +1,257 @@
+"""Tagged messages between any two ranks, over sockets that one thread of this process attends to.
+
+In: bytes for a rank, or room for bytes from one. Out: futures. A message is found by its tag, so the order in which two
+ranks ask does not matter; what comes early is kept. A message of another size than the room is an error, never a write
+beyond it. It never copies what goes straight from and to the caller's memory.
+"""
+
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from plait.errors import RunError
+from plait.run.wire.frames import check_sizes
+
+_HEAD = struct.Struct("<QQ")
+"""Tag, bytes."""
+_BURST_BYTES = 1 << 20
+_FLUSH_S = 5.0
+
+Connect = Callable[[int], socket.socket]
+"""This process's end of a socket to a rank."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Peer:
+    """What is under way with one rank."""
+
+    rank: int
+    socket: socket.socket
+    outgoing: deque[tuple[memoryview, "Future[None] | None"]] = field(default_factory=deque)
+    rooms: dict[int, deque[tuple[memoryview, "Future[None]"]]] = field(default_factory=dict)
+    """Receives that were asked for, by tag."""
+    early: dict[int, deque[bytearray]] = field(default_factory=dict)
+    """Messages that came before somebody asked."""
+    head: bytearray = field(default_factory=bytearray)
+    tag: int = 0
+    rest: memoryview | None = None
+    """Where the message that is coming in goes on; None between messages."""
+    done: "Future[None] | bytearray | None" = None
+    """Who is told when it is there; or the message itself, where nobody has asked yet."""
+    error: Exception | None = None
+
+
+class Peers:
+    """All sockets of this process to other ranks; made when they are first needed."""
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+        self._peers: dict[int, _Peer] = {}
+        self._lock = threading.RLock()
+        self._selector = selectors.DefaultSelector()
+        self._ends, self._wake = socket.socketpair()
+        self._ends.setblocking(False)
+        self._selector.register(self._ends, selectors.EVENT_READ, None)
+        self.is_closed = False
+        self._thread = threading.Thread(target=self._attend, name="plait peers", daemon=True)
+        self._thread.start()
+
+    def send(self, to: int, tag: int, data: memoryview) -> "Future[None]":
+        """Send bytes, which nobody may change before the future is done."""
+        done: Future[None] = Future()
+        with self._lock:
+            peer = self._peer(to)
+            if peer.error is not None:
+                done.set_exception(peer.error)
+                return done
+            idle = not peer.outgoing
+            peer.outgoing.append((memoryview(_HEAD.pack(tag, len(data))), None if len(data) else done))
+            if len(data):
+                peer.outgoing.append((data, done))
+            if idle:
+                self._push(peer)
+                if peer.outgoing:
+                    self._wake.send(b"\0")
+        return done
+
+    def receive(self, source: int, tag: int, room: memoryview) -> "Future[None]":
+        """Have a message of exactly this size put into `room`."""
+        done: Future[None] = Future()
+        with self._lock:
+            peer = self._peer(source)
+            early = peer.early.get(tag)
+            if early:
+                message = early.popleft()
+                if not early:
+                    del peer.early[tag]
+                if _fits(peer.rank, len(message), room, done):
+                    room[:] = message
+                    done.set_result(None)
+            elif peer.error is not None:
+                done.set_exception(peer.error)
+            else:
+                peer.rooms.setdefault(tag, deque()).append((room, done))
+        return done
+
+    def close(self) -> None:
+        """Let go, once what was to be sent has left."""
+        deadline = time.monotonic() + _FLUSH_S
+        while time.monotonic() < deadline:
+            with self._lock:
+                if not any(peer.outgoing and peer.error is None for peer in self._peers.values()):
+                    break
+            time.sleep(0.002)
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._wake.send(b"\0")
+        self._thread.join()
+        self._selector.close()
+        for end in (self._ends, self._wake, *(peer.socket for peer in self._peers.values())):
+            end.close()
+
+    def _peer(self, rank: int) -> _Peer:
+        if rank not in self._peers:
+            made = self._connect(rank)
+            made.setblocking(False)
+            peer = self._peers[rank] = _Peer(rank=rank, socket=made)
+            self._selector.register(made, selectors.EVENT_READ, peer)
+            self._wake.send(b"\0")
+        return self._peers[rank]
+
+    def _attend(self) -> None:
+        while not self.is_closed:
+            for key, events in self._selector.select():
+                if key.data is None:
+                    with suppress(BlockingIOError):
+                        self._ends.recv(4096)
+                    continue
+                with self._lock:
+                    self._serve(key.data, events)
+            with self._lock:
+                for peer in self._peers.values():
+                    if peer.outgoing and peer.error is None:
+                        self._watch(peer)
+
+    def _serve(self, peer: _Peer, events: int) -> None:
+        if peer.error is not None:
+            return
+        try:
+            if events & selectors.EVENT_WRITE:
+                self._push(peer)
+                self._watch(peer)
+            if events & selectors.EVENT_READ:
+                self._pull(peer)
+        except BlockingIOError:
+            pass
+        except (OSError, RunError, MemoryError) as error:
+            self._lose(peer, error)
+
+    def _watch(self, peer: _Peer) -> None:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outgoing else 0)
+        self._selector.modify(peer.socket, events, peer)
+
+    def _push(self, peer: _Peer) -> None:
+        """Send what the socket takes now."""
+        try:
+            while peer.outgoing:
+                rest, done = peer.outgoing[0]
+                sent = peer.socket.send(rest[:_BURST_BYTES])
+                if sent < len(rest):
+                    peer.outgoing[0] = (rest[sent:], done)
+                    continue
+                peer.outgoing.popleft()
+                if done is not None:
+                    done.set_result(None)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._lose(peer, error)
+
+    def _pull(self, peer: _Peer) -> None:
+        """Take in what has come, at most a burst of it, so that no rank keeps the others waiting."""
+        budget = _BURST_BYTES
+        while budget > 0:
+            if peer.rest is None:
+                piece = peer.socket.recv(_HEAD.size - len(peer.head))
+                if not piece:
+                    raise ConnectionError("connection closed")
+                peer.head += piece
+                if len(peer.head) == _HEAD.size:
+                    self._begin(peer)
+                continue
+            count = peer.socket.recv_into(peer.rest)
+            if not count:
+                raise ConnectionError("connection closed")
+            budget -= count
+            peer.rest = peer.rest[count:]
+            if not len(peer.rest):
+                self._end(peer)
+
+    def _begin(self, peer: _Peer) -> None:
+        """A head is there: find the room for what follows."""
+        peer.tag, num_bytes = _HEAD.unpack(peer.head)
+        peer.head.clear()
+        check_sizes(0, num_bytes)
+        rooms = peer.rooms.get(peer.tag)
+        peer.done = None
+        if rooms:
+            room, done = rooms.popleft()
+            if not rooms:
+                del peer.rooms[peer.tag]
+            if _fits(peer.rank, num_bytes, room, done):
+                peer.rest, peer.done = room, done
+        if peer.done is None:  # early, or of the wrong size: then it is read and forgotten with the run
+            message = bytearray(num_bytes)
+            peer.rest, peer.done = memoryview(message), message
+        if not num_bytes:
+            self._end(peer)
+
+    def _end(self, peer: _Peer) -> None:
+        done, peer.done, peer.rest = peer.done, None, None
+        if isinstance(done, Future):
+            done.set_result(None)
+            return
+        assert done is not None
+        rooms = peer.rooms.get(peer.tag)
+        if rooms:  # somebody asked while it was coming in
+            room, asked = rooms.popleft()
+            if not rooms:
+                del peer.rooms[peer.tag]
+            if _fits(peer.rank, len(done), room, asked):
+                room[:] = done
+                asked.set_result(None)
+            return
+        peer.early.setdefault(peer.tag, deque()).append(done)
+
+    def _lose(self, peer: _Peer, error: Exception) -> None:
+        """Nothing more goes to or comes from a rank."""
+        peer.error = ConnectionError(f"the connection to rank {peer.rank} is lost: {error}.")
+        self._selector.unregister(peer.socket)
+        waiting = [done for rooms in peer.rooms.values() for _, done in rooms]
+        waiting += [done for _, done in peer.outgoing if done is not None]
+        if isinstance(peer.done, Future):
+            waiting.append(peer.done)
+        peer.rooms.clear()
+        peer.outgoing.clear()
+        for done in waiting:
+            done.set_exception(peer.error)
+
+
+def _fits(rank: int, num_bytes: int, room: memoryview, done: "Future[None]") -> bool:
+    if num_bytes == len(room):
+        return True
+    done.set_exception(
+        RunError(
+            f"rank {rank} sent {num_bytes} bytes where {len(room)} were expected: the ranks do not do the same.",
+            fix="make samples and the model depend on the job's seed alone.",
+        )
+    )
+    return False
