@@ -1,4 +1,4 @@
-"""Another user of this host, who knows all about a run: joins, reads, injects and stalls nothing. Tried, as that user."""
+"""Another user of this host, who knows all about a run, joins, reads, injects and stalls nothing: tried."""
 
 import ctypes
 import json
@@ -23,7 +23,9 @@ _NOBODY = 65534
 
 pytestmark = [
     pytest.mark.timeout(120),
-    pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root can act as another user"),
+    pytest.mark.skipif(
+        sys.platform != "linux" or os.geteuid() != 0, reason="only root can act as another user"
+    ),
 ]
 
 _PTRACE_ATTACH = 16
