@@ -124,7 +124,7 @@ def test_messages_find_their_room_in_any_order(stores: list[RunStore]) -> None:
     rooms = {tag: bytearray(size) for tag, size in ((9, 0), (8, len(large)), (7, 5))}
     for tag, room in rooms.items():
         second.receive(0, tag, memoryview(room)).result(10)
-    assert (rooms[7], bytes(rooms[8])) == (b"early", large)
+    assert (bytes(rooms[7]), bytes(rooms[8])) == (b"early", large)
     for done in sent:
         done.result(10)
     room = bytearray(2)
