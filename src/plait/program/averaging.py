@@ -15,7 +15,6 @@ import torch
 from plait.plan.plan import DATA, Plan
 from plait.program.check.soundness import check_program
 from plait.program.instructions import (
-    Collective,
     Exchange,
     Flatten,
     Instruction,
@@ -23,10 +22,11 @@ from plait.program.instructions import (
     Mix,
     Momentum,
     Serve,
-    Wait,
 )
-from plait.program.program import Bucket, Program, RankProgram, Storage, Value
+from plait.program.program import Bucket, Program, RankProgram, Spec, Storage
+from plait.program.value import Value
 from plait.program.write.frees import with_frees
+from plait.program.write.writer import Writer
 
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Tensors by name: what each is like."""
@@ -109,9 +109,11 @@ def flats_of(plan: Plan, parameters: Shapes, buffers: Shapes) -> tuple[Flat, ...
         for bucket in _buckets(entries, limit)
     ]
     if rule != "elastic" or has_center(plan):
-        named = {f"buffer:{name}": entry for name, entry in buffers.items() if entry[1].is_floating_point}
+        floating = {name: entry for name, entry in buffers.items() if entry[1].is_floating_point}
         kept: Literal["mean", "share"] = "share" if rule == "elastic" else "mean"
-        found += [Flat(bucket=b, fragment=count - 1, rule=kept) for b in _buckets(named, limit)]
+        for bucket in _buckets(floating, limit):
+            bucket = replace(bucket, parameters=(), buffers=bucket.parameters)
+            found.append(Flat(bucket=bucket, fragment=count - 1, rule=kept))
     return tuple(found)
 
 
@@ -137,7 +139,7 @@ def _buckets(entries: Shapes, limit: float) -> list[Bucket]:
 
 def with_averaging(program: Program, flats: Sequence[Flat], fragments: Sequence[int]) -> Program:
     """A worker's step with its part in the averages of `fragments`."""
-    writer = _Writer(flats, program.plan)
+    writer = _Averages(flats, program.plan)
     wanted = [index for index, flat in enumerate(flats) if flat.fragment in fragments]
     (entry,) = program.classes
     body = list(entry.instructions)
@@ -147,12 +149,12 @@ def with_averaging(program: Program, flats: Sequence[Flat], fragments: Sequence[
         writer.mean(body, wanted)
     values, storages = dict(entry.values), dict(entry.storages)
     for index, flat in enumerate(flats):
-        for name in (f"average:{index}", f"sum:{index}", f"center:{index}"):
-            values[name] = Value(kind="parameter", shape=(flat.bucket.num_elements,), dtype=flat.bucket.dtype)
-            storages[name] = (Storage(name, flat.bucket.num_bytes),)
+        for value in (Value.average(index), Value.sum(index), Value.center(index)):
+            values[value] = Spec(kind="parameter", shape=(flat.bucket.num_elements,), dtype=flat.bucket.dtype)
+            storages[value] = (Storage(value, flat.bucket.num_bytes),)
     made = replace(
         entry,
-        instructions=tuple(with_frees(_renumbered(writer.instructions))),
+        instructions=tuple(with_frees(writer.written.instructions)),
         values=values,
         storages=storages,
         averages=tuple(flat.bucket for flat in flats),
@@ -164,7 +166,7 @@ def with_averaging(program: Program, flats: Sequence[Flat], fragments: Sequence[
 
 def _with_center(program: Program) -> Program:
     """With what the rank does that has the center: one instruction for the whole run."""
-    serve = Serve(id=0, name="serve", kind="update", order=(), buffers=())
+    serve = Serve(id=0, name="serve", order=(), buffers=())
     (worker,) = program.classes
     center = RankProgram(
         instructions=(serve,), buckets=(), segments={}, values={}, constants={}, averages=worker.averages
@@ -172,23 +174,23 @@ def _with_center(program: Program) -> Program:
     return replace(program, server=center)
 
 
-class _Writer:
-    """Writes the instructions around those of a step; ids are only unique until they are numbered anew."""
+class _Averages:
+    """Writes the instructions around those of a step."""
 
     def __init__(self, flats: Sequence[Flat], plan: Plan) -> None:
         self.flats = flats
         self.plan = plan
-        self.instructions: list[Instruction] = []
+        self.written = Writer()
 
     def mean(self, body: Sequence[Instruction], wanted: Sequence[int]) -> None:
         """After the update: all flats are on their way before the first one is waited for."""
-        self.instructions += body
+        self.written.extend(body)
         started = {}
         for index in wanted:
             self._flatten(index)
-            started[index] = self._start(index, f"average:{index}")
+            started[index] = self._start(index, Value.average(index))
         for index in wanted:
-            self._mix(index, started[index], f"average:{index}", ())
+            self._mix(index, started[index])
 
     def elastic(self, body: Sequence[Instruction], wanted: Sequence[int]) -> None:
         """Weights of before the step travel while it computes, and pull after its update."""
@@ -199,68 +201,57 @@ class _Writer:
             self._flatten(index)
         for index in wanted:
             started[index] = (
-                self._exchange(index) if has_center(self.plan) else self._start(index, f"sum:{index}")
+                self._exchange(index) if has_center(self.plan) else self._start(index, Value.sum(index))
             )
         for index in moving:
-            self._add(
-                Lookahead, f"look ahead {index}", "update", reads=(f"average:{index}", *self._names(index)),
-                writes=self._names(index), flat=index,
-            )  # fmt: skip
-        self.instructions += body
+            tensors = self.flats[index].bucket.tensors
+            self.written.add(
+                Lookahead(
+                    name=f"look ahead {index}",
+                    reads=(Value.average(index), *tensors),
+                    writes=tensors,
+                    flat=index,
+                )
+            )
+        self.written.extend(body)
         for index in moving:
-            self._add(
-                Momentum, f"momentum {index}", "update", reads=(f"average:{index}", *self._names(index)),
-                flat=index,
-            )  # fmt: skip
-        total = "center" if has_center(self.plan) else "sum"
+            tensors = self.flats[index].bucket.tensors
+            self.written.add(
+                Momentum(name=f"momentum {index}", reads=(Value.average(index), *tensors), flat=index)
+            )
         for index in wanted:
-            self._mix(index, started[index], f"{total}:{index}", (f"average:{index}",))
+            self._mix(index, started[index], own=(Value.average(index),))
 
     def _flatten(self, index: int) -> None:
-        self._add(
-            Flatten, f"flatten weights {index}", "update", reads=self._names(index),
-            writes=(f"average:{index}",), flat=index,
+        self.written.add(
+            Flatten(
+                name=f"flatten weights {index}", reads=self.flats[index].bucket.tensors,
+                writes=(Value.average(index),), flat=index,
+            )
         )  # fmt: skip
 
-    def _start(self, index: int, writes: str) -> int:
-        return self._add(
-            Collective, f"all_reduce weights {index}", "communication", lane="communication", op="all_reduce",
-            axis=DATA, reads=(f"average:{index}",), writes=(writes,),
-            num_bytes=self.flats[index].bucket.num_bytes,
-        )  # fmt: skip
+    def _start(self, index: int, into: Value) -> int:
+        return self.written.all_reduce(
+            Value.average(index), DATA, self.flats[index].bucket.num_bytes, what=f"weights {index}", into=into
+        )
 
     def _exchange(self, index: int) -> int:
         flat = self.flats[index]
-        return self._add(
-            Exchange, f"exchange weights {index}", "communication", lane="communication", flat=index,
-            reads=(f"average:{index}",), writes=(f"center:{index}",), num_bytes=2 * flat.bucket.num_bytes,
-            rule=flat.rule,
+        assert flat.rule == "elastic" or flat.rule == "share"
+        return self.written.add(
+            Exchange(
+                name=f"exchange weights {index}", flat=index, reads=(Value.average(index),),
+                writes=(Value.center(index),), num_bytes=2 * flat.bucket.num_bytes, rule=flat.rule,
+            )
         )  # fmt: skip
 
-    def _mix(self, index: int, started: int, total: str, own: tuple[str, ...]) -> None:
-        self._add(Wait, f"wait for weights {index}", "wait", of=started, reads=(total,), writes=(total,))
-        if self.flats[index].rule != "share":
-            self._add(
-                Mix, f"mix weights {index}", "update", reads=(total, *own), writes=self._names(index), flat=index,
-                rule=self.flats[index].rule,
+    def _mix(self, index: int, started: int, own: tuple[Value, ...] = ()) -> None:
+        flat, total = self.flats[index], self.written.instructions[started].writes
+        self.written.wait(started, f"weights {index}")
+        if flat.rule != "share":
+            self.written.add(
+                Mix(
+                    name=f"mix weights {index}", reads=(*total, *own), writes=flat.bucket.tensors, flat=index,
+                    rule=flat.rule,
+                )
             )  # fmt: skip
-
-    def _names(self, index: int) -> tuple[str, ...]:
-        names = self.flats[index].bucket.parameters
-        return tuple(name if name.startswith("buffer:") else f"parameter:{name}" for name in names)
-
-    def _add(self, cls: Any, name: str, kind: str, **fields: Any) -> int:
-        number = -1 - len(self.instructions)  # the body's are not negative
-        self.instructions.append(cls(id=number, name=name, kind=kind, **fields))
-        return number
-
-
-def _renumbered(instructions: Sequence[Instruction]) -> list[Instruction]:
-    """Ids as positions."""
-    at = {instruction.id: index for index, instruction in enumerate(instructions)}
-    return [
-        replace(instruction, id=index, of=at[instruction.of])
-        if isinstance(instruction, Wait)
-        else replace(instruction, id=index)
-        for index, instruction in enumerate(instructions)
-    ]

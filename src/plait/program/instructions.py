@@ -1,22 +1,14 @@
 """What a rank does, one instruction at a time.
 
 Every interpreter (worker, serial, simulator) executes these same values. An instruction names the values that it reads,
-writes and frees; it never holds a tensor. Values are named by strings:
-
-    parameter:fc.weight   buffer:bn.running_mean   constant:_tensor_constant0
-    0/batch.1   0/key   0/addmm_3      of micro-batch 0
-    bucket:2    tangent    weight      of the step
-    chunk:2     what this rank holds of a group of parameters; gathered, it becomes parameter:...
-    shard:2     what this rank gets of a summed bucket
-    packed:2:0  gathered:2       what is sent of a compressed bucket, message by message; of all ranks
-    average:2   sum:2   center:2   weights that are averaged: of this worker, of all together, of the center
-    tangent:3   weight:3   stash:fc.weight@2     where micro-batch 3 is an update of its own; fc.weight after 2 updates
+writes and frees (`value.py`); it never holds a tensor.
 """
 
 from dataclasses import dataclass, field
 from typing import Literal
 
 from plait.plan.decisions import Compression
+from plait.program.value import Value
 
 Lane = Literal["compute", "communication", "data", "host"]
 Kind = Literal["data", "forward", "backward", "communication", "wait", "update", "host"]
@@ -26,19 +18,19 @@ Kind = Literal["data", "forward", "backward", "communication", "wait", "update",
 class Instruction:
     """What all instructions share. Abstract: use one of the classes below."""
 
-    id: int
-    """Position in the rank's list."""
+    id: int = -1
+    """Position in the rank's list, which its writer gives it."""
     name: str
     """What a person reads in a timeline."""
     kind: Kind
     """What its time counts as."""
     lane: Lane = "compute"
     """The queue that it runs on."""
-    reads: tuple[str, ...] = ()
+    reads: tuple[Value, ...] = ()
     """Values that must exist."""
-    writes: tuple[str, ...] = ()
+    writes: tuple[Value, ...] = ()
     """Values that exist afterwards."""
-    frees: tuple[str, ...] = ()
+    frees: tuple[Value, ...] = ()
     """Values whose last use this is."""
     micro_batch: int | None = None
     """The micro-batch that it belongs to."""
@@ -52,6 +44,8 @@ class Instruction:
 class Load(Instruction):
     """Take this rank's share of a micro-batch from the loader."""
 
+    kind: Kind = "data"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compute(Instruction):
@@ -64,14 +58,19 @@ class Compute(Instruction):
 class Opaque(Instruction):
     """Run the user's model and its backward eagerly: the fallback for models that cannot be captured."""
 
+    kind: Kind = "backward"
     parameters: tuple[str, ...]
-    """Parameters whose gradients it writes, in the order of `writes` after total and weight."""
+    """Parameters whose gradients it writes after total and weight."""
+    buffers: tuple[str, ...]
+    """Buffers of which it writes what this rank adds to them, after the gradients."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collective(Instruction):
     """Start communication along an axis; its result may be used after the `Wait` that names it."""
 
+    kind: Kind = "communication"
+    lane: Lane = "communication"
     op: Literal["all_reduce", "all_gather", "reduce_scatter", "halo", "halo_add"]
     axis: str
     """A mesh axis, or several joined by `+`: the ranks that meet differ in these coordinates alone."""
@@ -91,6 +90,8 @@ class Collective(Instruction):
 class Send(Instruction):
     """Send values to another rank in one message; the sender does not wait."""
 
+    kind: Kind = "communication"
+    lane: Lane = "communication"
     axis: str
     """The mesh axis along which it travels."""
     to: int
@@ -103,6 +104,8 @@ class Send(Instruction):
 class Recv(Instruction):
     """Make room for a message; its values may be used after the `Wait` that names it."""
 
+    kind: Kind = "communication"
+    lane: Lane = "communication"
     axis: str
     source: int
     """Coordinate of the sender."""
@@ -113,6 +116,7 @@ class Recv(Instruction):
 class Wait(Instruction):
     """Block the compute lane until a collective is done or a message is there."""
 
+    kind: Kind = "wait"
     of: int
     """Id of the `Collective` or `Recv`."""
 
@@ -134,6 +138,7 @@ class Tangent(Instruction):
 class Accumulate(Instruction):
     """Put gradients (and scalars) into a bucket: copied where fresh, else added."""
 
+    kind: Kind = "backward"
     bucket: int
     fresh: bool
 
@@ -142,6 +147,7 @@ class Accumulate(Instruction):
 class Compress(Instruction):
     """Make what is sent of a bucket; what stays behind is added to the next step's gradients."""
 
+    kind: Kind = "backward"
     bucket: int
     method: Compression
     part: int = 0
@@ -152,6 +158,7 @@ class Compress(Instruction):
 class Decompress(Instruction):
     """Turn what all ranks have sent of a bucket back into gradients."""
 
+    kind: Kind = "update"
     bucket: int
     method: Compression
 
@@ -160,6 +167,7 @@ class Decompress(Instruction):
 class Keep(Instruction):
     """Keep this rank's part of a summed bucket: taken over where fresh, else added."""
 
+    kind: Kind = "backward"
     bucket: int
     fresh: bool
 
@@ -168,6 +176,7 @@ class Keep(Instruction):
 class Join(Instruction):
     """Add up the parts of tied gradients that several stages have, in the order of stages."""
 
+    kind: Kind = "update"
     bucket: int
     own: int
     """This rank's coordinate on `pipe`."""
@@ -179,6 +188,7 @@ class Join(Instruction):
 class SquareSum(Instruction):
     """Add up the squares of this rank's gradients, each part of a gradient on one rank alone: for the global norm."""
 
+    kind: Kind = "update"
     axes: tuple[str, ...]
     """The axes over which the sum is going to be summed."""
 
@@ -187,6 +197,7 @@ class SquareSum(Instruction):
 class Finish(Instruction):
     """Turn reduced buckets into gradients ready for the update: divide by a late weight, clip by the global norm."""
 
+    kind: Kind = "update"
     late_weight: bool
     """Whether the gradients still have to be divided by the weight."""
     clip_norm: float | None
@@ -205,11 +216,14 @@ class Stash(Instruction):
 class Update(Instruction):
     """One optimizer step on the parameters that this rank holds."""
 
+    kind: Kind = "update"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commit(Instruction):
     """Make the new values of buffers the current ones."""
 
+    kind: Kind = "update"
     buffers: tuple[str, ...] = field(default=())
     """Buffer names, in the order of `reads`."""
 
@@ -218,6 +232,7 @@ class Commit(Instruction):
 class Flatten(Instruction):
     """Copy weights, or buffers, of this worker into one flat tensor."""
 
+    kind: Kind = "update"
     flat: int
     """Position in the rank's `averages`."""
 
@@ -226,6 +241,7 @@ class Flatten(Instruction):
 class Lookahead(Instruction):
     """Move weights along their momentum, to where their gradients are taken; the flat tensor keeps where they were."""
 
+    kind: Kind = "update"
     flat: int
 
 
@@ -233,6 +249,7 @@ class Lookahead(Instruction):
 class Momentum(Instruction):
     """Take as momentum how far weights are from where they were before `Lookahead`."""
 
+    kind: Kind = "update"
     flat: int
 
 
@@ -243,6 +260,8 @@ class Exchange(Instruction):
     That may be used after the `Wait` that names it.
     """
 
+    kind: Kind = "communication"
+    lane: Lane = "communication"
     flat: int
     rule: Literal["elastic", "share"]
     """How far the center moves: by the learning rate times rho, or by this worker's share in the mean of all."""
@@ -252,6 +271,7 @@ class Exchange(Instruction):
 class Mix(Instruction):
     """Move weights by those of all workers: to their mean, by an outer step towards it, or by an elastic force."""
 
+    kind: Kind = "update"
     flat: int
     rule: Literal["mean", "outer", "elastic"]
 
@@ -260,6 +280,8 @@ class Mix(Instruction):
 class Push(Instruction):
     """Send a bucket's gradients to the servers, each its part; the worker does not wait."""
 
+    kind: Kind = "communication"
+    lane: Lane = "communication"
     bucket: int
 
 
@@ -267,6 +289,8 @@ class Push(Instruction):
 class PushBuffers(Instruction):
     """Send new values of buffers to the first server, who saves them."""
 
+    kind: Kind = "communication"
+    lane: Lane = "communication"
     buffers: tuple[str, ...]
     """Buffer names, in the order of `reads`."""
 
@@ -275,6 +299,8 @@ class PushBuffers(Instruction):
 class Pull(Instruction):
     """Ask the servers for the parameters of a bucket; they may be used after the `Wait` that names it."""
 
+    kind: Kind = "communication"
+    lane: Lane = "communication"
     bucket: int
 
 
@@ -282,6 +308,7 @@ class Pull(Instruction):
 class Outcome(Instruction):
     """Read the total and the weight of what this worker has computed: the gradients are the servers' affair."""
 
+    kind: Kind = "update"
     late_weight: bool
     """Whether the weight is known only now."""
 
@@ -290,6 +317,7 @@ class Outcome(Instruction):
 class Serve(Instruction):
     """Hold weights for the whole run: take gradients, apply updates, give weights, as requests come in."""
 
+    kind: Kind = "update"
     order: tuple[int, ...]
     """Buckets in the order in which a forward needs their weights."""
     buffers: tuple[str, ...]

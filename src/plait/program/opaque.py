@@ -5,7 +5,6 @@ In: the names and shapes of the parameters. Out: a `Program` for replicated plan
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -13,27 +12,26 @@ from plait.plan.plan import DATA, Plan
 from plait.program.check.soundness import check_program
 from plait.program.instructions import (
     Accumulate,
-    Collective,
     Commit,
     Finish,
-    Instruction,
     Load,
     Opaque,
     Update,
-    Wait,
 )
 from plait.program.layout import Layout
 from plait.program.program import Bucket, Program, RankProgram
+from plait.program.value import TOTAL, WEIGHT, Value
 from plait.program.write.compression import CompressedSums, is_compressed, notices_of
 from plait.program.write.frees import with_frees
 from plait.program.write.push_pull import SERVERS, ServerSide
+from plait.program.write.writer import Writer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterShape:
-    """A parameter (or `buffer:name`) that travels."""
+    """A parameter or buffer that travels."""
 
-    name: str
+    value: Value
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -50,12 +48,11 @@ def compile_opaque(
 ) -> Program:
     """Each micro-batch eagerly, then the sums, then the update; servers are sent all `buffers`."""
     buckets = _buckets(plan, parameters)
-    order = [name for bucket in buckets for name in bucket.parameters]
     program = Program(
         plan=plan,
         micro_batches=tuple(sizes),
         shares=tuple(shares),
-        classes=(_rank(plan, buckets, order, len(sizes), clip_norm, buffers),),
+        classes=(_rank(plan, buckets, len(sizes), clip_norm, buffers),),
         members=(0,) * plan.mesh.size,
         layout=Layout(mesh=plan.mesh, axes=(), parameters={}),
         gathered=(),
@@ -71,14 +68,15 @@ def _buckets(plan: Plan, parameters: Sequence[ParameterShape]) -> tuple[Bucket, 
     axis = DATA if plan.mesh.size > 1 else SERVERS if plan.sync.has_servers else None
     groups: dict[tuple[torch.dtype, bool], list[ParameterShape]] = {}
     for entry in parameters:
-        groups.setdefault((entry.dtype, entry.name.startswith("buffer:")), []).append(entry)
+        groups.setdefault((entry.dtype, entry.value.kind == "buffer"), []).append(entry)
     made = []
     for index, ((dtype, is_buffers), entries) in enumerate(
         sorted(groups.items(), key=lambda item: item[0][1])
     ):
         made.append(
             Bucket(
-                parameters=tuple(entry.name for entry in entries),
+                parameters=tuple(entry.value.name for entry in entries if not is_buffers),
+                buffers=tuple(entry.value.name for entry in entries if is_buffers),
                 shapes=tuple(entry.shape for entry in entries),
                 dtype=dtype,
                 axis=SERVERS if plan.sync.has_servers and not is_buffers else axis,
@@ -94,77 +92,88 @@ def _buckets(plan: Plan, parameters: Sequence[ParameterShape]) -> tuple[Bucket, 
 def _rank(
     plan: Plan,
     buckets: tuple[Bucket, ...],
-    order: list[str],
     num_micro: int,
     clip_norm: float | None,
     buffers: Sequence[str],
 ) -> RankProgram:
-    instructions: list[Instruction] = []
-
-    def add(cls: Any, name: str, kind: str, **fields: Any) -> int:
-        instructions.append(cls(id=len(instructions), name=name, kind=kind, **fields))
-        return len(instructions) - 1
-
-    servers = ServerSide(buckets, add) if plan.sync.has_servers else None
+    writer = Writer()
+    servers = ServerSide(buckets, writer) if plan.sync.has_servers else None
     if servers is not None:
-        trained = [index for index, bucket in enumerate(buckets) if not _is_buffers(bucket)]
+        trained = [index for index, bucket in enumerate(buckets) if not bucket.buffers]
         servers.pull(trained)
         servers.wait(trained, None)
     for number in range(num_micro):
-        add(Load, f"load {number}", "data", micro_batch=number)
-        is_last = (
-            number == num_micro - 1
-        )  # buffers change with every micro-batch, and travel after the last one
-        wanted = [name for name in order if is_last or not name.startswith("buffer:")]
-        writes = {name: f"{number}/gradient:{name}" for name in wanted}
-        add(
-            Opaque, "forward and backward, eagerly", "backward", parameters=tuple(wanted), micro_batch=number,
-            writes=(f"{number}/total", f"{number}/weight", *writes.values()),
-        )  # fmt: skip
-        for index, bucket in enumerate(buckets):
-            if _is_buffers(bucket) and not is_last:
-                continue
-            carries = bucket.scalars or (
-                ("total", "weight") if bucket.axis is None and index == len(buckets) - 1 else ()
-            )
-            reads = (*(writes[name] for name in bucket.parameters), *(f"{number}/{name}" for name in carries))
-            add(
-                Accumulate, f"bucket {index}", "backward", reads=reads, writes=(f"bucket:{index}",), bucket=index,
-                fresh=number == 0 or _is_buffers(bucket), micro_batch=number,
-            )  # fmt: skip
-    compressed = CompressedSums(plan, add)
+        writer.add(Load(name=f"load {number}", micro_batch=number))
+        _micro_batch(writer, buckets, number, is_last=number == num_micro - 1)
+    compressed = CompressedSums(plan, writer)
     for index, bucket in enumerate(buckets):
         if servers is not None and bucket.axis == SERVERS:
             servers.push(index, None)
         elif is_compressed(plan, bucket):
             compressed.send(index, bucket, None)
         elif bucket.axis is not None:
-            name = f"bucket:{index}"
-            started = add(
-                Collective, f"all_reduce {name}", "communication", lane="communication", op="all_reduce",
-                axis=bucket.axis, reads=(name,), writes=(name,), num_bytes=bucket.num_bytes,
-            )  # fmt: skip
-            add(Wait, f"wait for {name}", "wait", of=started, reads=(name,), writes=(name,))
+            value = Value.bucket(index)
+            writer.wait(writer.all_reduce(value, bucket.axis, bucket.num_bytes), value)
     compressed.settle()
-    names = tuple(f"bucket:{index}" for index in range(len(buckets)))
+    names = tuple(map(Value.bucket, range(len(buckets))))
     if servers is not None:
         servers.finish(late_weight=True)
     else:
-        add(
-            Finish, "finish gradients", "update", reads=names, writes=("total", "weight"), late_weight=True,
-            clip_norm=clip_norm,
-        )  # fmt: skip
-        add(Update, "update", "update", reads=names)
+        writer.add(
+            Finish(
+                name="finish gradients",
+                reads=names,
+                writes=(TOTAL, WEIGHT),
+                late_weight=True,
+                clip_norm=clip_norm,
+            )
+        )
+        writer.add(Update(name="update", reads=names))
     for index, bucket in enumerate(buckets):
-        if _is_buffers(bucket):
-            held = tuple(name.removeprefix("buffer:") for name in bucket.parameters)
-            add(Commit, "commit buffers", "update", reads=(f"bucket:{index}",) * len(held), buffers=held)
+        if bucket.buffers:
+            reads = (Value.bucket(index),) * len(bucket.buffers)
+            writer.add(Commit(name="commit buffers", reads=reads, buffers=bucket.buffers))
     if servers is not None and buffers:
         servers.push_buffers(buffers)
     return RankProgram(
-        instructions=tuple(with_frees(instructions)), buckets=buckets, segments={}, values={}, constants={}
+        instructions=tuple(with_frees(writer.instructions)),
+        buckets=buckets,
+        segments={},
+        values={},
+        constants={},
     )
 
 
-def _is_buffers(bucket: Bucket) -> bool:
-    return bool(bucket.parameters) and all(name.startswith("buffer:") for name in bucket.parameters)
+def _micro_batch(writer: Writer, buckets: tuple[Bucket, ...], number: int, *, is_last: bool) -> None:
+    """Gradients into their buckets; buffers change with every micro-batch, and travel after the last one."""
+    parameters = tuple(name for bucket in buckets for name in bucket.parameters)
+    buffers = tuple(name for bucket in buckets for name in bucket.buffers) if is_last else ()
+    scalars = {name: Value.node(name, number) for name in ("total", "weight")}
+    writer.add(
+        Opaque(
+            name="forward and backward, eagerly",
+            parameters=parameters,
+            buffers=buffers,
+            micro_batch=number,
+            writes=(
+                *scalars.values(),
+                *(Value.gradient(name, number) for name in (*parameters, *buffers)),
+            ),
+        )
+    )
+    for index, bucket in enumerate(buckets):
+        if bucket.buffers and not is_last:
+            continue
+        carries = bucket.scalars or (
+            ("total", "weight") if bucket.axis is None and index == len(buckets) - 1 else ()
+        )
+        reads = (
+            *(Value.gradient(name, number) for name in (*bucket.parameters, *bucket.buffers)),
+            *(scalars[name] for name in carries),
+        )
+        writer.add(
+            Accumulate(
+                name=f"bucket {index}", reads=reads, writes=(Value.bucket(index),), bucket=index,
+                fresh=number == 0 or bool(bucket.buffers), micro_batch=number,
+            )
+        )  # fmt: skip

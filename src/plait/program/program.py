@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import fx
@@ -12,15 +12,16 @@ from plait.plan.plan import DATA, Plan
 from plait.program.instructions import Collective, Instruction
 from plait.program.layout import Group, Layout
 from plait.program.place.propagate import Gathered
+from plait.program.value import Value
 
-ValueKind = Literal["parameter", "gradient", "optimizer", "activation", "buffer", "input", "scalar"]
+SpecKind = Literal["parameter", "gradient", "optimizer", "activation", "buffer", "input", "scalar"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Value:
-    """A tensor that instructions name."""
+class Spec:
+    """What the tensor is like that a value stands for."""
 
-    kind: ValueKind
+    kind: SpecKind
     shape: tuple[int, ...]
     dtype: torch.dtype
     strides: tuple[int, ...] = ()
@@ -35,12 +36,14 @@ class Value:
         return count * self.dtype.itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class Storage:
+class Storage(NamedTuple):
     """Memory that one or more values show."""
 
-    name: str
+    value: Value
+    """The first that shows it."""
     num_bytes: int
+    item: int | None = None
+    """Its position, where the value is several tensors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,8 +83,15 @@ class Bucket:
     """The coordinates on `pipe` that have parts of the same gradients, and add them up at the end."""
     scalars: tuple[str, ...] = ()
     """Further scalars at its end: `total`, `weight`."""
+    buffers: tuple[str, ...] = ()
+    """Buffers that travel in place of gradients; then it has no parameters, and `shapes` are theirs."""
     group: Group | None = None
     """Where its gradients are cut over `data` like their parameters: each rank gets the sum of its own chunk alone."""
+
+    @property
+    def tensors(self) -> tuple[Value, ...]:
+        """What it holds gradients or new values of, without scalars: one for each of `shapes`."""
+        return (*map(Value.parameter, self.parameters), *map(Value.buffer, self.buffers))
 
     @property
     def num_elements(self) -> int:
@@ -110,14 +120,14 @@ class RankProgram:
     buckets: tuple[Bucket, ...]
     """Of the parameters that it holds."""
     segments: Mapping[str, Segment]
-    values: Mapping[str, Value]
+    values: Mapping[Value, Spec]
     """What the instructions name, where its size is known."""
-    constants: Mapping[str, torch.Tensor]
+    constants: Mapping[Value, torch.Tensor]
     """Tensors that the model holds outside of parameters and buffers."""
-    storages: Mapping[str, tuple[Storage, ...]] = field(default_factory=dict)
+    storages: Mapping[Value, tuple[Storage, ...]] = field(default_factory=dict)
     """The memory that each value shows; views share it."""
     averages: tuple[Bucket, ...] = ()
-    """Weights and buffers (`buffer:name`) that are averaged over workers, flat by flat."""
+    """Weights, or buffers, that are averaged over workers, flat by flat."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ from plait.errors import ProgramError
 from plait.program.check.soundness import check_program
 from plait.program.instructions import Accumulate, Collective, Finish, Instruction, Load, Update, Wait
 from plait.program.program import Program
+from plait.program.value import WEIGHT
 
 Plant = Callable[[list[Instruction]], list[Instruction]]
 
@@ -71,7 +72,7 @@ def test_a_collective_that_nobody_awaits() -> None:
     last = find(list(sound().classes[0].instructions), Update)
     extra = Collective(
         id=last.id + 1, name="all_reduce weight", kind="communication", op="all_reduce", axis="data",
-        reads=("weight",), writes=("weight",),
+        reads=(WEIGHT,), writes=(WEIGHT,),
     )  # fmt: skip
     says(lambda given: [*given, extra], f"instruction {text(extra)} is never awaited")
 

@@ -26,10 +26,12 @@ from plait.program.instructions import (
     Wait,
 )
 from plait.program.layout import Layout
-from plait.program.program import Bucket, Program, RankProgram, Value
+from plait.program.program import Bucket, Program, RankProgram, Spec
 from plait.program.simulate.schedule_clock import program_of_schedule
 from plait.program.stage.schedules import SCHEDULES
+from plait.program.value import WEIGHT, Value
 
+BUCKET, node = Value.bucket(0), Value.node
 Plant = Callable[[list[Any]], Sequence[Instruction]]
 
 
@@ -44,11 +46,12 @@ def stage_program(pipeline: Sequence[Instruction], stage: int, micro_batches: in
             again = replace(again, of=ids[again.of])
         number = again.micro_batch
         if isinstance(again, Compute) and again.kind == "backward":
-            gradient = f"{number}/gradient"
+            assert number is not None
+            gradient = node("gradient", number)
             made += [
                 replace(again, writes=(*again.writes, gradient)),
                 Accumulate(
-                    id=len(made) + 1, name="bucket 0", kind="backward", reads=(gradient,), writes=("bucket:0",),
+                    id=len(made) + 1, name="bucket 0", kind="backward", reads=(gradient,), writes=(BUCKET,),
                     frees=(gradient,), bucket=0, fresh=number == 0, micro_batch=number, stage=stage,
                 ),
             ]  # fmt: skip
@@ -58,16 +61,16 @@ def stage_program(pipeline: Sequence[Instruction], stage: int, micro_batches: in
     made += [
         Collective(
             id=count, name="all_reduce bucket:0", kind="communication", op="all_reduce", axis=DATA,
-            reads=("bucket:0",), writes=("bucket:0",), num_bytes=16 * (stage + 1), stage=stage,
+            reads=(BUCKET,), writes=(BUCKET,), num_bytes=16 * (stage + 1), stage=stage,
         ),
-        Wait(id=count + 1, name="wait for bucket:0", kind="wait", of=count, reads=("bucket:0",), writes=("bucket:0",)),
-        Update(id=count + 2, name="update", kind="update", reads=("bucket:0",)),
+        Wait(id=count + 1, name="wait for bucket:0", kind="wait", of=count, reads=(BUCKET,), writes=(BUCKET,)),
+        Update(id=count + 2, name="update", kind="update", reads=(BUCKET,)),
     ]  # fmt: skip
     bucket = Bucket(
         parameters=(f"layer{stage}",), shapes=((4 * (stage + 1),),), dtype=torch.float32, axis=DATA
     )
     values = {
-        f"{number}/{name}.1": Value(kind="activation", shape=(4, 4), dtype=torch.float32)
+        node(f"{name}.1", number): Spec(kind="activation", shape=(4, 4), dtype=torch.float32)
         for number in range(micro_batches)
         for name in ("x", "dx")
     }
@@ -139,7 +142,9 @@ def test_stages_need_not_start_the_same_collectives() -> None:
 def test_a_message_that_nobody_receives() -> None:
     recv, wait = find(1, Recv, "micro-batch 1"), find(1, Wait, "forward 0>1 micro-batch 1")
     send = find(0, Send, "micro-batch 1")
-    user = next(i for i in sound().classes[1].instructions if isinstance(i, Compute) and "1/x.1" in i.reads)
+    user = next(
+        i for i in sound().classes[1].instructions if isinstance(i, Compute) and node("x.1", 1) in i.reads
+    )
     says(
         without(recv, wait),
         f"rank 0 sends 'forward 0>1 micro-batch 1' to rank 2 in {text(send)}; it is never received",
@@ -151,7 +156,7 @@ def test_a_message_that_nobody_receives() -> None:
 def test_a_message_that_nobody_sends() -> None:
     send, recv = find(1, Send, "micro-batch 2"), find(0, Recv, "backward 1>0 micro-batch 2")
     maker = next(
-        i for i in sound().classes[1].instructions if isinstance(i, Compute) and "2/dx.1" in i.writes
+        i for i in sound().classes[1].instructions if isinstance(i, Compute) and node("dx.1", 2) in i.writes
     )
     says(
         without(send),
@@ -188,7 +193,7 @@ def test_a_message_of_other_size_than_expected() -> None:
     program = sound()
     other = {
         **program.classes[1].values,
-        "1/x.1": Value(kind="activation", shape=(2, 8), dtype=torch.float32),
+        node("x.1", 1): Spec(kind="activation", shape=(2, 8), dtype=torch.float32),
     }
     classes = (program.classes[0], replace(program.classes[1], values=other))
     with pytest.raises(ProgramError, match=r"rank 0 sends 1 values .*\(send forward 0>1 micro-batch 1\)"):
@@ -215,10 +220,10 @@ def test_a_collective_and_a_message_that_wait_for_each_other() -> None:
     for index, entry in enumerate(program.classes):
         rest, end = list(entry.instructions[:-3]), entry.instructions[-3:]
         extra = Collective(
-            id=800, name="all_reduce weight", kind="communication", op="all_reduce", axis=PIPE, reads=("weight",),
-            writes=("weight",), num_bytes=8,
+            id=800, name="all_reduce weight", kind="communication", op="all_reduce", axis=PIPE, reads=(WEIGHT,),
+            writes=(WEIGHT,), num_bytes=8,
         )  # fmt: skip
-        made = Compute(id=802, name="weight", kind="forward", segment="weight", writes=("weight",))
+        made = Compute(id=802, name="weight", kind="forward", segment="weight", writes=(WEIGHT,))
         early = [made, extra, Wait(id=801, name="wait for weight", kind="wait", of=800)]
         rest = [*early, *rest] if index == 0 else [*rest[:-1], *early, *rest[-1:]]
         classes.append(replace(entry, instructions=(*rest, *end)))
@@ -236,7 +241,9 @@ def test_a_collective_and_a_message_that_wait_for_each_other() -> None:
 
 def test_a_received_value_that_is_used_before_its_wait() -> None:
     recv, wait = find(1, Recv, "micro-batch 1"), find(1, Wait, "forward 0>1 micro-batch 1")
-    user = next(i for i in sound().classes[1].instructions if isinstance(i, Compute) and "1/x.1" in i.reads)
+    user = next(
+        i for i in sound().classes[1].instructions if isinstance(i, Compute) and node("x.1", 1) in i.reads
+    )
     says(
         moved((user,), before=wait),
         f"rank 2: {text(user)} uses 1/x.1 while {text(recv)} is still communicating it",
@@ -246,10 +253,12 @@ def test_a_received_value_that_is_used_before_its_wait() -> None:
 
 def test_a_message_that_nobody_awaits() -> None:
     recv, wait = find(0, Recv, "micro-batch 2"), find(0, Wait, "backward 1>0 micro-batch 2")
-    user = next(i for i in sound().classes[0].instructions if isinstance(i, Compute) and "2/dx.1" in i.reads)
+    user = next(
+        i for i in sound().classes[0].instructions if isinstance(i, Compute) and node("dx.1", 2) in i.reads
+    )
 
     def plant(given: list[Any]) -> list[Instruction]:
-        alone = replace(user, reads=("2/kept.0",), frees=("2/kept.0",))
+        alone = replace(user, reads=(node("kept.0", 2),), frees=(node("kept.0", 2),))
         return [alone if i.id == user.id else i for i in given if i.id != wait.id]
 
     says(plant, f"rank 0: {text(recv)} is never awaited", of_class=0)
@@ -295,11 +304,11 @@ def test_a_gradient_that_is_added_twice() -> None:
 
 def test_a_micro_batch_whose_gradient_is_not_added() -> None:
     added = [i for i in sound().classes[0].instructions if isinstance(i, Accumulate)]
-    made = next(i for i in sound().classes[0].instructions if "1/gradient" in i.writes)
+    made = next(i for i in sound().classes[0].instructions if node("gradient", 1) in i.writes)
 
     def plant(given: list[Any]) -> list[Instruction]:
         kept = [i for i in given if i.id != added[1].id]
-        return [replace(i, frees=(*i.frees, "1/gradient")) if i.id == made.id else i for i in kept]
+        return [replace(i, frees=(*i.frees, node("gradient", 1))) if i.id == made.id else i for i in kept]
 
     says(
         plant,
@@ -312,14 +321,14 @@ def test_a_value_that_is_freed_twice_or_never() -> None:
     send = find(0, Send, "micro-batch 1")
     later = find(0, Send, "micro-batch 2")
     says(
-        changed(later, frees=("1/x.1", "2/x.1")),
+        changed(later, frees=(node("x.1", 1), node("x.1", 2))),
         f"1/x.1 is freed by {text(send)} and again by {text(later)}",
         of_class=0,
     )
-    made = next(i for i in sound().classes[0].instructions if "1/x.1" in i.writes)
+    made = next(i for i in sound().classes[0].instructions if node("x.1", 1) in i.writes)
     says(changed(send, frees=()), f"1/x.1, written by {text(made)}, is never freed", of_class=0)
     says(
-        changed(send, frees=("1/x.1", "9/x.1")),
+        changed(send, frees=(node("x.1", 1), node("x.1", 9))),
         f"{text(send)} frees 9/x.1, which nobody has written",
         of_class=0,
     )
@@ -348,7 +357,7 @@ def tied() -> Program:
     for own, entry in enumerate(program.classes):
         *rest, sent, wait, update = entry.instructions
         other, what = 1 - own, ("tied 0>1", "tied 1>0")
-        part = ("part:0",)
+        part = (Value.tied_part(0, other),)
         exchange: list[Instruction] = [
             Recv(
                 id=700, name=f"receive {what[other]}", kind="communication", axis=PIPE, source=other,
@@ -356,11 +365,11 @@ def tied() -> Program:
             ),
             Send(
                 id=701, name=f"send {what[own]}", kind="communication", axis=PIPE, to=other, message=what[own],
-                reads=("bucket:0",), num_bytes=16,
+                reads=(BUCKET,), num_bytes=16,
             ),
             Wait(id=702, name=f"wait for {what[other]}", kind="wait", of=700, reads=part, writes=part),
             Join(
-                id=703, name="join tied", kind="update", bucket=0, reads=("bucket:0", *part), writes=("bucket:0",),
+                id=703, name="join tied", kind="update", bucket=0, reads=(BUCKET, *part), writes=(BUCKET,),
                 frees=part, parts=(other,), own=own, stage=own,
             ),
         ]  # fmt: skip

@@ -98,11 +98,11 @@ def test_batch_statistics_are_gathered_and_buffers_committed() -> None:
 
 def test_values_are_freed_after_their_last_use() -> None:
     for instruction_list in (entry.instructions for entry in program_of("gpt", 2).classes):
-        freed: dict[str, int] = {name: i.id for i in instruction_list for name in i.frees}
+        freed = {name: i.id for i in instruction_list for name in i.frees}
         for instruction in instruction_list:
             for name in (*instruction.reads, *instruction.writes):
                 assert freed.get(name, len(instruction_list)) >= instruction.id
-        written = {name for i in instruction_list for name in i.writes if name[0].isdigit()}
+        written = {name for i in instruction_list for name in i.writes if name.micro_batch is not None}
         assert written <= set(freed), "every value of a micro-batch is freed"
 
 

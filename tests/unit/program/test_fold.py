@@ -13,6 +13,7 @@ from plait.program.layout import Layout
 from plait.program.program import Program, RankProgram
 from plait.program.simulate.fold import representatives
 from plait.program.simulate.simulator import simulate
+from plait.program.value import WEIGHT
 
 MESHES = {
     "ddp, even": ("ddp", {"data": 8}, 16, 1),
@@ -96,7 +97,7 @@ def many_ranks(*, pipe: int, data: int, tensor: int) -> Program:
             own.append(
                 Collective(
                     id=at, name=axis, kind="communication", lane="communication", op="all_reduce", axis=axis,
-                    reads=("x",),
+                    reads=(WEIGHT,),
                 )
             )  # fmt: skip
             own.append(Wait(id=at + 1, name="w", kind="wait", of=at))

@@ -10,12 +10,13 @@ from plait.plan.named import resolve
 from plait.program.instructions import Accumulate, Collective, Finish, Load, Opaque, Update, Wait
 from plait.program.opaque import ParameterShape, compile_opaque
 from plait.program.program import Program
+from plait.program.value import Value
 from plait.run.prepare.programs import Programs
 
 PARAMETERS = (
-    ParameterShape(name="a", shape=(2, 3), dtype=torch.float32),
-    ParameterShape(name="b", shape=(4,), dtype=torch.float64),
-    ParameterShape(name="buffer:mean", shape=(4,), dtype=torch.float32),
+    ParameterShape(value=Value.parameter("a"), shape=(2, 3), dtype=torch.float32),
+    ParameterShape(value=Value.parameter("b"), shape=(4,), dtype=torch.float64),
+    ParameterShape(value=Value.buffer("mean"), shape=(4,), dtype=torch.float32),
 )
 
 
@@ -37,7 +38,8 @@ def test_all_ranks_run_the_same_instructions() -> None:
 
 def test_buckets_are_by_dtype_and_buffers_travel_apart() -> None:
     made = program(2)
-    assert [bucket.parameters for bucket in made.buckets] == [("a",), ("b",), ("buffer:mean",)]
+    assert [bucket.parameters for bucket in made.buckets] == [("a",), ("b",), ()]
+    assert [bucket.buffers for bucket in made.buckets] == [(), (), ("mean",)]
     assert [bucket.scalars for bucket in made.buckets] == [("total", "weight"), (), ()]
 
 

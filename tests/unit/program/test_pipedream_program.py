@@ -34,6 +34,7 @@ from plait.program.program import Program
 from plait.program.simulate.simulator import simulate
 from plait.program.stage.schedules import SCHEDULES
 from plait.program.stage.versions import stage_versions, versions
+from plait.program.value import Value
 
 SIZES = (2, 2, 2, 1)
 SETTINGS = Settings(clip_norm=None, batch_norm="global", device=torch.device("cpu"))
@@ -107,7 +108,7 @@ def test_stashes_are_copied_before_the_update_and_freed_by_the_last_backward_tha
 def test_only_weights_that_a_backward_reads_are_copied() -> None:
     copied = {name for i in of_stage(program_of(), 1) if isinstance(i, Stash) for name in i.reads}
     assert copied
-    assert all(name.endswith("weight") for name in copied)  # a bias is not read by a backward
+    assert all(name.name.endswith("weight") for name in copied)  # a bias is not read by a backward
 
 
 def test_every_micro_batch_divides_by_its_own_weight() -> None:
@@ -120,8 +121,8 @@ def test_every_micro_batch_divides_by_its_own_weight() -> None:
         for stage in range(3):
             tangents = [i for i in of_stage(program, stage) if isinstance(i, Tangent)]
             assert [i.weight for i in tangents] == weights
-            assert [i.writes for i in tangents] == [(f"tangent:{n}",) for n in range(4)]
-            read = [(f"weight:{n}",) if weights[n] is None else () for n in range(4)]
+            assert [i.writes for i in tangents] == [(Value.scalar("tangent", n),) for n in range(4)]
+            read = [(Value.scalar("weight", n),) if weights[n] is None else () for n in range(4)]
             assert [i.reads for i in tangents] == read
 
 
@@ -181,8 +182,8 @@ def find(given: list[Instruction], kind: type, micro_batch: int = 1) -> Any:
     return next(i for i in given if isinstance(i, kind) and i.micro_batch == micro_batch)
 
 
-def reader(given: list[Instruction], name: str) -> Any:
-    return next(i for i in given if any(read.startswith(name) for read in i.reads))
+def reader(given: list[Instruction], kind: str) -> Any:
+    return next(i for i in given if any(read.kind == kind for read in i.reads))
 
 
 def test_a_missing_update() -> None:
@@ -213,7 +214,7 @@ def test_gradients_that_are_added_to_those_of_the_update_before() -> None:
 
 def test_an_update_with_gradients_that_are_not_summed() -> None:
     def plant(given: list[Instruction]) -> list[Instruction]:
-        summed = next(i for i in given if isinstance(i, Collective) and i.reads == ("bucket:0",))
+        summed = next(i for i in given if isinstance(i, Collective) and i.reads == (Value.bucket(0),))
         return [i for i in given if i is not summed and not (isinstance(i, Wait) and i.of == summed.id)]
 
     says(plant, "bucket:0 must be filled afresh, summed and used once", "(update 0)", data=2)
@@ -221,13 +222,8 @@ def test_an_update_with_gradients_that_are_not_summed() -> None:
 
 def test_a_backward_that_reads_the_newest_weights() -> None:
     def plant(given: list[Instruction]) -> list[Instruction]:
-        wrong = reader(given, "stash:")
-        newest = tuple(
-            f"parameter:{name.removeprefix('stash:').rpartition('@')[0]}"
-            if name.startswith("stash:")
-            else name
-            for name in wrong.reads
-        )
+        wrong = reader(given, "stash")
+        newest = tuple(Value.parameter(read.name) if read.kind == "stash" else read for read in wrong.reads)
         return [replace(i, reads=newest) if i is wrong else i for i in given]
 
     says(plant, "weight after 1 updates; micro-batch 1 began with that after 0 in instruction", "of stage 1")
@@ -235,8 +231,8 @@ def test_a_backward_that_reads_the_newest_weights() -> None:
 
 def test_a_stash_that_is_freed_too_early() -> None:
     def plant(given: list[Instruction]) -> list[Instruction]:
-        user, update = reader(given, "stash:"), find(given, Update, 0)
-        name = next(read for read in user.reads if read.startswith("stash:"))
+        user, update = reader(given, "stash"), find(given, Update, 0)
+        name = next(read for read in user.reads if read.kind == "stash")
         given = [replace(i, frees=(*i.frees, name)) if i is update else i for i in given]
         return [
             replace(i, frees=tuple(n for n in i.frees if n != name)) if i.id == user.id else i for i in given

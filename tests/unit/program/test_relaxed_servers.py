@@ -26,6 +26,7 @@ from plait.program.instructions import (
 )
 from plait.program.program import Program
 from plait.program.simulate.served import predicted_throughput, simulate_served
+from plait.program.value import Value
 from plait.run.prepare.prepare import prepare
 from plait.run.relaxed.serve import first_program
 
@@ -50,7 +51,7 @@ def test_weights_are_asked_for_in_the_order_of_the_forward_and_awaited_at_first_
     first_use: dict[int, int] = {}
     for instruction in entry.instructions:
         for index, bucket in enumerate(entry.buckets):
-            names = {f"parameter:{name}" for name in bucket.parameters}
+            names = {Value.parameter(name) for name in bucket.parameters}
             if isinstance(instruction, Compute) and names & set(instruction.reads):
                 first_use.setdefault(index, instruction.id)
     pulls = [i for i in entry.instructions if isinstance(i, Pull)]

@@ -19,6 +19,7 @@ from plait.program.check.soundness import check_program
 from plait.program.instructions import Accumulate, Collective, Decompress
 from plait.program.program import Bucket, Program
 from plait.program.simulate.simulator import simulate
+from plait.program.value import WEIGHT
 from plait.program.write.compression import check_compressed, messages
 from plait.run.interpret.compression import GUESS_SEED, Compressor
 from plait.run.link.links import NoLinks
@@ -151,7 +152,7 @@ def program_of(method: str, **settings: Any) -> Program:
 
 def sent_bytes(program: Program) -> int:
     """Of gradients and the loss."""
-    sums = [i for i in program.of(0).instructions if isinstance(i, Collective) and i.reads != ("weight",)]
+    sums = [i for i in program.of(0).instructions if isinstance(i, Collective) and i.reads != (WEIGHT,)]
     return sum(i.num_bytes for i in sums)
 
 

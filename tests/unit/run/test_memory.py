@@ -70,9 +70,7 @@ class Held(Unobserved):
 
     def done(self, step: int, instruction: Instruction, start_ns: int, end_ns: int) -> None:
         state, store = self.machine.state, self.machine.store
-        gathered = [
-            v for k, v in self.machine._values.items() if k.startswith(("parameter:", "chunk:", "shard:"))
-        ]
+        gathered = [v for k, v in self.machine._values.items() if k.kind in ("parameter", "chunk", "shard")]
         gradients: list[dict[Any, Any]] = [
             store._views,
             store._kept,
@@ -125,7 +123,9 @@ def test_activations_are_what_the_program_says(name: str) -> None:
     machine.observer = Activations(live, machine)
     with live:
         program = run.step(1)
-    loaded = [value for name, value in program.of(0).values.items() if name.startswith("0/batch")]
+    loaded = [
+        value for name, value in program.of(0).values.items() if (name.kind, name.micro_batch) == ("batch", 0)
+    ]
     seen = live.peak + sum(value.num_bytes for value in loaded)  # made by the loader, and alive all along
     assert step_memory(program).activations == pytest.approx(seen, rel=0.1)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from plait.errors import PlanError
 from plait.plan.named import resolve
 from plait.program.instructions import Accumulate, Collective
+from plait.program.value import Value
 from plait.run.interpret import serial
 from plait.run.interpret.serial import add_up
 from plait.run.prepare.prepare import prepare
@@ -100,7 +101,7 @@ def test_weights_that_are_reduced_after_their_last_gradient(schedule: str) -> No
         [(2, 2), (2, 1), (2, 1), (2, 1)]
     )
     for entry in program.classes:
-        filled = {f"bucket:{i.bucket}": i.id for i in entry.instructions if isinstance(i, Accumulate)}
+        filled = {Value.bucket(i.bucket): i.id for i in entry.instructions if isinstance(i, Accumulate)}
         sums = [i for i in entry.instructions if isinstance(i, Collective) and i.reads[0] in filled]
         assert {i.axis for i in sums} == {"data", "pipe+data"}  # gradients; the loss
         for instruction in sums:

@@ -91,7 +91,9 @@ def measured(name: str, recompute: str) -> Measured:
     machine.observer = Activations(live, machine)
     with live:
         program = run.step(1)
-    loaded = [value for name, value in program.of(0).values.items() if name.startswith("0/batch")]
+    loaded = [
+        value for name, value in program.of(0).values.items() if (name.kind, name.micro_batch) == ("batch", 0)
+    ]
     return Measured(
         said_bytes=step_memory(program).activations,
         seen_bytes=live.peak + sum(value.num_bytes for value in loaded),

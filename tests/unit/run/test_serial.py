@@ -10,6 +10,7 @@ from plait.job.data.loader import Share
 from plait.plan.mesh import Mesh
 from plait.program.instructions import Collective
 from plait.program.program import Program
+from plait.program.value import WEIGHT
 from plait.run.interpret.machine import Machine
 from plait.run.interpret.serial import Mailboxes, SerialLinks, Unobserved, add_up, run_step
 from plait.run.interpret.state import ModelState
@@ -17,7 +18,7 @@ from plait.run.interpret.state import ModelState
 
 def collective(op: str = "all_reduce", dim: int = 0, extents: tuple[int, ...] = ()) -> Collective:
     return Collective(
-        id=0, name="c", kind="communication", op=op, axis="data", dim=dim, extents=extents, reads=("x",), writes=("x",)  # type: ignore[arg-type]
+        name="c", op=op, axis="data", dim=dim, extents=extents, reads=(WEIGHT,), writes=(WEIGHT,)  # type: ignore[arg-type]
     )  # fmt: skip
 
 

@@ -69,9 +69,9 @@ def _compare(
 def _what(entry: RankProgram, collective: Collective) -> tuple[object, ...]:
     """What ranks that meet must agree on; a bucket is known by its gradients, as its number may differ."""
     name: object = collective.name
-    source = collective.reads[0] if collective.reads else ""
-    if source.startswith("bucket:") and entry.buckets:
-        bucket = entry.buckets[int(source.removeprefix("bucket:"))]
+    (source,) = collective.reads
+    if source.kind == "bucket":
+        bucket = entry.buckets[source.number]
         name = (bucket.parameters, bucket.shapes, bucket.scalars)
     num_bytes = collective.num_bytes if collective.op == "all_reduce" else 0
     return collective.op, collective.axis, collective.extents, num_bytes, name
@@ -161,7 +161,7 @@ def _check_pair(program: Program, sender: int, send: Send, receiver: int, recv: 
         raise ProgramError(
             f"rank {sender} sends {len(left)} values of {send.num_bytes} bytes in {told(send)}; rank {receiver} "
             f"expects {len(right)} of {recv.num_bytes} bytes in {told(recv)}: "
-            f"{', '.join(send.reads)} against {', '.join(recv.writes)}."
+            f"{', '.join(map(str, send.reads))} against {', '.join(map(str, recv.writes))}."
         )
 
 

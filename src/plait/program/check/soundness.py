@@ -24,18 +24,18 @@ from plait.program.instructions import (
     Wait,
 )
 from plait.program.program import Bucket, Program, RankProgram
+from plait.program.value import Value
 from plait.program.write.compression import check_compressed, is_compressed
+from plait.program.write.frees import PERSISTENT, RESULTS
 from plait.program.write.push_pull import SERVERS, check_served
 
-_GIVEN = ("buffer:", "constant:", "chunk:")
-_STAY = ("parameter:", "buffer:", "constant:", "chunk:", "bucket:", "shard:", "average:")
-_RESULTS = ("total", "weight")
+_GIVEN = frozenset({"buffer", "chunk", "offset"})
 
 
 def check_program(program: Program) -> None:
     """Raise where the program could deadlock, read what is not there, keep what nobody needs, or miss a sum."""
     check_messages(program)
-    given = _GIVEN if program.layout.groups else (*_GIVEN, "parameter:")
+    given = _GIVEN if program.layout.groups else _GIVEN | {"parameter"}
     for index, entry in enumerate(program.classes):
         try:
             _check_waits(entry)
@@ -55,9 +55,9 @@ def check_program(program: Program) -> None:
     check_progress(program)
 
 
-def _check_values(entry: RankProgram, always: tuple[str, ...]) -> None:
-    alive: dict[str, Instruction] = {}
-    freed: dict[str, Instruction] = {}
+def _check_values(entry: RankProgram, always: frozenset[str]) -> None:
+    alive: dict[Value, Instruction] = {}
+    freed: dict[Value, Instruction] = {}
     for instruction in entry.instructions:
         for name in instruction.reads:
             if name in freed:
@@ -77,17 +77,17 @@ def _check_values(entry: RankProgram, always: tuple[str, ...]) -> None:
             freed[name] = instruction
             alive.pop(name, None)
     for name, instruction in alive.items():
-        if not name.startswith(_STAY) and name not in _RESULTS and "/offset:" not in name:
+        if name.kind not in PERSISTENT and name not in RESULTS:
             raise ProgramError(f"{name}, written by {told(instruction)}, is never freed.")
 
 
-def _is_given(entry: RankProgram, name: str, always: tuple[str, ...]) -> bool:
-    return name.startswith(always) or name in entry.constants or "/offset:" in name
+def _is_given(entry: RankProgram, value: Value, always: frozenset[str]) -> bool:
+    return value.kind in always or value in entry.constants
 
 
 def _check_waits(entry: RankProgram) -> None:
     open_: dict[int, Collective | Recv | Pull | Exchange] = {}
-    pending: dict[str, Collective | Recv | Pull | Exchange] = {}
+    pending: dict[Value, Collective | Recv | Pull | Exchange] = {}
     for instruction in entry.instructions:
         if isinstance(instruction, Wait):
             if instruction.of not in open_:
@@ -115,7 +115,7 @@ def _check_sums(program: Program, entry: RankProgram) -> None:
     for index, bucket in enumerate(entry.buckets):
         if alone and bucket.parameters:
             continue  # in check_updates.py
-        name = f"bucket:{index}"
+        name = Value.bucket(index)
         filled = [i for i in entry.instructions if isinstance(i, Accumulate) and i.bucket == index]
         sums = [i for i in entry.instructions if isinstance(i, Collective) and i.reads == (name,)]
         each = bucket.group is not None and program.layout.zero >= 2
@@ -148,7 +148,7 @@ def _check_sums(program: Program, entry: RankProgram) -> None:
 
 def _check_added_once(entry: RankProgram) -> None:
     """No gradient is added to its parameter's twice, and no parameter has two buckets."""
-    added: dict[tuple[str, str], Accumulate] = {}
+    added: dict[tuple[str, Value], Accumulate] = {}
     for instruction in entry.instructions:
         if isinstance(instruction, Accumulate):
             bucket = entry.buckets[instruction.bucket]
@@ -169,9 +169,9 @@ def _check_added_once(entry: RankProgram) -> None:
             owners[name] = index
 
 
-def _check_all_added(program: Program, bucket: Bucket, name: str, filled: list[Accumulate]) -> None:
-    """Every micro-batch contributes; buffers alone are taken from the last one."""
-    if all(parameter.startswith("buffer:") for parameter in bucket.parameters):
+def _check_all_added(program: Program, bucket: Bucket, name: Value, filled: list[Accumulate]) -> None:
+    """Every micro-batch contributes gradients; buffers are those of the last one, a loss that of the last stage."""
+    if not bucket.parameters:
         return
     if bucket.tied and not any(i.reads for i in filled):
         return  # zeros: other stages have all the parts

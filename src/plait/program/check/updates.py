@@ -11,6 +11,7 @@ from plait.program.check.messages import told
 from plait.program.instructions import Accumulate, Collective, Instruction, Recv, Stash, Update, Wait
 from plait.program.program import Bucket, Program, RankProgram
 from plait.program.stage.versions import first_reads, version_read
+from plait.program.value import Value
 
 
 def check_update_of_each(program: Program, entry: RankProgram) -> None:
@@ -29,7 +30,7 @@ def check_update_of_each(program: Program, entry: RankProgram) -> None:
 
 def _check_bucket(entry: RankProgram, index: int, bucket: Bucket, updates: list[Update]) -> None:
     """Fill, sum, update; fill, sum, update."""
-    name = f"bucket:{index}"
+    name = Value.bucket(index)
     wanted = ["fill", *(["sum"] if bucket.axis is not None else []), "update"]
     since: list[tuple[str, Instruction]] = []
     for instruction in entry.instructions:
@@ -56,7 +57,7 @@ def check_versions(entry: RankProgram) -> None:
     """Raise where a micro-batch reads two versions of the weights, or a stash is not what its name says."""
     trained = {name for bucket in entry.buckets for name in bucket.parameters}
     seen = first_reads(entry)
-    written: dict[str, int] = {}
+    written: dict[Value, int] = {}
     updates: list[Update] = []
     for instruction in entry.instructions:
         if isinstance(instruction, Stash):
@@ -88,10 +89,10 @@ def _check_stash(stash: Stash, updates: int) -> None:
 
 
 def _check_view(
-    entry: RankProgram, name: str, since: int | None, updates: list[Update], reader: Instruction
+    entry: RankProgram, name: Value, since: int | None, updates: list[Update], reader: Instruction
 ) -> None:
     """What has no memory of its own shows that of a parameter or buffer."""
-    shows = "/" in name and name in entry.values and not entry.storages.get(name)
+    shows = name.kind == "node" and name in entry.values and not entry.storages.get(name)
     if shows and since is not None and since < len(updates):
         raise ProgramError(
             f"{told(reader)} reads {name}, which shows weights that {told(updates[since])} has changed."

@@ -32,6 +32,7 @@ from plait.program.instructions import (
     Wait,
 )
 from plait.program.program import Program
+from plait.program.value import Value
 
 
 class Durations:
@@ -103,7 +104,13 @@ class Durations:
             return self._message(instruction.num_bytes, self._peers(rank, instruction))
         mesh, cluster = self._program.plan.mesh, self._cluster
         coordinates = tuple(mesh.coordinate(rank, name) for name, _ in mesh.axes)
-        key = (instruction.op, instruction.axis, instruction.num_bytes, instruction.reads[0][:5], coordinates)
+        key = (
+            instruction.op,
+            instruction.axis,
+            instruction.num_bytes,
+            instruction.reads[0].kind,
+            coordinates,
+        )
         if key not in self._exchanges:
             size = mesh.size_of(instruction.axis)
             timed = self._device.timed.get(exchange_key(instruction, size, self._busy))
@@ -162,10 +169,10 @@ class Durations:
         return 0.0
 
 
-def _filled_in_place(program: Program, index: int) -> frozenset[str]:
+def _filled_in_place(program: Program, index: int) -> frozenset[Value]:
     """Gradients that matrix products write straight into a bucket."""
     own = program.classes[index]
-    found: set[str] = set()
+    found: set[Value] = set()
     for instruction in own.instructions:
         if isinstance(instruction, Compute):
             segment = own.segments[instruction.segment]

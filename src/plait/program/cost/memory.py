@@ -16,8 +16,10 @@ from plait.plan.plan import PIPE
 from plait.program.cost.places import storages_in_place
 from plait.program.instructions import Accumulate, Collective, Compute, Instruction
 from plait.program.program import Program, RankProgram, Storage
+from plait.program.value import Value
 
-_UNSEEN = ("parameter:", "buffer:", "bucket:", "chunk:", "shard:")
+_UNSEEN = frozenset({"parameter", "buffer", "bucket", "chunk", "shard"})
+"""Kinds of values that have their memory all the time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +46,9 @@ def step_memory(program: Program, rank: int = 0) -> StepMemory:
     """What one step of a rank needs."""
     own = program.of(rank)
     layout, coordinates = program.layout, program.layout.coordinates(rank)
-    itemsize = {name.removeprefix("parameter:"): value.dtype.itemsize for name, value in own.values.items()}
+    itemsize = {
+        value.name: spec.dtype.itemsize for value, spec in own.values.items() if value.kind == "parameter"
+    }
     if layout.groups:
         parts = [
             (group.num_elements if layout.zero < 3 else group.chunk_elements) * group.dtype.itemsize
@@ -85,18 +89,17 @@ def step_memory(program: Program, rank: int = 0) -> StepMemory:
 class _Life:
     """Follows the instructions of a step and adds up what is alive."""
 
-    def __init__(self, own: RankProgram, loose: frozenset[int], in_place: frozenset[str]) -> None:
+    def __init__(self, own: RankProgram, loose: frozenset[int], in_place: frozenset[Storage]) -> None:
         self.own = own
         self.in_place = in_place
         """Storages that are parts of buckets."""
         self.loose = loose
         """Buckets whose gradients stay as they came."""
-        self.holders: dict[str, set[str]] = {}
+        self.holders: dict[Storage, set[Value]] = {}
         """Storage -> the values that show it."""
-        self.size: dict[str, int] = {}
         self.now = 0
         self.peak = 0
-        self.gathered: dict[str, int] = {}
+        self.gathered: dict[Value, int] = {}
         self.peak_gathered = 0
         self.loose_bytes = 0
         self.peak_together = 0
@@ -110,7 +113,7 @@ class _Life:
                 self.loose_bytes += self.own.buckets[instruction.bucket].num_bytes
                 self.peak_together = max(self.peak_together, self.now + self.loose_bytes)
         else:
-            is_gather = isinstance(instruction, Collective) and instruction.reads[0].startswith("chunk:")
+            is_gather = isinstance(instruction, Collective) and instruction.reads[0].kind == "chunk"
             for name in instruction.writes:
                 if is_gather and name in self.own.values:
                     self.gathered[name] = self.own.values[name].num_bytes
@@ -122,50 +125,49 @@ class _Life:
         segment = self.own.segments[instruction.segment]
         names = dict(zip(segment.inputs, instruction.reads, strict=True))
         names |= dict(zip(segment.outputs, instruction.writes, strict=True))
-        freed, inside = set(instruction.frees), f"{instruction.micro_batch}/"
+        freed, number = set(instruction.frees), instruction.micro_batch
+        assert number is not None
         for node, dying in segment.steps:
-            name = names.get(node, inside + node)
+            name = names.get(node) or Value.node(node, number)
             self._show(name, self.own.storages.get(name, ()))
             self._drop(
-                names.get(other, inside + other)
+                names.get(other) or Value.node(other, number)
                 for other in dying
                 if other not in names or names[other] in freed
             )
 
-    def _show(self, name: str, storages: Iterable[Storage]) -> None:
-        if name.startswith(_UNSEEN):
+    def _show(self, value: Value, storages: Iterable[Storage]) -> None:
+        if value.kind in _UNSEEN:
             return
         for storage in storages:
-            if storage.name in self.in_place:
+            if storage in self.in_place:
                 continue
-            if storage.name not in self.holders:
-                self.holders[storage.name] = set()
-                self.size[storage.name] = storage.num_bytes
+            if storage not in self.holders:
+                self.holders[storage] = set()
                 self.now += storage.num_bytes
-            self.holders[storage.name].add(name)
+            self.holders[storage].add(value)
         self.peak = max(self.peak, self.now)
         self.peak_together = max(self.peak_together, self.now + self.loose_bytes)
 
-    def _drop(self, names: Iterable[str]) -> None:
-        for name in names:
-            self.gathered.pop(name, None)
-            for storage in self.own.storages.get(name, ()):
-                held = self.holders.get(storage.name)
+    def _drop(self, values: Iterable[Value]) -> None:
+        for value in values:
+            self.gathered.pop(value, None)
+            for storage in self.own.storages.get(value, ()):
+                held = self.holders.get(storage)
                 if held is not None:
-                    held.discard(name)
+                    held.discard(value)
                     if not held:
-                        del self.holders[storage.name]
-                        self.now -= self.size.pop(storage.name)
+                        del self.holders[storage]
+                        self.now -= storage.num_bytes
 
 
-def storages_of(nodes: Iterable[fx.Node], rename: Mapping[str, str]) -> dict[str, tuple[Storage, ...]]:
-    """The memory that each node of a local graph shows, by the name of its value."""
-    found: dict[str, tuple[Storage, ...]] = {}
+def storages_of(nodes: Iterable[fx.Node], values: Mapping[str, Value]) -> dict[Value, tuple[Storage, ...]]:
+    """The memory that each node of a local graph shows, by its value."""
+    found: dict[Value, tuple[Storage, ...]] = {}
     of: dict[fx.Node, tuple[Storage, ...]] = {}
     for node in nodes:
-        value = node.meta.get("val")
-        name = rename[node.name]
-        if name.startswith(_UNSEEN):
+        made, value = node.meta.get("val"), values[node.name]
+        if value.kind in _UNSEEN:
             of[node] = ()
         elif node.op == "call_function" and _is_item(node):
             source, index = node.args[0], node.args[1]
@@ -173,16 +175,16 @@ def storages_of(nodes: Iterable[fx.Node], rename: Mapping[str, str]) -> dict[str
             of[node] = parts[index : index + 1] if isinstance(index, int) and len(parts) > index else parts
         elif node.all_input_nodes and is_view(node.target):
             of[node] = of.get(node.all_input_nodes[0], ())
-        elif isinstance(value, torch.Tensor):
-            of[node] = (Storage(name=name, num_bytes=storage_bytes(value)),)
-        elif isinstance(value, (tuple, list)):
+        elif isinstance(made, torch.Tensor):
+            of[node] = (Storage(value, storage_bytes(made)),)
+        elif isinstance(made, (tuple, list)):
             of[node] = tuple(
-                Storage(name=f"{name}[{i}]", num_bytes=storage_bytes(v) if isinstance(v, torch.Tensor) else 0)
-                for i, v in enumerate(value)
+                Storage(value, storage_bytes(one) if isinstance(one, torch.Tensor) else 0, i)
+                for i, one in enumerate(made)
             )
         else:
             of[node] = ()
-        found[name] = of[node]
+        found[value] = of[node]
     return found
 
 

@@ -35,9 +35,13 @@ def exchange_key(instruction: Collective | Send, size: int, busy: int) -> str:
     """A collective of `size` ranks, or a message; buckets and chunks lie where links find them."""
     if isinstance(instruction, Send):
         return f"{busy}|send {instruction.num_bytes}"
-    name = instruction.reads[0]
-    place = "placed " if name.startswith(("bucket:", "chunk:")) else ""
+    place = "placed " if is_placed(instruction) else ""
     return f"{busy}|{place}{instruction.op} {instruction.num_bytes} over {size}"
+
+
+def is_placed(instruction: Collective | Send) -> bool:
+    """Whether what is exchanged lies where links find it."""
+    return instruction.reads[0].kind in ("bucket", "chunk")
 
 
 def _told(value: Any) -> str:

@@ -5,12 +5,13 @@ the position: whoever makes them may write them there right away (`Segment.filla
 """
 
 from plait.program.instructions import Accumulate, Compute
-from plait.program.program import RankProgram
+from plait.program.program import RankProgram, Storage
+from plait.program.value import Value
 
 
-def places_of(own: RankProgram, zero: int) -> dict[str, tuple[int, int]]:
+def places_of(own: RankProgram, zero: int) -> dict[Value, tuple[int, int]]:
     """Value -> (bucket, position in it)."""
-    found: dict[str, tuple[int, int]] = {}
+    found: dict[Value, tuple[int, int]] = {}
     for instruction in own.instructions:
         if isinstance(instruction, Accumulate) and instruction.fresh:
             bucket = own.buckets[instruction.bucket]
@@ -21,7 +22,7 @@ def places_of(own: RankProgram, zero: int) -> dict[str, tuple[int, int]]:
     return found
 
 
-def storages_in_place(own: RankProgram, zero: int) -> frozenset[str]:
+def storages_in_place(own: RankProgram, zero: int) -> frozenset[Storage]:
     """The storages that are parts of buckets, so that they take no memory of their own."""
     places = places_of(own, zero)
     made = {
@@ -30,4 +31,4 @@ def storages_in_place(own: RankProgram, zero: int) -> frozenset[str]:
         if isinstance(instruction, Compute)
         for position in own.segments[instruction.segment].fillable
     }
-    return frozenset(storage.name for name in made & places.keys() for storage in own.storages.get(name, ()))
+    return frozenset(storage for value in made & places.keys() for storage in own.storages.get(value, ()))

@@ -52,8 +52,6 @@ def updated_parts(program: Program, rank: int) -> list[Updated]:
     chunk = program.plan.data_coordinate(rank)
     for bucket in program.of(rank).buckets:
         for index, name in enumerate(bucket.parameters):
-            if name.startswith("buffer:"):
-                continue
             shape = bucket.shapes[index]
             if bucket.group is not None:
                 low, high = bucket.group.span(index, chunk)

@@ -62,6 +62,8 @@ class LocalGraph:
     """Likewise, by parameter name."""
     parts: dict[str, dict[int, str]] = field(default_factory=dict)
     """Of a pipeline: parameter name -> stage -> local node of that stage's part of the gradient."""
+    offsets: dict[str, str] = field(default_factory=dict)
+    """Placeholder -> mesh axis: where the rank is on it, which comes with the step."""
 
 
 def localize(
@@ -317,6 +319,7 @@ class _Localizer:
             parts={
                 name: {stage: node.name for stage, node in found.items()} for name, found in parts.items()
             },
+            offsets={node.name: axis for axis, node in self.offsets.items()},
         )
 
     def _parts(self) -> dict[str, dict[int, fx.Node]]:

@@ -16,6 +16,7 @@ from plait.program.place.propagate import Placements
 from plait.program.program import Program
 from plait.program.show.listing import Exchange
 from plait.program.show.names import Names, folded
+from plait.program.value import SQUARES, WEIGHT
 
 
 def local_changes(local: LocalGraph, chosen: Sequence[Placements], names: Names) -> tuple[Exchange, ...]:
@@ -53,7 +54,8 @@ def exchanges(
         for instruction in program.of(0).instructions:
             if not isinstance(instruction, Collective):
                 continue
-            node = nodes.get(instruction.name.partition(" ")[2])
+            (made,) = instruction.writes[:1]
+            node = nodes.get(made.name) if made.kind == "node" else None
             if node is None:
                 yield _of_the_step(instruction, program)
             elif instruction.micro_batch == 0:
@@ -99,19 +101,22 @@ def _exchange(
 
 def _of_the_step(instruction: Collective, program: Program) -> Exchange:
     """Communication that no op of the graph asks for: gradients, parameters of zero3, scalars."""
-    what = instruction.name.partition(" ")[2]
-    kind, _, number = what.replace(" ", ":").partition(":")
-    if kind in ("bucket", "shard", "packed") and number[:1].isdigit():
-        bucket = program.buckets[int(number.partition(":")[0])]
+    source, own = instruction.reads[0], program.of(0)
+    if source.kind in ("bucket", "shard", "packed"):
+        bucket = own.buckets[source.number]
         scalars = [f"the {name} of the loss" for name in bucket.scalars]
         members = [f"gradients of {len(bucket.parameters)} parameters"] if bucket.parameters else []
-        what = " and ".join([*members, *scalars]) + (", compressed" if kind == "packed" else "")
-    elif kind == "parameters" and number.isdigit():
-        what = f"{len(program.layout.groups[int(number)].parameters)} parameters"
+        what = " and ".join([*members, *scalars]) + (", compressed" if source.kind == "packed" else "")
+    elif source.kind == "chunk":
+        what = f"{len(program.layout.groups[source.number].parameters)} parameters"
+    elif source.kind == "average":
+        what = f"weights {source.number}"
     else:
-        what = {"weight": "the weight of the loss", "squares": "the norm of all gradients"}.get(what, what)
+        what = {WEIGHT: "the weight of the loss", SQUARES: "the norm of all gradients"}.get(
+            source, str(source)
+        )
     change = {"all_reduce": "P -> R", "reduce_scatter": "P -> S", "all_gather": "S -> R"}[instruction.op]
-    change = "P -> R" if kind == "packed" else change
+    change = "P -> R" if source.kind == "packed" else change
     phase = "update" if instruction.micro_batch is None else ""
     return Exchange(
         collective=instruction.op,

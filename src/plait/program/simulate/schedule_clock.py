@@ -14,6 +14,7 @@ from plait.program.place.placement import AxisShares
 from plait.program.program import Program, RankProgram
 from plait.program.simulate.simulator import Duration
 from plait.program.stage.schedules.base import Action, Costs
+from plait.program.value import Value
 from plait.trace.span import Trace
 
 
@@ -80,14 +81,19 @@ def _rank(own: Sequence[Action], ranks: int, stages: int) -> list[Instruction]:
         stage, number = action.stage, action.micro_batch
         kind: Kind = "forward" if action.kind == "forward" else "backward"
         source, target = (stage - 1, stage + 1) if kind == "forward" else (stage + 1, stage - 1)
-        value = f"{number}/{'x' if kind == 'forward' else 'dx'}"
+        value = "x" if kind == "forward" else "dx"
         travels = action.kind != "weight"
-        enters = (f"{value}.{max(stage, source)}",) if travels and 0 <= source < stages else ()
-        leaves = (f"{value}.{max(stage, target)}",) if travels and 0 <= target < stages else ()
+        enters = (
+            (Value.node(f"{value}.{max(stage, source)}", number),) if travels and 0 <= source < stages else ()
+        )
+        leaves = (
+            (Value.node(f"{value}.{max(stage, target)}", number),) if travels and 0 <= target < stages else ()
+        )
         if enters and ranks > 1:
             message = f"{kind} {source}>{stage} micro-batch {number}"
             found += _receive(len(found), message, source % ranks, enters, action)
-        kept, later = (f"{number}/kept.{stage}",), (f"{number}/kept for weights.{stage}",)
+        kept = (Value.node(f"kept.{stage}", number),)
+        later = (Value.node(f"kept for weights.{stage}", number),)
         reads, writes = {
             "forward": (enters, (*leaves, *kept)),
             "backward": ((*enters, *kept), leaves),
@@ -113,7 +119,7 @@ def _rank(own: Sequence[Action], ranks: int, stages: int) -> list[Instruction]:
 
 
 def _receive(
-    position: int, message: str, source: int, values: tuple[str, ...], action: Action
+    position: int, message: str, source: int, values: tuple[Value, ...], action: Action
 ) -> list[Instruction]:
     return [
         Recv(

@@ -12,24 +12,15 @@ from plait.plan.plan import PIPE
 from plait.program.instructions import Instruction, Stash, Update
 from plait.program.program import Program, RankProgram
 from plait.program.stage.schedules.base import Action
+from plait.program.value import Value
 from plait.units import format_bytes
 
-_PARAMETER, _STASH = "parameter:", "stash:"
 
-
-def stash_name(parameter: str, version: int) -> str:
-    """The value that holds an older version of a parameter."""
-    return f"{_STASH}{parameter}@{version}"
-
-
-def version_read(name: str, updates: int) -> tuple[str, int] | None:
+def version_read(value: Value, updates: int) -> tuple[str, int] | None:
     """(parameter, version) of a value where it is one, after so many updates."""
-    if name.startswith(_PARAMETER):
-        return name.removeprefix(_PARAMETER), updates
-    if name.startswith(_STASH):
-        parameter, _, version = name.removeprefix(_STASH).rpartition("@")
-        return parameter, int(version)
-    return None
+    if value.kind == "parameter":
+        return value.name, updates
+    return (value.name, value.part) if value.kind == "stash" else None
 
 
 def versions(actions: Sequence[Sequence[Action]], coordinate: int, *, vertical_sync: bool) -> tuple[int, ...]:
@@ -90,7 +81,7 @@ def first_reads(entry: RankProgram) -> Mapping[int, tuple[int, Instruction]]:
 
 def _measure(stage: int, entry: RankProgram) -> StageVersions:
     seen = first_reads(entry)
-    alive: dict[str, int] = {}
+    alive: dict[Value, int] = {}
     updates = staleness = stashes = most_bytes = 0
     for instruction in entry.instructions:
         if isinstance(instruction, Update):
@@ -99,7 +90,7 @@ def _measure(stage: int, entry: RankProgram) -> StageVersions:
             updates += 1
         if isinstance(instruction, Stash) and instruction.version is not None:
             alive |= {name: entry.values[name].num_bytes for name in instruction.writes}
-            stashes = max(stashes, len({name.rpartition("@")[2] for name in alive}))
+            stashes = max(stashes, len({value.part for value in alive}))
             most_bytes = max(most_bytes, sum(alive.values()))
         for name in instruction.frees:
             alive.pop(name, None)

@@ -11,29 +11,29 @@ from typing import Any
 import torch
 
 from plait.graph.cost import value_bytes
-from plait.graph.graph import Graph, Input
+from plait.graph.graph import Graph
 from plait.plan.plan import DATA, Plan
 from plait.program.cost.memory import storages_of
 from plait.program.instructions import (
     Collective,
     Commit,
     Compute,
-    Instruction,
     Load,
     Tally,
     Tangent,
-    Wait,
 )
 from plait.program.layout import Layout
 from plait.program.local.localize import LocalGraph
 from plait.program.place.placement import Partial
-from plait.program.program import Bucket, RankProgram, Segment, Storage, Value
+from plait.program.program import Bucket, RankProgram, Segment, Spec, Storage
 from plait.program.segment.buckets import bucket_reads
 from plait.program.segment.cut import Await, Piece, Reached, Start
 from plait.program.segment.gathers import Fetch
+from plait.program.value import TANGENT, WEIGHT, Value
 from plait.program.write.frees import with_frees
 from plait.program.write.gradient_writer import GradientWriter
 from plait.program.write.push_pull import ServerSide, in_order_of_use
+from plait.program.write.writer import Writer
 
 
 class StepBuilder:
@@ -56,21 +56,25 @@ class StepBuilder:
         self.clip_norm = clip_norm
         self.device = device
         self.micro: list[tuple[Graph, LocalGraph, list[Piece], list[Piece], int]] = []
-        self.instructions: list[Instruction] = []
+        self.writer = Writer()
         self.segments: dict[str, Segment] = {}
-        self.values: dict[str, Value] = {}
-        self.constants: dict[str, torch.Tensor] = {}
-        self.storages: dict[str, tuple[Storage, ...]] = {}
-        self.started: dict[str, int] = {}
-        self.names: dict[int, dict[str, Input]] = {}
+        self.values: dict[Value, Spec] = {}
+        self.constants: dict[Value, torch.Tensor] = {}
+        self.storages: dict[Value, tuple[Storage, ...]] = {}
+        self.started: dict[Value, int] = {}
+        self.given: dict[tuple[int, int], dict[str, Value]] = {}
+        """Graph and micro-batch -> placeholder -> what comes in."""
+        self.offsets: dict[str, str] = {}
+        """Placeholder -> the axis on which it says where the rank is."""
         self.gradients = GradientWriter(self)
-        self.servers = ServerSide(buckets, self.add) if plan.sync.has_servers else None
+        self.servers = ServerSide(buckets, self.writer) if plan.sync.has_servers else None
 
     def add_micro_batch(
         self, graph: Graph, local: LocalGraph, early: list[Piece], rest: list[Piece], number: int
     ) -> None:
         """The next micro-batch of the step."""
         self.micro.append((graph, local, early, rest, number))
+        self.offsets |= local.offsets
         for piece in (*early, *rest):
             if isinstance(piece, Segment):
                 self.segments[piece.name] = piece
@@ -92,7 +96,7 @@ class StepBuilder:
         """Sums, norm and update at the end of the step, and the values freed after their last use."""
         self.gradients.finish()
         return RankProgram(
-            instructions=tuple(with_frees(self.instructions, fetched=self.layout.zero == 3)),
+            instructions=tuple(with_frees(self.writer.instructions, fetched=self.layout.zero == 3)),
             buckets=self.buckets,
             segments=self.segments,
             values=self.values,
@@ -100,31 +104,29 @@ class StepBuilder:
             storages=self.storages,
         )
 
-    def add(self, cls: Any, name: str, kind: str, **fields: Any) -> int:
-        instruction = cls(id=len(self.instructions), name=name, kind=kind, **fields)
-        self.instructions.append(instruction)
-        return instruction.id  # type: ignore[no-any-return]
-
     def load(self, graph: Graph, number: int) -> None:
-        names = [f"{number}/{entry.name}" for entry in (*graph.inputs_of("batch"), *graph.inputs_of("key"))]
-        self.add(Load, f"load {number}", "data", writes=tuple(names), micro_batch=number)
+        entries = (*graph.inputs_of("batch"), *graph.inputs_of("key"))
+        writes = tuple(self.value_of(graph, entry.node, number) for entry in entries)
+        self.writer.add(Load(name=f"load {number}", writes=writes, micro_batch=number))
 
     def weights(self) -> int | None:
         """Compute the step's weight before the forward where it comes from the batch; None: loads are not done yet."""
         graphs = [graph for graph, *_ in self.micro]
         if all(graph.static_weight is not None for graph in graphs):
             weight = float(sum(graph.static_weight or 0.0 for graph in graphs))
-            self.add(Tangent, "tangent", "forward", writes=("tangent",), weight=weight)
+            self.writer.add(Tangent(name="tangent", kind="forward", writes=(TANGENT,), weight=weight))
             return None
         if not graphs[0].weight_is_early:
-            self.add(Tangent, "tangent", "forward", writes=("tangent",), weight=1.0)
+            self.writer.add(Tangent(name="tangent", kind="forward", writes=(TANGENT,), weight=1.0))
             return None
         names = []
         for graph, local, early, _, number in self.micro:
             self.load(graph, number)
             self.pieces(graph, early, number, {})
-            names.append(self.name_of(graph, local.weight, number))
-        self.add(Tally, "weight of the step", "forward", reads=tuple(names), writes=("weight",))
+            names.append(self.value_of(graph, local.weight, number))
+        self.writer.add(
+            Tally(name="weight of the step", kind="forward", reads=tuple(names), writes=(WEIGHT,))
+        )
         local = self.micro[0][1]
         axes = [
             axis.name
@@ -132,8 +134,8 @@ class StepBuilder:
             if axis.size > 1 and isinstance(placement, Partial)
         ]
         if axes:
-            self.start("weight", "all_reduce", "+".join(axes), None, 8)
-        return self.started.get("weight", -1)
+            self.start(WEIGHT, "+".join(axes), None, 8)
+        return self.started.get(WEIGHT, -1)
 
     def _micro_batch(
         self,
@@ -153,8 +155,8 @@ class StepBuilder:
             )
             self.pieces(graph, rest[:index], number, {}, fetch=fetch)
             if waiting >= 0:
-                self.wait("weight", None)
-            self.add(Tangent, "tangent", "forward", reads=("weight",), writes=("tangent",), weight=None)
+                self.wait(WEIGHT, None)
+            self.tangent_of_weight()
             rest = rest[index:]
         self.pieces(
             graph,
@@ -167,20 +169,27 @@ class StepBuilder:
             send=every if last else (),
         )
         if local.new_buffers:
-            names = tuple(local.new_buffers)
-            reads = tuple(self.name_of(graph, node, number) for node in local.new_buffers.values())
-            writes = tuple(f"buffer:{name}" for name in names)
-            self.add(
-                Commit,
-                "commit buffers",
-                "update",
-                reads=reads,
-                writes=writes,
-                buffers=names,
+            self.commit(graph, local.new_buffers, number)
+            if last and self.servers is not None:
+                self.servers.push_buffers(tuple(local.new_buffers))
+
+    def tangent_of_weight(self) -> None:
+        """The factor of all gradients, from the weight of the step."""
+        self.writer.add(
+            Tangent(name="tangent", kind="forward", reads=(WEIGHT,), writes=(TANGENT,), weight=None)
+        )
+
+    def commit(self, graph: Graph, changed: Mapping[str, str], number: int) -> None:
+        """Make what a micro-batch computes of buffers (name -> node) their values."""
+        self.writer.add(
+            Commit(
+                name="commit buffers",
+                reads=tuple(self.value_of(graph, node, number) for node in changed.values()),
+                writes=tuple(map(Value.buffer, changed)),
+                buffers=tuple(changed),
                 micro_batch=number,
             )
-            if last and self.servers is not None:
-                self.servers.push_buffers(names)
+        )
 
     def _bucket_ends(self, graph: Graph, local: LocalGraph) -> dict[str, list[int]]:
         order = {node.name: index for index, node in enumerate(local.graph.nodes)}
@@ -215,19 +224,20 @@ class StepBuilder:
                     fetch.before(piece)
                 if self.servers is not None:
                     self.servers.wait(in_order_of_use(graph, self.buckets, [piece]), number)
-                self.add(
-                    Compute,
-                    piece.name,
-                    piece.phase,
-                    segment=piece.name,
-                    reads=tuple(self.name_of(graph, name, number) for name in piece.inputs),
-                    writes=tuple(self.name_of(graph, name, number) for name in piece.outputs),
-                    micro_batch=number,
+                self.writer.add(
+                    Compute(
+                        name=piece.name,
+                        kind=piece.phase,
+                        segment=piece.name,
+                        reads=tuple(self.value_of(graph, name, number) for name in piece.inputs),
+                        writes=tuple(self.value_of(graph, name, number) for name in piece.outputs),
+                        micro_batch=number,
+                    )
                 )
             elif isinstance(piece, Start):
                 self._start_node(graph, piece.node, number)
             elif isinstance(piece, Await):
-                self.wait(self.name_of(graph, piece.node.name, number), number)
+                self.wait(self.value_of(graph, piece.node.name, number), number)
             elif isinstance(piece, Reached) and local is not None:
                 for index in reached.get(piece.node, []):
                     self.gradients.fill(graph, local, index, number, index in fresh, index in send)
@@ -240,99 +250,86 @@ class StepBuilder:
     def start_gather(self, group: int, number: int) -> int:
         """Begin to fetch the parameters of a group from the ranks that hold them."""
         entry = self.layout.groups[group]
-        return self.add(
-            Collective,
-            f"all_gather parameters {group}",
-            "communication",
-            lane="communication",
-            op="all_gather",
-            axis=DATA,
-            extents=(entry.chunk_elements,) * entry.chunks,
-            reads=(f"chunk:{group}",),
-            writes=tuple(f"parameter:{name}" for name in entry.parameters),
-            micro_batch=number,
-            num_bytes=entry.num_elements * entry.dtype.itemsize,
+        return self.writer.add(
+            Collective(
+                name=f"all_gather parameters {group}",
+                op="all_gather",
+                axis=DATA,
+                extents=(entry.chunk_elements,) * entry.chunks,
+                reads=(Value.chunk(group),),
+                writes=tuple(map(Value.parameter, entry.parameters)),
+                micro_batch=number,
+                num_bytes=entry.num_elements * entry.dtype.itemsize,
+            )
         )
 
     def end_gather(self, group: int, started: int, number: int) -> None:
         """Wait until they are there."""
-        names = tuple(f"parameter:{name}" for name in self.layout.groups[group].parameters)
-        self.add(
-            Wait, f"wait for parameters {group}", "wait", of=started, reads=names, writes=names,
-            micro_batch=number,
-        )  # fmt: skip
+        self.writer.wait(started, f"parameters {group}", number)
 
     def _start_node(self, graph: Graph, node: torch.fx.Node, number: int) -> None:
         source: Any = node.args[0]
-        name = self.name_of(graph, node.name, number)
+        value = self.value_of(graph, node.name, number)
         op: Any = node.target.__name__  # type: ignore[union-attr]
         details = inspect.signature(node.target).bind(*node.args).arguments  # type: ignore[arg-type]
         fields = {key: details[key] for key in ("dim", "before", "after", "fill") if key in details}
-        self.started[name] = self.add(
-            Collective,
-            f"{op} {node.name}",
-            "communication",
-            lane="communication",
-            op=op,
-            axis=details["axis"],
-            extents=tuple(details.get("extents", ())),
-            **fields,
-            reads=(self.name_of(graph, source.name, number),),
-            writes=(name,),
-            micro_batch=number,
-            num_bytes=_bytes_sent(op, source, node, fields),
-        )
-
-    def start(self, name: str, op: str, axis: str, number: int | None, num_bytes: int) -> None:
-        self.started[name] = self.add(
-            Collective,
-            f"{op} {name}",
-            "communication",
-            lane="communication",
-            op=op,
-            axis=axis,
-            reads=(name,),
-            writes=(name,),
-            micro_batch=number,
-            num_bytes=num_bytes,
-        )
-
-    def wait(self, name: str, number: int | None) -> None:
-        if name in self.started:
-            of = self.started.pop(name)
-            self.add(
-                Wait, f"wait for {name}", "wait", of=of, reads=(name,), writes=(name,), micro_batch=number
+        self.started[value] = self.writer.add(
+            Collective(
+                name=f"{op} {node.name}",
+                op=op,
+                axis=details["axis"],
+                extents=tuple(details.get("extents", ())),
+                **fields,
+                reads=(self.value_of(graph, source.name, number),),
+                writes=(value,),
+                micro_batch=number,
+                num_bytes=_bytes_sent(op, source, node, fields),
             )
+        )
 
-    def tangent(self, number: int) -> str:
+    def start(self, value: Value, axis: str, number: int | None, num_bytes: int) -> None:
+        """Begin to sum a value over ranks, in place."""
+        self.started[value] = self.writer.all_reduce(value, axis, num_bytes, micro_batch=number)
+
+    def wait(self, value: Value, number: int | None) -> None:
+        """Have a value at hand, where it is under way."""
+        if value in self.started:
+            self.writer.wait(self.started.pop(value), value, number)
+
+    def tangent(self, number: int) -> Value:
         """The factor of a micro-batch's gradients: that of the step, or its own where it is an update of its own."""
-        return f"tangent:{number}" if self.plan.pipe.asynchronous else "tangent"
+        return Value.scalar("tangent", number) if self.plan.pipe.asynchronous else TANGENT
 
-    def name_of(self, graph: Graph, local: str, number: int) -> str:
-        names = self.names.setdefault(id(graph), {entry.node: entry for entry in graph.inputs})
-        entry = names.get(local)
-        if entry is not None:
-            if entry.kind in ("parameter", "buffer"):
-                return f"{entry.kind}:{entry.name}"
-            return self.tangent(number) if entry.kind == "tangent" else f"{number}/{entry.name}"
-        if local.startswith("offset_"):
-            return f"{number}/offset:{local.removeprefix('offset_')}"
-        return f"{number}/{local}"
+    def value_of(self, graph: Graph, local: str, number: int) -> Value:
+        """What a node of a local graph stands for in a micro-batch."""
+        given = self.given.get((id(graph), number))
+        if given is None:
+            given = self.given[id(graph), number] = self._given(graph, number)
+        found = given.get(local)
+        return Value.node(local, number) if found is None else found
+
+    def _given(self, graph: Graph, number: int) -> dict[str, Value]:
+        found = {node: Value.offset(axis, number) for node, axis in self.offsets.items()}
+        found |= {entry.node: Value.parameter(entry.name) for entry in graph.inputs_of("parameter")}
+        found |= {entry.node: Value.buffer(entry.name) for entry in graph.inputs_of("buffer")}
+        found |= {entry.node: Value.batch(i, number) for i, entry in enumerate(graph.inputs_of("batch"))}
+        found |= {entry.node: Value.key(number) for entry in graph.inputs_of("key")}
+        return found | {entry.node: self.tangent(number) for entry in graph.inputs_of("tangent")}
 
     def _describe(self, graph: Graph, local: LocalGraph, number: int) -> None:
-        rename = {node.name: self.name_of(graph, node.name, number) for node in local.graph.nodes}
+        rename = {node.name: self.value_of(graph, node.name, number) for node in local.graph.nodes}
         self.storages |= storages_of(local.graph.nodes, rename)
         gradients = set(local.gradients.values())
         for node in local.graph.nodes:
             value = node.meta.get("val")
             if node.op == "get_attr":
-                self.constants[f"{number}/{node.name}"] = node.meta["constant"]
+                self.constants[rename[node.name]] = node.meta["constant"]
             if isinstance(value, torch.Tensor):
                 kind: Any = "gradient" if node.name in gradients else "activation"
                 if node.op == "placeholder":
                     kind = next((e.kind for e in graph.inputs if e.node == node.name), "input")
                     kind = kind if kind in ("parameter", "buffer") else "input"
-                self.values[self.name_of(graph, node.name, number)] = Value(
+                self.values[rename[node.name]] = Spec(
                     kind=kind, shape=tuple(value.shape), dtype=value.dtype, strides=value.stride()
                 )
 

@@ -6,9 +6,9 @@ powersgd sums the two factors of each matrix, first the left ones and then the r
 1); topk gathers the largest values of every rank. What powersgd and topk do not send is added to the next step's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -22,9 +22,10 @@ from plait.program.instructions import (
     Decompress,
     Finish,
     Instruction,
-    Wait,
 )
-from plait.program.program import Bucket, Program, RankProgram, Storage, Value
+from plait.program.program import Bucket, Program, RankProgram, Spec, Storage
+from plait.program.value import Value
+from plait.program.write.writer import Writer
 from plait.units import format_bytes
 
 INDEX = torch.int32
@@ -65,21 +66,20 @@ def num_kept(bucket: Bucket, keep: float) -> int:
 
 def is_compressed(plan: Plan, bucket: Bucket) -> bool:
     """Whether a bucket travels compressed: those of gradients, not of scalars or buffers."""
-    gradients = [name for name in bucket.parameters if not name.startswith("buffer:")]
-    return plan.sync.compress != "none" and bucket.axis is not None and bool(gradients)
+    return plan.sync.compress != "none" and bucket.axis is not None and bool(bucket.parameters)
 
 
-def messages(bucket: Bucket, sync: Sync) -> tuple[Value, ...]:
+def messages(bucket: Bucket, sync: Sync) -> tuple[Spec, ...]:
     """What a rank sends of a bucket, message by message."""
     if sync.compress in CASTS:
-        return (_value(bucket.num_elements, CASTS[sync.compress]),)
+        return (_spec(bucket.num_elements, CASTS[sync.compress]),)
     if sync.compress == "topk":
         kept = num_kept(bucket, sync.compress_keep)
-        return (_value(kept * (bucket.dtype.itemsize + INDEX.itemsize), torch.uint8),)
+        return (_spec(kept * (bucket.dtype.itemsize + INDEX.itemsize), torch.uint8),)
     cut = matrices(bucket, sync.compress_rank)
     whole = bucket.num_elements - sum(matrix.rows * matrix.columns for matrix in cut)
-    left = _value(whole + sum(matrix.rows * matrix.rank for matrix in cut), bucket.dtype)
-    right = _value(sum(matrix.columns * matrix.rank for matrix in cut), bucket.dtype)
+    left = _spec(whole + sum(matrix.rows * matrix.rank for matrix in cut), bucket.dtype)
+    right = _spec(sum(matrix.columns * matrix.rank for matrix in cut), bucket.dtype)
     return (left, right) if cut else (left,)
 
 
@@ -89,10 +89,6 @@ def bytes_sent(bucket: Bucket, sync: Sync, ranks: int) -> int:
     return own * ranks if sync.compress == "topk" else own
 
 
-Add = Callable[..., int]
-"""Appends an instruction: (class, name, kind, fields) -> its id."""
-
-
 @dataclass(slots=True)
 class Travelling:
     """A compressed bucket under way."""
@@ -100,13 +96,13 @@ class Travelling:
     index: int
     bucket: Bucket
     micro_batch: int | None
-    parts: tuple[Value, ...]
+    parts: tuple[Spec, ...]
     started: list[int]
     """Ids of the collectives so far."""
 
-    def name(self, part: int) -> str:
-        """The value that a message is made from."""
-        return f"packed:{self.index}:{part}"
+    def sent(self, part: int) -> Value:
+        """What a message is made from."""
+        return Value.packed(self.index, part)
 
 
 class CompressedSums:
@@ -115,11 +111,11 @@ class CompressedSums:
     def __init__(
         self,
         plan: Plan,
-        add: Add,
-        values: dict[str, Value] | None = None,
-        storages: dict[str, tuple[Storage, ...]] | None = None,
+        writer: Writer,
+        values: dict[Value, Spec] | None = None,
+        storages: dict[Value, tuple[Storage, ...]] | None = None,
     ) -> None:
-        self._plan, self._add = plan, add
+        self._plan, self._writer = plan, writer
         self._values = values if values is not None else {}
         self._storages = storages if storages is not None else {}
         self._under_way: list[Travelling] = []
@@ -128,7 +124,7 @@ class CompressedSums:
         """Start to sum a bucket; the one before it moves on meanwhile."""
         parts = messages(bucket, self._plan.sync)
         travelling = Travelling(index, bucket, micro_batch, parts, [])
-        self._send(travelling, reads=(f"bucket:{index}",))
+        self._send(travelling, reads=(Value.bucket(index),))
         for other in self._under_way:
             self._go_on(other)
         self._under_way.append(travelling)
@@ -142,34 +138,39 @@ class CompressedSums:
         for travelling in self._under_way:
             self._wait(travelling)
             index = travelling.index
-            reads = [self._sum_name(travelling, part) for part in range(len(travelling.parts))]
-            self._add(
-                Decompress, f"decompress bucket {index}", "update", bucket=index,
-                method=self._plan.sync.compress, reads=tuple(reads), writes=(f"bucket:{index}",),
+            reads = [self._sum(travelling, part) for part in range(len(travelling.parts))]
+            self._writer.add(
+                Decompress(
+                    name=f"decompress bucket {index}", bucket=index, method=self._plan.sync.compress,
+                    reads=tuple(reads), writes=(Value.bucket(index),),
+                )
             )  # fmt: skip
         self._under_way.clear()
 
-    def _send(self, travelling: Travelling, reads: tuple[str, ...]) -> None:
+    def _send(self, travelling: Travelling, reads: tuple[Value, ...]) -> None:
         part, sync, index = len(travelling.started), self._plan.sync, travelling.index
-        name, value = travelling.name(part), travelling.parts[part]
-        self._describe(name, value)
-        self._add(
-            Compress, f"compress bucket {index}" + (f", part {part}" if part else ""), "backward", bucket=index,
-            method=sync.compress, part=part, reads=reads, writes=(name,), micro_batch=travelling.micro_batch,
+        value, spec = travelling.sent(part), travelling.parts[part]
+        self._describe(value, spec)
+        self._writer.add(
+            Compress(
+                name=f"compress bucket {index}" + (f", part {part}" if part else ""), bucket=index,
+                method=sync.compress, part=part, reads=reads, writes=(value,), micro_batch=travelling.micro_batch,
+            )
         )  # fmt: skip
         assert travelling.bucket.axis is not None
         ranks = self._plan.mesh.size_of(travelling.bucket.axis)
         gathers = sync.compress == "topk"
-        to = self._sum_name(travelling, part)
+        to = self._sum(travelling, part)
         if gathers:
-            self._describe(to, _value(value.shape[0] * ranks, value.dtype))
-        op = "all_gather" if gathers else "all_reduce"
+            self._describe(to, _spec(spec.shape[0] * ranks, spec.dtype))
+        op: Literal["all_gather", "all_reduce"] = "all_gather" if gathers else "all_reduce"
         travelling.started.append(
-            self._add(
-                Collective, f"{op} {name}", "communication", lane="communication", op=op,
-                axis=travelling.bucket.axis, extents=(value.shape[0],) * ranks if gathers else (), reads=(name,),
-                writes=(to,), micro_batch=travelling.micro_batch,
-                num_bytes=value.num_bytes * (ranks if gathers else 1),
+            self._writer.add(
+                Collective(
+                    name=f"{op} {value}", op=op, axis=travelling.bucket.axis,
+                    extents=(spec.shape[0],) * ranks if gathers else (), reads=(value,), writes=(to,),
+                    micro_batch=travelling.micro_batch, num_bytes=spec.num_bytes * (ranks if gathers else 1),
+                )
             )
         )  # fmt: skip
 
@@ -177,32 +178,29 @@ class CompressedSums:
         """Send the second message of a bucket that has one and whose first is under way."""
         if len(travelling.started) < len(travelling.parts):
             self._wait(travelling)
-            self._send(travelling, reads=(f"bucket:{travelling.index}", travelling.name(0)))
+            self._send(travelling, reads=(Value.bucket(travelling.index), travelling.sent(0)))
 
     def _wait(self, travelling: Travelling) -> None:
-        name = self._sum_name(travelling, len(travelling.started) - 1)
-        self._add(
-            Wait, f"wait for {name}", "wait", of=travelling.started[-1], reads=(name,), writes=(name,),
-            micro_batch=travelling.micro_batch,
-        )  # fmt: skip
+        total = self._sum(travelling, len(travelling.started) - 1)
+        self._writer.wait(travelling.started[-1], total, travelling.micro_batch)
 
-    def _sum_name(self, travelling: Travelling, part: int) -> str:
+    def _sum(self, travelling: Travelling, part: int) -> Value:
         gathers = self._plan.sync.compress == "topk"
-        return f"gathered:{travelling.index}" if gathers else travelling.name(part)
+        return Value.gathered(travelling.index) if gathers else travelling.sent(part)
 
-    def _describe(self, name: str, value: Value) -> None:
-        self._values[name] = value
-        self._storages[name] = (Storage(name=name, num_bytes=value.num_bytes),)
+    def _describe(self, value: Value, spec: Spec) -> None:
+        self._values[value] = spec
+        self._storages[value] = (Storage(value, spec.num_bytes),)
 
 
 def check_compressed(entry: RankProgram, index: int, sync: Sync, filled: Sequence[Instruction]) -> None:
     """Raise where a compressed bucket is not filled, sent message by message, and turned back once, in this order."""
-    bucket, name = entry.buckets[index], f"bucket:{index}"
+    bucket, name = entry.buckets[index], Value.bucket(index)
     own = [i for i in entry.instructions if isinstance(i, Compress | Decompress) and i.bucket == index]
     sent = [
         i
         for i in entry.instructions
-        if isinstance(i, Collective) and i.reads[0].startswith(f"packed:{index}:")
+        if isinstance(i, Collective) and (i.reads[0].kind, i.reads[0].number) == ("packed", index)
     ]
     parts = messages(bucket, sync)
     expected: list[Any] = [*range(len(parts)), "back"]
@@ -234,5 +232,5 @@ def notices_of(program: Program) -> tuple[str, ...]:
     return (f"{told}. This is lossy{rest}.",)
 
 
-def _value(count: int, dtype: torch.dtype) -> Value:
-    return Value(kind="gradient", shape=(count,), dtype=dtype)
+def _spec(count: int, dtype: torch.dtype) -> Spec:
+    return Spec(kind="gradient", shape=(count,), dtype=dtype)

@@ -6,9 +6,12 @@ In: the instructions of a step. Out: the same, each naming the values that nobod
 from dataclasses import replace
 
 from plait.program.instructions import Collective, Instruction
+from plait.program.value import TOTAL, WEIGHT, Value
 
-PERSISTENT = ("parameter:", "buffer:", "constant:", "bucket:", "offset:", "chunk:", "shard:", "average:")
-"""Values that outlive the step."""
+PERSISTENT = frozenset({"parameter", "buffer", "bucket", "offset", "chunk", "shard", "average"})
+"""Kinds of values that outlive the step."""
+RESULTS = (TOTAL, WEIGHT)
+"""What is read after it."""
 
 
 def with_frees(instructions: list[Instruction], *, fetched: bool = False) -> list[Instruction]:
@@ -16,18 +19,17 @@ def with_frees(instructions: list[Instruction], *, fetched: bool = False) -> lis
 
     `fetched`: parameters do not outlive the step, nor the stretch for which they were gathered.
     """
-    kept = {"total", "weight"}
-    persistent = tuple(prefix for prefix in PERSISTENT if not (fetched and prefix == "parameter:"))
-    last: dict[str, int] = {}
-    frees: dict[int, list[str]] = {}
+    persistent = PERSISTENT - {"parameter"} if fetched else PERSISTENT
+    last: dict[Value, int] = {}
+    frees: dict[int, list[Value]] = {}
     for instruction in instructions:
         if isinstance(instruction, Collective) and instruction.op == "all_gather":
-            for name in instruction.writes:
-                if name in last and not name.startswith(persistent):
-                    frees.setdefault(last[name], []).append(name)
-        for name in (*instruction.reads, *instruction.writes):
-            last[name] = instruction.id
-    for name, index in last.items():
-        if not name.startswith(persistent) and name not in kept and "/offset:" not in name:
-            frees.setdefault(index, []).append(name)
+            for value in instruction.writes:
+                if value in last and value.kind not in persistent:
+                    frees.setdefault(last[value], []).append(value)
+        for value in (*instruction.reads, *instruction.writes):
+            last[value] = instruction.id
+    for value, index in last.items():
+        if value.kind not in persistent and value not in RESULTS:
+            frees.setdefault(index, []).append(value)
     return [replace(instruction, frees=tuple(frees.get(instruction.id, ()))) for instruction in instructions]

@@ -24,7 +24,8 @@ from plait.program.segment.recompute import Again, forward_nodes, frontier, reco
 from plait.program.segment.stage_pieces import MicroBatch
 from plait.program.stage.schedules.base import Action
 from plait.program.stage.stages import Stages
-from plait.program.stage.versions import stash_name, version_read
+from plait.program.stage.versions import version_read
+from plait.program.value import WEIGHT, Value
 from plait.program.write.build import StepBuilder
 from plait.torch_private import pytree
 
@@ -74,14 +75,14 @@ def check_suits(
 def shows_again(source: Graph, local: LocalGraph, stages: Stages) -> LocalGraph:
     """Let the backward take its own views of parameters: those of the forward show an update in between."""
     kinds = {entry.node: entry.kind for entry in source.inputs}
-    rename = {node.name: node.name for node in local.graph.nodes}
-    rename |= {name: f"parameter:{name}" for name, kind in kinds.items() if kind in ("parameter", "buffer")}
+    rename = {node.name: Value.node(node.name, 0) for node in local.graph.nodes}
+    rename |= {name: Value.parameter(name) for name, kind in kinds.items() if kind in ("parameter", "buffer")}
     shown = storages_of(local.graph.nodes, rename)
     bound = frontier(source, local, stages)
     views = [
         node
         for node in forward_nodes(local)
-        if not shown[node.name] and _has_tensor(node) and node not in bound
+        if not shown[rename[node.name]] and _has_tensor(node) and node not in bound
     ]
     again = Again(
         nodes=frozenset(node.name for node in views),
@@ -120,10 +121,12 @@ class Updates:
             return
         builder, number = self.builder, entry.number
         builder.pieces(entry.graph, entry.early, number, {})
-        name = _weight(number)
-        builder.add(
-            Tally, f"weight of {number}", "forward", writes=(name,), micro_batch=number,
-            reads=(builder.name_of(entry.graph, entry.local.weight, number),),
+        weight = Value.scalar("weight", number)
+        builder.writer.add(
+            Tally(
+                name=f"weight of {number}", kind="forward", writes=(weight,), micro_batch=number,
+                reads=(builder.value_of(entry.graph, entry.local.weight, number),),
+            )
         )  # fmt: skip
         axes = [
             axis.name
@@ -131,58 +134,64 @@ class Updates:
             if axis.size > 1 and isinstance(placement, Partial)
         ]
         if axes:
-            builder.start(name, "all_reduce", "+".join(axes), number, 8)
+            builder.start(weight, "+".join(axes), number, 8)
 
     def tangent(self, entry: MicroBatch) -> None:
         """The factor of a micro-batch's gradients, before its backward."""
-        name, weight = _weight(entry.number), entry.graph.static_weight
-        self.builder.wait(name, entry.number)
-        self.builder.add(
-            Tangent, f"tangent {entry.number}", "backward", reads=(name,) if weight is None else (),
-            writes=(self.builder.tangent(entry.number),), weight=weight, micro_batch=entry.number,
+        weight, known = Value.scalar("weight", entry.number), entry.graph.static_weight
+        self.builder.wait(weight, entry.number)
+        self.builder.writer.add(
+            Tangent(
+                name=f"tangent {entry.number}", kind="backward", reads=(weight,) if known is None else (),
+                writes=(self.builder.tangent(entry.number),), weight=known, micro_batch=entry.number,
+            )
         )  # fmt: skip
 
-    def before_send(self, entry: MicroBatch, names: Sequence[str]) -> None:
+    def before_send(self, entry: MicroBatch, values: Sequence[Value]) -> None:
         """Copy what shows a parameter: the message may leave after the next update."""
         builder = self.builder
-        views = tuple(name for name in names if not builder.storages.get(name))
+        views = tuple(value for value in values if not builder.storages.get(value))
         if views:
-            builder.storages |= {
-                name: (Storage(name=name, num_bytes=builder.values[name].num_bytes),) for name in views
-            }
-            builder.add(
-                Stash, "copy for a message", "forward", reads=views, writes=views, version=None,
-                micro_batch=entry.number,
+            builder.storages |= {view: (Storage(view, builder.values[view].num_bytes),) for view in views}
+            builder.writer.add(
+                Stash(
+                    name="copy for a message", kind="forward", reads=views, writes=views, version=None,
+                    micro_batch=entry.number,
+                )
             )  # fmt: skip
 
     def after(self, action: Action, position: int, begin: int) -> None:
         """Turn the instructions since `begin` to the version of their micro-batch; update after a backward."""
         version = self.seen[action.micro_batch]
         if version != self.done:
-            for index in range(begin, len(self.builder.instructions)):
-                instruction = self.builder.instructions[index]
-                reads = tuple(self._older(name, version) for name in instruction.reads)
-                self.builder.instructions[index] = replace(instruction, reads=reads)
+            written = self.builder.writer.instructions
+            for index in range(begin, len(written)):
+                instruction = written[index]
+                reads = tuple(self._older(value, version) for value in instruction.reads)
+                written[index] = replace(instruction, reads=reads)
         if action.kind == "forward":
             return
-        buckets = [f"bucket:{i}" for i, bucket in enumerate(self.builder.buckets) if bucket.parameters]
-        for name in buckets:
-            self.builder.wait(name, action.micro_batch)
+        buckets = [Value.bucket(i) for i, bucket in enumerate(self.builder.buckets) if bucket.parameters]
+        for bucket in buckets:
+            self.builder.wait(bucket, action.micro_batch)
         self._stash(action, position)
-        self.builder.add(
-            Update, f"update {self.done}", "update", reads=tuple(buckets), micro_batch=action.micro_batch
+        self.builder.writer.add(
+            Update(name=f"update {self.done}", reads=tuple(buckets), micro_batch=action.micro_batch)
         )
         self.done += 1
 
     def end(self) -> None:
         """The weight of the whole round, for its loss."""
-        names = tuple(_weight(entry.number) for entry in self.micro if entry.graph.static_weight is None)
-        if names:
-            self.builder.add(Tally, "weight of the round", "update", reads=names, writes=("weight",))
+        late = [entry.number for entry in self.micro if entry.graph.static_weight is None]
+        if late:
+            reads = tuple(Value.scalar("weight", number) for number in late)
+            self.builder.writer.add(
+                Tally(name="weight of the round", kind="update", reads=reads, writes=(WEIGHT,))
+            )
 
-    def _older(self, name: str, version: int) -> str:
-        read = version_read(name, self.done)
-        return stash_name(read[0], version) if read is not None and read[0] in self.trained else name
+    def _older(self, value: Value, version: int) -> Value:
+        read = version_read(value, self.done)
+        return Value.stash(read[0], version) if read is not None and read[0] in self.trained else value
 
     def _stash(self, action: Action, position: int) -> None:
         """Copy what the coming update overwrites and a later action reads."""
@@ -196,14 +205,16 @@ class Updates:
                 needed |= dict.fromkeys(self._parameters(entry, pieces))
         if not needed:
             return
-        writes = tuple(stash_name(name, self.done) for name in needed)
-        for name, stash in zip(needed, writes, strict=True):
-            value = builder.values[f"parameter:{name}"]
-            builder.values[stash] = value
-            builder.storages[stash] = (Storage(name=stash, num_bytes=value.num_bytes),)
-        builder.add(
-            Stash, f"stash version {self.done}", "update", reads=tuple(f"parameter:{name}" for name in needed),
-            writes=writes, version=self.done, micro_batch=action.micro_batch,
+        reads = tuple(map(Value.parameter, needed))
+        writes = tuple(Value.stash(name, self.done) for name in needed)
+        for parameter, stash in zip(reads, writes, strict=True):
+            builder.values[stash] = builder.values[parameter]
+            builder.storages[stash] = (Storage(stash, builder.values[stash].num_bytes),)
+        builder.writer.add(
+            Stash(
+                name=f"stash version {self.done}", kind="update", reads=reads, writes=writes, version=self.done,
+                micro_batch=action.micro_batch,
+            )
         )  # fmt: skip
 
     def _parameters(self, entry: MicroBatch, pieces: Sequence[Piece]) -> list[str]:
@@ -216,11 +227,7 @@ class Updates:
             elif isinstance(piece, Start):
                 inputs = [used.name for used in piece.node.all_input_nodes]
             for name in inputs:
-                read = version_read(self.builder.name_of(entry.graph, name, entry.number), self.done)
+                read = version_read(self.builder.value_of(entry.graph, name, entry.number), self.done)
                 if read is not None and read[0] in self.trained:
                     found.append(read[0])
         return found
-
-
-def _weight(number: int) -> str:
-    return f"weight:{number}"

@@ -10,13 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 from plait.plan.plan import PIPE
-from plait.program.instructions import Accumulate, Commit, Recv, Send, Tally, Tangent, Wait
+from plait.program.instructions import Recv, Send, Tally
 from plait.program.program import Segment
 from plait.program.segment.cut import Piece
 from plait.program.segment.gathers import groups_by_input
 from plait.program.segment.split import Direction
 from plait.program.segment.stage_pieces import MicroBatch, StagePieces
 from plait.program.stage.schedules.base import Action
+from plait.program.value import NOTHING, WEIGHT, Value
 from plait.program.write.build import StepBuilder
 from plait.program.write.pipedream import Updates
 
@@ -35,7 +36,7 @@ class PipelineWriter:
     ) -> None:
         self.updates = updates
         """Where every micro-batch is an update of its own."""
-        self.builder = builder
+        self.builder, self.writer = builder, builder.writer
         self.micro = micro
         self.actions = actions
         self.ranks = ranks
@@ -65,22 +66,20 @@ class PipelineWriter:
         if waiting is not None:
             self.loaded = {entry.number for entry in self.micro}
             if waiting >= 0:
-                self.builder.wait("weight", None)
-            self.builder.add(
-                Tangent, "tangent", "forward", reads=("weight",), writes=("tangent",), weight=None
-            )
+                self.builder.wait(WEIGHT, None)
+            self.builder.tangent_of_weight()
         self._gather()
         for position, action in enumerate(self.actions):
             self._post(action)
             if position + 1 < len(self.actions):
                 self._post(self.actions[position + 1])
-            begin = len(self.builder.instructions)
+            begin = len(self.writer.instructions)
             self._act(action)
             if self.updates is not None:
                 self.updates.after(action, position, begin)
-            for index in range(begin, len(self.builder.instructions)):
-                instruction = self.builder.instructions[index]
-                self.builder.instructions[index] = replace(instruction, stage=action.stage)
+            for index in range(begin, len(self.writer.instructions)):
+                instruction = self.writer.instructions[index]
+                self.writer.instructions[index] = replace(instruction, stage=action.stage)
         if self.updates is not None:
             self.updates.end()
         self._nothing_elsewhere()
@@ -169,38 +168,19 @@ class PipelineWriter:
     def _commit(self, entry: MicroBatch, stage: StagePieces) -> None:
         changed = stage.graph.new_buffers
         if changed:
-            self.builder.add(
-                Commit,
-                "commit buffers",
-                "update",
-                reads=tuple(
-                    self.builder.name_of(entry.graph, node, entry.number) for node in changed.values()
-                ),
-                writes=tuple(f"buffer:{name}" for name in changed),
-                buffers=tuple(changed),
-                micro_batch=entry.number,
-            )
+            self.builder.commit(entry.graph, changed, entry.number)
 
     def _scalars(self, entry: MicroBatch) -> None:
         scalars = {"total": entry.local.total, "weight": entry.local.weight}
         for index, bucket in enumerate(self.builder.buckets):
             if bucket.scalars:
                 reads = tuple(
-                    self.builder.name_of(entry.graph, scalars[name], entry.number) for name in bucket.scalars
+                    self.builder.value_of(entry.graph, scalars[name], entry.number) for name in bucket.scalars
                 )
                 self._accumulate(index, reads, entry.number)
 
-    def _accumulate(self, index: int, reads: tuple[str, ...], number: int | None) -> None:
-        self.builder.add(
-            Accumulate,
-            f"bucket {index}",
-            "backward",
-            reads=reads,
-            writes=(f"bucket:{index}",),
-            bucket=index,
-            fresh=index not in self.filled,
-            micro_batch=number,
-        )
+    def _accumulate(self, index: int, reads: tuple[Value, ...], number: int | None) -> None:
+        self.builder.gradients.put(index, reads, number, fresh=index not in self.filled)
         self.filled.add(index)
 
     def _nothing_elsewhere(self) -> None:
@@ -211,10 +191,10 @@ class PipelineWriter:
                     self.builder.gradients.accumulate(index, (), None, fresh=True, send=True)
                 continue
             if index not in self.filled:
-                self.builder.add(Tally, "no loss here", "update", writes=("nothing",))
-                self._accumulate(index, ("nothing",) * len(bucket.scalars), None)
+                self.writer.add(Tally(name="no loss here", kind="update", writes=(NOTHING,)))
+                self._accumulate(index, (NOTHING,) * len(bucket.scalars), None)
             assert bucket.axis is not None
-            self.builder.start(f"bucket:{index}", "all_reduce", bucket.axis, None, bucket.num_bytes)
+            self.builder.start(Value.bucket(index), bucket.axis, None, bucket.num_bytes)
 
     def _rank_of(self, stage: int) -> int:
         return stage % self.ranks
@@ -236,55 +216,43 @@ class PipelineWriter:
         entry = self.micro[action.micro_batch]
         for source, names, message in self._messages(action, direction):
             if message not in self.posted:
-                writes = tuple(self.builder.name_of(entry.graph, name, entry.number) for name in names)
-                self.posted[message] = self.builder.add(
-                    Recv,
-                    f"receive {message}",
-                    "communication",
-                    lane="communication",
-                    axis=PIPE,
-                    source=self._rank_of(source),
-                    message=message,
-                    writes=writes,
-                    micro_batch=entry.number,
-                    stage=action.stage,
-                    num_bytes=sum(self.builder.values[name].num_bytes for name in writes),
+                writes = tuple(self.builder.value_of(entry.graph, name, entry.number) for name in names)
+                self.posted[message] = self.writer.add(
+                    Recv(
+                        name=f"receive {message}",
+                        axis=PIPE,
+                        source=self._rank_of(source),
+                        message=message,
+                        writes=writes,
+                        micro_batch=entry.number,
+                        stage=action.stage,
+                        num_bytes=sum(self.builder.values[value].num_bytes for value in writes),
+                    )
                 )
 
     def _arrive(self, action: Action, direction: Direction) -> None:
-        entry = self.micro[action.micro_batch]
-        for _, names, message in self._messages(action, direction):
-            values = tuple(self.builder.name_of(entry.graph, name, entry.number) for name in names)
-            self.builder.add(
-                Wait,
-                f"wait for {message}",
-                "wait",
-                of=self.posted.pop(message),
-                reads=values,
-                writes=values,
-                micro_batch=entry.number,
-            )
+        for _, _, message in self._messages(action, direction):
+            self.writer.wait(self.posted.pop(message), message, self.micro[action.micro_batch].number)
 
     def _send(self, entry: MicroBatch, stage: StagePieces, direction: Direction) -> None:
         for (way, to), names in stage.graph.sends.items():
             if way == direction and self._rank_of(to) != self.coordinate:
-                reads = tuple(self.builder.name_of(entry.graph, name, entry.number) for name in names)
-                for name in reads:  # what is itself the result of a collective
-                    self.builder.wait(name, entry.number)
+                reads = tuple(self.builder.value_of(entry.graph, name, entry.number) for name in names)
+                for value in reads:  # what is itself the result of a collective
+                    self.builder.wait(value, entry.number)
                 if self.updates is not None:
                     self.updates.before_send(entry, reads)
                 message = _message(direction, stage.graph.stage, to, entry.number)
-                self.builder.add(
-                    Send,
-                    f"send {message}",
-                    "communication",
-                    lane="communication",
-                    axis=PIPE,
-                    to=self._rank_of(to),
-                    message=message,
-                    reads=reads,
-                    micro_batch=entry.number,
-                    num_bytes=sum(self.builder.values[name].num_bytes for name in reads),
+                self.writer.add(
+                    Send(
+                        name=f"send {message}",
+                        axis=PIPE,
+                        to=self._rank_of(to),
+                        message=message,
+                        reads=reads,
+                        micro_batch=entry.number,
+                        num_bytes=sum(self.builder.values[value].num_bytes for value in reads),
+                    )
                 )
 
 

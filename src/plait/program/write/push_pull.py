@@ -5,17 +5,16 @@ has filled it. Weights are asked for at the start of a step, in the order in whi
 waited for where it does. A server's program is one instruction for the whole run: what comes next is not known.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from plait.errors import ProgramError
 from plait.graph.graph import Graph
-from plait.program.instructions import Accumulate, Outcome, Pull, Push, PushBuffers, Serve, Update, Wait
+from plait.program.instructions import Accumulate, Outcome, Pull, Push, PushBuffers, Serve, Update
 from plait.program.program import Bucket, Program, RankProgram, Segment
 from plait.program.segment.cut import Piece
-
-Add = Callable[..., int]
-"""Writes down an instruction, given its class, name, kind and fields; returns its id."""
+from plait.program.value import TOTAL, WEIGHT, Value
+from plait.program.write.writer import Writer
 
 SERVERS = "servers"
 """What buckets that servers sum have in place of a mesh axis."""
@@ -39,50 +38,47 @@ def in_order_of_use(graph: Graph, buckets: Sequence[Bucket], pieces: Sequence[Pi
 class ServerSide:
     """What a worker's step exchanges with the servers."""
 
-    def __init__(self, buckets: Sequence[Bucket], add: Add) -> None:
+    def __init__(self, buckets: Sequence[Bucket], writer: Writer) -> None:
         self._buckets = buckets
-        self._add = add
+        self._writer = writer
         self._started: dict[int, int] = {}
 
     def pull(self, order: Iterable[int]) -> None:
         """Ask for the weights of buckets."""
         for index in order:
             bucket = self._buckets[index]
-            self._started[index] = self._add(
-                Pull, f"pull {index}", "communication", lane="communication", bucket=index,
-                writes=_parameters(bucket), num_bytes=_weight_bytes(bucket),
+            self._started[index] = self._writer.add(
+                Pull(
+                    name=f"pull {index}", bucket=index, writes=tuple(map(Value.parameter, bucket.parameters)),
+                    num_bytes=_weight_bytes(bucket),
+                )
             )  # fmt: skip
 
     def wait(self, order: Iterable[int], number: int | None) -> None:
         """Have the weights of buckets at hand."""
         for index in order:
             if index in self._started:
-                names = _parameters(self._buckets[index])
-                self._add(
-                    Wait, f"wait for weights {index}", "wait", of=self._started.pop(index), reads=names,
-                    writes=names, micro_batch=number,
-                )  # fmt: skip
+                self._writer.wait(self._started.pop(index), f"weights {index}", number)
 
     def push(self, index: int, number: int | None) -> None:
         """Send a bucket that is full."""
-        self._add(
-            Push, f"push {index}", "communication", lane="communication", bucket=index,
-            reads=(f"bucket:{index}",), micro_batch=number, num_bytes=self._buckets[index].num_bytes,
+        self._writer.add(
+            Push(
+                name=f"push {index}", bucket=index, reads=(Value.bucket(index),), micro_batch=number,
+                num_bytes=self._buckets[index].num_bytes,
+            )
         )  # fmt: skip
 
     def push_buffers(self, names: Sequence[str]) -> None:
         """Send what a step has made of the buffers, for whoever continues from a checkpoint."""
-        reads = tuple(f"buffer:{name}" for name in names)
-        self._add(
-            PushBuffers, "push buffers", "communication", lane="communication", reads=reads,
-            buffers=tuple(names),
-        )  # fmt: skip
+        reads = tuple(map(Value.buffer, names))
+        self._writer.add(PushBuffers(name="push buffers", reads=reads, buffers=tuple(names)))
 
     def finish(self, *, late_weight: bool) -> None:
         """The end of a step: the servers do the rest."""
-        names = tuple(f"bucket:{index}" for index in range(len(self._buckets)))
-        self._add(
-            Outcome, "outcome", "update", reads=names, writes=("total", "weight"), late_weight=late_weight
+        names = tuple(map(Value.bucket, range(len(self._buckets))))
+        self._writer.add(
+            Outcome(name="outcome", reads=names, writes=(TOTAL, WEIGHT), late_weight=late_weight)
         )
 
 
@@ -95,7 +91,6 @@ def with_servers(program: Program) -> Program:
     serve = Serve(
         id=0,
         name="serve",
-        kind="update",
         order=tuple(i.bucket for i in first.instructions if isinstance(i, Pull)),
         buffers=buffers[0].buffers if buffers else (),
     )
@@ -116,10 +111,6 @@ def check_served(entry: RankProgram) -> None:
             raise ProgramError(f"bucket:{index} is pushed {len(sent)} times, or before it is full.")
         if bucket.parameters and bucket.axis == SERVERS and pulls.count(index) != 1:
             raise ProgramError(f"the weights of bucket:{index} are pulled {pulls.count(index)} times.")
-
-
-def _parameters(bucket: Bucket) -> tuple[str, ...]:
-    return tuple(f"parameter:{name}" for name in bucket.parameters)
 
 
 def _weight_bytes(bucket: Bucket) -> int:

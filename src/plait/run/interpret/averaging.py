@@ -22,6 +22,7 @@ from plait.plan.plan import Plan
 from plait.program.averaging import averages, has_center, mixes
 from plait.program.instructions import Flatten, Lookahead, Mix, Momentum
 from plait.program.program import Bucket
+from plait.program.value import Value
 from plait.run.interpret.state import ModelState
 from plait.run.link.links import Links
 from plait.torch_private import foreach
@@ -55,7 +56,7 @@ class Averaging:
         instruction: Flatten | Lookahead | Momentum | Mix,
         bucket: Bucket,
         plan: Plan,
-        values: dict[str, Any],
+        values: dict[Value, Any],
     ) -> None:
         """Do what an instruction says with a flat."""
         match instruction:
@@ -148,19 +149,19 @@ class Averaging:
             yield
             return
         state, workers = self._state, plan.mesh.size
-        own = {f"parameter:{name}": p.detach() for name, p in state.named}
-        own |= {f"buffer:{name}": b for name, b in state.buffers.items() if b.is_floating_point()}
-        before = {name: tensor.clone() for name, tensor in own.items()}
-        for name, tensor in own.items():
-            found = self.center.get(name.removeprefix("parameter:")) if plan.sync.rule == "easgd" else None
+        own = [(name, p.detach()) for name, p in state.named]
+        own += [(name, b) for name, b in state.buffers.items() if b.is_floating_point()]
+        before = [tensor.clone() for _, tensor in own]
+        for name, tensor in own:
+            found = self.center.get(name) if plan.sync.rule == "easgd" else None
             if found is None:
                 found = add_up(tensor.clone()).to(tensor.device) / workers
             tensor.copy_(found)
         try:
             yield
         finally:
-            for name, tensor in own.items():
-                tensor.copy_(before[name])
+            for (_, tensor), kept in zip(own, before, strict=True):
+                tensor.copy_(kept)
 
 
 def views_of(bucket: Bucket, flat: Tensor) -> list[Tensor]:
@@ -171,10 +172,8 @@ def views_of(bucket: Bucket, flat: Tensor) -> list[Tensor]:
 
 
 def tensors_of(bucket: Bucket, state: ModelState) -> list[Tensor]:
-    """The parameters and buffers (`buffer:name`) that a flat is made of."""
+    """The parameters, or buffers, that a flat is made of."""
     return [
-        state.buffers[name.removeprefix("buffer:")]
-        if name.startswith("buffer:")
-        else state.parameters[name].detach()
-        for name in bucket.parameters
+        *(state.parameters[name].detach() for name in bucket.parameters),
+        *(state.buffers[name] for name in bucket.buffers),
     ]

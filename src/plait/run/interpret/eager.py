@@ -14,22 +14,20 @@ from plait.errors import JobError, PlaitError
 from plait.job.data.loader import Share
 from plait.job.job import Job
 from plait.job.origin import fix_of, told
+from plait.program.instructions import Opaque
 from plait.run.interpret.state import ModelState
 from plait.torch_private import pytree
 
 _ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
 
 
-def run_eagerly(
-    state: ModelState, share: Share, parameters: tuple[str, ...], step: int, micro_batch: int
-) -> list[Tensor]:
+def run_eagerly(state: ModelState, share: Share, model: Opaque, step: int, micro_batch: int) -> list[Tensor]:
     """[total, weight, *gradients, *buffers] of one share; an empty share contributes zeros."""
-    names = [name for name in parameters if not name.startswith("buffer:")]
-    tensors = [state.parameters[name] for name in names]
+    tensors = [state.parameters[name] for name in model.parameters]
     zero = torch.zeros((), dtype=state.dtype, device=state.device)
     if len(share.ids) == 0:
         gradients: list[Any] = [torch.zeros_like(tensor) for tensor in tensors]
-        return [zero, zero.clone(), *gradients, *_buffers(state, parameters, share)]
+        return [zero, zero.clone(), *gradients, *_buffers(state, model.buffers, share)]
     batch = pytree.tree_map_only(Tensor, state.place, share.batch)
     seed = (state.job.seed * 1_000_003 + step) * 1_000_003 + micro_batch * 65_537 + share.offset
     with (
@@ -42,7 +40,7 @@ def run_eagerly(
             total, weight = total_and_weight(state.job, batch, len(share.ids), result)
         found = torch.autograd.grad(total, tensors, allow_unused=True)
     gradients = [torch.zeros_like(t) if g is None else g for t, g in zip(tensors, found, strict=True)]
-    return [total.detach(), weight.detach(), *gradients, *_buffers(state, parameters, share)]
+    return [total.detach(), weight.detach(), *gradients, *_buffers(state, model.buffers, share)]
 
 
 def try_eagerly(job: Job, batch: Any) -> None:
@@ -59,11 +57,10 @@ def try_eagerly(job: Job, batch: Any) -> None:
         ) from error
 
 
-def _buffers(state: ModelState, parameters: tuple[str, ...], share: Share) -> list[Tensor]:
+def _buffers(state: ModelState, names: tuple[str, ...], share: Share) -> list[Tensor]:
     """Summands of the ranks' buffers: their mean by samples; counters are those of the first rank that has samples."""
     fraction = len(share.ids) / sum(share.sizes)
     leads = 1.0 if len(share.ids) > 0 and share.offset == 0 else 0.0
-    names = [name.removeprefix("buffer:") for name in parameters if name.startswith("buffer:")]
     buffers = [state.buffers[name].detach() for name in names]
     return [
         buffer * fraction if buffer.is_floating_point() else buffer.double() * leads for buffer in buffers

@@ -128,7 +128,7 @@ class GradientStore:
 
     def add(self, bucket: Bucket, tensors: list[Tensor], *, fresh: bool) -> None:
         """Gradients, then the bucket's scalars, then scalars that no bucket carries."""
-        count = len(bucket.parameters)
+        count = len(bucket.shapes)
         gradients, scalars = tensors[:count], tensors[count : count + len(bucket.scalars)]
         loose = tensors[count + len(bucket.scalars) :]
         tensors.clear()
@@ -185,8 +185,8 @@ class GradientStore:
         return {
             name: tensor
             for bucket in buckets
+            if bucket.parameters
             for name, tensor in zip(bucket.parameters, self._parts(bucket), strict=True)
-            if not name.startswith("buffer:")
         }
 
     def _parts(self, bucket: Bucket) -> Sequence[Tensor]:
@@ -199,8 +199,8 @@ class GradientStore:
     def buffer(self, name: str) -> Tensor:
         """A buffer that travelled in a bucket."""
         for bucket, views in self._views.items():
-            if f"buffer:{name}" in bucket.parameters:
-                return views[bucket.parameters.index(f"buffer:{name}")]
+            if name in bucket.buffers:
+                return views[bucket.buffers.index(name)]
         raise KeyError(name)
 
     def finish(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from plait.plan.plan import DATA, PIPE
 from plait.program.layout import Layout
+from plait.program.value import Value
 from plait.run.link.links import Links
 
 
@@ -70,11 +71,11 @@ class Holding:
         self.parameters = {name: made[name] for name in held}
         return self.parameters
 
-    def values(self) -> dict[str, Tensor]:
+    def values(self) -> dict[Value, Tensor]:
         """What instructions call these tensors."""
         if self.layout.groups:
-            return {f"chunk:{index}": chunk for index, chunk in enumerate(self.chunks)}
-        return {f"parameter:{name}": part.detach() for name, part in self.parameters.items()}
+            return {Value.chunk(index): chunk for index, chunk in enumerate(self.chunks)}
+        return {Value.parameter(name): part.detach() for name, part in self.parameters.items()}
 
     def room(self, group: int) -> Tensor:
         """Where the whole of a group is gathered to: its own place where parameters stay, else new memory."""

@@ -18,7 +18,8 @@ from plait.job.data.loader import Share
 from plait.plan.plan import DATA
 from plait.program import instructions as ins
 from plait.program.cost.places import places_of
-from plait.program.program import Bucket, Program, RankProgram, Value
+from plait.program.program import Bucket, Program, RankProgram, Spec
+from plait.program.value import SQUARES, TOTAL, WEIGHT, Value
 from plait.run.interpret.averaging import Averaging
 from plait.run.interpret.compression import Compressor
 from plait.run.interpret.eager import run_eagerly
@@ -89,12 +90,12 @@ class Machine:
         """In all collectives and messages so far; a collective counts what it gathers or sums once."""
         self.slowdown = 1.0
         """How much longer this rank takes to compute than it needs: for trying out a straggler."""
-        self._values: dict[str, Any] = state.values()
+        self._values: dict[Value, Any] = state.values()
         self._pending: dict[int, tuple[Handle, ins.Collective | ins.Recv | ins.Pull | ins.Exchange]] = {}
         self._sent: list[Handle] = []
-        self._constants: dict[int, dict[str, Tensor]] = {}
-        self._places: dict[str, tuple[Bucket, int]] = {}
-        self._places_by_program: dict[int, dict[str, tuple[Bucket, int]]] = {}
+        self._constants: dict[int, dict[Value, Tensor]] = {}
+        self._places: dict[Value, tuple[Bucket, int]] = {}
+        self._places_by_program: dict[int, dict[Value, tuple[Bucket, int]]] = {}
         self._program: Program | None = None
         self._shares: Sequence[Share] = ()
         self._step = 0
@@ -169,10 +170,10 @@ class Machine:
         self.outcome = None
         if shares:
             self.outcome = StepOutcome(
-                total=self._values.pop("total"), weight=self._values.pop("weight"), norm=self._norm
+                total=self._values.pop(TOTAL), weight=self._values.pop(WEIGHT), norm=self._norm
             )
 
-    def _constants_of(self, own: RankProgram) -> dict[str, Tensor]:
+    def _constants_of(self, own: RankProgram) -> dict[Value, Tensor]:
         key = id(own)
         if key not in self._constants:
             device, dtype = self.state.device, self.state.dtype
@@ -184,7 +185,7 @@ class Machine:
             }
         return self._constants[key]
 
-    def _places_of(self, program: Program, own: RankProgram) -> dict[str, tuple[Bucket, int]]:
+    def _places_of(self, program: Program, own: RankProgram) -> dict[Value, tuple[Bucket, int]]:
         """Gradients that may be made in their bucket, and where."""
         key = id(own)
         if key not in self._places_by_program:
@@ -200,8 +201,8 @@ class Machine:
         share = self._shares[number]
         leaves = [leaf for leaf in pytree.tree_leaves(share.batch) if isinstance(leaf, Tensor)]
         for index, leaf in enumerate(leaves):
-            self._values[f"{number}/batch.{index}"] = self.state.place(leaf)
-        key = f"{number}/key"
+            self._values[Value.batch(index, number)] = self.state.place(leaf)
+        key = Value.key(number)
         if key not in instruction.frees:  # nobody reads it where the model draws no random numbers
             self._values[key] = random_key(
                 seed=self.state.job.seed,
@@ -211,7 +212,7 @@ class Machine:
                 device=self.state.device,
             )
         for axis, coordinate in zip(self._axes, self._coordinates, strict=True):
-            self._values[f"{number}/offset:{axis}"] = share.offset if axis == DATA else coordinate
+            self._values[Value.offset(axis, number)] = share.offset if axis == DATA else coordinate
 
     def _compute(self, instruction: ins.Compute) -> None:
         assert self._program is not None
@@ -230,28 +231,28 @@ class Machine:
     def _opaque(self, instruction: ins.Opaque) -> None:
         number = instruction.micro_batch
         assert number is not None
-        results = run_eagerly(self.state, self._shares[number], instruction.parameters, self._step, number)
+        results = run_eagerly(self.state, self._shares[number], instruction, self._step, number)
         self._values.update(zip(instruction.writes, results, strict=True))
 
     def _collective(self, instruction: ins.Collective) -> None:
-        name = instruction.reads[0]
+        source = instruction.reads[0]
         out = None
-        if name.startswith("bucket:"):
-            tensor = self.store.flat(self._bucket(int(name.removeprefix("bucket:"))))
+        if source.kind == "bucket":
+            tensor = self.store.flat(self._bucket(source.number))
         else:
-            tensor = self._values[name]
+            tensor = self._values[source]
             if instruction.op == "all_reduce" and instruction.writes != instruction.reads:
                 tensor = tensor.clone(memory_format=torch.contiguous_format)
-        if name.startswith("chunk:"):
+        if source.kind == "chunk":
             assert self.state.holding is not None
-            out = self.state.holding.room(int(name.removeprefix("chunk:")))
+            out = self.state.holding.room(source.number)
         self.bytes_sent += instruction.num_bytes
         self._pending[instruction.id] = (self.links.start(instruction, tensor, out), instruction)
 
     def _send(self, instruction: ins.Send) -> None:
-        name = instruction.reads[0]
-        if name.startswith(("bucket:", "shard:")):
-            flat = self._part(name).reshape(-1).view(torch.uint8)
+        source = instruction.reads[0]
+        if source.kind in ("bucket", "shard"):
+            flat = self._part(source).reshape(-1).view(torch.uint8)
         else:
             tensors = [self._values[name] for name in instruction.reads]
             flat = pack(tensors, self._described(instruction.reads))
@@ -263,21 +264,21 @@ class Machine:
             self._sent.append(handle)
 
     def _recv(self, instruction: ins.Recv) -> None:
-        name = instruction.writes[0]
-        if name.startswith("part:"):
-            like = self._part(f"bucket:{name.split(':')[1]}")
+        made = instruction.writes[0]
+        if made.kind == "part":
+            like = self._part(made)
             flat = torch.empty_like(like).reshape(-1).view(torch.uint8)
         else:
             flat = room(self._described(instruction.writes), self.state.device)
         self._pending[instruction.id] = (self.links.receive(instruction, flat), instruction)
 
-    def _described(self, names: Sequence[str]) -> list[Value]:
+    def _described(self, names: Sequence[Value]) -> list[Spec]:
         assert self._own is not None
         return [self._own.values[name] for name in names]
 
-    def _part(self, name: str) -> Tensor:
+    def _part(self, value: Value) -> Tensor:
         """What this rank has of a bucket before tied parts are added: the sums of its own shard, or all."""
-        return self.store.whole_or_kept(self._bucket(int(name.split(":")[1])))
+        return self.store.whole_or_kept(self._bucket(value.number))
 
     def _join(self, instruction: ins.Join) -> None:
         parts = {instruction.own: self._part(instruction.reads[0])}
@@ -294,17 +295,17 @@ class Machine:
         if isinstance(started, ins.Pull):
             return  # written to the parameters as it came
         if isinstance(started, ins.Recv):
-            if started.writes[0].startswith("part:"):
-                like = self._part(f"bucket:{started.writes[0].split(':')[1]}")
+            if started.writes[0].kind == "part":
+                like = self._part(started.writes[0])
                 self._values[started.writes[0]] = result.view(like.dtype).view(like.shape)
             else:
                 views = unpack(result, self._described(started.writes))
                 self._values.update(zip(started.writes, views, strict=True))
             return
-        name = started.reads[0]
-        if name.startswith("chunk:"):
+        source = started.reads[0]
+        if source.kind == "chunk":
             assert self._program is not None
-            group = self._program.layout.groups[int(name.removeprefix("chunk:"))]
+            group = self._program.layout.groups[source.number]
             self._values.update(zip(started.writes, group.views(result), strict=True))
         else:
             self._values[started.writes[0]] = result
@@ -336,7 +337,7 @@ class Machine:
         for name in instruction.frees:
             self._values.pop(name, None)
         self.store.add(bucket, tensors, fresh=instruction.fresh)
-        self._values[f"bucket:{instruction.bucket}"] = None
+        self._values[instruction.writes[0]] = None
 
     def _compress(self, instruction: ins.Compress) -> None:
         assert self._program is not None
@@ -356,24 +357,24 @@ class Machine:
         self.store.keep(self._bucket(instruction.bucket), part, fresh=instruction.fresh)
 
     def _square_sum(self, instruction: ins.SquareSum) -> None:
-        self._values["squares"] = self.store.squares(self._buckets, instruction.axes)
+        self._values[instruction.writes[0]] = self.store.squares(self._buckets, instruction.axes)
 
     def _finish(self, instruction: ins.Finish) -> None:
         assert self._program is not None
         program = self._program
         scalars = self.store.scalars(self._buckets)
-        self._values["total"] = scalars["total"].clone()
+        self._values[TOTAL] = scalars["total"].clone()
         weight: Any = program.total_weight
         if instruction.late_weight:
             weight = scalars["weight"].clone()
         elif weight is None:
-            weight = self._values["weight"]
-        self._values["weight"] = weight
+            weight = self._values[WEIGHT]
+        self._values[WEIGHT] = weight
         self._norm = self.store.finish(
             self._buckets,
             late_weight=weight if instruction.late_weight else None,
             clip_norm=instruction.clip_norm,
-            squares=self._values.get("squares"),
+            squares=self._values.get(SQUARES),
         )
 
     def _push(self, instruction: ins.Push) -> None:
@@ -395,8 +396,8 @@ class Machine:
         weight: Any = self._program.total_weight
         if instruction.late_weight:
             weight = scalars["weight"].clone()
-        self._values["total"] = scalars["total"].clone()
-        self._values["weight"] = self._values["weight"] if weight is None else weight
+        self._values[TOTAL] = scalars["total"].clone()
+        self._values[WEIGHT] = self._values[WEIGHT] if weight is None else weight
 
     def _stash(self, instruction: ins.Stash) -> None:
         for source, name in zip(instruction.reads, instruction.writes, strict=True):
@@ -410,7 +411,7 @@ class Machine:
 
     def _commit(self, instruction: ins.Commit) -> None:
         for name, source in zip(instruction.buffers, instruction.reads, strict=True):
-            new = self.store.buffer(name) if source.startswith("bucket:") else self._values[source]
+            new = self.store.buffer(name) if source.kind == "bucket" else self._values[source]
             self.state.buffers[name].copy_(new)
 
     def _average(self, instruction: ins.Flatten | ins.Lookahead | ins.Momentum | ins.Mix) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from plait.job.job import Job
 from plait.job.schedule import Schedule
 from plait.plan.plan import PIPE
+from plait.program.value import Value
 from plait.run.checkpoint.state import (
     OptimizerState,
     TrainingState,
@@ -73,13 +74,13 @@ class ModelState:
     def _digest_of_model(self) -> str:
         return digest_of(dict(self.model.named_parameters()) | dict(self.model.named_buffers()))
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> dict[Value, Any]:
         """What instructions call these tensors."""
         if self.holding is not None:
-            named: dict[str, Any] = dict(self.holding.values())
+            named: dict[Value, Any] = dict(self.holding.values())
         else:
-            named = {f"parameter:{name}": p.detach() for name, p in self.parameters.items()}
-        return named | {f"buffer:{name}": buffer for name, buffer in self.buffers.items()}
+            named = {Value.parameter(name): p.detach() for name, p in self.parameters.items()}
+        return named | {Value.buffer(name): buffer for name, buffer in self.buffers.items()}
 
     def place(self, leaf: Tensor) -> Tensor:
         """A tensor of a batch on this rank's device, in its floating dtype where it has one."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from plait.errors import RunError
 from plait.plan.plan import Plan
 from plait.program.averaging import averages
-from plait.program.program import Value
+from plait.program.program import Spec
 from plait.run.checkpoint.state import TrainingState, collect_optimizer, restore_optimizer
 from plait.run.interpret.averaging import Averaging
 from plait.run.interpret.state import ModelState
@@ -89,7 +89,7 @@ def _gather(
         return [numbers], [dict(own)]
     place = device if dist.get_backend() == "nccl" else torch.device("cpu")
     placed = {name: tensor.to(place) for name, tensor in own.items()}
-    values = {n: Value(kind="parameter", shape=tuple(t.shape), dtype=t.dtype) for n, t in placed.items()}
+    values = {n: Spec(kind="parameter", shape=tuple(t.shape), dtype=t.dtype) for n, t in placed.items()}
     shapes = {name: [str(value.dtype), list(value.shape)] for name, value in values.items()}
     told = tell({"tensors": shapes, "numbers": numbers})
     if rank > 0:
@@ -97,21 +97,21 @@ def _gather(
         return [], []
     found = [placed]
     for other in range(1, ranks):
-        wanted = {name: _value(*about) for name, about in told[other]["tensors"].items()}
+        wanted = {name: _spec(*about) for name, about in told[other]["tensors"].items()}
         flat = room(list(wanted.values()), place)
         dist.recv(flat, other)
         found.append(dict(zip(wanted, unpack(flat, list(wanted.values())), strict=True)))
     return [entry["numbers"] for entry in told], found
 
 
-def _value(dtype: str, shape: list[int]) -> Value:
+def _spec(dtype: str, shape: list[int]) -> Spec:
     """A tensor as another worker tells of it."""
     known = getattr(torch, dtype.removeprefix("torch."), None)
     if not isinstance(known, torch.dtype) or not all(
         isinstance(extent, int) and extent >= 0 for extent in shape
     ):
         raise RunError(f"a worker tells of a tensor of type {dtype!r} and shape {shape}.")
-    return Value(kind="parameter", shape=tuple(shape), dtype=known)
+    return Spec(kind="parameter", shape=tuple(shape), dtype=known)
 
 
 def _within(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

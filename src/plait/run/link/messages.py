@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from plait.program.program import Value
+from plait.program.program import Spec
 
 _ALIGNMENT = 64
 
 
-def pack(tensors: Sequence[Tensor], values: Sequence[Value]) -> Tensor:
+def pack(tensors: Sequence[Tensor], values: Sequence[Spec]) -> Tensor:
     """All tensors as one message."""
     if len(tensors) == 1 and tensors[0].is_contiguous() and _strides(values[0]) == tensors[0].stride():
         return tensors[0].reshape(-1).view(torch.uint8)
@@ -25,13 +25,13 @@ def pack(tensors: Sequence[Tensor], values: Sequence[Value]) -> Tensor:
     return flat
 
 
-def room(values: Sequence[Value], device: torch.device) -> Tensor:
+def room(values: Sequence[Spec], device: torch.device) -> Tensor:
     """Memory for a message."""
     size = sum(_padded(value) for value in values[:-1]) + values[-1].num_bytes
     return torch.empty(size, dtype=torch.uint8, device=device)
 
 
-def unpack(flat: Tensor, values: Sequence[Value]) -> list[Tensor]:
+def unpack(flat: Tensor, values: Sequence[Spec]) -> list[Tensor]:
     """The tensors of a message, as views."""
     found, start = [], 0
     for value in values:
@@ -41,11 +41,11 @@ def unpack(flat: Tensor, values: Sequence[Value]) -> list[Tensor]:
     return found
 
 
-def _padded(value: Value) -> int:
+def _padded(value: Spec) -> int:
     return -(-value.num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def _strides(value: Value) -> tuple[int, ...]:
+def _strides(value: Spec) -> tuple[int, ...]:
     """The value's own strides where it fills its memory, else those of a contiguous tensor."""
     count = 1
     for extent in value.shape:
@@ -60,7 +60,7 @@ def _strides(value: Value) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _is_permuted(value: Value) -> bool:
+def _is_permuted(value: Spec) -> bool:
     """Whether each element has a place of its own."""
     step = 1
     for stride, extent in sorted((s, n) for n, s in zip(value.shape, value.strides, strict=True) if n != 1):

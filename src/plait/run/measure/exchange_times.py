@@ -13,9 +13,10 @@ from statistics import median
 import torch
 
 from plait.plan.mesh import Mesh
-from plait.program.cost.op_key import exchange_key
+from plait.program.cost.op_key import exchange_key, is_placed
 from plait.program.instructions import Collective, Recv, Send
 from plait.program.program import Program
+from plait.program.value import Value
 from plait.run.link.links import Links
 from plait.run.link.shared_links import links_between
 
@@ -53,23 +54,26 @@ def exchanges_of(program: Program, busy: int) -> list[Exchange]:
                 shape, dtype, size = (max(instruction.num_bytes, 1),), torch.uint8, 2
             elif isinstance(instruction, Collective) and not instruction.op.startswith("halo"):
                 size = mesh.size_of(instruction.axis)
-                name = instruction.reads[0]
-                index = int(name.partition(":")[2]) if name.startswith(("bucket:", "chunk:")) else 0
-                if name.startswith("bucket:"):
-                    bucket = entry.buckets[index]
+                source = instruction.reads[0]
+                if source.kind == "bucket":
+                    bucket = entry.buckets[source.number]
                     shape, dtype = (bucket.num_elements,), bucket.dtype
-                elif name.startswith("chunk:"):
-                    group = program.layout.groups[index]
+                elif source.kind == "chunk":
+                    group = program.layout.groups[source.number]
                     shape, dtype = (group.chunk_elements,), group.dtype
-                elif name in entry.values:
-                    shape, dtype = entry.values[name].shape, entry.values[name].dtype
+                elif source in entry.values:
+                    shape, dtype = entry.values[source].shape, entry.values[source].dtype
             else:
                 continue
             if size > 1:
                 key = exchange_key(instruction, size, busy)
-                placed = instruction.reads[0].startswith(("bucket:", "chunk:"))
                 found[key] = Exchange(
-                    key=key, size=size, instruction=instruction, shape=shape, dtype=dtype, placed=placed
+                    key=key,
+                    size=size,
+                    instruction=instruction,
+                    shape=shape,
+                    dtype=dtype,
+                    placed=is_placed(instruction),
                 )
     return [found[key] for key in sorted(found)]
 
@@ -94,8 +98,8 @@ def time_exchanges(exchanges: Sequence[Exchange], rank: int, ranks: int) -> dict
 
 def _collective(exchange: Exchange, like: Collective, links: Links) -> float:
     instruction = Collective(
-        id=0, name=like.name, kind="communication", op=like.op, axis=_GROUP, dim=like.dim,
-        extents=like.extents, reads=("x",), writes=("y",), num_bytes=like.num_bytes,
+        name=like.name, op=like.op, axis=_GROUP, dim=like.dim, extents=like.extents, reads=(Value.bucket(0),),
+        writes=(Value.bucket(0),), num_bytes=like.num_bytes,
     )  # fmt: skip
     count = torch.Size(exchange.shape).numel()
     tensor = links.buffer(count, exchange.dtype, _CPU, _GROUP) if exchange.placed else None
@@ -136,9 +140,8 @@ def _message(exchange: Exchange, links: Links, place: int) -> float:
 
 
 def _meet(links: Links) -> None:
-    instruction = Collective(
-        id=0, name="meet", kind="communication", op="all_reduce", axis=_GROUP, reads=("x",), writes=("y",)
-    )
+    here = (Value.bucket(0),)
+    instruction = Collective(name="meet", op="all_reduce", axis=_GROUP, reads=here, writes=here)
     links.start(instruction, torch.zeros(1)).result()
 
 

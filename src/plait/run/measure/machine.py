@@ -19,6 +19,7 @@ from plait.cluster.calibration import Calibration
 from plait.cluster.cluster import Cluster, Device, Link
 from plait.cluster.presets import PRESETS, Preset
 from plait.program.instructions import Collective
+from plait.program.value import Value
 from plait.run.measure.exchange_times import Exchange, mean_of_ranks, time_exchanges
 from plait.run.measure.fit import Fit, fit_line, fit_saturating
 from plait.run.measure.load import complaint, foreign_cores, spread
@@ -179,8 +180,7 @@ def _shared_all_reduces(ranks: int) -> list[Exchange]:
         Exchange(
             key=f"shared {size}", size=ranks, shape=(size // 4,), dtype=torch.float32, placed=True,
             instruction=Collective(
-                id=0, name="all_reduce", kind="communication", op="all_reduce", axis="data", reads=("bucket:0",),
-                num_bytes=size,
+                name="all_reduce", op="all_reduce", axis="data", reads=(Value.bucket(0),), num_bytes=size
             ),
         )
         for size in _SIZES

@@ -18,11 +18,13 @@ from torch import Tensor, fx
 from plait.graph.ops.random import random_key
 from plait.program.cost.op_key import op_key
 from plait.program.instructions import Compute
-from plait.program.program import RankProgram, Value
+from plait.program.program import RankProgram, Spec
 from plait.program.segment.codegen import function_of
+from plait.program.value import Value
 from plait.torch_private import cuda, pytree
 
-_LASTING = ("parameter:", "buffer:", "constant:")
+_LASTING = ("parameter", "buffer")
+"""Kinds of values that are made up once."""
 _SMALL = 0.02
 """Spread of made-up numbers: products of many of them stay of their size."""
 _PAUSE_CYCLES = 40_000_000
@@ -190,41 +192,40 @@ class _Values:
     def __init__(self, own: RankProgram, batch: Sequence[Tensor], device: torch.device) -> None:
         self._own, self._device = own, device
         self._batch = [leaf.to(device) for leaf in batch]
-        self._lasting: dict[str, Any] = {}
-        self._now: dict[str, Any] = {}
+        self._lasting: dict[Value, Any] = {}
+        self._now: dict[Value, Any] = {}
 
-    def get(self, name: str) -> Any:
+    def get(self, name: Value) -> Any:
         for known in (self._now, self._lasting):
             if name in known:
                 return known[name]
         made = self._make(name)
-        (self._lasting if name.startswith(_LASTING) else self._now)[name] = made
+        (self._lasting if name.kind in _LASTING else self._now)[name] = made
         return made
 
-    def put(self, name: str, value: Any) -> None:
+    def put(self, name: Value, value: Any) -> None:
         self._now[name] = value
 
-    def drop(self, names: Sequence[str]) -> None:
+    def drop(self, names: Sequence[Value]) -> None:
         for name in names:
             self._now.pop(name, None)
 
-    def _make(self, name: str) -> Any:
-        inner = name.partition("/")[2]
-        if name in self._own.constants:
-            return self._own.constants[name].to(self._device)
-        if inner.startswith("batch."):
-            return self._batch[int(inner.removeprefix("batch."))]
-        if inner.startswith("offset:"):
+    def _make(self, value: Value) -> Any:
+        if value in self._own.constants:
+            return self._own.constants[value].to(self._device)
+        if value.kind == "batch":
+            return self._batch[value.number]
+        if value.kind == "offset":
             return 0
-        if inner == "key":
+        if value.kind == "key":
             return random_key(seed=0, step=0, micro_batch=0, first_sample=0, device=self._device)
-        value = self._own.values.get(name)
-        if value is None:
+        spec = self._own.values.get(value)
+        if spec is None:
             return torch.ones((), device=self._device)
-        return _random(value, self._device, positive=name.startswith("buffer:"))
+        return _random(spec, self._device, positive=value.kind == "buffer")
 
 
-def _random(value: Value, device: torch.device, *, positive: bool) -> Tensor:
+def _random(value: Spec, device: torch.device, *, positive: bool) -> Tensor:
     strides = value.strides or torch.empty(value.shape, device="meta").stride()
     made = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=device)
     if not value.dtype.is_floating_point:

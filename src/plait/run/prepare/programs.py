@@ -25,6 +25,7 @@ from plait.program.compile import Settings, compile_program
 from plait.program.layout import Layout
 from plait.program.opaque import ParameterShape, compile_opaque
 from plait.program.program import Program
+from plait.program.value import Value
 from plait.program.write.push_pull import with_servers
 from plait.run.interpret.eager import counts_samples
 from plait.run.interpret.holding import Holding
@@ -273,16 +274,18 @@ class Programs:
     def _shapes(self) -> tuple[ParameterShape, ...]:
         if self._parameters is None:
             model = self.job.build_model()
-            entries = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+            entries: list[tuple[Value, torch.Tensor]] = [
+                (Value.parameter(n), p) for n, p in model.named_parameters() if p.requires_grad
+            ]
             if self.plan.mesh.size > 1 and not self.plan.sync.alone:
-                entries += [(f"buffer:{n}", b) for n, b in model.named_buffers()]  # type: ignore[misc]
+                entries += [(Value.buffer(n), b) for n, b in model.named_buffers()]
             self._parameters = tuple(
                 ParameterShape(
-                    name=n,
+                    value=value,
                     shape=tuple(t.shape),
                     dtype=self._own_dtype(t) if t.is_floating_point() else torch.float64,
                 )
-                for n, t in entries
+                for value, t in entries
             )
         return self._parameters
 
