@@ -190,7 +190,10 @@ def run(task: Task, way: Way, workers: int, seed: int, folder: Path, slow: Mappi
     """One run, or what is left of it where it was kept."""
     if not (folder / "totals.json").exists():
         job = job_of(task, way, workers, seed)
-        if plait.train(job, plan_of(task, way, workers), out=folder, slow=slow).stopped is not None:
+        if (
+            plait.train(job, plan_of(task, way, workers), out=folder, trial=plait.Trial(slow=slow)).stopped
+            is not None
+        ):
             raise KeyboardInterrupt
         shutil.rmtree(folder / "checkpoints")
         (folder / "trace" / "trace.json").unlink()

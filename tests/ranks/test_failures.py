@@ -73,7 +73,7 @@ def test_a_sample_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.Ca
 def test_complaint_09_a_hang_is_reported_with_who_waits_for_whom(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(HangError) as caught:
-        plait.train(jobs.hanging(), ranks=2, out=tmp_path / "run", hang_s=3)
+        plait.train(jobs.hanging(), ranks=2, out=tmp_path / "run", limits=plait.Limits(hang_s=3))
     assert 3 < time.monotonic() - began < 60
     error = caught.value
     assert len(error.waiting) == len(error.missing) == 1
@@ -96,7 +96,7 @@ def test_complaint_09_the_command_exits_1_after_a_hang(
 def test_a_slow_step_is_no_hang(tmp_path: Path) -> None:
     """All ranks are slow together: nobody waits for longer than the limit."""
     job = replace(jobs.plain(), data=jobs.Marked(None, lambda: time.sleep(0.1)))
-    assert len(plait.train(job, ranks=2, steps=2, out=tmp_path, hang_s=1.5).losses) == 2
+    assert len(plait.train(job, ranks=2, steps=2, out=tmp_path, limits=plait.Limits(hang_s=1.5)).losses) == 2
 
 
 @pytest.mark.parametrize("ranks", ["1", "2"])

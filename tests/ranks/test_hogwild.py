@@ -24,7 +24,12 @@ def test_two_workers_train_one_model(tmp_path: Path, shared: bool) -> None:
     job = replace(jobs.dropout(), epochs=4)
     settings = {"hogwild": {"shared_state": shared}}
     result = plait.train(
-        job, "hogwild", 2, out=tmp_path / "run", settings=settings, record_samples=True, checkpoint_every=5
+        job,
+        "hogwild",
+        2,
+        out=tmp_path / "run",
+        settings=settings,
+        saving=plait.Saving(record_samples=True, checkpoint_every=5),
     )
     assert len(result.losses) == 4 * 7
     assert sum(result.losses[-7:]) < 0.8 * sum(result.losses[:7])
@@ -53,7 +58,7 @@ def test_a_dead_worker_does_not_stop_the_other(tmp_path: Path) -> None:
     told: list[str] = []
     job = replace(jobs.killed(), epochs=1)
     result = plait.train(
-        job, "hogwild", 2, out=tmp_path / "run", trace=False, record_samples=True,
+        job, "hogwild", 2, out=tmp_path / "run", trace=False, saving=plait.Saving(record_samples=True),
         listener=lambda event: told.append(str(event.get("notice", ""))),
     )  # fmt: skip
     assert any("SIGKILL" in notice and "go on" in notice for notice in told), told

@@ -58,7 +58,7 @@ def test_processes_compute_what_is_written_out(
     assert layout is not None
     stage_of = {parameter: owners[0] for parameter, owners in layout.owners.items()}
     expected = written_out(job, stage_of, mesh[PIPE], ROUNDS)
-    found = plait.train(job, plan, out=tmp_path / "run", dtype=torch.float64, trace=False)
+    found = plait.train(job, plan, out=tmp_path / "run", trial=plait.Trial(dtype="float64"), trace=False)
     assert found.losses == pytest.approx(expected.losses, rel=1e-9)
     for parameter, tensor in expected.weights.items():
         difference = float((tensor - found.weights[parameter]).abs().max())

@@ -167,7 +167,7 @@ def test_a_hang_names_the_rank_that_all_others_wait_for(
     """Stage 0 waits for a message, stages 2 and 3 for the sum of the loss: nobody but stage 1 is missing."""
     at_stage_1(monkeypatch, _oversleep)
     with pytest.raises(HangError) as caught:
-        plait.train(gpt_job(), "1f1b", 4, out=tmp_path / "run", hang_s=3)
+        plait.train(gpt_job(), "1f1b", 4, out=tmp_path / "run", limits=plait.Limits(hang_s=3))
     assert caught.value.missing == (1,)
     told = str(caught.value)
     assert WHERE in told

@@ -43,7 +43,13 @@ def losses(folder: Path) -> list[float]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run on two ranks."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    plait.train(jobs.slow(), ranks=2, steps=STEPS, out=folder, checkpoint_every=10, record_samples=True)
+    plait.train(
+        jobs.slow(),
+        ranks=2,
+        steps=STEPS,
+        out=folder,
+        saving=plait.Saving(checkpoint_every=10, record_samples=True),
+    )
     return folder
 
 
@@ -133,8 +139,15 @@ def test_complaint_11_14_other_ranks_go_on_with_the_same_samples(
     ranks: int, whole: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    plait.train(jobs.slow(), ranks=2, steps=30, out=folder, record_samples=True)
-    result = plait.train(jobs.slow(), ranks=ranks, steps=40, out=folder, resume=folder, record_samples=True)
+    plait.train(jobs.slow(), ranks=2, steps=30, out=folder, saving=plait.Saving(record_samples=True))
+    result = plait.train(
+        jobs.slow(),
+        ranks=ranks,
+        steps=40,
+        out=folder,
+        resume=folder,
+        saving=plait.Saving(record_samples=True),
+    )
     assert len(result.losses) == 10
     assert lines(folder, "samples.jsonl") == lines(whole, "samples.jsonl")[:40]
     assert losses(folder)[:30] == losses(whole)[:30]
@@ -238,7 +251,9 @@ def test_complaint_12_a_slow_save_is_reported_and_never_a_deadlock(
     monkeypatch.setattr(checkpoint_saver, "save_checkpoint", slow)
     began = time.monotonic()
     with pytest.raises(CheckpointError, match="not written after"):
-        plait.train(jobs.plain(), ranks=2, out=tmp_path / "run", checkpoint_timeout_s=0.5)
+        plait.train(
+            jobs.plain(), ranks=2, out=tmp_path / "run", saving=plait.Saving(checkpoint_timeout_s=0.5)
+        )
     assert time.monotonic() - began < 60
 
 

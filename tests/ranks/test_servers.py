@@ -65,7 +65,13 @@ def totals(folder: Path) -> dict[str, Any]:
 def test_weights_are_never_older_than_the_bound(tmp_path: Path) -> None:
     job = replace(jobs.plain(), steps=40, epochs=None)
     plait.train(
-        job, "server-stale", 3, out=tmp_path, settings={"sync": {"staleness": 2}}, slow={0: 20.0}, trace=False
+        job,
+        "server-stale",
+        3,
+        out=tmp_path,
+        settings={"sync": {"staleness": 2}},
+        trial=plait.Trial(slow={0: 20.0}),
+        trace=False,
     )
     ages = {int(age): count for age, count in totals(tmp_path)["staleness"].items()}
     assert sum(ages.values()) == 80
@@ -75,7 +81,15 @@ def test_weights_are_never_older_than_the_bound(tmp_path: Path) -> None:
 
 def test_a_slow_worker_takes_fewer_shares_and_none_is_lost(tmp_path: Path) -> None:
     job = replace(jobs.plain(), steps=40, epochs=None)
-    plait.train(job, "server-async", 3, out=tmp_path, slow={0: 20.0}, record_samples=True, trace=False)
+    plait.train(
+        job,
+        "server-async",
+        3,
+        out=tmp_path,
+        trial=plait.Trial(slow={0: 20.0}),
+        saving=plait.Saving(record_samples=True),
+        trace=False,
+    )
     found = totals(tmp_path)
     assert found["updates"] == sum(found["shares_by_worker"].values()) == 80
     assert found["shares_by_worker"]["0"] < found["shares_by_worker"]["1"]
@@ -135,7 +149,13 @@ def test_a_dead_server_ends_the_run_with_a_way_back(tmp_path: Path) -> None:
     kill = KillsAt(rank=2, step=40)
     with pytest.raises(WorkerError) as caught:
         plait.train(
-            slow_job(), "server-async", 3, out=tmp_path, listener=kill, checkpoint_every=10, trace=False
+            slow_job(),
+            "server-async",
+            3,
+            out=tmp_path,
+            listener=kill,
+            saving=plait.Saving(checkpoint_every=10),
+            trace=False,
         )
     assert time.monotonic() - kill.killed_s < 10
     assert "a server is gone" in caught.value.what

@@ -39,7 +39,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, plait.Result]:
     """The same job on every number of ranks."""
     folder = tmp_path_factory.mktemp("runs")
     return {
-        ranks: plait.train(jobs.dropout(), ranks=ranks, out=folder / str(ranks), record_samples=True)
+        ranks: plait.train(
+            jobs.dropout(), ranks=ranks, out=folder / str(ranks), saving=plait.Saving(record_samples=True)
+        )
         for ranks in RANKS
     }
 

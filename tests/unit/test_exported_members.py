@@ -19,8 +19,8 @@ def test_everything_public_is_exported() -> None:
 
 def test_the_contract() -> None:
     assert set(plait.__all__) == {
-        "Job", "PlaitError", "Plan", "Result", "Step", "Until", "Verification", "__version__", "parallelize",
-        "resolve", "train", "verify",
+        "Job", "Limits", "PlaitError", "Plan", "Result", "Saving", "Step", "Trial", "Until", "Verification",
+        "__version__", "parallelize", "resolve", "train", "verify",
     }  # fmt: skip
 
 

@@ -29,12 +29,12 @@ from plait.cli.validate_command import validate
 from plait.cli.verify_command import print_verification
 from plait.errors import ClusterError, JobError, PlaitError, PlanError, UsageError
 from plait.job.reference import load_job
+from plait.options import Limits, Listener, Saving, Trial
 from plait.plan.named import NAMED
 from plait.plan.plan import Plan
 from plait.report.page import write_page
 from plait.report.text import print_report, report_json
 from plait.run.checkpoint.store import export_checkpoint
-from plait.run.prepare.prepare import Listener
 from plait.run.proof.verify import verify
 from plait.run.train import train
 
@@ -142,9 +142,12 @@ def run(
     with show_progress(_console(json_), quiet=json_) as listener, _failing_after_start(listener) as heard:
         result = train(
             loaded, chosen, ranks, steps=options.get("steps"), out=out or resume, device=options.get("device") or "cpu",
-            settings=plan_settings, mesh=parse_mesh(mesh), checkpoint_every=options.get("checkpoint_every"),
-            resume=resume, record_samples=bool(options.get("record_samples")), trace=trace, hang_s=hang_s,
-            listener=heard, name=name, extra=remembered, slow=parse_slow(slow or []), memory=memory,
+            settings=plan_settings, mesh=parse_mesh(mesh), resume=resume, trace=trace, listener=heard,
+            saving=Saving(
+                checkpoint_every=options.get("checkpoint_every"),
+                record_samples=bool(options.get("record_samples")), name=name, remembered=remembered,
+            ),
+            limits=Limits(memory=memory, hang_s=hang_s), trial=Trial(slow=parse_slow(slow or [])),
         )  # fmt: skip
     if trace:
         write_page(result.folder)

@@ -16,13 +16,13 @@ from plait.cli.progress import show_progress
 from plait.cluster.files import write_cluster
 from plait.cluster.parse import measured_path
 from plait.run.measure.machine import Measured, measure_machine
-from plait.run.train import check_options
+from plait.run.start.device import check_device
 from plait.units import format_bytes, format_flops, format_seconds
 
 
 def measure_command(out: Path | None, device: str, *, json_output: bool, console: Console) -> int:
     """Measure, write, tell."""
-    check_options(device, None)
+    check_device(device)
     with show_progress(Console(stderr=True) if json_output else console, quiet=json_output) as listener:
         measured = measure_machine(device, listener)
     path = out or measured_path()

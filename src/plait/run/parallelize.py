@@ -20,6 +20,7 @@ from plait.job.data.loader import Share
 from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.job.order import split
+from plait.options import Listener
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.run.checkpoint.state import TrainingState
@@ -29,7 +30,7 @@ from plait.run.interpret.state import ModelState
 from plait.run.link.exchange import ProcessExchange
 from plait.run.link.shared_links import links_between
 from plait.run.prepare.fits import memory_limit
-from plait.run.prepare.prepare import Listener, prepare
+from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
 from plait.run.start.agreement import check_agreement
 from plait.run.start.device import check_device, choose_device

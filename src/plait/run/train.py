@@ -22,6 +22,7 @@ from plait.errors import JobError, UsageError
 from plait.files.write import write_whole
 from plait.job.generators import kept_generators
 from plait.job.job import Job
+from plait.options import Limits, Listener, Saving, Trial
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.run.checkpoint.store import load_checkpoint, locate_checkpoint
@@ -29,7 +30,7 @@ from plait.run.loop.folder import discard_if_empty, make_run_folder, write_envir
 from plait.run.loop.lock import locked
 from plait.run.loop.worker import Task, run_worker
 from plait.run.prepare.fits import memory_limit
-from plait.run.prepare.prepare import Listener, prepare
+from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
 from plait.run.relaxed.hogwild import SharedModel, check_hogwild
 from plait.run.relaxed.hogwild_saver import on_shared_model
@@ -80,21 +81,14 @@ def train(
     device: str = "cpu",
     settings: Mapping[str, Any] | None = None,
     mesh: Mapping[str, int] | None = None,
-    checkpoint_every: int | None = None,
-    checkpoint_timeout_s: float = 120.0,
     resume: str | Path | None = None,
-    record_samples: bool = False,
     trace: bool = True,
-    hang_s: float = 300.0,
     listener: Listener | None = None,
-    name: str = "run",
-    dtype: torch.dtype = torch.float32,
-    record_gradients: bool = False,
-    extra: Mapping[str, Any] | None = None,
-    slow: Mapping[int, float] | None = None,
-    memory: str | None = None,
+    saving: Saving = Saving(),
+    limits: Limits = Limits(),
+    trial: Trial = Trial(),
 ) -> Result:
-    """Train `job` and return its result; see `plait run --help` for what the options mean."""
+    """Train `job` and return its result: `plait run`, with the same names."""
     refuse_many_starts(os.environ)
     if not isinstance(job, Job):
         raise JobError(
@@ -105,25 +99,34 @@ def train(
     if steps is not None:
         job = replace(job, steps=steps, epochs=None)
     tell = listener if listener is not None else (lambda event: None)
-    check_options(device, checkpoint_every)
-    check_slow(slow or {}, chosen, device)
+    check_device(device)
+    check_slow(trial.slow, chosen, device)
+    dtype = torch.float64 if trial.dtype == "float64" else torch.float32
     check_hogwild(chosen, device)
-    folder = make_run_folder(Path(out) if out else None, name, resuming=resume is not None)
+    folder = make_run_folder(Path(out) if out else None, saving.name, resuming=resume is not None)
     with locked(folder):
         try:
             checkpoint = _located(resume, tell)
             start_step = _continued_from(checkpoint, job) if checkpoint else 0
-            programs = prepare(job, chosen, device, dtype, tell, limit_bytes=memory_limit(device, memory))
+            programs = prepare(
+                job, chosen, device, dtype, tell, limit_bytes=memory_limit(device, limits.memory)
+            )
         except BaseException:
             discard_if_empty(folder)
             raise
         chosen = programs.plan
         if checkpoint is not None:
-            write_left_shares(folder, start_step, samples=record_samples)
+            write_left_shares(folder, start_step, samples=saving.record_samples)
         write_whole(folder / "plan.yaml", chosen.to_yaml())
         write_environment(
             folder,
-            {"ranks": chosen.ranks, "device": device, "batch": job.batch, "seed": job.seed, **(extra or {})},
+            {
+                "ranks": chosen.ranks,
+                "device": device,
+                "batch": job.batch,
+                "seed": job.seed,
+                **saving.remembered,
+            },
             start_step=start_step,
         )
         task = Task(
@@ -133,14 +136,14 @@ def train(
             device=device,
             dtype=dtype,
             resume=checkpoint,
-            checkpoint_every=checkpoint_every,
-            checkpoint_timeout_s=checkpoint_timeout_s,
-            record_samples=record_samples,
-            record_gradients=record_gradients,
+            checkpoint_every=saving.checkpoint_every,
+            checkpoint_timeout_s=saving.checkpoint_timeout_s,
+            record_samples=saving.record_samples,
+            record_gradients=trial.record_gradients,
             trace=trace,
             clock_offset_ns=clock_offset_ns(),
-            hang_s=hang_s,
-            slow=dict(slow or {}),
+            hang_s=limits.hang_s,
+            slow=dict(trial.slow),
         )
         total_steps = job.total_steps(programs.captures.source.num_samples)
         if total_steps is not None and total_steps <= start_step:
@@ -160,15 +163,6 @@ def train(
             folder=folder,
             stopped=summary["stopped"],
             notices=(*programs.choices, *summary["notices"]),
-        )
-
-
-def check_options(device: str, checkpoint_every: int | None) -> None:
-    """Refuse what can be refused without looking at the job."""
-    check_device(device)
-    if checkpoint_every is not None and checkpoint_every < 1:
-        raise UsageError(
-            f"checkpoint_every={checkpoint_every} is not a number of steps.", fix="use 1 or more."
         )
 
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from plait.cluster.calibration import Calibration
 from plait.cluster.cluster import Cluster, Device, Link
 from plait.cluster.presets import PRESETS, Preset
+from plait.options import Listener
 from plait.program.instructions import Collective
 from plait.program.value import Value
 from plait.run.measure.exchange_times import Exchange, mean_of_ranks, time_exchanges
@@ -25,7 +26,6 @@ from plait.run.measure.fit import Fit, fit_line, fit_saturating
 from plait.run.measure.load import complaint, foreign_cores, spread
 from plait.run.measure.rates import Rates, measure_rates
 from plait.run.measure.tiny import measure_overhead
-from plait.run.prepare.prepare import Listener
 from plait.run.start.allocator import keep_freed_memory
 from plait.run.start.launch import GroupKind, Seat, connect, disconnect, launch
 

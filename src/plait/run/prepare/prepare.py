@@ -7,9 +7,7 @@ a process.
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,6 +21,7 @@ from plait.job.job import Job
 from plait.job.order import micro_batch_sizes, shares
 from plait.job.origin import where
 from plait.job.schedule import Schedule
+from plait.options import Listener
 from plait.plan.plan import Plan
 from plait.program.program import Program
 from plait.program.segment.recompute import Recomputed, compare
@@ -30,9 +29,6 @@ from plait.run.interpret.eager import try_eagerly
 from plait.run.prepare.elementwise import check_elementwise
 from plait.run.prepare.fits import check_fits
 from plait.run.prepare.programs import Programs
-
-Listener = Callable[[dict[str, Any]], None]
-"""Is told of everything that a person may want to see while it goes on."""
 
 
 def prepare(

@@ -23,12 +23,12 @@ from plait.errors import UsageError
 from plait.graph.from_job import Captures
 from plait.job.generators import kept_generators
 from plait.job.job import Job
+from plait.options import Listener, Trial
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.run.checkpoint.store import load_checkpoint
 from plait.run.interpret.copies import spread
 from plait.run.interpret.serial import Reduce, add_up
-from plait.run.prepare.prepare import Listener
 from plait.run.proof.compare import FP32, FP32_FLOOR, Difference, compare, largest_by_kind, norm, relative
 from plait.run.proof.deviation import deviation_of
 from plait.run.proof.serial_run import Record, run_serially
@@ -250,11 +250,10 @@ def _run_processes(
             job,
             plan,
             out=folder,
-            dtype=dtype,
             device=device,
-            record_gradients=True,
             trace=False,
             listener=tell,
+            trial=Trial(dtype="float64" if dtype == torch.float64 else "float32", record_gradients=True),
         )
         state = load_checkpoint(folder)
         gradients = tuple(load_file(path) for path in sorted(folder.glob("gradients-??????.safetensors")))

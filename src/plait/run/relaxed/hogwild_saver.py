@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 from plait.errors import CheckpointError
+from plait.options import Listener
 from plait.run.checkpoint.saver import Saver
 from plait.run.loop.worker import Task
-from plait.run.prepare.prepare import Listener
 from plait.run.relaxed.hogwild import SharedModel
 from plait.run.relaxed.start import OnEvent, StartRanks
 from plait.run.start.launch import Interrupted

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from plait.errors import CheckpointError, PlaitError, RunError, WorkerError
+from plait.options import Listener
 from plait.plan.plan import Plan
 from plait.run.checkpoint.store import load_checkpoint, locate_checkpoint
 from plait.run.interpret.state import ModelState
@@ -16,7 +17,6 @@ from plait.run.loop.evaluate import evaluate
 from plait.run.loop.journal import Journal
 from plait.run.loop.shares import drop_shares
 from plait.run.loop.worker import Task
-from plait.run.prepare.prepare import Listener
 from plait.run.prepare.programs import Programs
 from plait.run.relaxed.rounds import Rounds
 from plait.run.start.device import choose_device

@@ -1,0 +1,92 @@
+"""Options that belong together, as values that Python and the command line share.
+
+A field `checkpoint_every` of `Saving` is `plait.train(..., saving=Saving(checkpoint_every=10))` in Python and
+`plait run --checkpoint-every 10` on the command line, which reads names, types, defaults and help from here.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from plait.errors import UsageError
+
+Listener = Callable[[dict[str, Any]], None]
+"""Is told of everything that a person may want to see while it goes on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saving:
+    """What a run leaves in its folder beside plan, metrics and trace."""
+
+    checkpoint_every: int | None = None
+    """Save a checkpoint every so many steps; one is saved at the end anyway."""
+    checkpoint_timeout_s: float = field(default=120.0, metadata={"python_only": True})
+    """Seconds that a checkpoint may take before it is given up, with a notice."""
+    record_samples: bool = False
+    """Write the sample ids of every step to samples.jsonl."""
+    name: str = field(default="run", metadata={"python_only": True})
+    """What the run folder is called where no folder is given: runs/NAME-TIME."""
+    remembered: Mapping[str, Any] = field(default_factory=dict, metadata={"python_only": True})
+    """More for environment.json: what resuming without a job needs to know."""
+
+    def __post_init__(self) -> None:
+        if self.checkpoint_every is not None and self.checkpoint_every < 1:
+            raise UsageError(
+                f"checkpoint_every={self.checkpoint_every} is not a number of steps.", fix="use 1 or more."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """When a run is refused, or given up."""
+
+    memory: str | None = None
+    """Refuse a plan that needs more of a device than this: 70GiB."""
+    hang_s: float = 300.0
+    """Report a hang after so many seconds."""
+
+    def __post_init__(self) -> None:
+        if not self.hang_s > 0:
+            raise UsageError(f"hang_s={self.hang_s:g} is not a time.", fix="use some seconds.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """What makes a run an experiment."""
+
+    slow: Mapping[int, float] = field(default_factory=dict)
+    """Make a rank take so many times as long to compute."""
+    dtype: Literal["float32", "float64"] = field(default="float32", metadata={"python_only": True})
+    """What the model is trained in; float64 is for comparing numbers."""
+    record_gradients: bool = field(default=False, metadata={"python_only": True})
+    """Write every step's gradients to the folder, for verification."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Search:
+    """What a search for a plan may use, and what it is to find."""
+
+    ranks: int | None = None
+    """Devices to use; all of the cluster by default."""
+    memory: str | None = None
+    """Memory of a device that may be used: 70GiB."""
+    price: float | None = None
+    """Money for one device and hour."""
+    top: int = 10
+    """Plans to show."""
+    seconds: float = 60.0
+    """Time limit of the search."""
+    plan: str | None = None
+    """Rank the forms of this named plan alone."""
+
+    def __post_init__(self) -> None:
+        if self.ranks is not None and self.ranks < 1:
+            raise UsageError(f"--ranks {self.ranks} is no number of devices.", fix="use 1 or more.")
+        if self.top < 1 or not self.seconds > 0:
+            raise UsageError(
+                f"--top {self.top} --seconds {self.seconds:g} leaves nothing to show.", fix="use 1 or more."
+            )
+        if self.price is not None and self.price < 0:
+            raise UsageError(
+                f"--price {self.price:g} is negative.", fix="give the price of one device and hour."
+            )
