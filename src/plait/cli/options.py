@@ -12,7 +12,7 @@ from plait.errors import UsageError
 from plait.job.job import Job
 from plait.plan.plan import SETTINGS
 
-_PLAN_GROUPS = tuple(dict.fromkeys(setting.partition(".")[0] for setting in SETTINGS))
+_PLAN_GROUPS = tuple(dict.fromkeys(s.partition(".")[0] for s in SETTINGS if "." in s))
 _JOB_KEYS = (
     "batch",
     "epochs",
@@ -45,7 +45,9 @@ def parse_settings(entries: Sequence[str]) -> tuple[dict[str, Any], dict[str, An
                 f"--set {entry!r}: the value cannot be read.", fix="quote it, or use a plain value."
             ) from error
         group, dot, name = key.partition(".")
-        if dot and group in _PLAN_GROUPS:
+        if key in SETTINGS and not dot:
+            plan[key] = value
+        elif dot and group in _PLAN_GROUPS:
             plan.setdefault(group, {})[name] = value
         elif key in _JOB_KEYS:
             job[key] = value

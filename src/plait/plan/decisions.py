@@ -20,6 +20,9 @@ Rule = Literal[
 """How workers agree on weights."""
 Compression = Literal["none", "fp16", "bf16", "powersgd", "topk"]
 Variant = Literal["round-robin", "sync", "async"]
+Compile = Literal["auto", "on", "off"]
+COMPILE: tuple[str, ...] = get_args(Compile)
+"""Whether segments are compiled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,18 @@ from typing import Any
 import yaml
 
 from plait.errors import PlanError
-from plait.plan.decisions import Average, Domain, Elastic, Hogwild, Memory, Pipe, Sync, Tensor
+from plait.plan.decisions import (
+    COMPILE,
+    Average,
+    Compile,
+    Domain,
+    Elastic,
+    Hogwild,
+    Memory,
+    Pipe,
+    Sync,
+    Tensor,
+)
 from plait.plan.mesh import Mesh
 from plait.plan.placements import AxisPlacements, placements_from
 
@@ -38,6 +49,10 @@ _GROUPS: Mapping[str, type] = {
     "domain": Domain,
     "pipe": Pipe,
 }
+_SCALARS = ("compile",)
+"""Decisions that are no group."""
+_ON_OFF = {True: "on", False: "off"}
+"""What YAML makes of `on` and `off`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,8 +92,14 @@ class Plan:
     """How samples are cut over `domain`."""
     pipe: Pipe = Pipe()
     """How the model is cut over `pipe`."""
+    compile: Compile = "auto"
+    """Whether segments of the step are put through Inductor: `auto`, where that is expected to pay."""
     placements: tuple[AxisPlacements, ...] = ()
     """Placements along axes other than `data`; what a person wrote stays, the rest is resolved before compiling."""
+
+    def __post_init__(self) -> None:
+        if self.compile not in COMPILE:
+            raise PlanError(f"compile={self.compile!r} is not known.", fix=f"use {', '.join(COMPILE)}.")
 
     def placements_of(self, axis: str) -> AxisPlacements | None:
         """What the plan says about an axis."""
@@ -121,6 +142,8 @@ class Plan:
             value = getattr(self, group)
             if group in ("sync", "memory") or value != kind() or self.mesh.size_of(group) > 1:
                 content[group] = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        if self.compile != "auto":
+            content["compile"] = self.compile
         if self.placements:
             content["placements"] = {entry.axis: entry.to_plain() for entry in self.placements}
         return yaml.safe_dump(content, sort_keys=False, width=120)
@@ -139,7 +162,7 @@ def plan_from(values: Mapping[str, Any], where: str, named: Named = MappingProxy
 
     Every problem is named with what is allowed.
     """
-    allowed = {"plan", "mesh", "placements", *_GROUPS}
+    allowed = {"plan", "mesh", "placements", *_SCALARS, *_GROUPS}
     unknown = sorted(set(values) - allowed)
     if unknown or "plan" not in values or not isinstance(values.get("mesh", {}), Mapping):
         raise PlanError(
@@ -155,7 +178,8 @@ def plan_from(values: Mapping[str, Any], where: str, named: Named = MappingProxy
         mesh=mesh if mesh.axes else base.mesh,
         placements=placements_from(values.get("placements") or {}, where),
     )
-    return with_settings(plan, {group: dict(values[group] or {}) for group in _GROUPS if group in values})
+    groups = {group: dict(values[group] or {}) for group in _GROUPS if group in values}
+    return with_settings(plan, groups | {name: values[name] for name in _SCALARS if name in values})
 
 
 def read_plan(path: Path, named: Named = MappingProxyType({})) -> Plan:
@@ -178,17 +202,26 @@ def read_plan(path: Path, named: Named = MappingProxyType({})) -> Plan:
 def with_settings(plan: Plan, settings: Mapping[str, Any]) -> Plan:
     """The plan with some settings replaced: `{"sync": {"bucket_mib": 1}}`."""
     known = {group: {field.name for field in fields(kind)} for group, kind in _GROUPS.items()}
-    unknown = sorted(set(settings) - set(known))
+    unknown = sorted(set(settings) - set(known) - set(_SCALARS))
     for group in set(settings) & set(known):
         unknown += sorted(f"{group}.{key}" for key in set(settings[group]) - known[group])
     if unknown:
-        choices = [f"{group}.{name}" for group, names in known.items() for name in sorted(names)]
+        choices = [
+            *_SCALARS,
+            *(f"{group}.{name}" for group, names in known.items() for name in sorted(names)),
+        ]
         raise PlanError(
             f"the plan has no setting {', '.join(unknown)}.", fix="use one of " + ", ".join(choices) + "."
         )
-    changed = {group: replace(getattr(plan, group), **values) for group, values in settings.items()}
+    changed = {
+        name: _ON_OFF.get(value, value) if name in _SCALARS else replace(getattr(plan, name), **value)
+        for name, value in settings.items()
+    }
     return replace(plan, **changed)
 
 
-SETTINGS = tuple(f"{group}.{field.name}" for group, kind in _GROUPS.items() for field in fields(kind))
+SETTINGS = (
+    *_SCALARS,
+    *(f"{group}.{field.name}" for group, kind in _GROUPS.items() for field in fields(kind)),
+)
 """Every setting of a plan, as `--set` takes it."""

@@ -23,6 +23,7 @@ from plait.job.order import split
 from plait.options import Listener
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
+from plait.program.segment.compiled import CompiledSegments
 from plait.run.checkpoint.state import TrainingState
 from plait.run.interpret.machine import Machine, StepOutcome
 from plait.run.interpret.serial import Unobserved
@@ -53,7 +54,8 @@ class Step:
         self._programs = programs
         links = links_between(plan.mesh, rank, device, timeout_s=_TIMEOUT_S)
         self._state = ModelState(job, device, holding=self._programs.holding(rank, links, device))
-        self._machine = Machine(rank, self._state, links, Unobserved())
+        compiled = CompiledSegments(device) if plan.compile == "on" else None
+        self._machine = Machine(rank, self._state, links, Unobserved(), compiled)
         check_agreement("program", programs.full_step().digest(), plan.ranks)
         check_agreement("initial weights", self._state.digest(), plan.ranks)
 

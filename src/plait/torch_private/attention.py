@@ -11,3 +11,5 @@ flash_cuda = torch.ops.aten._scaled_dot_product_flash_attention
 flash_cuda_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
 efficient = torch.ops.aten._scaled_dot_product_efficient_attention
 efficient_backward = torch.ops.aten._scaled_dot_product_efficient_attention_backward
+cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
+cudnn_backward = torch.ops.aten._scaled_dot_product_cudnn_attention_backward

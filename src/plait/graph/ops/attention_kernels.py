@@ -6,6 +6,7 @@ the same layout from every kernel. It never runs on fake tensors and never draws
 """
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -18,17 +19,28 @@ _LSE_MULTIPLE = 32
 _MASK_MULTIPLE = 16
 """The efficient kernel reads a mask's rows in vectors: each must start at a multiple of this many elements."""
 
+_TRIALS = 4
+"""Times that a kernel is tried; the first ones load it and find its plan."""
+
 
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     """softmax(q k^T * scale + mask) v, and the logsumexp that the backward needs."""
-    kernel = kernel_for(q, k, v, mask, causal)
+    return forward_by(kernel_for(q, k, v, mask, causal), q, k, v, mask, causal, scale)
+
+
+def forward_by(
+    kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
     if kernel == "flash_cpu":
         bias = _bias(mask, q.dtype)
         out, lse = kernels.flash_cpu(_rows(q), _rows(k), _rows(v), 0.0, causal, attn_mask=bias, scale=scale)
     elif kernel == "flash_cuda":
         out, lse = kernels.flash_cuda(_rows(q), _rows(k), _rows(v), 0.0, causal, scale=scale)[:2]
+    elif kernel == "cudnn":
+        out, lse = kernels.cudnn(_rows(q), _rows(k), _rows(v), None, True, 0.0, causal, scale=scale)[:2]
+        lse = lse.view(q.shape[:3])
     elif kernel == "efficient":
         out, lse = kernels.efficient(
             _rows(q), _rows(k), _rows(v), _aligned_bias(mask, q, k), True, 0.0, causal, scale=scale
@@ -51,7 +63,21 @@ def attention_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v."""
-    kernel = kernel_for(q, k, v, mask, causal)
+    return backward_by(kernel_for(q, k, v, mask, causal), grad, q, k, v, out, lse, mask, causal, scale)
+
+
+def backward_by(
+    kernel: str,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
     inputs = (_heads_inside(grad), _rows(q), _rows(k), _rows(v), out)
     if kernel == "flash_cpu":
         bias = _bias(mask, q.dtype)
@@ -62,6 +88,14 @@ def attention_backward(
         unused = torch.empty((), dtype=torch.uint64, device=q.device)
         lengths = (None, None, q.shape[2], k.shape[2])
         grads = kernels.flash_cuda_backward(*inputs, lse, *lengths, 0.0, causal, state, unused, scale=scale)
+    elif kernel == "cudnn":
+        unused = torch.empty(
+            (), dtype=torch.int64, device=q.device
+        )  # without dropout no generator's state is read
+        lengths = (None, None, q.shape[2], k.shape[2])
+        grads = kernels.cudnn_backward(
+            *inputs, lse.unsqueeze(-1), unused, unused, None, *lengths, 0.0, causal, scale=scale
+        )
     elif kernel == "efficient":
         # A query that sees no key has -inf here and in its scores: +inf gives it weights of 0 instead of NaN.
         lse = lse.masked_fill(lse == -math.inf, math.inf)
@@ -87,21 +121,72 @@ def attention_backward(
 
 
 def kernel_for(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> str:
-    """Which kernel runs: the same for a forward and its backward."""
+    """Which kernel runs, the same for a forward and its backward: the fastest of those that can, timed once a shape."""
     if not (q.numel() and k.numel() and v.numel()):
         return "math"
-    half = q.dtype in (torch.float16, torch.bfloat16)
     if q.device.type == "cpu":
         return "flash_cpu" if q.shape[-1] == v.shape[-1] else "math"
     if q.device.type != "cuda" or q.dtype == torch.float64:
         return "math"
+    half = q.dtype in (torch.float16, torch.bfloat16)
     dims = (q.shape[-1], v.shape[-1])
-    # Flash counts causal from the last key, which differs from ours unless the lengths are equal.
+    efficient = "efficient" if all(dim % (8 if half else 4) == 0 for dim in dims) else "math"
+    # Flash and cuDNN count causal from the last key, which differs from ours unless the lengths are equal.
     square = not causal or q.shape[2] == k.shape[2]
-    flash = half and mask is None and square and dims[0] == dims[1] <= 256 and dims[0] % 8 == 0
-    if flash and torch.cuda.get_device_capability(q.device) >= (8, 0):
+    if not (half and mask is None and square and dims[0] == dims[1] <= 256 and dims[0] % 8 == 0):
+        return efficient
+    if torch.cuda.get_device_capability(q.device) < (8, 0):
+        return efficient
+    return _fastest(
+        q.device, q.dtype, tuple(q.shape), tuple(k.shape), _strides(q), _strides(k), _strides(v), causal
+    )
+
+
+def _strides(x: Tensor) -> tuple[int, ...]:
+    return _rows(x).stride()
+
+
+@cache
+def _fastest(
+    device: torch.device,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    key_shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    key_strides: tuple[int, ...],
+    value_strides: tuple[int, ...],
+    causal: bool,
+) -> str:
+    """The kernel whose forward and backward together take least time on tensors like these."""
+    if torch.cuda.is_current_stream_capturing():
         return "flash_cuda"
-    return "efficient" if all(dim % (8 if half else 4) == 0 for dim in dims) else "math"
+    best, found = math.inf, "flash_cuda"
+    for kernel in ("flash_cuda", "cudnn"):
+        try:
+            q, k, v = (
+                torch.empty_strided(extent, stride, dtype=dtype, device=device).fill_(0.01)
+                for extent, stride in ((shape, strides), (key_shape, key_strides), (key_shape, value_strides))
+            )
+            taken = _seconds(kernel, q, k, v, causal)
+        except (RuntimeError, AttributeError):
+            continue  # not built in, not for these shapes, or no memory to try it
+        if taken < best:
+            best, found = taken, kernel
+    return found
+
+
+def _seconds(kernel: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> float:
+    """How long a forward and a backward take, the shortest of a few."""
+    scale, best = 1 / math.sqrt(q.shape[-1]), math.inf
+    for _ in range(_TRIALS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        out, lse = forward_by(kernel, q, k, v, None, causal, scale)
+        backward_by(kernel, out, q, k, v, out, lse, None, causal, scale)
+        end.record()
+        end.synchronize()
+        best = min(best, start.elapsed_time(end) / 1e3)
+    return best
 
 
 def _heads_inside(x: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def make_segment(
 ) -> Segment:
     """Compile `nodes`, which read `inputs` (names of earlier nodes) and make `outputs`."""
     scope: dict[str, Any] = {}
-    fills = _fills(nodes, outputs)
+    fills = find_fills(nodes, outputs)
     lines = [f"def segment(args, into=({'None, ' * len(fills)})):  # {name}"]
     lines += [f"    [{', '.join(inputs)}] = args", "    args.clear()"] if inputs else []
     lines += [f"    [{', '.join(f'{fill.output}_into' for fill in fills.values())}] = into"] if fills else []
@@ -80,25 +80,34 @@ def make_segment(
 
 
 @dataclass(frozen=True, slots=True)
-class _Fill:
+class Fill:
     """A matrix product whose only purpose is one output of the segment, maybe seen through views."""
 
     output: str
-    view: str
-    """Turns memory shaped like the output into memory shaped like the product."""
+    shape: tuple[int, ...] | None
+    """What memory shaped like the output is viewed as first; None: as it is."""
+    transposed: bool
+    """Whether it is transposed then."""
+
+    @property
+    def view(self) -> str:
+        """Turns memory shaped like the output into memory shaped like the product."""
+        shaped = f".view({list(self.shape)})" if self.shape is not None else ""
+        return shaped + (".t()" if self.transposed else "")
 
 
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
-def _fills(nodes: Sequence[fx.Node], outputs: Sequence[str]) -> dict[fx.Node, _Fill]:
+def find_fills(nodes: Sequence[fx.Node], outputs: Sequence[str]) -> dict[fx.Node, Fill]:
     """Products that may be written straight to where an output is wanted: nothing else in the graph may see them."""
-    found: dict[fx.Node, _Fill] = {}
+    found: dict[fx.Node, Fill] = {}
     inside = set(nodes)
     for node in nodes:
         if node.name not in outputs or any(user.op != "output" for user in node.users):
             continue
-        source, transposed, view = node, False, ""
+        source, transposed = node, False
+        shape: tuple[int, ...] | None = None
         while source.target is torch.ops.aten.t.default or (source.target in _VIEWS and not transposed):
             before = source.args[0]
             if not isinstance(before, fx.Node) or before not in inside:
@@ -108,10 +117,10 @@ def _fills(nodes: Sequence[fx.Node], outputs: Sequence[str]) -> dict[fx.Node, _F
             if source.target is torch.ops.aten.t.default:
                 transposed = not transposed
             else:
-                view = f".view({list(before.meta['val'].shape)})"
+                shape = tuple(before.meta["val"].shape)
             source = before
         if source.target is torch.ops.aten.mm.default:
-            found[source] = _Fill(node.name, view + (".t()" if transposed else ""))
+            found[source] = Fill(node.name, shape, transposed)
     return found
 
 

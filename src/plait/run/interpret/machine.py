@@ -19,6 +19,7 @@ from plait.plan.plan import DATA
 from plait.program import instructions as ins
 from plait.program.cost.places import places_of
 from plait.program.program import Bucket, Program, RankProgram, Spec
+from plait.program.segment.compiled import CompiledSegments
 from plait.program.value import SQUARES, TOTAL, WEIGHT, Value
 from plait.run.interpret.averaging import Averaging
 from plait.run.interpret.compression import Compressor
@@ -72,8 +73,17 @@ class StepOutcome:
 class Machine:
     """Executes programs for one rank."""
 
-    def __init__(self, rank: int, state: ModelState, links: Links, observer: Observer) -> None:
+    def __init__(
+        self,
+        rank: int,
+        state: ModelState,
+        links: Links,
+        observer: Observer,
+        compiled: CompiledSegments | None = None,
+    ) -> None:
         self.rank = rank
+        self.compiled = compiled
+        """Runs segments, where they are compiled; None: as they are written."""
         self.state = state
         self.links = links
         self.observer = observer
@@ -221,11 +231,12 @@ class Machine:
         args = [values[name] for name in instruction.reads]
         for name in instruction.frees:  # the segment drops its inputs one by one; nobody else may hold them
             values.pop(name, None)
+        run = segment.run if self.compiled is None else self.compiled.run_of(segment)
         if segment.fillable:
             wanted = [self._places.get(instruction.writes[position]) for position in segment.fillable]
-            results = segment.run(args, [self.store.place(*place) if place else None for place in wanted])
+            results = run(args, [self.store.place(*place) if place else None for place in wanted])
         else:
-            results = segment.run(args)
+            results = run(args)
         values.update(zip(instruction.writes, results, strict=True))
 
     def _opaque(self, instruction: ins.Opaque) -> None:

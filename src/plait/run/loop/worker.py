@@ -23,6 +23,7 @@ from plait.job.job import Job
 from plait.plan.plan import Plan
 from plait.program.averaging import averages, due, longest_round, mixes
 from plait.program.program import Program
+from plait.program.segment.compiled import CompiledSegments, pays
 from plait.run.checkpoint.saver import Saver
 from plait.run.checkpoint.state import TrainingState, snapshot
 from plait.run.checkpoint.store import load_checkpoint
@@ -138,6 +139,7 @@ class _Worker:
                     program = self.programs.for_step(shares, fragments)
                 if loaded.step == self.start_step:
                     self._agree("program", program.digest())
+                    self._compile(program)
                 self.observer.use(program, self.seat.rank)
                 with torch.no_grad():
                     for _ in self.machine.execute(program, loaded.step, shares):
@@ -148,6 +150,19 @@ class _Worker:
                 if self.stopped is not None:
                     break
         return self._finish(program)
+
+    def _compile(self, program: Program) -> None:
+        """Decide whether segments are compiled as they are first run, which is told."""
+        steps = self.job.total_steps(self.source.num_samples)
+        if not pays(self.task.plan, program, self.device, None if steps is None else steps - self.start_step):
+            return
+
+        def told(segment: str, seconds: float, reason: str | None) -> None:
+            if self.is_first:
+                how = f"compiled in {seconds:.1f} s" if reason is None else f"not compiled: {reason}"
+                self.seat.emit({"notice": f"segment {segment} {how}."})
+
+        self.machine.compiled = CompiledSegments(self.device, told)
 
     def _timed(self, loader: Loader) -> Iterator[LoadedStep]:
         """The loader's steps; the time for which they are not ready yet counts as data."""

@@ -17,6 +17,7 @@ from plait.job.job import Job
 from plait.plan.plan import Plan
 from plait.program.averaging import averages, due, has_center, mixes
 from plait.program.layout import Layout
+from plait.program.segment.compiled import CompiledSegments
 from plait.run.interpret.copies import copies_of, has_current, spread
 from plait.run.interpret.machine import Machine, StepOutcome
 from plait.run.interpret.serial import Mailboxes, Reduce, SerialLinks, Unobserved, add_up, run_step
@@ -55,13 +56,14 @@ class SerialRanks:
         plan, device = programs.plan, torch.device("cpu")
         boxes = Mailboxes(plan.mesh, reduce)
         self.machines: list[Machine] = []
+        compiled = CompiledSegments(device) if plan.compile == "on" else None
         self._gradients: list[dict[str, Tensor]] = []
         for rank in range(plan.mesh.size):
             links = SerialLinks(boxes, rank)
             state = ModelState(job, device, dtype, programs.holding(rank, links, device))
             if plan.sync.rule == "hogwild" and self.machines:
                 state = on_model_of(self.machines[0].state, state, plan)
-            machine = Machine(rank, state, links, Unobserved())
+            machine = Machine(rank, state, links, Unobserved(), compiled)
             self.machines.append(machine)
             self._gradients.append({})
             machine.store.on_ready = partial(_remember, self._gradients[rank])

@@ -1,0 +1,204 @@
+"""plait on one CUDA device beside eager PyTorch and torch.compile, interleaved in one process a case.
+
+    python -m bench.gpu [--cases gpt-1.4b,resnet50] [--repetitions 5] [--systems eager,compile,off,on]
+
+Prints, per case and system, the median step in ms, its ratio to torch.compile's (or eager's), TFLOP/s of the model's
+matrix products where the case counts them, and peak memory.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from bench.single_gpu import Gpt, flat_loss
+from plait.job.job import Job
+from plait.run.parallelize import parallelize
+
+SYSTEMS = ("eager", "compile", "off", "on")
+Batch = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A job, a batch for it, and what a step multiplies."""
+
+    job: Callable[[], Job]
+    steps: int
+    """Steps that are timed together."""
+    flops: float = 0.0
+    """Of the model's forward and backward, without recomputation."""
+
+
+def fused(parameters: object) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-4, fused=True)  # type: ignore[arg-type]
+
+
+def gpt(layers: int, width: int, heads: int, length: int, batch: int, vocab: int = 50304) -> Case:
+    def job() -> Job:
+        tokens = torch.randint(0, vocab, (batch, length + 1), generator=torch.Generator().manual_seed(0))
+        return Job(
+            model=lambda: Gpt(width, layers, heads, vocab, length),
+            data=(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()),
+            loss=flat_loss, optimizer=fused, batch=batch, steps=1, precision="bf16",
+        )  # fmt: skip
+
+    weights = 12 * layers * width**2 + width * vocab
+    products = 6 * weights + 6 * layers * width * length  # causal attention counts half
+    return Case(job=job, steps=3 if width > 1000 else 10, flops=products * batch * length)
+
+
+def resnet50() -> Job:
+    from torchvision.models import resnet50 as model
+
+    g = torch.Generator().manual_seed(0)
+    data = (torch.randn(256, 3, 224, 224, generator=g), torch.randint(0, 1000, (256,), generator=g))
+    return Job(
+        model=model, data=data, loss=nn.CrossEntropyLoss(), batch=256, steps=1, precision="bf16",
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    )  # fmt: skip
+
+
+def bert_large() -> Job:
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(
+        hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    tokens = torch.randint(0, 30522, (16, 512), generator=torch.Generator().manual_seed(0))
+    return Job(
+        model=lambda: BertForMaskedLM(config), data=(tokens, tokens.clone()), batch=16, steps=1, precision="bf16",
+        objective=lambda model, batch: model(input_ids=batch[0], labels=batch[1]).loss, optimizer=fused,
+    )  # fmt: skip
+
+
+def mlp() -> Job:
+    g = torch.Generator().manual_seed(0)
+    data = (torch.randn(1024, 784, generator=g), torch.randint(0, 10, (1024,), generator=g))
+    layers = [layer for _ in range(8) for layer in (nn.Linear(1024, 1024), nn.ReLU())]
+    return Job(
+        model=lambda: nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), *layers, nn.Linear(1024, 10)), data=data,
+        loss=nn.CrossEntropyLoss(), batch=1024, steps=1, precision="bf16", optimizer=fused,
+    )  # fmt: skip
+
+
+CASES = {
+    "gpt-1.4b": gpt(24, 2048, 16, 2048, 8),
+    "gpt-125m": gpt(12, 768, 12, 1024, 16),
+    "resnet50": Case(job=resnet50, steps=5),
+    "bert-large": Case(job=bert_large, steps=5),
+    "mlp": Case(job=mlp, steps=50),
+    "gpt-12x256": gpt(12, 256, 4, 256, 8, 8192),
+}
+
+
+def plain_step(job: Job, batch: Batch, *, compiled: bool) -> Callable[[], None]:
+    model = job.build_model().cuda()
+    optimizer = job.build_optimizer(list(model.named_parameters()))
+    forward = torch.compile(model) if compiled else model
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with job.autocast("cuda"):
+            loss = job.objective_of(forward, batch)
+        assert isinstance(loss, torch.Tensor)
+        loss.backward()
+        optimizer.step()
+        loss.item()  # as plait's step does: the loss of every step is read
+
+    return step
+
+
+def plait_step(job: Job, batch: Batch, compile_: str) -> Callable[[], None]:
+    step = parallelize(job, "single", device="cuda", settings={"compile": compile_})
+
+    def run() -> None:
+        step(batch)
+
+    return run
+
+
+def seconds(step: Callable[[], None], count: int) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(count):
+        step()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / count
+
+
+def run_case(name: str, systems: list[str], repetitions: int) -> None:
+    case = CASES[name]
+    job = case.job()
+    batch: Batch = tuple(tensor.cuda() for tensor in job.data)
+    made = {
+        "eager": lambda: plain_step(job, batch, compiled=False),
+        "compile": lambda: plain_step(job, batch, compiled=True),
+        "off": lambda: plait_step(job, batch, "off"),
+        "on": lambda: plait_step(job, batch, "on"),
+    }
+    steps: dict[str, Callable[[], None]] = {}
+    peaks: dict[str, float] = {}
+    for system in systems:
+        gc.collect()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        start = time.perf_counter()
+        try:
+            steps[system] = made[system]()
+            for _ in range(3):
+                steps[system]()
+        except Exception as error:  # a system that fails is told, the others go on
+            print(f"{name:12s} {system:8s} failed: {type(error).__name__}: {str(error)[:300]}", flush=True)
+            steps.pop(system, None)
+            continue
+        torch.cuda.synchronize()
+        peaks[system] = (torch.cuda.max_memory_allocated() - before) / 2**30
+        print(f"{name:12s} {system:8s} first steps {time.perf_counter() - start:.1f} s", flush=True)
+    times: dict[str, list[float]] = {system: [] for system in steps}
+    for _ in range(repetitions):
+        for system, step in steps.items():
+            times[system].append(seconds(step, case.steps))
+    base = "compile" if "compile" in times else next(iter(times), "")
+    for system, taken in times.items():
+        ratio = [b / t for b, t in zip(times[base], taken, strict=True)]
+        low, middle, high = statistics.quantiles(ratio, n=4) if len(ratio) > 1 else [ratio[0]] * 3
+        median = statistics.median(taken)
+        rate = f"{case.flops / median / 1e12:6.0f} TFLOP/s" if case.flops else ""
+        print(
+            f"{name:12s} {system:8s} {1e3 * median:8.2f} ms  {middle:.3f}x of {base} ({low:.3f} to {high:.3f})"
+            f"  {peaks[system]:6.1f} GiB {rate}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--systems", default=",".join(SYSTEMS))
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--here", action="store_true", help="in this process; else one process a case")
+    options = parser.parse_args()
+    print(json.dumps({"torch": torch.__version__, "repetitions": options.repetitions}), flush=True)
+    for name in options.cases.split(","):
+        if options.here:
+            run_case(name, options.systems.split(","), options.repetitions)
+        else:
+            again = ["--cases", name, "--systems", options.systems, "--repetitions", str(options.repetitions)]
+            subprocess.run([sys.executable, "-m", "bench.gpu", "--here", *again], check=False)
+
+
+if __name__ == "__main__":
+    main()

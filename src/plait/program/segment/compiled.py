@@ -1,0 +1,226 @@
+"""Segments put through Inductor: the same nodes, another function that runs them.
+
+In: a segment. Out: a function that compiles itself when it is first called, because strides are known only then, and is
+the segment's own, with the reason told, where Inductor cannot. Segments that are alike up to the names of their nodes
+share what was compiled. Gradients are still written straight into the memory that the caller gives. It never changes
+what is computed beyond rounding, and never draws random numbers: those stay calls of our own ops.
+"""
+
+import operator
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+
+from plait.graph.ops.product_into import PRODUCT_INTO
+from plait.plan.plan import Plan
+from plait.program.program import Program, Segment
+from plait.program.segment.codegen import Fill, find_fills
+from plait.torch_private.inductor import InductorError, compile_graph
+
+Run = Callable[..., tuple[Any, ...]]
+Told = Callable[[str, float, str | None], None]
+"""(segment, seconds it took to compile, why it could not be)."""
+
+
+_SECONDS_PER_OP = 0.015
+"""Measured: 24 layers of a GPT, 3,000 ops, 40 s on an H200's host (`bench/gpu.py`)."""
+_GAIN = 0.1
+"""Share of a step that compilation saved: 12 % of a GPT of 1.4B parameters, 20 % of small ones (same run)."""
+_FLOPS_PER_S = 4.5e14
+"""What eager steps of that GPT did: a step is taken to last no less than its FLOPs at this rate."""
+
+
+def pays(plan: Plan, program: Program, device: torch.device, steps: int | None) -> bool:
+    """Whether segments are to be compiled: what the plan says, or where the run is long enough to gain from it.
+
+    On processors most models gain nothing (docs/log.md), so there it has to be asked for.
+    """
+    if plan.compile != "auto":
+        return plan.compile == "on"
+    if device.type != "cuda" or steps is None:
+        return False
+    entry = max(program.classes, key=lambda one: sum(segment.num_ops for segment in one.segments.values()))
+    ops = sum(segment.num_ops for segment in entry.segments.values())
+    flops = sum(segment.flops for segment in entry.segments.values()) * len(program.micro_batches)
+    return steps * flops / _FLOPS_PER_S * _GAIN > ops * _SECONDS_PER_OP
+
+
+def _untold(segment: str, seconds: float, reason: str | None) -> None:
+    pass
+
+
+@dataclass(slots=True)
+class CompiledSegments:
+    """What was compiled so far in this process, by what segments compute."""
+
+    device: torch.device
+    told: Told = _untold
+    """Called after each attempt."""
+    _runs: dict[int, tuple[Segment, Run]] = field(default_factory=dict)
+    """By identity; the segment is kept so that its id stays its own."""
+    _functions: dict[object, Callable[..., Any] | None] = field(default_factory=dict)
+
+    def run_of(self, segment: Segment) -> Run:
+        """What runs a segment."""
+        known = self._runs.get(id(segment))
+        if known is None:
+            known = self._runs[id(segment)] = (segment, self._lazily(segment))
+        return known[1]
+
+    def _lazily(self, segment: Segment) -> Run:
+        if not any(_computes(node) for node in segment.nodes):
+            return segment.run
+        fills = list(find_fills(segment.nodes, segment.outputs).items())
+        text = _text(segment)
+        variants: dict[tuple[bool, ...], Run] = {}
+
+        def run(args: list[Any], into: Sequence[Tensor | None] = (None,) * len(fills)) -> tuple[Any, ...]:
+            given = tuple(memory is not None for memory in into)
+            function = variants.get(given)
+            if function is None:
+                function = variants[given] = self._function(segment, text, fills, args, into)
+            return function(args, into)
+
+        return run
+
+    def _function(
+        self,
+        segment: Segment,
+        text: object,
+        fills: Sequence[tuple[fx.Node, Fill]],
+        args: Sequence[Any],
+        into: Sequence[Tensor | None],
+    ) -> Run:
+        filled = [pair for pair, memory in zip(fills, into, strict=True) if memory is not None]
+        inputs = [*args, *(memory for memory in into if memory is not None)]
+        key = (
+            text,
+            tuple(position for position, memory in enumerate(into) if memory is not None),
+            *map(_meta, inputs),
+        )
+        if key not in self._functions:
+            self._functions[key] = self._compile(segment, filled, inputs)
+        compiled = self._functions[key]
+        if compiled is None:
+            return segment.run if segment.fillable else lambda args, into: segment.run(args)
+        return _with_memory(compiled, segment, filled)
+
+    def _compile(
+        self, segment: Segment, filled: Sequence[tuple[fx.Node, Fill]], inputs: Sequence[Any]
+    ) -> Callable[..., Any] | None:
+        started = time.perf_counter()
+        reason = None
+        compiled = None
+        if not all(isinstance(value, Tensor) for value in inputs):
+            reason = "it takes numbers that change from step to step"
+        else:
+            graph = graph_of(segment, filled, self.device)
+            try:
+                compiled = compile_graph(graph, inputs)
+            except InductorError as error:
+                reason = str(error)
+        self.told(segment.name, time.perf_counter() - started, reason)
+        return compiled
+
+
+def _with_memory(
+    compiled: Callable[..., Any], segment: Segment, filled: Sequence[tuple[fx.Node, Fill]]
+) -> Run:
+    """Call what was compiled with the caller's memory behind the inputs, and put that back among the outputs."""
+    written = {segment.outputs.index(fill.output): place for place, (_, fill) in enumerate(filled)}
+    if not written:
+
+        def plain(args: list[Any], into: Sequence[Tensor | None] = ()) -> tuple[Any, ...]:
+            taken = list(args)
+            args.clear()
+            return tuple(compiled(taken))
+
+        return plain
+    order = range(len(segment.outputs))
+
+    def fill(args: list[Any], into: Sequence[Tensor | None]) -> tuple[Any, ...]:
+        memory = [tensor for tensor in into if tensor is not None]
+        taken = [*args, *memory]
+        args.clear()
+        results = iter(compiled(taken))
+        return tuple(memory[written[index]] if index in written else next(results) for index in order)
+
+    return fill
+
+
+def graph_of(
+    segment: Segment, filled: Sequence[tuple[fx.Node, Fill]], device: torch.device
+) -> fx.GraphModule:
+    """The segment alone, on `device`; outputs that are written to given memory are inputs at the end instead."""
+    graph, copies = fx.Graph(), dict[str, fx.Node]()
+    for name in segment.inputs:
+        copies[name] = graph.placeholder(name)
+    memory = {node: graph.placeholder(f"{fill.output}_into") for node, fill in filled}
+    skipped = {fill.output for _, fill in filled}
+    by_fill = dict(filled)
+    dropped = _between(by_fill)
+    for node in segment.nodes:
+        if node in by_fill:
+            into: Any = memory[node]
+            if by_fill[node].shape is not None:
+                into = graph.call_function(
+                    torch.ops.aten.view.default, (into, list(by_fill[node].shape or ()))
+                )
+            if by_fill[node].transposed:
+                into = graph.call_function(torch.ops.aten.t.default, (into,))
+            operands = [copies[arg.name] for arg in node.args if isinstance(arg, fx.Node)]
+            graph.call_function(PRODUCT_INTO, (*operands, into))
+        elif node not in dropped:
+            copies[node.name] = copied = graph.node_copy(node, lambda entry: copies[entry.name])
+            if isinstance(copied.kwargs.get("device"), torch.device):
+                copied.kwargs = {**copied.kwargs, "device": device}
+    graph.output(tuple(copies[name] for name in segment.outputs if name not in skipped))
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _between(filled: Mapping[fx.Node, Fill]) -> set[fx.Node]:
+    """Views that lead from a filled product to its output."""
+    found: set[fx.Node] = set()
+    for node, fill in filled.items():
+        current = node
+        while current.name != fill.output:
+            current = next(iter(current.users))
+            found.add(current)
+    return found
+
+
+def _computes(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is not operator.getitem
+
+
+def _meta(value: Any) -> object:
+    if isinstance(value, Tensor):
+        return (tuple(value.shape), value.stride(), value.dtype)
+    return type(value)
+
+
+def _text(segment: Segment) -> object:
+    """What a segment computes, whatever its nodes are called."""
+    numbers = {name: index for index, name in enumerate(segment.inputs)}
+    for node in segment.nodes:
+        numbers.setdefault(node.name, len(numbers))
+
+    def known(value: Any) -> str:
+        return repr(map_arg(value, lambda entry: _Number(numbers[entry.name])))
+
+    calls = tuple((str(node.target), known(node.args), known(dict(node.kwargs))) for node in segment.nodes)
+    return (len(segment.inputs), calls, tuple(numbers[name] for name in segment.outputs))
+
+
+class _Number(str):
+    """The place of a node among those of its segment."""
+
+    __slots__ = ()
+
+    def __new__(cls, number: int) -> "_Number":
+        return super().__new__(cls, f"%{number}")

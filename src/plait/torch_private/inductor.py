@@ -1,0 +1,48 @@
+"""One graph through Inductor, without Dynamo. Private to torch (`torch._inductor`); tried on CUDA 13 and on CPUs.
+
+In: a graph of aten ops and of our own, and tensors as it will be called with. Out: a function that takes them in a
+list, which it may empty. What Inductor says when it cannot is told in one line.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from plait.torch_private.fake import FakeTensorMode
+from plait.torch_private.tracing import make_fx
+
+
+class InductorError(Exception):
+    """The graph cannot be compiled, or not on this machine."""
+
+
+def compile_graph(
+    graph: fx.GraphModule, inputs: Sequence[Tensor], threads: int = 1
+) -> Callable[[list[Any]], Any]:
+    """Compile for tensors of these shapes, strides and devices."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch about itself
+        try:
+            return _compile(graph, inputs, threads)
+        except Exception as error:
+            raise InductorError(_in_one_line(error)) from error
+
+
+def _compile(graph: fx.GraphModule, inputs: Sequence[Tensor], threads: int) -> Callable[[list[Any]], Any]:
+    from torch._inductor import config  # seconds to import: not where nothing is compiled
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+
+    mode = FakeTensorMode()
+    fakes = [mode.from_tensor(value) for value in inputs]
+    with mode, torch.no_grad(), config.patch({"compile_threads": threads}):
+        traced = make_fx(graph, decomposition_table=select_decomp_table(), tracing_mode="real")(*fakes)
+        return compile_fx_inner(traced, fakes)
+
+
+def _in_one_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -1,0 +1,117 @@
+"""Compiled segments: they compute what plain ones do, are compiled once, and give way where they cannot be."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from plait.errors import PlanError
+from plait.graph.from_job import Captures
+from plait.job.data.open import open_data
+from plait.job.job import Job
+from plait.plan.named import resolve
+from plait.program.compile import Settings, compile_program
+from plait.program.program import Program, Segment
+from plait.program.segment import compiled
+from plait.program.segment.compiled import CompiledSegments, pays
+from plait.run.proof.serial_run import run_serially
+from plait.torch_private.inductor import InductorError
+
+CPU = torch.device("cpu")
+
+
+def program_of(job: Job, compile_: str = "on") -> Program:
+    captures = Captures(job, open_data(job.data, job.collate), torch.float32)
+    settings = Settings(clip_norm=None, batch_norm="global", device=CPU)
+    return compile_program(
+        {4: captures.of_size(4)}, resolve("single", 1, {"compile": compile_}, None), [4], settings
+    )
+
+
+def twins() -> Job:
+    data = (torch.randn(8, 6), torch.randint(0, 3, (8,)))
+    return Job(
+        model=lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)), data=data, batch=4, steps=1,
+        loss=nn.CrossEntropyLoss(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+    )  # fmt: skip
+
+
+def meta_of(segment: Segment, name: str) -> torch.Tensor:
+    nodes = {node.name: node for one in segment.nodes for node in (one, *one.all_input_nodes)}
+    return nodes[name].meta["val"]
+
+
+def inputs_of(segment: Segment) -> list[torch.Tensor]:
+    metas = [meta_of(segment, name) for name in segment.inputs]
+    return [torch.ones(meta.shape, dtype=meta.dtype) for meta in metas]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler (Debian: g++)")
+def test_compiled_segments_compute_the_same() -> None:
+    """Random numbers, sums over ranks and gradients written into buckets included; rounding may differ."""
+    job = replace(twins(), batch=8, clip_norm=1.0, model=lambda: nn.Sequential(
+        nn.Linear(6, 16), nn.LayerNorm(16), nn.GELU(), nn.Dropout(0.3), nn.Linear(16, 3)
+    ))  # fmt: skip
+    plain, fast = (
+        run_serially(job, resolve("ddp", 2, {"compile": how}, None), 2, torch.float64)
+        for how in ("off", "on")
+    )
+    assert plain.losses == pytest.approx(fast.losses, rel=1e-9)
+    for name_, weight in plain.weights.items():
+        assert torch.allclose(weight, fast.weights[name_], rtol=0, atol=1e-9), name_
+
+
+def test_a_segment_is_compiled_once_and_into_given_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        calls.append(len(inputs))
+        return lambda args: graph(*args)
+
+    monkeypatch.setattr(compiled, "compile_graph", count)
+    entry = program_of(twins()).classes[0]
+    runs = CompiledSegments(CPU)
+    for segment in entry.segments.values():
+        given = inputs_of(segment)
+        memory = [torch.empty(meta_of(segment, segment.outputs[place]).shape) for place in segment.fillable]
+        expected = segment.run(list(given), [None] * len(memory)) if memory else segment.run(list(given))
+        for _ in range(2):
+            found = runs.run_of(segment)(list(given), memory) if memory else runs.run_of(segment)(list(given))
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs)
+        for place, tensor in zip(segment.fillable, memory, strict=True):
+            assert found[place] is tensor
+    assert len(calls) == len(entry.segments)
+
+
+def test_what_cannot_be_compiled_runs_as_it_is_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise InductorError("no such op")
+
+    monkeypatch.setattr(compiled, "compile_graph", refuse)
+    told: list[str | None] = []
+    segment = next(iter(program_of(twins()).classes[0].segments.values()))
+    given = inputs_of(segment)
+    runs = CompiledSegments(CPU, lambda name, seconds, reason: told.append(reason))
+    found, plain = runs.run_of(segment)(list(given)), segment.run(list(given))
+    assert told == ["no such op"]
+    for ours, theirs in zip(found, plain, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_auto_compiles_where_the_run_is_long_enough() -> None:
+    program = program_of(twins(), "auto")
+    plan = program.plan
+    assert not pays(plan, program, CPU, 10**9)
+    assert not pays(plan, program, torch.device("cuda"), None)
+    assert not pays(plan, program, torch.device("cuda"), 10)
+    assert pays(plan, program, torch.device("cuda"), 10**15)
+    assert pays(program_of(twins(), "on").plan, program, CPU, 1)
+
+
+def test_an_unknown_choice_is_refused() -> None:
+    with pytest.raises(PlanError, match="compile='maybe'"):
+        resolve("ddp", 2, {"compile": "maybe"}, None)
