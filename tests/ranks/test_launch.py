@@ -61,6 +61,11 @@ def _sleep_here(seconds: float) -> None:
     time.sleep(seconds)
 
 
+def _stop_here() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(60)
+
+
 def test_results_come_back_by_rank() -> None:
     factor = 10  # a closure
     assert launch(lambda seat: {"rank": seat.rank * factor, "of": seat.ranks}, ranks=3) == [
@@ -245,14 +250,76 @@ def test_a_stopped_rank_is_reported_as_stopped() -> None:
     def main(seat: Seat) -> None:
         seat.board.enter(1, 1, "all_reduce 0", waiting=True)
         if seat.rank == 0:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            _stop_here()
         time.sleep(60)
 
     with pytest.raises(HangError) as caught:
         launch(main, ranks=2, hang_s=1)
     assert (caught.value.waiting, caught.value.missing) == ((1,), (0,))
-    assert "did not show its stack" in str(caught.value)
     assert "stopped by a signal" in str(caught.value)
+    assert "_stop_here" in str(caught.value)  # woken up once more to say where it is
+
+
+def test_a_stopped_rank_for_which_nobody_waits_is_reported() -> None:
+    """Before its first entry, and while all others compute."""
+
+    def main(seat: Seat) -> None:
+        if seat.rank == 0:
+            _stop_here()
+        while True:
+            seat.board.enter(0, 0, "forward")
+            time.sleep(0.01)
+
+    with pytest.raises(HangError, match="rank 0 does not move: before its first step") as caught:
+        launch(main, ranks=2, hang_s=1)
+    assert (caught.value.waiting, caught.value.missing) == ((), (0,))
+
+
+def test_a_run_goes_on_without_a_stopped_rank_that_it_can_spare() -> None:
+    lost: list[str] = []
+
+    def on_event(rank: int, event: dict[str, Any]) -> None:
+        lost.append(f"{rank}: {event['lost']}")
+
+    def main(seat: Seat) -> int:
+        seat.board.enter(0, 0, "forward")
+        if seat.rank == 1:
+            _stop_here()
+        while not seat.board.is_gone(1):
+            time.sleep(0.01)
+        return seat.rank
+
+    assert launch(main, ranks=3, hang_s=1, dispensable=(0, 1, 2), on_event=on_event) == [0, None, 2]
+    assert len(lost) == 1
+    assert lost[0].startswith("1: rank 1 does not move")
+    assert "_stop_here" in lost[0]
+
+
+def test_a_rank_that_goes_on_after_a_short_stop_is_no_hang() -> None:
+    def main(seat: Seat) -> int:
+        connect(seat, timeout_s=60)
+        if seat.rank == 0:
+            pid = os.getpid()
+            subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {pid}"], start_new_session=True)
+            os.kill(pid, signal.SIGSTOP)
+        dist.barrier()
+        disconnect()
+        return seat.rank
+
+    assert launch(main, ranks=2, hang_s=8) == [0, 1]
+
+
+def test_a_meeting_outside_of_instructions_is_a_hang_when_one_does_not_come() -> None:
+    def main(seat: Seat) -> None:
+        connect(seat, timeout_s=60)
+        seat.board.enter(4, -1, "evaluate")
+        if seat.rank == 1:
+            _sleep_here(60)
+        dist.all_reduce(torch.ones(4))
+
+    with pytest.raises(HangError, match="_sleep_here") as caught:
+        launch(main, ranks=3, hang_s=1)
+    assert "ranks 0, 2 wait in 'evaluate' (step 4); rank 1 is missing." in str(caught.value)
 
 
 def test_a_long_computation_is_no_hang() -> None:

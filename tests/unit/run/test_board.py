@@ -8,7 +8,7 @@ import time
 import pytest
 
 from plait.run.start.board import LABEL_BYTES, Board, Entry, State
-from plait.run.start.hang import find_hang, trim_stack
+from plait.run.start.hang import Patience, find_hang, trim_stack
 
 
 def test_a_slot_is_read_as_it_was_written() -> None:
@@ -108,14 +108,67 @@ def _entry(rank: int, state: State, label: str, age_s: float, step: int = 4) -> 
 
 
 def _find(
-    *entries: Entry | None, stopped: tuple[int, ...] = ()
+    *entries: Entry | None,
+    stopped: tuple[int, ...] = (),
+    idle: tuple[int, ...] = (),
+    hang_s: float = 10,
+    free: tuple[int, ...] = (),
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    hang = find_hang(entries, int(1000e9), 10, lambda rank: rank in stopped)
+    still = [[500.0 if rank in which else 0.0 for rank in range(len(entries))] for which in (stopped, idle)]
+    hang = find_hang(entries, int(1000e9), Patience(hang_s=hang_s), still[0], still[1], free)
     return None if hang is None else (hang.waiting, hang.missing)
 
 
 def test_a_long_computation_for_which_nobody_waits_is_no_hang() -> None:
     assert _find(_entry(0, State.RUNNING, "forward", 500), _entry(1, State.RUNNING, "forward", 500)) is None
+
+
+def test_a_rank_that_does_nothing_at_all_is_given_up_sooner_than_a_busy_one() -> None:
+    waits, computes = _entry(0, State.WAITING, "sum", 31), _entry(1, State.RUNNING, "forward", 32)
+    assert _find(waits, computes, hang_s=300) is None
+    assert _find(waits, computes, hang_s=300, idle=(1,)) == ((0,), (1,))
+    assert _find(_entry(0, State.WAITING, "sum", 29), computes, hang_s=300, idle=(1,)) is None
+    both = (waits, _entry(1, State.WAITING, "sum", 31))
+    assert _find(*both, hang_s=300, idle=(0, 1)) is None  # all are there: it may be slow
+
+
+def test_a_stopped_rank_is_found_whether_or_not_anybody_waits() -> None:
+    works = _entry(0, State.RUNNING, "forward", 0.1)
+    for state in (State.STARTING, State.RUNNING):
+        assert _find(works, _entry(1, state, "forward", 60), hang_s=300, stopped=(1,)) == ((), (1,))
+    evaluates = _entry(1, State.WAITING, "evaluate", 60)
+    assert _find(_entry(0, State.WAITING, "evaluate", 59), evaluates, hang_s=300, stopped=(1,)) == (
+        (0,),
+        (1,),
+    )
+
+
+def test_a_free_rank_that_does_nothing_is_found_in_the_end() -> None:
+    works, sleeps = _entry(0, State.RUNNING, "forward", 0.1), _entry(1, State.RUNNING, "forward", 60)
+    assert _find(works, sleeps, idle=(1,)) is None
+    assert _find(works, sleeps, idle=(1,), free=(0, 1)) == ((), (1,))
+
+
+def test_a_meeting_shows_as_waiting_under_the_name_of_what_is_done() -> None:
+    board = Board.create(1)
+    post = board.post(0)
+
+    def seen() -> tuple[State, str]:
+        entry = board.read(0)
+        assert entry is not None
+        return entry.state, entry.label
+
+    with post.meeting("all_gather"):
+        assert seen() == (State.WAITING, "all_gather")
+    post.enter(3, -1, "evaluate")
+    with post.meeting("all_reduce"):
+        assert seen() == (State.WAITING, "evaluate")
+    assert seen() == (State.RUNNING, "evaluate")
+    post.enter(3, 4, "wait 2", True)
+    with post.meeting("all_reduce"):
+        pass
+    assert seen() == (State.WAITING, "wait 2")
+    board.close()
 
 
 def test_a_short_wait_is_no_hang() -> None:
@@ -162,7 +215,7 @@ def test_a_stack_is_cut_where_the_worker_was_started() -> None:
     dump = (
         "Current thread 0x1 (most recent call first):\n"
         '  File "job.py", line 3 in load\n'
-        '  File "x/launch_child.py", line 140 in run_child\n'
+        '  File "x/start/child.py", line 140 in run_child\n'
         '  File "x/launch.py", line 9 in launch\n'
     )
     assert trim_stack(dump).splitlines()[1:] == ['  File "job.py", line 3 in load']

@@ -71,6 +71,7 @@ class Task:
 def run_worker(task: Task, seat: Seat, programs: Programs) -> dict[str, Any]:
     """Train; returns a JSON-able summary."""
     keep_freed_memory()
+    seat.board.enter(-1, -1, "connect")
     with ExitStack() as stack:
         device = choose_device(task.device, seat.rank)
         if task.record_gradients:
@@ -94,11 +95,13 @@ class _Worker:
         clock = CudaClock() if device.type == "cuda" and task.trace else None
         self.observer = WorkerObserver(seat.board, self.recorder, clock)
         links = links_between(task.plan.mesh, seat.rank, device, timeout_s=timeout_s(task))
+        seat.board.enter(-1, -1, "build the model")
         self.state = ModelState(self.job, device, task.dtype, programs.holding(seat.rank, links, device))
         self.progress = Progress(self.job.until)
         self.start_step = 0
         self.resumed: TrainingState | None = None
         if task.resume is not None:
+            seat.board.enter(-1, -1, "load the checkpoint")
             self._resume(task.resume)
         self.machine = Machine(seat.rank, self.state, links, self.observer)
         self.machine.slowdown = task.slow.get(seat.rank, 1.0)
@@ -352,6 +355,7 @@ class _Worker:
         if self.journal is not None:
             self.journal.say_newest()
         self._save()
+        self.seat.board.enter(self.state.steps_done - 1, -1, "finish")
         notices = self.saver.close() if self.saver is not None else []
         self._tell(notices)
         if self.task.record_gradients:

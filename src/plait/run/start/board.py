@@ -11,7 +11,8 @@ import os
 import struct
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Self
@@ -73,14 +74,15 @@ class Entry:
             State.DONE: "done after",
             State.GONE: "gone in",
         }[self.state]
-        where = f"{verb} '{self.label}' (instruction {self.index})" if self.label else verb.split()[0]
+        which = f" (instruction {self.index})" if self.index >= 0 else ""
+        where = f"{verb} '{self.label}'{which}" if self.label else verb.split()[0]
         return where if self.step == _NO_STEP else f"step {self.step}, {where}"
 
 
 class Post:
     """One rank's writer. Use it from one thread: the slot has one sequence counter."""
 
-    __slots__ = ("_at", "_beats", "_memory", "_rank", "_ranks")
+    __slots__ = ("_at", "_beats", "_memory", "_now", "_rank", "_ranks")
 
     def __init__(self, memory: mmap.mmap, rank: int, ranks: int) -> None:
         self._memory = memory
@@ -88,6 +90,23 @@ class Post:
         self._ranks = ranks
         self._at = _HEADER_BYTES + rank * _SLOT_BYTES
         self._beats = 0
+        self._now = (_NO_STEP, -1, State.STARTING, "")
+
+    @contextmanager
+    def meeting(self, what: str) -> Iterator[None]:
+        """Say, for as long as it lasts, that what the rank does cannot go on without others.
+
+        It keeps its name, `what` is for a rank that has none yet; an instruction that waits has said so itself.
+        """
+        step, index, state, label = self._now
+        if state is State.WAITING:
+            yield
+            return
+        self._write(step, index, State.WAITING, label or what)
+        try:
+            yield
+        finally:
+            self._write(step, index, State.RUNNING, label or what)
 
     def enter(self, step: int, index: int, label: str, waiting: bool = False) -> None:
         """Say that the rank now does `label`; `waiting` means that it cannot go on without another rank."""
@@ -97,13 +116,14 @@ class Post:
         """Say that the rank has nothing left to do."""
         self._write(step, index, State.DONE, label)
 
-    def _write(self, step: int, index: int, state: int, label: str) -> None:
+    def _write(self, step: int, index: int, state: State, label: str) -> None:
         # A sequence lock: odd while the slot is being written. The reader takes only what it saw twice under
         # one even count.
         memory, at, beats = self._memory, self._at, self._beats
         _COUNTER.pack_into(memory, at, beats + 1)
         _SLOT.pack_into(memory, at + 8, step, index, time.monotonic_ns(), state, label.encode())
         self._beats = beats + 2
+        self._now = (step, index, state, label)
         _COUNTER.pack_into(memory, at, beats + 2)
 
     def stop_requested(self) -> bool:

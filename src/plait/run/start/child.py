@@ -134,7 +134,7 @@ def run_child(child: Child, main: Main) -> int:
     seat = Seat(
         rank=child.rank,
         ranks=child.ranks,
-        store=RunStore(child.line, child.rank),
+        store=RunStore(child.line, child.rank, meeting=post.meeting),
         board=post,
         emit=outbox.emit,
     )

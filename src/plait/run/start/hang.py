@@ -8,9 +8,10 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 from plait.errors import HangError
 from plait.run.start.board import Entry, State
@@ -18,16 +19,36 @@ from plait.run.start.processes import Process
 from plait.units import format_seconds
 
 _ANSWER_S = 2.0
+_STOPPED_S = 10.0
+"""A rank that was stopped for longer is given up, where nobody has asked for less patience."""
 _STACK_LINES = 60
 _OUTER_FRAME = re.compile(r'start/child\.py", line \d+ in run_child')
 _PROCESS_STATES = {
     "R": "running",
     "S": "sleeping",
     "D": "in uninterruptible sleep: a device or a network file system does not answer",
-    "T": "stopped by a signal: `kill -CONT` lets it go on",
+    "T": "stopped by a signal, SIGSTOP or one of the terminal",
     "t": "stopped by a debugger",
     "Z": "ended",
 }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patience:
+    """How long ranks may wait for one that does not come."""
+
+    hang_s: float
+    """For one that is busy."""
+
+    @property
+    def stopped_s(self) -> float:
+        """For one that was stopped by a signal: it will not come by itself."""
+        return min(self.hang_s, _STOPPED_S)
+
+    @property
+    def idle_s(self) -> float:
+        """For one that uses no processor and moves no bytes."""
+        return max(min(self.hang_s, _STOPPED_S), self.hang_s / 10)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +56,7 @@ class Hang:
     """An operation that does not end."""
 
     operation: Entry
-    """The rank that has waited longest, and in what."""
+    """The rank that has waited longest, and in what; where nobody waits, the one that does not move."""
     waiting: tuple[int, ...]
     """Ranks that have come to the operation."""
     missing: tuple[int, ...]
@@ -43,33 +64,65 @@ class Hang:
 
 
 def find_hang(
-    entries: Sequence[Entry | None], now_ns: int, hang_s: float, is_stopped: Callable[[int], bool]
+    entries: Sequence[Entry | None],
+    now_ns: int,
+    patience: Patience,
+    stopped_s: Sequence[float],
+    idle_s: Sequence[float],
+    free: Collection[int] = (),
 ) -> Hang | None:
-    """Find an operation in which a rank has waited over `hang_s` without all others being there.
+    """Find an operation in which a rank waits in vain, or a rank that was stopped.
 
-    A stopped rank counts as missing wherever it was; one that waits for something else only where nobody is busy. Where
-    everybody is in the same operation it may only be slow, so it is given twice the time.
+    `stopped_s` and `idle_s`: for how long each rank was stopped by a signal, or did nothing at all. A stopped rank
+    counts as missing wherever it was; one that waits for something else only where nobody is busy. Where everybody
+    is in the same operation it may only be slow, so it is given twice the time. Where nobody waits, a rank that was
+    stopped is told of, and of those that are `free` of others one that was idle for all of `hang_s`.
     """
-    waiting = [entry for entry in entries if entry is not None and entry.state is State.WAITING]
+    waiting = [entry for entry in entries if _waits(entry) and stopped_s[entry.rank] == 0]
+    still = _find_still(entries, patience, stopped_s, idle_s, free)
     if not waiting:
-        return None
+        return still
     oldest = min(waiting, key=lambda entry: (entry.since_ns, entry.rank))
     waited_s = (now_ns - oldest.since_ns) / 1e9
-    if waited_s <= hang_s:
-        return None
-    meeting = (oldest.step, oldest.label)
-    there = {entry.rank for entry in waiting if (entry.step, entry.label) == meeting}
-    there = {rank for rank in there if not is_stopped(rank)}
+    there = {entry.rank for entry in waiting if (entry.step, entry.label) == (oldest.step, oldest.label)}
     gone = {entry.rank for entry in entries if entry is not None and entry.state is State.GONE}
     missing = tuple(rank for rank in range(len(entries)) if rank not in there and rank not in gone)
-    busy = tuple(rank for rank in missing if is_stopped(rank) or not _waits(entries[rank]))
+    busy = tuple(rank for rank in missing if stopped_s[rank] or not _waits(entries[rank]))
     missing = busy or missing  # of a pipeline, others wait for other messages
-    if not missing and waited_s <= 2 * hang_s:
-        return None
+    if not missing:
+        limit_s = 2 * patience.hang_s
+    elif any(stopped_s[rank] > 0 for rank in missing):
+        limit_s = patience.stopped_s
+        missing = tuple(rank for rank in missing if stopped_s[rank] > 0)
+        waited_s = min(waited_s, *(stopped_s[rank] for rank in missing))
+    elif busy and all(idle_s[rank] > patience.idle_s for rank in missing):
+        limit_s = patience.idle_s
+    else:
+        limit_s = patience.hang_s
+    if waited_s <= limit_s:
+        return still
     return Hang(operation=oldest, waiting=tuple(sorted(there)), missing=missing)
 
 
-def _waits(entry: Entry | None) -> bool:
+def _find_still(
+    entries: Sequence[Entry | None],
+    patience: Patience,
+    stopped_s: Sequence[float],
+    idle_s: Sequence[float],
+    free: Collection[int],
+) -> Hang | None:
+    """Ranks that do not move, whether or not anybody waits for them."""
+    live = [
+        entry for entry in entries if entry is not None and entry.state in (State.STARTING, State.RUNNING)
+    ]
+    still = [entry for entry in live if stopped_s[entry.rank] > patience.stopped_s]
+    still = still or [entry for entry in live if entry.rank in free and idle_s[entry.rank] > patience.hang_s]
+    if not still:
+        return None
+    return Hang(operation=still[0], waiting=(), missing=tuple(entry.rank for entry in still))
+
+
+def _waits(entry: Entry | None) -> TypeGuard[Entry]:
     return entry is not None and entry.state is State.WAITING
 
 
@@ -81,10 +134,15 @@ def to_error(
     operation = hang.operation
     waited = format_seconds((now_ns - operation.since_ns) / 1e9)
     missing = f"{_ranks(hang.missing, 'is', 'are')} missing" if hang.missing else "all ranks are there"
-    lines = [
-        f"no progress for {waited}: {_ranks(hang.waiting, 'waits', 'wait')} in '{operation.label}' "
-        f"(step {operation.step}, instruction {operation.index}); {missing}."
-    ]
+    where = f"step {operation.step}" + (f", instruction {operation.index}" if operation.index >= 0 else "")
+    if hang.waiting:
+        first = (
+            f"no progress for {waited}: {_ranks(hang.waiting, 'waits', 'wait')} in '{operation.label}' "
+            f"({where}); {missing}."
+        )
+    else:
+        first = f"{_ranks(hang.missing, 'does', 'do')} not move: {operation.place()}, for {waited}."
+    lines = [first]
     for rank, entry in enumerate(entries):
         if entry is None:
             lines.append(f"rank {rank}: unknown (its slot on the board is half written)")
@@ -102,11 +160,16 @@ def to_error(
 
 def ask_stacks(processes: Sequence[Process]) -> list[str]:
     """Have each process dump its Python stack, also one that is stuck in C, and return the text by rank."""
-    sizes = {}
+    sizes, states = {}, {}
     for process in processes:
         sizes[process.rank] = os.fstat(process.stacks).st_size
         if process.poll() is None:
+            states[process.rank] = process_state(process.pid)
             os.kill(process.pid, signal.SIGUSR1)
+            if (
+                states[process.rank] == "T"
+            ):  # only one that runs can show its stack, and the run is over anyway
+                os.kill(process.pid, signal.SIGCONT)
     lines = []
     deadline = time.monotonic() + _ANSWER_S
     for process in processes:
@@ -114,14 +177,15 @@ def ask_stacks(processes: Sequence[Process]) -> list[str]:
             lines.append(f"rank {process.rank} has ended (exit status {process.exit_code}).")
             continue
         dump = _await_dump(process, sizes[process.rank], deadline)
+        state = states[process.rank] if states[process.rank] == "T" else process_state(process.pid)
+        meaning = f"process state {state or '?'}: {_PROCESS_STATES.get(state, 'unknown')}"
+        if state == "T":
+            lines.append(f"rank {process.rank} (process {process.pid}) was found in {meaning}.")
         if dump:
             lines.append(f"stack of rank {process.rank}, innermost call first:\n{dump}")
         else:
-            state = process_state(process.pid)
-            meaning = _PROCESS_STATES.get(state, "unknown")
             lines.append(
-                f"rank {process.rank} (process {process.pid}) did not show its stack within {_ANSWER_S:g} s; "
-                f"process state {state or '?'}: {meaning}."
+                f"rank {process.rank} (process {process.pid}) did not show its stack within {_ANSWER_S:g} s; {meaning}."
             )
     return lines
 
@@ -144,11 +208,6 @@ def trim_stack(dump: str) -> str:
         outer = [number for number, line in enumerate(lines) if _OUTER_FRAME.search(line)]
         kept += lines[: outer[0]] if outer else lines
     return "\n".join(kept[:_STACK_LINES])
-
-
-def is_stopped(process: Process) -> bool:
-    """Tell whether a worker was stopped (SIGSTOP, a debugger), so that it is where it was but does not act."""
-    return process.poll() is None and process_state(process.pid) in ("T", "t")
 
 
 def process_state(pid: int) -> str:

@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from plait.errors import HangError
 from plait.run.start import failure as launch_failure
 from plait.run.start import hang as launch_hang
 from plait.run.start.board import State
 from plait.run.start.failure import Failure
 from plait.run.start.hang import Hang
 from plait.run.start.processes import Crew, Process
+from plait.run.start.vitals import Vitals
 
 _POLL_S = 0.1
 _SETTLE_S = 0.3
@@ -93,8 +95,8 @@ class Monitor:
         dispensable: Collection[int] = (),
     ) -> None:
         self.failures: dict[int, Failure] = {}
-        self.lost: dict[int, Failure] = {}
-        """Ranks that died and without which the run goes on."""
+        self.lost: set[int] = set()
+        """Ranks that died, or were given up, and without which the run goes on."""
         self._dispensable = dispensable
         self._crew = crew
         self._limits = limits
@@ -108,6 +110,7 @@ class Monitor:
         self._failed_at: float | None = None
         self._stop_at: float | None = None
         self._suspect: Hang | None = None
+        self._vitals = Vitals(crew.processes, time.monotonic())
 
     def run(self) -> list[Any]:
         """Watch to the end; returns each rank's result."""
@@ -199,18 +202,18 @@ class Monitor:
         )
         others = [rank for rank in self._dispensable if rank != process.rank and rank not in self.lost]
         if process.rank in self._dispensable and others:
-            self._do_without(failure)
+            entry = self._crew.board.read(failure.rank)
+            oom_kills = launch_failure.count_oom_kills() - self._oom_kills
+            told = launch_failure.to_error(failure, entry, self._crew.ranks, oom_kills)
+            self._do_without(failure.rank, told.what)
         else:
             self._fail(failure)
 
-    def _do_without(self, failure: Failure) -> None:
-        """Go on without a rank that died, and tell the others and the user."""
-        self.lost[failure.rank] = failure
-        entry = self._crew.board.read(failure.rank)
-        self._crew.board.mark_gone(failure.rank)
-        oom_kills = launch_failure.count_oom_kills() - self._oom_kills
-        told = launch_failure.to_error(failure, entry, self._crew.ranks, oom_kills)
-        self._on_event(failure.rank, {"lost": told.what})
+    def _do_without(self, rank: int, why: str) -> None:
+        """Go on without a rank, and tell the others and the user."""
+        self.lost.add(rank)
+        self._crew.board.mark_gone(rank)
+        self._on_event(rank, {"lost": why})
 
     def _fail(self, failure: Failure) -> None:
         self.failures[failure.rank] = failure
@@ -234,14 +237,31 @@ class Monitor:
 
     def _judge_hang(self) -> None:
         entries = self._crew.board.read_all()
-        processes, hang_s = self._crew.processes, self._limits.hang_s
+        processes, hang_s, now_s = self._crew.processes, self._limits.hang_s, time.monotonic()
+        self._vitals.look(entries, now_s)
         hang = launch_hang.find_hang(
-            entries, time.monotonic_ns(), hang_s, lambda rank: launch_hang.is_stopped(processes[rank])
+            entries,
+            time.monotonic_ns(),
+            launch_hang.Patience(hang_s=hang_s),
+            self._vitals.stopped_s(now_s),
+            self._vitals.idle_s(now_s),
+            self._dispensable,
         )
         # Seen twice with nobody having moved: for a moment a rank may be between two entries.
         if hang is not None and self._suspect is not None and self._suspect.operation == hang.operation:
-            raise launch_hang.to_error(hang, entries, processes, hang_s)
+            self._give_up(hang, launch_hang.to_error(hang, entries, processes, hang_s))
+            hang = None
         self._suspect = hang
+
+    def _give_up(self, hang: Hang, error: HangError) -> None:
+        """End the run; or, where it can do without the ranks that do not come, only those."""
+        alive = {rank for rank in self._dispensable if not self._is_settled(rank)}
+        if not hang.missing or not set(hang.missing) < alive:
+            raise error
+        for rank in hang.missing:
+            process = self._crew.processes[rank]
+            process.signal(signal.SIGKILL)
+            self._do_without(rank, error.what)
 
     def _judge_interrupt(self) -> None:
         if not self._interrupts.count:

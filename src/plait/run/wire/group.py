@@ -21,7 +21,7 @@ from torch import Tensor
 
 from plait.errors import PlanError
 from plait.run.wire.peers import Peers
-from plait.run.wire.store import RunStore
+from plait.run.wire.store import Meeting, RunStore
 
 BACKEND = "plait"
 _SMALL_BYTES = 1 << 15
@@ -42,10 +42,11 @@ class _Work(dist.Work):
     """An operation under way."""
 
     def __init__(
-        self, done: "Future[Any]", finish: Callable[[], None], describe: str, timeout_s: float
+        self, done: "Future[Any]", finish: Callable[[], None], what: str, timeout_s: float, meeting: Meeting
     ) -> None:
         super().__init__()
-        self._done, self._finish, self._what, self._timeout_s = done, finish, describe, timeout_s
+        self._done, self._finish, self._what = done, finish, what
+        self._timeout_s, self._meeting = timeout_s, meeting
         self._finished = False
 
     def is_completed(self) -> bool:
@@ -54,7 +55,11 @@ class _Work(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         limit_s = timeout.total_seconds() or self._timeout_s
         try:
-            self._done.result(limit_s)
+            if self._done.done():
+                self._done.result()
+            else:
+                with self._meeting(self._what):
+                    self._done.result(limit_s)
         except FutureTimeout:
             if self._done.done():
                 raise
@@ -68,13 +73,16 @@ class _Work(dist.Work):
 class PlaitGroup(dist.ProcessGroup):
     """The ranks of one group; collectives run one after the other on a thread of its own, messages at once."""
 
-    def __init__(self, peers: Peers, name: str, rank: int, ranks: Sequence[int], timeout_s: float) -> None:
+    def __init__(
+        self, peers: Peers, name: str, rank: int, ranks: Sequence[int], timeout_s: float, meeting: Meeting
+    ) -> None:
         super().__init__(rank, len(ranks))  # type: ignore[call-arg]
         self.peers = peers
         self._own = rank
         self._ranks = tuple(ranks)
         self._space = crc32(name.encode()) << 32
         self._timeout_s = timeout_s
+        self._meeting = meeting
         self._count = 0
         self._queue: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"plait group {name}", daemon=True)
@@ -112,7 +120,7 @@ class PlaitGroup(dist.ProcessGroup):
         number, done = self._space | self._count, Future[None]()
         self._queue.put((lambda: run(number), done))
         # Twice: the exchange has the limit, and says who is missing.
-        return _Work(done, finish, what, 2 * self._timeout_s)
+        return _Work(done, finish, what, 2 * self._timeout_s, self._meeting)
 
     def _exchange(
         self, tag: int, sent: Sequence[memoryview | None], rooms: Sequence[memoryview | None]
@@ -215,14 +223,15 @@ class PlaitGroup(dist.ProcessGroup):
         (tensor,) = tensors
         flat = _flat(tensor)
         done = self.peers.send(self._ranks[to], self._space | _DIRECT | tag, _bytes(flat))
-        return _Work(done, lambda: None, f"a message to rank {self._ranks[to]}", self._timeout_s)
+        what = f"a message to rank {self._ranks[to]}"
+        return _Work(done, lambda: None, what, self._timeout_s, self._meeting)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> _Work:
         (tensor,) = tensors
         flat = _flat(tensor, read=False)
         done = self.peers.receive(self._ranks[source], self._space | _DIRECT | tag, _bytes(flat))
         what = f"a message from rank {self._ranks[source]}"
-        return _Work(done, _back([tensor], [flat]), what, self._timeout_s)
+        return _Work(done, _back([tensor], [flat]), what, self._timeout_s, self._meeting)
 
 
 def create_group(options: Any, unused: Any) -> PlaitGroup:
@@ -232,7 +241,8 @@ def create_group(options: Any, unused: Any) -> PlaitGroup:
         store = store.underlying_store
     ranks = options.global_ranks_in_group or range(options.group_size)
     name = f"group {options.group_id}"
-    return PlaitGroup(store.peers(), name, options.group_rank, list(ranks), options.timeout.total_seconds())
+    timeout_s = options.timeout.total_seconds()
+    return PlaitGroup(store.peers(), name, options.group_rank, list(ranks), timeout_s, store.meeting)
 
 
 def register() -> None:

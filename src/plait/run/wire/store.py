@@ -7,7 +7,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -20,13 +21,19 @@ from plait.run.wire.switchboard import LONGEST_WAIT_S
 
 _READ_BYTES = 1 << 18
 
+Meeting = Callable[[str], AbstractContextManager[None]]
+"""Entered for as long as this rank waits for others in something that has a name."""
+
 
 class RunStore(Store):
     """The store of this run. One request at a time; waiting is a row of short requests, so threads can share it."""
 
-    def __init__(self, line: int, rank: int, timeout_s: float = 300.0) -> None:
+    def __init__(
+        self, line: int, rank: int, timeout_s: float = 300.0, meeting: Meeting = lambda what: nullcontext()
+    ) -> None:
         super().__init__()
         self.rank = rank
+        self.meeting = meeting
         self._socket = socket.socket(fileno=line)
         self._incoming = Incoming()
         self._lock = threading.Lock()
@@ -123,9 +130,12 @@ class RunStore(Store):
 
     def _until(self, keys: Sequence[str], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while not self._ask({"op": "wait", "keys": list(keys), "for_s": LONGEST_WAIT_S})[0]["is_there"]:
-            if time.monotonic() > deadline:
-                raise ConnectionError(f"{', '.join(keys)} did not come within {timeout_s:g} s: timed out.")
+        with self.meeting("meet the other ranks"):
+            while not self._ask({"op": "wait", "keys": list(keys), "for_s": LONGEST_WAIT_S})[0]["is_there"]:
+                if time.monotonic() > deadline:
+                    raise ConnectionError(
+                        f"{', '.join(keys)} did not come within {timeout_s:g} s: timed out."
+                    )
 
 
 def _as_bytes(value: str | bytes) -> bytes:
