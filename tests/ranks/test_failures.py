@@ -85,6 +85,46 @@ def test_complaint_09_a_hang_is_reported_with_who_waits_for_whom(tmp_path: Path)
     assert "wait" in told
 
 
+class _StopsWhenBuilt(nn.Linear):
+    def __init__(self, marker: Path, builder: int) -> None:
+        super().__init__(16, 10)
+        if os.getpid() != builder:  # not where it is captured
+            jobs.stop_once(marker)
+
+
+@pytest.mark.parametrize("phase", ["build", "train", "evaluate"])
+def test_a_rank_that_is_stopped_is_named_in_every_phase(phase: str, tmp_path: Path) -> None:
+    job, marker, parent = jobs.plain(), tmp_path / "stopped", os.getpid()
+    if phase == "build":
+        job = replace(job, model=lambda: _StopsWhenBuilt(marker, parent))
+    elif phase == "train":
+        job = replace(job, data=jobs.Marked(jobs.MARK, lambda: jobs.stop_once(marker)))
+    else:
+        job = replace(job, evaluate=lambda: jobs.Marked(7, lambda: jobs.stop_once(marker)))
+    began = time.monotonic()
+    with pytest.raises(HangError, match="stop_once") as caught:
+        plait.train(job, ranks=2, out=tmp_path / "run", limits=plait.Limits(hang_s=4))
+    assert time.monotonic() - began < 50
+    assert len(caught.value.missing) == 1
+    told = str(caught.value)
+    assert "stopped by a signal" in told
+    if phase == "evaluate":
+        assert f"rank {1 - caught.value.missing[0]} waits in 'evaluate'" in told
+
+
+@pytest.mark.parametrize("plan", ["hogwild", "easgd"])
+def test_a_stopped_worker_of_a_plan_that_can_spare_it_is_told_and_left(plan: str, tmp_path: Path) -> None:
+    told: list[str] = []
+    marker = tmp_path / "stopped"
+    job = replace(jobs.plain(), data=jobs.Marked(jobs.MARK, lambda: jobs.stop_once(marker)))
+    result = plait.train(
+        job, plan, 2 if plan == "hogwild" else 3, out=tmp_path / "run", trace=False, limits=plait.Limits(hang_s=3),
+        listener=lambda event: told.append(str(event.get("notice", ""))),
+    )  # fmt: skip
+    assert len(result.losses) >= 3
+    assert any("stopped by a signal" in notice and "go on" in notice for notice in told), told
+
+
 def test_complaint_09_the_command_exits_1_after_a_hang(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

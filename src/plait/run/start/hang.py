@@ -23,6 +23,8 @@ _STOPPED_S = 10.0
 """A rank that was stopped for longer is given up, where nobody has asked for less patience."""
 _STACK_LINES = 60
 _OUTER_FRAME = re.compile(r'start/child\.py", line \d+ in run_child')
+_OWN_THREAD = re.compile(r'run/wire/(peers|group)\.py", line \d+ in (_attend|_work)$')
+"""Threads of ours that wait for something to do."""
 _PROCESS_STATES = {
     "R": "running",
     "S": "sleeping",
@@ -205,6 +207,8 @@ def trim_stack(dump: str) -> str:
     kept: list[str] = []
     for thread in dump.strip().split("\n\n"):
         lines = thread.splitlines()
+        if any(_OWN_THREAD.search(line) for line in lines):
+            continue
         outer = [number for number, line in enumerate(lines) if _OUTER_FRAME.search(line)]
         kept += lines[: outer[0]] if outer else lines
     return "\n".join(kept[:_STACK_LINES])

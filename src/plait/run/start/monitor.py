@@ -255,8 +255,8 @@ class Monitor:
 
     def _give_up(self, hang: Hang, error: HangError) -> None:
         """End the run; or, where it can do without the ranks that do not come, only those."""
-        alive = {rank for rank in self._dispensable if not self._is_settled(rank)}
-        if not hang.missing or not set(hang.missing) < alive:
+        spared = set(self._dispensable) - self.lost
+        if not hang.missing or not set(hang.missing) < spared or any(map(self._is_settled, hang.missing)):
             raise error
         for rank in hang.missing:
             process = self._crew.processes[rank]
