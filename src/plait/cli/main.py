@@ -99,7 +99,9 @@ def run(
         bool | None, typer.Option(help="Write the sample ids of every step to samples.jsonl.")
     ] = None,
     trace: Annotated[bool, typer.Option(help="Record every instruction of every rank.")] = True,
-    hang_s: Annotated[float, typer.Option(help="Report a hang after so many seconds; sooner where a rank does nothing.")] = 300.0,
+    hang_s: Annotated[
+        float, typer.Option(help="Report a hang after so many seconds; sooner where a rank does nothing.")
+    ] = 300.0,
     slow: Annotated[
         list[str] | None,
         typer.Option(metavar="RANK=FACTOR", help="Make a rank take so many times as long to compute."),
