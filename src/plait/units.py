@@ -24,7 +24,10 @@ def parse_bytes(text: str) -> int:
     key = unit.lower().removesuffix("b") or "b"
     if key not in _BYTES:
         raise ValueError(f"{text!r} has the unknown unit {unit!r}; use kB, MB, GB, KiB, MiB or GiB")
-    return int(float(number) * _BYTES[key])
+    try:
+        return int(float(number) * _BYTES[key])
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text[:40]!r} is not a number of bytes") from None
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -1,5 +1,6 @@
 """What a run folder promises: one writer, and a journal without holes, whoever is killed."""
 
+import hashlib
 import json
 import os
 import signal
@@ -93,3 +94,20 @@ def test_a_parent_that_was_killed_before_it_wrote_leaves_no_hole(
     assert not any("lacks" in note for note in read_run(folder).notes)
     assert not (folder / "shares.jsonl").exists()
     assert json.loads((folder / "totals.json").read_text())["workers"] == 2
+
+
+def test_options_of_the_optimizer_that_were_edited_are_not_taken(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    assert jobs.cli("run", jobs.reference("plain"), "--ranks", "1", "--steps", "2", "--out", folder) == 0
+    checkpoint = folder / "checkpoints" / "step-00000002"
+    data = json.loads((checkpoint / "state.json").read_text())
+    data["optimizer"]["groups"][0]["momentum"] = 0.0
+    content = json.dumps(data).encode()
+    manifest = json.loads((checkpoint / "complete.json").read_text())
+    manifest["files"]["state.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (checkpoint / "state.json").write_bytes(content)
+    (checkpoint / "complete.json").write_text(json.dumps(manifest))
+    assert jobs.cli("run", "--resume", folder, "--steps", "4") == 1
+    assert "has momentum=0.9 in the job, momentum=0.0 in the checkpoint" in capfd.readouterr().err

@@ -1,16 +1,18 @@
 """What people write on the command line, turned into jobs and settings."""
 
-import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
+import msgspec
 
 from plait.errors import UsageError
+from plait.files.document import Format, parse_yaml
+from plait.files.shape import read_json
 from plait.job.job import Job
-from plait.plan.plan import SETTINGS
+from plait.plan.plan import SETTINGS, read_plan
 
 _PLAN_GROUPS = tuple(dict.fromkeys(s.partition(".")[0] for s in SETTINGS if "." in s))
 _JOB_KEYS = (
@@ -30,6 +32,19 @@ REMEMBERED = ("job", "settings", "steps", "device", "checkpoint_every", "record_
 """Options that --resume takes from the run, unless they are given anew."""
 
 
+_VALUE = Format(noun="a value", error=UsageError, fix="quote it, or use a plain value.")
+_FORMAT = Format(noun="the environment of a run", error=UsageError, fix="give JOB and --plan again.")
+
+
+class _Remembered(msgspec.Struct):
+    job: str | None = None
+    settings: list[str] | None = None
+    steps: int | None = None
+    device: str | None = None
+    checkpoint_every: int | None = None
+    record_samples: bool | None = None
+
+
 def parse_settings(entries: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """`key=value` entries as (settings of the job, settings of the plan)."""
     job: dict[str, Any] = {}
@@ -38,12 +53,7 @@ def parse_settings(entries: Sequence[str]) -> tuple[dict[str, Any], dict[str, An
         key, separator, text = entry.partition("=")
         if not separator or not key:
             raise UsageError(f"--set {entry!r} is not KEY=VALUE.", fix="write it like --set batch=128.")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise UsageError(
-                f"--set {entry!r}: the value cannot be read.", fix="quote it, or use a plain value."
-            ) from error
+        value = parse_yaml(text, f"--set {entry!r}", _VALUE).values
         group, dot, name = key.partition(".")
         if key in SETTINGS and not dot:
             plan[key] = value
@@ -66,7 +76,7 @@ def parse_mesh(text: str | None) -> dict[str, int] | None:
     mesh: dict[str, int] = {}
     for entry in text.split(","):
         name, separator, size = entry.strip().partition("=")
-        if not separator or not size.isdigit() or name in mesh:
+        if not separator or not re.fullmatch("[0-9]{1,9}", size) or name in mesh:
             raise UsageError(
                 f"--mesh {text!r} is not AXIS=SIZE,...", fix="write it like --mesh data=2,tensor=2."
             )
@@ -110,12 +120,9 @@ def load_run_settings(folder: Path) -> dict[str, Any]:
         )
     if not path.exists():
         return {}
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise UsageError(f"{path} cannot be read.", fix="give JOB and --plan again.") from error
-    stored = {key: content[key] for key in REMEMBERED if content.get(key) is not None}
+    remembered = read_json(path, _Remembered, _FORMAT)
+    stored = {key: value for key in REMEMBERED if (value := getattr(remembered, key)) is not None}
     if (folder / "plan.yaml").exists():
         stored["plan_file"] = folder / "plan.yaml"
-        stored["plan"] = yaml.safe_load((folder / "plan.yaml").read_text()).get("plan")
+        stored["plan"] = read_plan(folder / "plan.yaml").name
     return stored

@@ -18,8 +18,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from plait.errors import UsageError
-from plait.search.published.case import BadLine, Case, read_cases
+from plait.search.published.case import BadLine, Case, read_case_file
 from plait.search.published.compare import Errors, SourceSummary, summarize
 from plait.search.published.predictor import Outcome, predict_cases
 
@@ -39,15 +38,7 @@ def validate(
 
 def validate_command(path: Path, *, json_output: bool, console: Console) -> int:
     """Predict every case of a file."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read: {error.strerror or error}.", fix="check the path."
-        ) from error
-    cases, bad = read_cases(text.splitlines())
-    if not cases and not bad:
-        raise UsageError(f"{path} holds no cases.", fix="give a file with one JSON object a line.")
+    cases, bad = read_case_file(path)
     outcomes = _predict(cases, Console(stderr=True))
     summaries = summarize(outcomes)
     if json_output:

@@ -32,6 +32,8 @@ class Records:
     """The records, without their sums, in the order of the file."""
     lines: tuple[str, ...]
     """Each record's own line."""
+    numbers: tuple[int, ...]
+    """The number of each record's line, counted from 1."""
     problems: tuple[tuple[int, str], ...]
     """(number of a line, what is wrong with it)."""
 
@@ -49,6 +51,8 @@ def opened(line: str) -> dict[str, Any]:
         raise ValueError(f"it has {len(line)} characters, a record at most {_LINE_BYTES}")
     try:
         entry = json.loads(line)
+        if "\\ud" in line.lower():
+            json.dumps(entry, ensure_ascii=False).encode("utf-8")  # half a character is no text
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is not JSON ({error})") from None
     if not isinstance(entry, dict):
@@ -66,6 +70,7 @@ def read_records(path: Path) -> Records:
     """Every line of a file; raises `OSError` where there is none."""
     entries: list[dict[str, Any]] = []
     lines: list[str] = []
+    numbers: list[int] = []
     problems: list[tuple[int, str]] = []
     with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
         for number, text in enumerate(file, start=1):
@@ -75,9 +80,12 @@ def read_records(path: Path) -> Records:
             try:
                 entries.append(opened(line))
                 lines.append(line)
+                numbers.append(number)
             except ValueError as error:
                 problems.append((number, str(error)))
-    return Records(entries=tuple(entries), lines=tuple(lines), problems=tuple(problems))
+    return Records(
+        entries=tuple(entries), lines=tuple(lines), numbers=tuple(numbers), problems=tuple(problems)
+    )
 
 
 class RecordFile:

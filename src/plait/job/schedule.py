@@ -11,13 +11,16 @@ import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from plait.errors import JobError
+from plait.files.document import Document, Format
+from plait.files.shape import shaped
 from plait.job.batch import describe
 from plait.torch_private.autograd import mark_stepped
 
@@ -35,6 +38,14 @@ def first_parameter(function: Callable[..., Any]) -> str | None:
         return None
 
 
+class _Saved(msgspec.Struct):
+    step: Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+    initial_rates: list[float]
+
+
+_FORMAT = Format(noun="a schedule", error=JobError, fix="take another checkpoint.")
+
+
 class Schedule:
     """Sets the learning rates of step k; see the module for the contract."""
 
@@ -50,6 +61,11 @@ class Schedule:
     def initial_rates(self) -> tuple[float, ...]:
         """Each group's learning rate as the optimizer was built."""
         return tuple(group["lr"] for group in self._initial_groups)
+
+    @property
+    def moved(self) -> tuple[str, ...]:
+        """Options of the optimizer that `apply` sets at every step."""
+        return ("lr", "initial_lr", *(("momentum", "betas") if self._builds_scheduler else ()))
 
     def rates(self, step: int) -> tuple[float, ...]:
         """Each group's learning rate for optimizer step `step`, counted from 0."""
@@ -87,7 +103,8 @@ class Schedule:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to the saved step; refuse a state that was saved with other initial rates."""
-        saved = tuple(float(rate) for rate in state["initial_rates"])
+        found = shaped(Document(values=state, where="the saved schedule"), _Saved, _FORMAT)
+        saved = tuple(found.initial_rates)
         if saved != self.initial_rates:
             raise JobError(
                 f"the optimizer starts with the learning rates {list(self.initial_rates)}; the saved schedule started "
@@ -95,8 +112,8 @@ class Schedule:
                 fix="resume with the job that was saved, or start a new run.",
             )
         if self._builds_scheduler:
-            self._advance(int(state["step"]))
-        self._position = int(state["step"])
+            self._advance(found.step)
+        self._position = found.step
 
     def _rate(self, step: int) -> float:
         assert self._schedule is not None

@@ -4,6 +4,7 @@ In: values from a person, a file or the search. Out: groups that hold only what 
 its fix. Never looks at the model or at the other groups.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -57,7 +58,7 @@ class Sync:
         return self.rule.startswith("server-")
 
     def __post_init__(self) -> None:
-        if not isinstance(self.bucket_mib, (int, float)) or self.bucket_mib < 0:
+        if not _is_number(self.bucket_mib) or self.bucket_mib < 0:
             raise PlanError(
                 f"sync.bucket_mib={self.bucket_mib!r} is not a size.", fix="set it to 0 or more MiB."
             )
@@ -211,7 +212,7 @@ class Tensor:
         if self.choice not in get_args(Choice):
             raise PlanError(f"tensor.choice={self.choice!r} is unknown.", fix="use megatron or auto.")
         _check_bool("tensor.sequence", self.sequence)
-        if not isinstance(self.seconds, (int, float)) or self.seconds <= 0:
+        if not _is_number(self.seconds) or self.seconds <= 0:
             raise PlanError(f"tensor.seconds={self.seconds!r} is no time.", fix="set it to more than 0.")
 
 
@@ -275,7 +276,7 @@ def _check_bool(name: str, value: Any) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

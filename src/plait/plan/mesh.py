@@ -8,6 +8,9 @@ from math import prod
 
 from plait.errors import PlanError
 
+MAX_RANKS = 2**20
+"""More than any machine has; a mesh of more is a mistake in writing."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mesh:
@@ -21,10 +24,15 @@ class Mesh:
         if len(set(names)) != len(names):
             raise PlanError(f"the mesh names an axis twice: {', '.join(names)}.", fix="give each axis once.")
         for name, size in self.axes:
-            if not isinstance(size, int) or size < 1:
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise PlanError(
                     f"axis {name}={size} of the mesh is not a positive number.", fix=f"set {name}=1 or more."
                 )
+        if self.size > MAX_RANKS:
+            raise PlanError(
+                f"mesh {' x '.join(f'{name}={size}' for name, size in self.axes)} has {self.size:,} ranks.",
+                fix=f"stay at or below {MAX_RANKS:,}.",
+            )
 
     @property
     def size(self) -> int:

@@ -12,11 +12,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 from plait.errors import PlanError
 
-_PLACEMENT = re.compile(r"R|P|S\(\d+(/\d+)?\)")
+_PLACEMENT = re.compile(r"R|P|S\([0-9]{1,9}(/[0-9]{1,9})?\)")
 Entries = tuple[tuple[str, str], ...]
 GROUPS = ("parameters", "batch", "ops")
 
@@ -36,9 +35,9 @@ class AxisPlacements:
     def __post_init__(self) -> None:
         for group in GROUPS:
             for pattern, text in getattr(self, group):
-                words = str(text).replace("->", " ").split() if group == "ops" else [str(text)]
+                words = text.replace("->", " ").split() if group == "ops" else [text]
                 wrong = [word for word in words if not _PLACEMENT.fullmatch(word)]
-                if wrong or not words or (group == "ops") != ("->" in str(text)):
+                if wrong or not words or (group == "ops") != ("->" in text):
                     raise PlanError(
                         f"placements.{self.axis}.{group}: {pattern}: {text} is not a placement.",
                         fix="write R, S(dim) or S(dim/outer)"
@@ -62,24 +61,9 @@ def _first(entries: Entries, name: str) -> str | None:
     return next((text for pattern, text in entries if name == pattern or fnmatchcase(name, pattern)), None)
 
 
-def placements_from(values: Any, where: str) -> tuple[AxisPlacements, ...]:
+def placements_from(tables: Mapping[str, Mapping[str, Mapping[str, str]]]) -> tuple[AxisPlacements, ...]:
     """The `placements` of a plan file: axis -> group -> pattern -> placement."""
-    if not isinstance(values, Mapping) or not all(isinstance(entry, Mapping) for entry in values.values()):
-        raise PlanError(
-            f"{where}: `placements` is not a table.",
-            fix="write placements: {tensor: {parameters: {NAME: S(0)}}}.",
-        )
-    found = []
-    for axis, groups in values.items():
-        unknown = sorted(set(groups) - set(GROUPS))
-        if unknown or not all(isinstance(entries, Mapping) for entries in groups.values()):
-            raise PlanError(
-                f"{where}: placements.{axis} has no table {', '.join(unknown) or 'of names'}.",
-                fix=f"use {', '.join(GROUPS)}, each a table of NAME: PLACEMENT.",
-            )
-        tables = {
-            group: tuple((str(name), str(text)) for name, text in entries.items())
-            for group, entries in groups.items()
-        }
-        found.append(AxisPlacements(axis=str(axis), **tables))
-    return tuple(found)
+    return tuple(
+        AxisPlacements(axis=axis, **{group: tuple(entries.items()) for group, entries in groups.items()})
+        for axis, groups in tables.items()
+    )

@@ -4,15 +4,19 @@ In: a name with ranks, or a file. Out: a `Plan`. Never looks at the model: wheth
 the two meet. What a plan leaves open (placements by pattern or by search) is resolved in `search/` before compiling.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import yaml
 
 from plait.errors import PlanError
+from plait.files.document import Document, Format, read_yaml
+from plait.files.shape import given_in, partial_of, shaped
 from plait.plan.decisions import (
     COMPILE,
     Average,
@@ -26,7 +30,7 @@ from plait.plan.decisions import (
     Tensor,
 )
 from plait.plan.mesh import Mesh
-from plait.plan.placements import AxisPlacements, placements_from
+from plait.plan.placements import GROUPS, AxisPlacements, placements_from
 
 DATA = "data"
 """The mesh axis on which the batch is cut."""
@@ -157,53 +161,68 @@ Named = Mapping[str, Callable[[int], "Plan"]]
 """Plans by name, each for a number of ranks."""
 
 
-def plan_from(values: Mapping[str, Any], where: str, named: Named = MappingProxyType({})) -> Plan:
-    """A plan from the contents of a file: what it does not say is as in the plan that it names.
+class _Placements(msgspec.Struct, forbid_unknown_fields=True):
+    parameters: dict[str, str] | None = None
+    batch: dict[str, str] | None = None
+    ops: dict[str, str] | None = None
 
-    Every problem is named with what is allowed.
-    """
-    allowed = {"plan", "mesh", "placements", *_SCALARS, *_GROUPS}
-    unknown = sorted(set(values) - allowed)
-    if unknown or "plan" not in values or not isinstance(values.get("mesh", {}), Mapping):
-        raise PlanError(
-            f"{where} is not a plan: "
-            + (f"unknown keys {', '.join(unknown)}." if unknown else "`plan` or `mesh` is missing."),
-            fix="give `plan: NAME`, `mesh: {axis: size}` and optionally `sync: {bucket_mib: 8}`.",
-        )
-    mesh = Mesh(axes=tuple((str(axis), size) for axis, size in values.get("mesh", {}).items()))
-    name = str(values["plan"])
-    base = named[name](1) if name in named else Plan(name=name, mesh=mesh)
-    plan = replace(
-        base,
-        mesh=mesh if mesh.axes else base.mesh,
-        placements=placements_from(values.get("placements") or {}, where),
-    )
-    groups = {group: dict(values[group] or {}) for group in _GROUPS if group in values}
-    return with_settings(plan, groups | {name: values[name] for name in _SCALARS if name in values})
+
+_PARTIAL = {group: partial_of(kind) for group, kind in _GROUPS.items()}
+_FILE = msgspec.defstruct(
+    "PlanFile",
+    [
+        ("plan", str),
+        ("mesh", dict[str, int] | None, None),
+        *((group, kind | None, None) for group, kind in _PARTIAL.items()),
+        *((name, str | bool | None, None) for name in _SCALARS),
+        ("placements", dict[str, _Placements] | None, None),
+    ],
+    forbid_unknown_fields=True,
+)
+"""What a plan file may hold."""
+_FORMAT = Format(
+    noun="a plan",
+    error=PlanError,
+    fix="give `plan: NAME`, `mesh: {axis: size}` and optionally settings such as `sync: {bucket_mib: 8}`.",
+)
+
+
+def plan_from(values: Mapping[str, Any], where: str, named: Named = MappingProxyType({})) -> Plan:
+    """A plan from plain values: what they do not say is as in the plan that they name."""
+    return _plan_in(Document(values=values, where=where), named)
 
 
 def read_plan(path: Path, named: Named = MappingProxyType({})) -> Plan:
-    """A plan from a YAML file; `named` are the plans that it may name."""
+    """A plan from a YAML file; `named` are the plans that it may name. A problem is told with its line."""
+    return _plan_in(read_yaml(path, _FORMAT), named)
+
+
+def _plan_in(document: Document, named: Named) -> Plan:
+    given: Any = shaped(document, _FILE, _FORMAT)
+    tables = {
+        axis: {group: table for group in GROUPS if (table := getattr(groups, group))}
+        for axis, groups in (given.placements or {}).items()
+    }
     try:
-        values = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise PlanError(
-            f"the plan file {path} cannot be read: {error.strerror}.", fix="check the path."
-        ) from error
-    except yaml.YAMLError as error:
-        raise PlanError(
-            f"{path} is not YAML: {error}.", fix="see docs/architecture.md for a plan file."
-        ) from error
-    if not isinstance(values, Mapping):
-        raise PlanError(f"{path} holds no plan.", fix="start it with `plan: ddp`.")
-    return plan_from(values, str(path), named)
+        mesh = Mesh(axes=tuple((given.mesh or {}).items()))
+        base = named[given.plan](1) if given.plan in named else Plan(name=given.plan, mesh=mesh)
+        plan = replace(base, mesh=mesh if mesh.axes else base.mesh, placements=placements_from(tables))
+        return _changed(plan, given)
+    except PlanError as error:
+        axis, field = _ABOUT.match(error.what).groups()  # type: ignore[union-attr]  # it matches anything
+        place = tuple(field.split(".")) if not axis else ("mesh", field)
+        raise PlanError(f"{document.at(place)}: {error.what}", fix=error.fix) from error
+
+
+_ABOUT = re.compile(r"(axis )?([\w.]*)")
+"""How errors of a plan's parts begin: with the field, or the axis of the mesh."""
 
 
 def with_settings(plan: Plan, settings: Mapping[str, Any]) -> Plan:
     """The plan with some settings replaced: `{"sync": {"bucket_mib": 1}}`."""
     known = {group: {field.name for field in fields(kind)} for group, kind in _GROUPS.items()}
     unknown = sorted(set(settings) - set(known) - set(_SCALARS))
-    for group in set(settings) & set(known):
+    for group in {name for name in known if isinstance(settings.get(name), Mapping)}:
         unknown += sorted(f"{group}.{key}" for key in set(settings[group]) - known[group])
     if unknown:
         choices = [
@@ -213,11 +232,21 @@ def with_settings(plan: Plan, settings: Mapping[str, Any]) -> Plan:
         raise PlanError(
             f"the plan has no setting {', '.join(unknown)}.", fix="use one of " + ", ".join(choices) + "."
         )
-    changed = {
-        name: _ON_OFF.get(value, value) if name in _SCALARS else replace(getattr(plan, name), **value)
-        for name, value in settings.items()
+    checked: Any = shaped(Document(values={"plan": plan.name, **settings}, where="settings"), _FILE, _FORMAT)
+    return _changed(plan, checked)
+
+
+def _changed(plan: Plan, given: Any) -> Plan:
+    """The plan with what a file or settings say of it."""
+    groups = {
+        group: replace(getattr(plan, group), **given_in(partial))
+        for group in _GROUPS
+        if (partial := getattr(given, group)) is not None
     }
-    return replace(plan, **changed)
+    scalars = {
+        name: _ON_OFF.get(value, value) for name in _SCALARS if (value := getattr(given, name)) is not None
+    }
+    return replace(plan, **groups, **scalars)
 
 
 SETTINGS = (

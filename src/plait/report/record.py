@@ -6,18 +6,23 @@ It never fails because a file is missing or was cut short by a crash; it fails w
     plan.yaml   metrics.jsonl   environment.json   totals.json   trace/rank<k>.json
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+import msgspec
 
 from plait.errors import PlaitError, UsageError
+from plait.files.document import Document, Format, as_text, read_bytes
 from plait.files.records import read_records
+from plait.files.shape import decode_python_json, shaped
 from plait.trace.files import read_trace
 from plait.trace.span import Trace
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,9 +55,10 @@ def read_run(run_dir: Path) -> RunRecord:
             f"there is no run folder {folder}.", fix="give the folder that `plait run` printed when it ended."
         )
     notes: list[str] = []
-    plan = _text(folder / "plan.yaml", "the plan is unknown", notes)
+    plan = _plan_text(folder / "plan.yaml", notes)
     lines = _lines(folder / "metrics.jsonl", notes)
-    environment = _object(folder / "environment.json", "machine and versions are unknown", notes)
+    unknown = "machine and versions are unknown"
+    environment = _object(folder / "environment.json", dict[str, Any], unknown, notes) or {}
     notes += _missing_steps(lines, folder, environment.get("first_step"))
     trace = None
     try:
@@ -62,8 +68,8 @@ def read_run(run_dir: Path) -> RunRecord:
     return RunRecord(
         folder=folder,
         plan=plan,
-        metrics=tuple(line for line in lines if "evaluate" not in line),
-        evaluations=tuple(line for line in lines if isinstance(line.get("evaluate"), dict)),
+        metrics=tuple(line for line in lines if line.get("evaluate") is None),
+        evaluations=tuple(line for line in lines if line.get("evaluate") is not None),
         environment=environment,
         totals=_totals(folder / "totals.json", notes),
         trace=trace,
@@ -71,14 +77,16 @@ def read_run(run_dir: Path) -> RunRecord:
     )
 
 
-def _text(path: Path, consequence: str, notes: list[str]) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+def _plan_text(path: Path, notes: list[str]) -> str | None:
+    consequence = "the plan is unknown"
+    if not path.exists():
         notes.append(f"{path.name} is missing: {consequence}.")
-    except (OSError, UnicodeDecodeError) as error:
-        notes.append(f"{path.name} cannot be read ({error}): {consequence}.")
-    return None
+        return None
+    try:
+        return as_text(read_bytes(path, _FORMAT), path.name, _FORMAT)
+    except PlaitError as error:
+        notes.append(f"{error.what.rstrip('.')}: {consequence}.")
+        return None
 
 
 def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
@@ -91,21 +99,27 @@ def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     except OSError as error:
         notes.append(f"{path.name} cannot be read ({error}): {consequence}.")
         return []
-    if found.problems:
-        shown = ", ".join(str(number) for number, _ in found.problems[:5])
-        more = ", …" if len(found.problems) > 5 else ""
-        number, reason = found.problems[0]
+    entries, problems = [], list(found.problems)
+    for number, entry in zip(found.numbers, found.entries, strict=True):
+        try:
+            shaped(Document(values=entry, where=""), _Line, _FORMAT)
+            entries.append(entry)
+        except PlaitError as error:
+            problems.append((number, error.what.rstrip(".")))
+    if problems:
+        problems.sort()
+        shown = ", ".join(str(number) for number, _ in problems[:5]) + (", …" if len(problems) > 5 else "")
+        number, reason = problems[0]
         notes.append(
-            f"{path.name} has {len(found.problems)} unreadable line(s), left out: {shown}{more};"
-            f" line {number}: {reason}."
+            f"{path.name} has {len(problems)} unreadable line(s), left out: {shown}; line {number}: {reason}."
         )
-    return list(found.entries)
+    return entries
 
 
 def _missing_steps(lines: Sequence[Mapping[str, Any]], folder: Path, first: object) -> list[str]:
     """What the journal should hold and does not: every step from its first to its last, and to the last checkpoint."""
     steps = Counter(
-        line["step"] for line in lines if "evaluate" not in line and type(line.get("step")) is int
+        line["step"] for line in lines if line.get("evaluate") is None and line.get("step") is not None
     )
     saved = [
         int(match[1]) - 1
@@ -113,7 +127,7 @@ def _missing_steps(lines: Sequence[Mapping[str, Any]], folder: Path, first: obje
         if (match := re.fullmatch(r"step-([0-9]{8,18})(\.[0-9]+)?", path.name))
     ]
     last = max([*steps, *saved], default=-1)
-    begin = first if type(first) is int else min(steps, default=last + 1)
+    begin = first if type(first) is int and 0 <= first <= last else min(steps, default=last + 1)
     notes = []
     if holes := _gaps(sorted(step for step in steps if step >= begin), begin, last):
         num_missing = sum(until - since + 1 for since, until in holes)
@@ -135,21 +149,50 @@ def _ranges(pairs: Sequence[tuple[int, int]]) -> str:
     return ", ".join(told) + (", …" if len(pairs) > 8 else "")
 
 
+class _Line(msgspec.Struct):
+    """What a line of `metrics.jsonl` may say; losses and rates may be NaN or infinite."""
+
+    step: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
+    epoch: float | None = None
+    loss: float | None = None
+    lr: float | None = None
+    samples_per_s: float | None = None
+    step_s: float | None = None
+    grad_norm: float | None = None
+    memory_bytes: float | None = None
+    evaluate: dict[str, Any] | None = None
+
+
+class _Totals(msgspec.Struct):
+    """What `totals.json` may say; the rest of it is not looked at."""
+
+    steps: int | None = None
+    workers: int | None = None
+    servers: int | None = None
+    updates: int | None = None
+    staleness: dict[int, int] | None = None
+    shares_by_worker: dict[int, int] | None = None
+    bytes_sent: dict[int, int] | None = None
+    gradient_bytes: int | None = None
+
+
+_FORMAT = Format(noun="an object", error=PlaitError, fix="run the job again.", max_bytes=64 << 20)
+
+
 def _totals(path: Path, notes: list[str]) -> dict[str, Any]:
     """Nothing is said of a file that is missing: a run that goes on, or was cut short, has none."""
-    return _object(path, "what ranks exchanged is unknown", notes) if path.exists() else {}
-
-
-def _object(path: Path, consequence: str, notes: list[str]) -> dict[str, Any]:
-    text = _text(path, consequence, notes)
-    if text is None:
+    if not path.exists():
         return {}
+    found = _object(path, _Totals, "what ranks exchanged is unknown", notes)
+    return {} if found is None else msgspec.structs.asdict(found)
+
+
+def _object(path: Path, schema: type[T], consequence: str, notes: list[str]) -> T | None:
+    if not path.exists():
+        notes.append(f"{path.name} is missing: {consequence}.")
+        return None
     try:
-        value = json.loads(text)
-    except ValueError as error:
-        notes.append(f"{path.name} is not JSON ({error}): {consequence}.")
-        return {}
-    if not isinstance(value, dict):
-        notes.append(f"{path.name} is not a JSON object: {consequence}.")
-        return {}
-    return value
+        return decode_python_json(read_bytes(path, _FORMAT), schema, path.name, _FORMAT)
+    except PlaitError as error:
+        notes.append(f"{error.what.rstrip('.')}: {consequence}.")
+        return None

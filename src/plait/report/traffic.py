@@ -20,6 +20,10 @@ _BAR = 40
 """Characters of the longest bar of the histogram."""
 
 
+_AGES = 1000
+"""Ages of weights that are all listed."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
     """What a run's ranks exchanged; `None` where its files do not say."""
@@ -62,11 +66,11 @@ class Traffic:
 def traffic_of(record: RunRecord) -> Traffic:
     """Sum up what a run's ranks exchanged."""
     totals = record.totals
-    steps, workers = _whole(totals.get("steps")), _whole(totals.get("workers")) or 0
-    updates = _whole(totals.get("updates"))
+    steps, workers = totals.get("steps"), totals.get("workers") or 0
+    updates = totals.get("updates")
     lines = record.metrics[-steps:] if steps else ()
-    wall_s = sum(float(line.get("step_s") or 0.0) for line in lines)
-    sent = _counts(totals.get("bytes_sent"))
+    wall_s = sum(line.get("step_s") or 0.0 for line in lines)
+    sent = totals.get("bytes_sent") or {}
     of_workers = [count for rank, count in sent.items() if rank < workers]
     of_servers = [count for rank, count in sent.items() if rank >= workers]
     return Traffic(
@@ -74,9 +78,9 @@ def traffic_of(record: RunRecord) -> Traffic:
         updates_per_s=updates / wall_s if updates is not None and wall_s > 0 else None,
         bytes_per_step=max(of_workers) / steps if of_workers and steps else None,
         server_bytes_per_step=sum(of_servers) / steps if of_servers and steps else None,
-        gradient_bytes=_whole(totals.get("gradient_bytes")) or None,
-        staleness=_counts(totals.get("staleness")),
-        shares_by_worker=_counts(totals.get("shares_by_worker")),
+        gradient_bytes=totals.get("gradient_bytes") or None,
+        staleness=totals.get("staleness") or {},
+        shares_by_worker=totals.get("shares_by_worker") or {},
     )
 
 
@@ -147,21 +151,10 @@ def _bar(age: int, share: float, longest: float) -> str:
 
 
 def _histogram(traffic: Traffic) -> list[tuple[int, int, float]]:
-    """(staleness, times, share), every value up to the largest."""
+    """(staleness, times, share), every value up to the largest; of very old ones only those that there were."""
     total = sum(traffic.staleness.values())
     if not total:
         return []
-    ages = range(max(traffic.staleness) + 1)
+    oldest = max(traffic.staleness)
+    ages = range(oldest + 1) if oldest < _AGES else sorted(traffic.staleness)
     return [(age, traffic.staleness.get(age, 0), traffic.staleness.get(age, 0) / total) for age in ages]
-
-
-def _whole(value: object) -> int | None:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _counts(value: object) -> dict[int, int]:
-    """`{"0": 12}` with whole numbers on both sides; whatever else is left out."""
-    if not isinstance(value, Mapping):
-        return {}
-    pairs = [(str(key), _whole(count)) for key, count in value.items()]
-    return {int(key): count for key, count in pairs if key.isdigit() and count is not None}

@@ -16,11 +16,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 from plait.errors import PlaitError
+from plait.files.document import Format
+from plait.files.shape import read_json
 from plait.files.write import write_whole
-from plait.trace.span import LANES, SOURCES, Kind, Lane, Source, Span, Totals, Trace
+from plait.trace.span import LANES, Kind, Lane, Source, Span, Totals, Trace
 
 FORMAT = "plait-trace"
 VERSION = 1
@@ -36,6 +40,28 @@ class Description(NamedTuple):
     micro_batch: int | None
     stage: int | None
     num_bytes: int
+
+
+class _Document(msgspec.Struct, frozen=True, kw_only=True):
+    """The file as it stands."""
+
+    format: Literal["plait-trace"]
+    version: Literal[1]
+    rank: int
+    origin_ns: int
+    source: Source
+    metadata: dict[str, Any]
+    instructions: list[Description]
+    spans: list[tuple[int, int, int, int]]
+    totals: Totals | None
+
+
+_FORMAT = Format(
+    noun="a trace",
+    error=PlaitError,
+    fix="delete this file to see the other ranks, or run the job again.",
+    max_bytes=1 << 30,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,23 +142,23 @@ def read_trace(run_dir: Path) -> Trace:
             f"{folder} holds no rank<k>.json, so nothing is known of how this run spent its time.",
             fix="give the folder of a run that has trained at least one step with tracing on.",
         )
-    documents = {rank: _read_document(paths[rank]) for rank in sorted(paths)}
-    origin_ns = min((int(d["origin_ns"]) for d in documents.values() if d["spans"]), default=0)
+    documents = {rank: read_json(paths[rank], _Document, _FORMAT) for rank in sorted(paths)}
+    origin_ns = min((document.origin_ns for document in documents.values() if document.spans), default=0)
     spans: list[Span] = []
     totals: list[Totals] = []
     for rank, document in documents.items():
         try:
             spans.extend(_spans(rank, document, origin_ns))
-            if document["totals"] is not None:
-                totals.append(Totals(**{**document["totals"], "rank": rank}))
-        except (TypeError, ValueError, IndexError) as error:
-            raise _corrupt(paths[rank], f"{type(error).__name__}: {error}") from error
+        except (ValueError, IndexError) as error:
+            raise _FORMAT.refusal(str(paths[rank]), f"it is not a trace: {error}") from error
+        if document.totals is not None:
+            totals.append(dataclasses.replace(document.totals, rank=rank))
     first = next(iter(documents.values()))
     return Trace(
         spans=tuple(spans),
         ranks=tuple(documents),
-        source=first["source"],
-        metadata={**first["metadata"], "origin_ns": origin_ns},
+        source=first.source,
+        metadata={**first.metadata, "origin_ns": origin_ns},
         totals=tuple(totals),
     )
 
@@ -186,7 +212,7 @@ def trace_dir(run_dir: Path) -> Path:
     return Path(run_dir) / "trace"
 
 
-_RANK = re.compile(r"rank(\d+)\.json")
+_RANK = re.compile(r"rank([0-9]{1,9})\.json")
 
 
 def _describe(span: Span) -> Description:
@@ -227,43 +253,16 @@ def _complete(span: Span, thread: int) -> dict[str, Any]:
     }
 
 
-def _read_document(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _corrupt(path, str(error)) from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise _corrupt(path, f'it lacks "format": "{FORMAT}"')
-    if document.get("version") != VERSION:
-        raise _corrupt(
-            path, f"it has version {document.get('version')!r}; this plait reads version {VERSION}"
-        )
-    missing = {"origin_ns", "source", "metadata", "instructions", "spans", "totals"}.difference(document)
-    if missing:
-        raise _corrupt(path, f"it lacks {', '.join(sorted(missing))}")
-    if not isinstance(document["origin_ns"], int) or not isinstance(document["metadata"], dict):
-        raise _corrupt(path, "its origin_ns is not a whole number, or its metadata not an object")
-    if document["source"] not in SOURCES:
-        raise _corrupt(path, f"its source is {document['source']!r}, not {' or '.join(SOURCES)}")
-    return document
-
-
-def _spans(rank: int, document: dict[str, Any], origin_ns: int) -> Iterable[Span]:
-    shift_ns = int(document["origin_ns"]) - origin_ns
-    descriptions = [Description(*row) for row in document["instructions"]]
-    for step, row, start_ns, duration_ns in document["spans"]:
+def _spans(rank: int, document: _Document, origin_ns: int) -> Iterable[Span]:
+    shift_ns = document.origin_ns - origin_ns
+    for step, row, start_ns, duration_ns in document.spans:
+        if not 0 <= row < len(document.instructions):
+            raise ValueError(f"a span is of instruction {row}; there are {len(document.instructions)}")
         start = start_ns + shift_ns
         yield Span(
             rank=rank,
             step=step,
             start_s=start * 1e-9,
             end_s=(start + duration_ns) * 1e-9,
-            **descriptions[row]._asdict(),
+            **document.instructions[row]._asdict(),
         )
-
-
-def _corrupt(path: Path, why: str) -> PlaitError:
-    return PlaitError(
-        f"{path} is not a readable trace: {why}.",
-        fix="delete this file to see the other ranks, or run the job again.",
-    )

@@ -28,7 +28,7 @@ def test_the_last_entry_wins() -> None:
         ("batch", "KEY=VALUE"),
         ("=3", "KEY=VALUE"),
         ("model=3", "no such setting"),
-        ("batch={", "cannot be read"),
+        ("batch={", "is not YAML"),
     ],
 )
 def test_what_cannot_be_understood_is_refused(entry: str, told: str) -> None:
@@ -65,5 +65,5 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no run folder"):
         load_run_settings(tmp_path / "missing")
     (tmp_path / "environment.json").write_text("{")
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="is not JSON"):
         load_run_settings(tmp_path)

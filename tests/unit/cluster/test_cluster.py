@@ -77,25 +77,28 @@ def test_file_changes_a_preset(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("hosts: 2", "no device is named"),
-        ("device: A100\nhost: 5", "host is int, not a mapping"),
-        ("device: A100\nspeed: 5", "unknown keys: speed"),
-        ("device: A100\nhosts: two", "hosts='two' is not a count"),
+        ("hosts: 2", "`device` is missing"),
+        ("device: A100\nhost: 5", "line 2: host=5: expected a table"),
+        ("device: A100\nspeed: 5", "line 2: unknown key 'speed'"),
+        ("device: A100\nhosts: two", "line 2: hosts='two': expected a whole number"),
         ("device: A100\nhosts: -1", "hosts=-1"),
         ("device: {preset: A100, memory: much}", "much"),
         ("device: {name: x, memory: 1GiB}", "no peak_flops, memory_bandwidth"),
         ("device: {preset: A100, peak_flops: {int4: 1}}", "rate for int4"),
-        ("device: {preset: A100, peak_flops: {float32: fast}}", "'fast' is not a number"),
+        (
+            "device: {preset: A100, peak_flops: {float32: fast}}",
+            "peak_flops.float32='fast': expected a number",
+        ),
         ("device: {preset: A100, peak_flops: {float32: 0}}", "float32=0"),
         ("device: A100\nbetween: {bandwidth: -1}", "bandwidth=-1"),
-        ("device: A100\nbetween: {latency_s: .nan}", "latency_s=nan"),
-        ("device: A100\nbetween: {shared: maybe}", "neither true nor false"),
+        ("device: A100\nbetween: {latency_s: .nan}", "line 2: .nan is not a finite number"),
+        ("device: A100\nbetween: {shared: maybe}", "shared='maybe': expected true or false"),
         (
             "device: {name: x, memory: 1GiB, memory_bandwidth: 1e9, peak_flops: {float32: 1e9}}",
             "no link `host`",
         ),
-        ("device: [", "not YAML"),
-        ("- 1", "not a mapping"),
+        ("device: [", "line 1: it is not YAML|line 2: it is not YAML"),
+        ("- 1", "expected a cluster, a table; it holds a list"),
     ],
 )
 def test_bad_files_are_refused(text: str, what: str, tmp_path: Path) -> None:

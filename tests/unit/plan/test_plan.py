@@ -65,17 +65,21 @@ def test_settings_replace_what_they_name() -> None:
         (lambda: with_settings(ddp(2), {"sync": {"bucket_mib": -1}}), "sync.bucket_mib=-1", "0 or more"),
         (
             lambda: with_settings(ddp(2), {"sync": {"bucket_mib": "big"}}),
-            "sync.bucket_mib='big'",
-            "0 or more",
+            "sync.bucket_mib='big': expected a number",
+            "sync: {bucket_mib: 8}",
         ),
         (lambda: Mesh(axes=((DATA, 0),)), "axis data=0", "data=1 or more"),
         (lambda: Mesh(axes=((DATA, "two"),)), "axis data=two", "data=1 or more"),  # type: ignore[arg-type]
         (lambda: Mesh(axes=((DATA, 2), (DATA, 2))), "names an axis twice: data, data", "each axis once"),
-        (lambda: plan_from({"mesh": {}}, "x.yaml"), "x.yaml is not a plan", "plan: NAME"),
-        (lambda: plan_from({"plan": "ddp", "mash": 1}, "x.yaml"), "unknown keys mash", "plan: NAME"),
+        (lambda: plan_from({"mesh": {}}, "x.yaml"), "x.yaml: `plan` is missing", "plan: NAME"),
+        (
+            lambda: plan_from({"plan": "ddp", "mash": 1}, "x.yaml"),
+            "unknown key 'mash'",
+            "use plan, mesh, sync",
+        ),
         (
             lambda: plan_from({"plan": "ddp", "mesh": 4}, "x.yaml"),
-            "x.yaml is not a plan",
+            "x.yaml: mesh=4: expected a table",
             "mesh: {axis: size}",
         ),
     ],
@@ -115,8 +119,23 @@ def test_a_plan_without_ranks_on_its_own_axis_is_refused(plan: str, mesh: dict[s
     ("text", "what"),
     [
         ("plan: [", "is not YAML"),
-        ("- ddp", "holds no plan"),
-        ("", "holds no plan"),
+        ("- ddp", "line 1: expected a plan, a table; it holds a list"),
+        ("", "expected a plan, a table; it holds nothing"),
+        ("plan: ddp\nsync:\n  servers: two", "line 3: sync.servers='two': expected a whole number"),
+        ("plan: ddp\nsync: {rule: foo}", "line 2: sync.rule='foo': expected one of all-reduce, diloco"),
+        ("plan: ddp\nsync:\n  bucket_mib: -1", "line 3: sync.bucket_mib=-1.0 is not a size"),
+        ("plan: ddp\nmesh:\n  data: true", "line 3: mesh.data=true: expected a whole number"),
+        ("plan: ddp\nmesh:\n  data: 0", "line 3: axis data=0"),
+        ("plan: ddp\nmesh: {data: 9999999}", "mesh data=9999999 has 9,999,999 ranks"),
+        ("plan: 2024-01-01\nmesh: {data: ²}", "mesh.data='²': expected a whole number"),
+        (
+            "plan: tensor\nplacements:\n  tensor: {ops: {a: R}, oops: {}}",
+            "line 3: unknown key 'oops' in placements.tensor",
+        ),
+        (
+            "plan: tensor\nplacements:\n  tensor:\n    parameters: {a: S(²)}",
+            "placements.tensor.parameters: a: S(²)",
+        ),
         ("plan: gpippe\nmesh: {data: 2}", "'gpippe', which does not exist"),
     ],
 )

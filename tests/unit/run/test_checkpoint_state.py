@@ -13,6 +13,7 @@ from torch import nn
 from plait.errors import CheckpointError
 from plait.run.checkpoint.state import (
     TrainingState,
+    check_same_options,
     collect_model,
     collect_optimizer,
     restore_model,
@@ -124,3 +125,16 @@ def test_snapshot_shares_no_memory() -> None:
 def test_contradictory_states_cannot_be_built(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         replace(small_state(1), **fields)
+
+
+def test_options_that_are_not_the_jobs_are_refused() -> None:
+    own = [{"lr": 0.1, "betas": (0.9, 0.99), "weight_decay": 0.01, "params": [], "foreach": None}]
+    saved = [{"lr": 0.05, "betas": [0.9, 0.99], "weight_decay": 0.01, "names": [], "shapes": [], "newer": 1}]
+    check_same_options(own, saved, moved=("lr",))
+    with pytest.raises(
+        CheckpointError, match=r"group 0 .* weight_decay=0.01 in the job, weight_decay=7 in the check"
+    ):
+        check_same_options(own, [saved[0] | {"weight_decay": 7}], moved=("lr",))
+    with pytest.raises(CheckpointError, match="betas"):
+        check_same_options(own, [saved[0] | {"betas": [0.0, 0.99]}], moved=("lr",))
+    check_same_options(own, [saved[0] | {"betas": [0.0, 0.99]}], moved=("lr", "betas"))

@@ -96,7 +96,7 @@ def test_a_file_of_nonsense_is_told_line_by_line(tmp_path: Path) -> None:
     assert "Mamba" in reasons["arch"].title() and "no layers" in reasons["layers"]
     assert next(case for case in told["cases"] if case["id"] == "table")["unknown_fields"] == ["surprise"]
     table = CliRunner().invoke(app, ["validate", str(path)])
-    assert table.exit_code == 0 and "line 1: not JSON" in table.output
+    assert table.exit_code == 0 and "line 1: it is not JSON" in table.output
 
 
 def test_a_file_that_is_not_there_or_empty_is_refused(tmp_path: Path) -> None:

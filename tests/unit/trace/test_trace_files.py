@@ -125,10 +125,10 @@ def test_no_trace_is_a_clear_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"format": "plait-tr', "Unterminated string"),
-        ("[]", 'lacks "format"'),
-        ('{"format": "plait-trace", "version": 99}', "version 99"),
-        ('{"format": "plait-trace", "version": 1}', "lacks instructions"),
+        ('{"format": "plait-tr', "not JSON: Input data was truncated"),
+        ("[]", "expected a trace, a table; it holds a list"),
+        ('{"format": "plait-trace",\n "version": 99}', "line 2: version=99: expected one of 1"),
+        ('{"format": "plait-trace", "version": 1}', "`rank` is missing"),
     ],
 )
 def test_a_broken_file_is_named(tmp_path: Path, text: str, words: str) -> None:
@@ -140,24 +140,25 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("key", "value", "words"),
     [
-        ("spans", [[0, 5, 0, 1]]),
-        ("spans", [[0, 0, 0]]),
-        ("spans", [[0, 0, 0, -5]]),
-        ("spans", 3),
-        ("instructions", [[1, 2]]),
-        ("origin_ns", "soon"),
-        ("metadata", []),
-        ("source", "guessed"),
-        ("totals", {"rank": 0}),
+        ("spans", [[0, 5, 0, 1]], "a span is of instruction 5; there are 1"),
+        ("spans", [[0, -1, 0, 1]], "a span is of instruction -1"),
+        ("spans", [[0, 0, 0]], r"spans\[0\]=a list: expected a list of length 4"),
+        ("spans", [[0, 0, 0, -5]], "before it starts"),
+        ("spans", 3, "spans=3: expected a list"),
+        ("instructions", [[1, 2]], r"instructions\[0\]"),
+        ("origin_ns", "soon", "origin_ns='soon': expected a whole number"),
+        ("metadata", [], "metadata=a list: expected a table"),
+        ("source", "guessed", "source='guessed': expected one of measured, simulated"),
+        ("totals", {"rank": 0}, "is missing in totals"),
     ],
 )
-def test_a_file_with_nonsense_in_it_is_named(tmp_path: Path, key: str, value: Any) -> None:
+def test_a_file_with_nonsense_in_it_is_named(tmp_path: Path, key: str, value: Any, words: str) -> None:
     write_trace(Trace(spans=(span(),), ranks=(0,)), tmp_path)
     path = tmp_path / "trace" / "rank0.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
-    with pytest.raises(PlaitError, match=r"rank0\.json is not a readable trace"):
+    with pytest.raises(PlaitError, match=rf"rank0\.json.*: .*{words}"):
         read_trace(tmp_path)
 
 

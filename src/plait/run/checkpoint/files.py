@@ -14,14 +14,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 from uuid import uuid4
 
+import msgspec
+
 from plait.errors import CheckpointError
+from plait.files.document import Format
+from plait.files.shape import read_json
 
 MANIFEST = "complete.json"
-_TEMPORARY = re.compile(r"\.saving-(\d+)-[0-9a-f]+")
-_STEP = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
+_TEMPORARY = re.compile(r"\.saving-([0-9]{1,9})-[0-9a-f]+")
+_STEP = re.compile(r"step-([0-9]{8,18})(?:\.([0-9]{1,9}))?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,22 +86,33 @@ def step_of(path: Path) -> int | None:
     return None if match is None else int(match[1])
 
 
+class _File(msgspec.Struct):
+    bytes: int
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class _Manifest(msgspec.Struct):
+    sequence: int
+    files: dict[str, _File]
+
+
+FORMAT = Format(
+    noun="a checkpoint's file", error=CheckpointError, fix="take another checkpoint.", max_bytes=1 << 30
+)
+
+
 def read_manifest(path: Path, files: Sequence[str]) -> CompleteFolder:
     """The folder's manifest, checked for shape and for the size of each of `files`; raises where it is not complete."""
-    manifest = read_json(path / MANIFEST)
-    entries, sequence = manifest.get("files"), manifest.get("sequence")
-    if not isinstance(entries, dict) or set(entries) != set(files) or not isinstance(sequence, int):
+    manifest = read_json(path / MANIFEST, _Manifest, FORMAT)
+    if set(manifest.files) != set(files):
         raise CheckpointError(f"{path / MANIFEST} does not list exactly {', '.join(sorted(files))}")
-    sums = {}
     for name in files:
-        entry = entries[name]
-        if not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):
-            raise CheckpointError(f"{path / MANIFEST} has no SHA-256 sum for {name}")
+        expected = manifest.files[name].bytes
         size = (path / name).stat().st_size if (path / name).is_file() else 0
-        if size != entry.get("bytes"):
-            raise CheckpointError(f"{path / name} is torn: {size} bytes of {entry.get('bytes')}")
-        sums[name] = entry["sha256"]
-    return CompleteFolder(path=path, sequence=sequence, sums=sums)
+        if size != expected:
+            raise CheckpointError(f"{path / name} is torn: {size} bytes of {expected}")
+    sums = {name: manifest.files[name].sha256 for name in files}
+    return CompleteFolder(path=path, sequence=manifest.sequence, sums=sums)
 
 
 def check_sums(folder: CompleteFolder) -> None:
@@ -126,19 +141,6 @@ def remove_abandoned(parent: Path) -> None:
         match = _TEMPORARY.fullmatch(path.name)
         if match and not _is_alive(int(match[1])):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; anything else is a `CheckpointError` that names the file."""
-    try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds a JSON {type(value).__name__}, not an object")
-    return value
 
 
 def sync(path: Path) -> None:

@@ -8,16 +8,19 @@ import json
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from plait.errors import CheckpointError
-from plait.run.checkpoint.files import read_json, sync
-from plait.run.checkpoint.state import JsonDict, OptimizerState, TrainingState
+from plait.files.document import Document, read_bytes
+from plait.files.shape import decode_python_json, shaped
+from plait.run.checkpoint.files import FORMAT, sync
+from plait.run.checkpoint.state import OptimizerState, TrainingState
 
 FORMAT_VERSION = 1
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
@@ -74,66 +77,92 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, aliases: Mapping
     sync(path)
 
 
+class _Version(msgspec.Struct):
+    format: Any = None
+    plait: Any = None
+
+
+class _Optimizer(msgspec.Struct):
+    groups: list[dict[str, Any]]
+    values: dict[str, dict[str, int | float | bool | None]]
+
+
+class _Members(msgspec.Struct):
+    """Of an optimizer's group, beside its options."""
+
+    names: list[str]
+    shapes: list[list[int]]
+
+
+class _State(msgspec.Struct):
+    """`state.json`."""
+
+    step: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+    dtypes: dict[str, str]
+    buffers: list[str]
+    transient: list[str]
+    aliases: dict[str, str]
+    optimizer: _Optimizer
+    schedule: dict[str, Any]
+    extra: dict[str, Any]
+
+
 def read_state(folder: Path) -> TrainingState:
     """The state in a folder whose sums have been checked."""
-    data = read_json(folder / STATE)
     where = folder / STATE
-    if data.get("format") != FORMAT_VERSION:
+    content = read_bytes(where, FORMAT)
+    written = decode_python_json(content, _Version, str(where), FORMAT)
+    if written.format != FORMAT_VERSION:
         raise CheckpointError(
-            f"{where} has format {data.get('format')!r}, written by plait {data.get('plait')!r};"
+            f"{where} has format {written.format!r}, written by plait {written.plait!r};"
             f" this plait ({_plait_version()}) reads format {FORMAT_VERSION}",
             fix="resume with the plait version that wrote it.",
         )
-    dtypes = _texts(_typed(data, "dtypes", dict, where), where)
+    data = decode_python_json(content, _State, str(where), FORMAT)
     tensors = _read_tensors(folder / MODEL)
     found = {name: _dtype(tensor) for name, tensor in tensors.items()}
-    if found != dtypes:
-        name = min(name for name in found.keys() | dtypes.keys() if found.get(name) != dtypes.get(name))
+    if found != data.dtypes:
+        name = min(n for n in found.keys() | data.dtypes.keys() if found.get(n) != data.dtypes.get(n))
         raise CheckpointError(
-            f"{folder}: {name!r} is {found.get(name, 'missing')} in {MODEL}, {dtypes.get(name, 'missing')} in {STATE}"
+            f"{folder}: {name!r} is {found.get(name, 'missing')} in {MODEL},"
+            f" {data.dtypes.get(name, 'missing')} in {STATE}"
         )
-    buffers = _names(_typed(data, "buffers", list, where), where)
-    if unknown := [name for name in buffers if name not in tensors]:
+    if unknown := [name for name in data.buffers if name not in tensors]:
         raise CheckpointError(f"{where} lists the buffer {unknown[0]!r}, which is not in {MODEL}")
     stored = _read_tensors(folder / OPTIMIZER)
     beside = {name.removeprefix(_BESIDE): t for name, t in stored.items() if name.startswith(_BESIDE)}
     stored = {name: tensor for name, tensor in stored.items() if not name.startswith(_BESIDE)}
     return TrainingState(
-        step=_typed(data, "step", int, where),
-        parameters={name: tensor for name, tensor in tensors.items() if name not in buffers},
-        buffers={name: tensors[name] for name in buffers},
-        aliases=_texts(_typed(data, "aliases", dict, where), where),
-        transient=tuple(_names(_typed(data, "transient", list, where), where)),
-        optimizer=_read_optimizer(folder, _typed(data, "optimizer", dict, where), tensors, stored),
-        schedule=_typed(data, "schedule", dict, where),
-        extra=_typed(data, "extra", dict, where),
+        step=data.step,
+        parameters={name: tensor for name, tensor in tensors.items() if name not in data.buffers},
+        buffers={name: tensors[name] for name in data.buffers},
+        aliases=data.aliases,
+        transient=tuple(data.transient),
+        optimizer=_read_optimizer(folder, data.optimizer, tensors, stored),
+        schedule=data.schedule,
+        extra=data.extra,
         beside=beside,
     )
 
 
 def _read_optimizer(
-    folder: Path, data: JsonDict, parameters: Mapping[str, Tensor], stored: Mapping[str, Tensor]
+    folder: Path, data: _Optimizer, parameters: Mapping[str, Tensor], stored: Mapping[str, Tensor]
 ) -> OptimizerState:
-    where = folder / STATE
-    groups = _typed(data, "groups", list, where)
-    values = _typed(data, "values", dict, where)
-    for group in groups:
-        if not isinstance(group, dict):
-            raise CheckpointError(f"{where}: an optimizer group is a {type(group).__name__}, not an object")
-        names = _names(_typed(group, "names", list, where), where)
-        shapes = _typed(group, "shapes", list, where)
-        if len(shapes) != len(names) or not all(isinstance(shape, list) for shape in shapes):
+    where = str(folder / STATE)
+    for number, group in enumerate(data.groups):
+        members = shaped(Document(values=group, where=f"{where}: group {number}"), _Members, FORMAT)
+        if len(members.shapes) != len(members.names):
             raise CheckpointError(
-                f"{where}: an optimizer group has {len(names)} names and {len(shapes)} shapes"
+                f"{where}: an optimizer group has {len(members.names)} names and {len(members.shapes)} shapes"
             )
     tensors: dict[str, dict[str, Tensor]] = {}
     for joined, tensor in stored.items():
         name, _, key = joined.rpartition("/")
         tensors.setdefault(name, {})[key] = tensor
-    for name, entries in [*tensors.items(), *values.items()]:
-        if name not in parameters or not isinstance(entries, dict):
+    for name in [*tensors, *data.values]:
+        if name not in parameters:
             raise CheckpointError(f"{folder}: the optimizer has state of {name!r}, which is not a parameter")
-    return OptimizerState(groups=groups, tensors=tensors, values=values)
+    return OptimizerState(groups=data.groups, tensors=tensors, values=data.values)
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
@@ -153,25 +182,6 @@ def _owned(tensor: Tensor) -> Tensor:
 
 def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def _typed(data: Mapping[str, Any], key: str, kind: type, where: Path) -> Any:
-    value = data.get(key)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise CheckpointError(f"{where}: {key!r} is {type(value).__name__}, not {kind.__name__}")
-    return value
-
-
-def _texts(data: Mapping[str, Any], where: Path) -> dict[str, str]:
-    _names(list(data.values()), where)
-    return dict(data)
-
-
-def _names(values: list[Any], where: Path) -> list[str]:
-    for value in values:
-        if not isinstance(value, str):
-            raise CheckpointError(f"{where}: {value!r} stands where a name is expected")
-    return values
 
 
 def _require_json(value: Any, where: str) -> None:

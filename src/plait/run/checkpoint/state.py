@@ -5,7 +5,7 @@ JSON, or the module and the optimizer set to such a value, bit for bit. It never
 under a sharded plan the caller gathers first.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -186,6 +186,24 @@ def restore_optimizer(
             restored |= state.values.get(name, {})
             if restored:
                 optimizer.state[parameter] = restored
+
+
+def check_same_options(
+    own: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]], *, moved: Collection[str]
+) -> None:
+    """Refuse options that are not those of the job's own optimizer: the file, or the job, was changed since.
+
+    `moved`: options that change from step to step, and are set anew at each.
+    """
+    for number, (mine, theirs) in enumerate(zip(own, saved, strict=True)):
+        for key in sorted(mine.keys() & theirs.keys() - _IMPLEMENTATION_KEYS - set(moved)):
+            here, there = _json_option(key, mine[key]), theirs[key]
+            if here != there:
+                raise CheckpointError(
+                    f"group {number} of the optimizer has {key}={here} in the job, {key}={there} in the checkpoint:"
+                    " one of them was changed since it was saved",
+                    fix=f"resume with the job that was saved, or start a new run with {key}={here}.",
+                )
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

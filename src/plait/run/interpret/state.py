@@ -20,6 +20,7 @@ from plait.program.value import Value
 from plait.run.checkpoint.state import (
     OptimizerState,
     TrainingState,
+    check_same_options,
     collect_model,
     collect_optimizer,
     restore_model,
@@ -190,7 +191,9 @@ class ModelState:
                 restore_model(self.model, state)
                 self.holding.load(dict(self.model.named_parameters()))
             optimizer = self._own_part(optimizer)
+        own = [dict(group) for group in self.optimizer.param_groups]
         restore_optimizer(self.optimizer, self.named, optimizer)
+        check_same_options(own, optimizer.groups, moved=self.schedule.moved)
         self.schedule.load_state_dict(state.schedule)
         self.steps_done = state.step
         if self.holding is not None:

@@ -8,9 +8,13 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
+from plait.errors import CheckpointError
+from plait.files.document import Document, Format
+from plait.files.shape import shaped
 from plait.job.data.source import Source, Stream
 from plait.job.job import Job, Until
 from plait.job.order import split
@@ -18,6 +22,13 @@ from plait.run.interpret.eager import total_and_weight
 from plait.run.interpret.state import ModelState
 from plait.torch_private import pytree
 
+
+class _Saved(msgspec.Struct):
+    best: float | None = None
+    since_best: int = 0
+
+
+_FORMAT = Format(noun="progress", error=CheckpointError, fix="take another checkpoint.")
 Sum = Callable[[Tensor], Tensor]
 """Adds a tensor up over all ranks."""
 
@@ -104,4 +115,5 @@ class Progress:
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
-        self.best, self.since_best = state.get("best"), state.get("since_best", 0)
+        found = shaped(Document(values=state, where="the saved progress"), _Saved, _FORMAT)
+        self.best, self.since_best = found.best, found.since_best

@@ -4,13 +4,16 @@ In: JSON lines with `id`, `kind`, `source`, `model`, `cluster`, `plan`, `measure
 that holds none the reason. Nothing is predicted here, and nothing that is missing is made up.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
-KINDS = ("training_run", "memory", "layer_time", "pipeline_schedule", "collective", "hardware")
-"""Kinds of measurements that the format knows."""
+import msgspec
+
+from plait.errors import PlaitError, UsageError
+from plait.files.document import Document, Format, read_bytes
+from plait.files.shape import decode_json, shaped
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +57,36 @@ class BadLine:
     reason: str
 
 
-_FIELDS = {"id", "kind", "source", "table", "model", "cluster", "plan", "measured", "assumed", "missing"}
+class _Row(msgspec.Struct):
+    """A line as it stands."""
+
+    kind: Literal["training_run", "memory", "layer_time", "pipeline_schedule", "collective", "hardware"]
+    id: str | int | None = None
+    source: str | None = None
+    table: Any = None
+    model: dict[str, Any] | None = None
+    cluster: dict[str, Any] | None = None
+    plan: dict[str, Any] | None = None
+    measured: dict[str, Any] | None = None
+    assumed: Any = None
+    missing: Any = None
+
+
+_FORMAT = Format(noun="a case", error=PlaitError, fix="mend that line.")
+_LARGEST = 2**48
+"""No count or measurement of a case is larger."""
+
+
+def read_case_file(path: Path) -> tuple[list[Case], list[BadLine]]:
+    """All cases of a file, and what its other lines are."""
+    form = Format(
+        noun="a file of cases", error=UsageError, fix="give one JSON object a line.", max_bytes=256 << 20
+    )
+    text = read_bytes(path, form).decode("utf-8", errors="replace")
+    cases, bad = read_cases(text.split("\n"))
+    if not cases and not bad:
+        raise UsageError(f"{path} holds no cases.", fix="give a file with one JSON object a line.")
+    return cases, bad
 
 
 def read_cases(lines: Iterable[str]) -> tuple[list[Case], list[BadLine]]:
@@ -71,32 +103,27 @@ def read_cases(lines: Iterable[str]) -> tuple[list[Case], list[BadLine]]:
 
 def _read(text: str, index: int) -> Case | BadLine:
     try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return BadLine(line=index, reason=f"not JSON: {error}")
-    if not isinstance(values, dict):
-        return BadLine(line=index, reason=f"not an object but {type(values).__name__}")
-    parts = {name: values.get(name) for name in ("model", "cluster", "plan", "measured")}
-    wrong = [name for name, part in parts.items() if part is not None and not isinstance(part, Mapping)]
-    if wrong:
-        return BadLine(line=index, reason=f"{', '.join(wrong)} is no object")
-    kind = values.get("kind")
-    if kind not in KINDS:
-        return BadLine(line=index, reason=f"kind {kind!r} is not one of {', '.join(KINDS)}")
+        values = decode_json(text.encode("utf-8"), dict[str, Any], "", _FORMAT)
+        row = shaped(Document(values=values, where=""), _Row, _FORMAT)
+    except PlaitError as error:
+        return BadLine(line=index, reason=error.what.rstrip("."))
     return Case(
-        id=str(values.get("id", f"line {index}")),
-        kind=kind,
-        source=str(values.get("source", "unknown source")),
-        unknown=tuple(sorted(set(values) - _FIELDS)),
-        **{name: part or {} for name, part in parts.items()},
+        id=str(f"line {index}" if row.id is None else row.id),
+        kind=row.kind,
+        source=row.source or "unknown source",
+        unknown=tuple(sorted(set(values) - set(_Row.__struct_fields__))),
+        model=row.model or {},
+        cluster=row.cluster or {},
+        plan=row.plan or {},
+        measured=row.measured or {},
     )
 
 
 def number(value: Any) -> float | None:
-    """A positive finite number, or None."""
+    """A positive number that a measurement may be, or None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if 0 < value < float("inf") else None
+    return float(value) if 0 < value < _LARGEST else None
 
 
 def whole(value: Any, default: int | None = None) -> int | None:

@@ -25,12 +25,17 @@ _SCHEDULES: Mapping[str, str] = {
 """Published names of schedules that plait has; others were found by a search of their own."""
 
 
+_MOST_ACTIONS = 2**16
+"""Ranks times micro-batches of a schedule."""
+
+
 def collective_rates(case: Case) -> list[tuple[float, float]]:
     """Bus bandwidth of all-reduces by size, in bytes per second."""
     match = re.search(r"(V100|A100|H100|H200|B200)", str(case.cluster.get("gpu", "")).upper())
     gpus = whole(case.cluster.get("gpus"))
+    kib = case.measured.get("size_kib")
     sizes = case.measured.get("size_bytes") or [
-        size * 1024 for size in case.measured.get("size_kib") or () if number(size)
+        size * 1024 for size in (kib if isinstance(kib, list) else ()) if number(size)
     ]
     rates = case.measured.get("busbw_gbs")
     if match is None or gpus is None or not isinstance(sizes, list) or not isinstance(rates, list):
@@ -59,6 +64,8 @@ def pipeline_bubbles(case: Case) -> list[tuple[float, float]]:
             "no profiled times and bubble rates: a relative speed says nothing about a schedule alone"
         )
     parts = [number(times.get(name)) for name in ("TF", "TB", "TW")]
+    if ranks * micro_batches > _MOST_ACTIONS:
+        raise UnclearError(f"{ranks:,} ranks with {micro_batches:,} micro-batches are too many to simulate")
     if None in parts:
         raise UnclearError("the profiled times lack TF, TB or TW")
     forward, backward, weight = (part or 0.0 for part in parts)

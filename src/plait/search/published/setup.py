@@ -122,7 +122,7 @@ def _zero(value: Any) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return min(max(value, 0), 3)
     text = str(value or "").lower()
-    digits = re.findall(r"zero-?(\d)", text)
+    digits = re.findall(r"zero-?([0-9])", text)
     return int(digits[0]) if digits and int(digits[0]) <= 3 else (3 if "fsdp" in text else 0)
 
 
@@ -170,7 +170,7 @@ def _device(device: Device, given: Mapping[str, Any]) -> Device:
 
 def _between(text: str, per_host: int) -> float | None:
     """Bytes per second of one device's way out of its host."""
-    match = re.search(r"(?:(\d+)x)?(\d+) Gb/s(.*)", text)
+    match = re.search(r"(?:([0-9]{1,4})x)?([0-9]{1,6}) Gb/s(.*)", text)
     if match is None:
         return None
     count, rate, rest = int(match.group(1) or 1), float(match.group(2)) / 8 * 1e9, match.group(3).lower()
@@ -198,8 +198,11 @@ def _shape(case: Case, system: str, plan: Plan) -> Shape:
     lacking = [name for name, value in needed.items() if value is None]
     if lacking:
         raise UnclearError(f"the model has no {', '.join(lacking)}")
+    for name, value in needed.items():
+        if value is not None and value > _MOST[name]:
+            raise UnclearError(f"{name}={value:,} is more than a model on paper may have ({_MOST[name]:,})")
     tensor = plan.mesh.size_of(TENSOR)
-    words = whole(given.get("vocab"), 50257) or 50257
+    words = min(whole(given.get("vocab"), 50257) or 50257, _MOST["seq"])
     plain = family == "gpt" and "flash" not in str(given.get("attention", "")).lower()
     return TransformerShape(
         family=family,
@@ -215,6 +218,9 @@ def _shape(case: Case, system: str, plan: Plan) -> Shape:
     )
 
 
+_MOST = {"layers": 2**12, "hidden": 2**20, "heads": 2**14, "seq": 2**24}
+"""Of each number of a model: what is larger is a mistake in writing, and would take for ever."""
+_MOST_MICRO_BATCHES = 2**14
 _FAMILIES: tuple[tuple[tuple[str, ...], Family], ...] = (
     (("llama",), "llama"),
     (("gpt", "mpt", "opt", "bloom"), "gpt"),
@@ -237,6 +243,8 @@ def _batch(case: Case, plan: Plan, notes: list[str]) -> tuple[int, tuple[int, ..
         notes.append(f"global_batch={batch}")
     if batch is None:
         raise UnclearError("neither the batch nor the micro-batch is known")
+    if batch // (data * (micro or 16)) > _MOST_MICRO_BATCHES:
+        raise UnclearError(f"a batch of {batch:,} makes more than {_MOST_MICRO_BATCHES:,} micro-batches")
     if micro is not None:
         return batch, (micro,)
     most = max(1, batch // data)
