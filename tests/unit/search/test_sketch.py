@@ -19,7 +19,8 @@ from plait.search.choose.subject import state_bytes
 from plait.search.predict.model_costs import ModelCosts, with_blocks
 from plait.search.predict.sketch import Sketcher
 from plait.search.predict.sketch_clock import Overlap, overlapped, pipeline_times
-from plait.search.predict.unit_costs import CAPTURED, Style, model_costs
+from plait.search.predict.unit_costs import CAPTURED, model_costs
+from plait.search.published.style import Style
 
 CLUSTER = parse_cluster("8xA100")
 TEXT = "gpt:layers=4,hidden=512,heads=8,seq=256,vocab=1024,tied=false,precision=fp32"
@@ -133,7 +134,9 @@ def test_more_blocks_are_counted_not_captured(costs: dict[int, ModelCosts]) -> N
 
 def test_a_systems_style_changes_widths_and_kernels(captures: Captures) -> None:
     graph = captures.of_size(CAPTURED)
-    plain, half = (model_costs(graph, plan_of(), Style(half=half, fused=half)) for half in (False, True))
+    plain, half = (
+        model_costs(graph, plan_of(), Style(half=half, fused=half).reader()) for half in (False, True)
+    )
     assert (plain.dtype, half.dtype) == ("float32", "bfloat16")
     blocks = [next(unit for unit in found.units if unit.is_block) for found in (plain, half)]
     assert blocks[1].kept["none"].at(1) == pytest.approx(blocks[0].kept["none"].at(1) / 2, rel=0.02)

@@ -5,8 +5,8 @@ one with three; their nodes pair up, and each pair of numbers is a line. A unit 
 own (a block), or a module between blocks; equal blocks in a row become one.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from plait.plan.mesh import Mesh
 from plait.plan.plan import DATA, TENSOR, Plan
 from plait.program.compile import place
 from plait.program.cost.op_time import OpWork, node_work, op_name
-from plait.program.local.communicate import COLLECTIVES, all_gather
+from plait.program.local.communicate import COLLECTIVES
 from plait.program.local.localize import LocalGraph, localize
 from plait.program.place.op_keys import find_blocks
 from plait.program.segment.recompute import is_backward
@@ -26,7 +26,6 @@ from plait.search.place.resolve import resolve_placements
 from plait.search.predict.model_costs import Amount, CollectiveCost, ModelCosts, OpCost, Phase, UnitCosts
 from plait.search.predict.unit_nodes import (
     elements_of,
-    fused_into,
     only_for_gradients,
     random_masks,
     readers_of,
@@ -37,28 +36,16 @@ from plait.torch_private import pytree
 CAPTURED = 4
 """Samples of the graph that costs are read from."""
 _FEW, _MANY = 1, 3
+"""Samples of the two ranks between which a line is drawn."""
 SETTINGS = ("none", "selective", "full")
 """Of `memory.recompute`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Style:
-    """How the system that runs the model differs from what its graph says."""
+def model_costs(graph: Graph, plan: Plan, make: "MakeReader | None" = None) -> ModelCosts:
+    """The costs of a graph of `CAPTURED` samples on a rank of `plan.mesh`'s `tensor` axis.
 
-    half: bool = False
-    """Values are in 16 bits even where the graph has 32, but for the loss: weights are in 16 bits themselves."""
-    fused: bool = False
-    """An elementwise op runs in the kernel of its only reader in its pass: elementwise, a softmax or a sum."""
-    whole_blocks: bool = False
-    """`full` recompute runs all of a block again, its communication too; otherwise what the backward needs."""
-    regathers: bool = False
-    """What is gathered for a product is not kept for the backward but gathered again."""
-    selective: tuple[str, ...] = ()
-    """Modules of which `selective` keeps the inputs alone; empty: what is cheap, found by a cut."""
-
-
-def model_costs(graph: Graph, plan: Plan, style: Style = Style()) -> ModelCosts:  # noqa: B008
-    """The costs of a graph of `CAPTURED` samples on a rank of `plan.mesh`'s `tensor` axis."""
+    `make` is a reader that sees the model as another system runs it; None: as its graph says.
+    """
     tensor = plan.mesh.size_of(TENSOR)
     axes = ((DATA, 2), (TENSOR, tensor)) if tensor > 1 else ((DATA, 2),)
     narrow = replace(plan, mesh=Mesh(axes=axes))
@@ -67,12 +54,14 @@ def model_costs(graph: Graph, plan: Plan, style: Style = Style()) -> ModelCosts:
     zeros = (0,) * (len(axes) - 1)
     few = localize(graph, placed, (0, *zeros), local_batch_norm=True)
     many = localize(graph, placed, (1, *zeros), local_batch_norm=True)
-    return _Reader(graph, few, many, tensor, style).read()
+    return (make or UnitReader)(graph, few, many, tensor).read()
 
 
-class _Reader:
-    def __init__(self, graph: Graph, few: LocalGraph, many: LocalGraph, tensor: int, style: Style) -> None:
-        self.graph, self.few, self.tensor, self.style = graph, few, tensor, style
+class UnitReader:
+    """Reads the units of a model; what a system does otherwise than its graph says is in methods of its own."""
+
+    def __init__(self, graph: Graph, few: LocalGraph, many: LocalGraph, tensor: int) -> None:
+        self.graph, self.few, self.tensor = graph, few, tensor
         self.nodes = [node for node in few.graph.nodes if node.op == "call_function"]
         twins = [node for node in many.graph.nodes if node.op == "call_function"]
         assert [n.target for n in self.nodes] == [n.target for n in twins], "ranks differ in their ops"
@@ -84,12 +73,7 @@ class _Reader:
         last = len(self.keys) - 1
         loss = {n for n in self.nodes if self.unit_of[n] == last and not n.meta.get("module", "")}
         self.loss = loss | {self.twin[node] for node in loss}
-        self.into = fused_into(self.nodes, self.unit_of) if style.fused else {}
-        self.inside: dict[fx.Node, list[fx.Node]] = {}
-        for made, reader in self.into.items():
-            self.inside.setdefault(reader, []).append(made)
-            self.inside.setdefault(self.twin[reader], []).append(self.twin[made])
-        self.again = {setting: self._again(setting) for setting in SETTINGS}
+        self.again = {setting: self.runs_again(setting) for setting in SETTINGS}
 
     def read(self) -> ModelCosts:
         """Every unit, equal ones folded."""
@@ -142,13 +126,11 @@ class _Reader:
                 return path, True
         return module, False
 
-    def _again(self, setting: str) -> set[fx.Node]:
+    def runs_again(self, setting: str | Sequence[str]) -> set[fx.Node]:
+        """Ops of the forward that run again in the backward under a setting of `memory.recompute`."""
         if setting == "none":
             return set()
-        if setting == "full" and self.style.whole_blocks:
-            return {n for n in self.nodes if not is_backward(n) and self.keys[self.unit_of[n]][1]}
-        names = self.style.selective if setting == "selective" and self.style.selective else setting
-        found = choose(self.graph, self.few, names)
+        found = choose(self.graph, self.few, setting)
         chosen = {node for node in self.nodes if node.name in found.nodes}
         needed: set[fx.Node] = set()
         stack = [s for n in self.nodes if is_backward(n) for s in n.all_input_nodes if s in chosen]
@@ -163,11 +145,8 @@ class _Reader:
         own = [node for node in self.nodes if self.unit_of[node] == index]
         held = [node for node, units in readers.items() if index == min(units)]
         shared = [node for node, units in readers.items() if index in units and index > min(units)]
-        kept = {setting: self._kept(own, setting) for setting in SETTINGS}
+        kept = {setting: self.kept(index, own, setting) for setting in SETTINGS}
         name, is_block = self.keys[index]
-        leaves = self._leaves(index)
-        if is_block and self.style.whole_blocks:
-            kept["full"] = leaves  # what the next block starts from
         return UnitCosts(
             name=name,
             repeat=1,
@@ -178,24 +157,24 @@ class _Reader:
             shared=sum(map(elements_of, shared)),
             kept=kept,
             peak=self._peak(own, kept["none"]),
-            leaves=leaves,
+            leaves=self.leaves(index),
         )
 
     def _steps(self, own: Sequence[fx.Node]) -> Iterable[OpCost | CollectiveCost]:
-        works = {node: (self._work(node), self._work(self.twin[node])) for node in own}
+        works = {node: (self.work(node), self.work(self.twin[node])) for node in own}
         for node, (few, many) in works.items():
             phase: Phase = "forward"
             if is_backward(node):
                 phase = "weight" if node in self.weights else "input"
             again = frozenset(setting for setting, nodes in self.again.items() if node in nodes)
-            if self._is_regathered(node):
+            if self.is_regathered(node):
                 again = frozenset(SETTINGS)
             if node.target in COLLECTIVES:
                 yield CollectiveCost(
                     phase=phase, kind=op_name(node.target), axis=str(node.args[1]),
                     num_bytes=_line(*(self._moved(n) for n in (node, self.twin[node]))), again=again,
                 )  # fmt: skip
-            elif few is not None and many is not None and node not in self.into:
+            elif few is not None and many is not None:
                 lines = {
                     field.name: _line(getattr(few, field.name), getattr(many, field.name))
                     for field in fields(OpWork)
@@ -203,51 +182,37 @@ class _Reader:
                 }
                 yield OpCost(phase=phase, kind=few.kind, dtype=few.dtype, again=again, **lines)
 
-    def _is_regathered(self, node: fx.Node) -> bool:
-        if not self.style.regathers or is_backward(node) or node.target is not all_gather:
-            return False
-        return any(is_backward(user) for user in readers_of(node))
+    def is_regathered(self, node: fx.Node) -> bool:
+        """Whether what is gathered is not kept for the backward but gathered again."""
+        return False
 
     def _moved(self, node: fx.Node) -> float:
         """Bytes of the whole tensor that a collective moves."""
-        sizes = [self._bytes(node), *(self._bytes(source) for source in node.all_input_nodes)]
+        sizes = [self.num_bytes(node), *(self.num_bytes(source) for source in node.all_input_nodes)]
         return max(sizes)
 
-    def _work(self, node: fx.Node) -> OpWork | None:
-        """A node's work with what was fused into it."""
+    def work(self, node: fx.Node) -> OpWork | None:
+        """What an op costs; None: nothing, or it is part of another's."""
         work = node_work(node)
-        if work is None:
-            return None
-        halved = self.style.half and work.dtype == "float32" and node not in self.loss
-        num_bytes = work.num_bytes / 2 if halved else work.num_bytes
-        for tensor in (node, *node.all_input_nodes):
-            if tensor in self.masks:  # a byte each
-                num_bytes -= self._wide(tensor) - self._bytes(tensor)
-        for made in self.inside.get(node, ()):
-            inside = self._work(made)
-            if inside is not None:  # not read, and written only where the backward reads it too
-                once = any(is_backward(user) != is_backward(made) for user in readers_of(made))
-                num_bytes += inside.num_bytes - (1 if once else 2) * self._bytes(made)
-        return replace(work, num_bytes=max(num_bytes, 0.0), dtype="bfloat16" if halved else work.dtype)
+        return None if work is None else replace(work, num_bytes=max(self.traffic(node, work), 0.0))
 
-    def _bytes(self, node: fx.Node) -> float:
-        total = 0.0
-        for leaf in pytree.tree_leaves(node.meta.get("val")):
-            if isinstance(leaf, torch.Tensor):
-                width: float = leaf.element_size()
-                if leaf.dtype == torch.float32 and self.style.half and node not in self.loss:
-                    width = 2
-                if node in self.masks:
-                    width = 1
-                total += leaf.numel() * width
-        return total
+    def traffic(self, node: fx.Node, work: OpWork) -> float:
+        """Bytes that an op reads and writes, where masks have a byte for each element."""
+        masks = [tensor for tensor in (node, *node.all_input_nodes) if tensor in self.masks]
+        wide = sum(elements_of(mask) * self.width(mask, mask.meta["val"]) for mask in masks)
+        return work.num_bytes - wide + sum(self.num_bytes(mask) for mask in masks)
 
-    def _wide(self, node: fx.Node) -> float:
-        value: torch.Tensor = node.meta["val"]
-        return value.numel() * (2 if self.style.half else value.element_size())
+    def width(self, node: fx.Node, value: torch.Tensor) -> float:
+        """Bytes of an element of what a node makes."""
+        return value.element_size()
 
-    def _kept(self, own: Sequence[fx.Node], setting: str) -> Amount:
-        """Storages that the forward of a unit makes and a backward reads, but for those that are made again."""
+    def num_bytes(self, node: fx.Node) -> float:
+        """Bytes of what a node makes."""
+        leaves = [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
+        return sum(leaf.numel() * (1.0 if node in self.masks else self.width(node, leaf)) for leaf in leaves)
+
+    def kept(self, index: int, own: Sequence[fx.Node], setting: str) -> Amount:
+        """Storages that a unit's forward makes and a backward reads, but for those that are made again."""
         again = self.again[setting]
         found: dict[fx.Node, None] = {}
         for node in own:
@@ -255,9 +220,11 @@ class _Reader:
                 continue
             if any(is_backward(user) or (user in again and node not in again) for user in node.users):
                 made = storage_of(node)
-                found[storage_of(made.all_input_nodes[0]) if self._is_regathered(made) else made] = None
+                found[storage_of(made.all_input_nodes[0]) if self.is_regathered(made) else made] = None
         found = {node: None for node in found if node.op == "call_function"}
-        return _line(*(sum(self._bytes(n) for n in side) for side in (found, [self.twin[n] for n in found])))
+        return _line(
+            *(sum(self.num_bytes(n) for n in side) for side in (found, [self.twin[n] for n in found]))
+        )
 
     def _peak(self, own: Sequence[fx.Node], kept: Amount) -> Amount:
         """Most that lives at once in a unit's backward: what is kept, and what the backward itself has made."""
@@ -273,13 +240,13 @@ class _Reader:
             alive = most = 0.0
             for at, node in enumerate(backward):
                 if storage_of(node) is node and not any(user.op == "output" for user in readers_of(node)):
-                    alive += self._bytes(node)
+                    alive += self.num_bytes(node)
                 most = max(most, alive)
-                alive -= sum(self._bytes(gone) for gone in dying.get(at, ()))
+                alive -= sum(self.num_bytes(gone) for gone in dying.get(at, ()))
             sides.append(most)
         return kept + _line(*sides)
 
-    def _leaves(self, index: int) -> Amount:
+    def leaves(self, index: int) -> Amount:
         """What the forward of later units reads of this one, or of those before it."""
         found = {
             storage_of(node): None
@@ -289,10 +256,10 @@ class _Reader:
             and any(not is_backward(u) and self.unit_of.get(u, -1) > index for u in node.users)
         }
         made = [node for node in found if node.op == "call_function" and self._scales(node)]
-        return _line(*(sum(self._bytes(n) for n in side) for side in (made, [self.twin[n] for n in made])))
+        return _line(*(sum(self.num_bytes(n) for n in side) for side in (made, [self.twin[n] for n in made])))
 
     def _scales(self, node: fx.Node) -> bool:
-        return self._bytes(node) != self._bytes(self.twin[node])
+        return self.num_bytes(node) != self.num_bytes(self.twin[node])
 
 
 def _line(few: float, many: float) -> Amount:
@@ -313,3 +280,7 @@ def _folded(units: Sequence[UnitCosts]) -> tuple[UnitCosts, ...]:
 
 def _same(one: UnitCosts, other: UnitCosts) -> bool:
     return replace(one, name="", repeat=1) == replace(other, name="", repeat=1)
+
+
+MakeReader = Callable[[Graph, LocalGraph, LocalGraph, int], UnitReader]
+"""As `UnitReader` itself: the graph, its local form with few and with many samples, ranks of `tensor`."""

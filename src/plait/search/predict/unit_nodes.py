@@ -1,6 +1,6 @@
 """What a node of a local graph is to the unit that it is in.
 
-In: nodes. Out: whose memory they show, who reads them, which of them only gradients need, which run in one kernel.
+In: nodes. Out: whose memory they show, who reads them, which of them only gradients need.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,6 @@ from torch import fx
 from plait.graph.op_family import family, is_view
 from plait.program.cost.op_time import op_name
 from plait.program.segment.recompute import is_backward, is_item
-
-_FUSED = ("elementwise", "random", "softmax")
-_INTO = ("elementwise", "softmax", "reduction")
 
 
 def elements_of(node: fx.Node) -> int:
@@ -58,19 +55,4 @@ def random_masks(nodes: Sequence[fx.Node]) -> set[fx.Node]:
         scaled = op_name(node.target) == "div" and node.all_input_nodes and node.all_input_nodes[0] in found
         if made or scaled:
             found.add(node)
-    return found
-
-
-def fused_into(nodes: Sequence[fx.Node], unit_of: Mapping[fx.Node, int]) -> dict[fx.Node, fx.Node]:
-    """Ops that run in the kernel of their only reader in the same pass."""
-    found: dict[fx.Node, fx.Node] = {}
-    for node in nodes:
-        all_readers = [user for user in readers_of(node) if user.op == "call_function"]
-        readers = {user for user in all_readers if is_backward(user) == is_backward(node)}
-        if family(node.target) not in _FUSED or len(readers) != 1 or len(all_readers) < len(readers_of(node)):
-            continue
-        reader = next(iter(readers))
-        same = unit_of.get(reader) == unit_of[node]
-        if same and family(reader.target) in _INTO and elements_of(reader) <= elements_of(node):
-            found[node] = reader
     return found

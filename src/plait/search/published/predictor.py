@@ -18,11 +18,12 @@ from plait.program.cost.collective_time import collective_seconds
 from plait.search.predict.model_costs import ModelCosts, with_blocks
 from plait.search.predict.prediction import Prediction
 from plait.search.predict.sketch import Sketcher
-from plait.search.predict.unit_costs import CAPTURED, Style, model_costs
+from plait.search.predict.unit_costs import CAPTURED, model_costs
 from plait.search.published.case import Case
 from plait.search.published.network import crowded_s, efa_seconds, is_efa
 from plait.search.published.other_kinds import collective_rates, pipeline_bubbles
 from plait.search.published.setup import Setup, UnclearError, setup_of
+from plait.search.published.style import Style
 
 _VARIANTS: Mapping[str, tuple[str, bool]] = {
     "baseline-no-recompute": ("none", False),
@@ -160,7 +161,7 @@ class Predictor:
             mesh=Mesh(axes=((DATA, 1), (TENSOR, tensor))),
             tensor=replace(plan.tensor, sequence=sequence),
         )
-        return model_costs(self._graph[1], narrow, style)
+        return model_costs(self._graph[1], narrow, style.reader())
 
     def predict(self, case: Case, setup: Setup) -> Prediction:
         """A training step with the fastest micro-batch that fits, of those that the case leaves open."""

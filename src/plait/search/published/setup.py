@@ -18,8 +18,8 @@ from plait.plan.decisions import Memory, Pipe, Sync, Tensor
 from plait.plan.mesh import Mesh
 from plait.plan.plan import DATA, PIPE, TENSOR, Plan
 from plait.search.predict.memory_rule import StateBytes
-from plait.search.predict.unit_costs import Style
 from plait.search.published.case import Case, number, whole
+from plait.search.published.style import Style
 
 MEGATRON = StateBytes(parameter=2, gradient=4, optimizer=12, reduced=2, gathered=2, update=30, accumulate=10)
 """Weights in 16 bits, gradients and masters in 32, one fused kernel for the update."""
