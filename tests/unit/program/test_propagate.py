@@ -8,8 +8,9 @@ from tests.unit.program.compiled import graph_of, placed_on_data
 from tests.unit.program.one_op import one_op
 from tests.unit.run.training import CASES
 
+from plait.program.place.conversion_cost import conversion_cost
 from plait.program.place.placement import AxisShares, P, Partial, Placement, R, Shard
-from plait.program.place.propagate import candidates, conversion_cost, propagate
+from plait.program.place.propagate import candidates, propagate
 from plait.program.place.rules import Op, dtensor_fallback
 
 aten = torch.ops.aten

@@ -6,9 +6,10 @@ import pytest
 from tests.unit.search.flows import along, flow_of, graph_of_layers, pattern_of
 from torch import nn
 
+from plait.program.place.conversion_cost import conversion_bytes
 from plait.program.place.placement import P, Placement, R, Shard
 from plait.search.place.complete import complete
-from plait.search.place.cost import conversion_bytes, cost_of, flow_cost
+from plait.search.place.cost import cost_of, flow_cost
 
 
 @pytest.mark.parametrize(

@@ -9,19 +9,17 @@ random numbers.
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 
 import torch
 from torch import fx
 
 from plait.graph.cost import value_bytes
 from plait.graph.graph import Graph
+from plait.program.place.conversion_cost import conversion_cost
 from plait.program.place.placement import (
     AxisShares,
-    Partial,
     Placement,
     R,
-    Replicate,
     Shard,
     Strategy,
     overlaps,
@@ -29,9 +27,6 @@ from plait.program.place.placement import (
 from plait.program.place.rules import Op, find_rule
 from plait.program.place.rules.base import further_rules, lists_outers
 from plait.program.place.rules.dtensor_fallback import dtensor_strategies
-
-_SLICE_COST = 1e-3
-"""Taking a local piece of a replicated tensor costs next to nothing, but not nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,19 +182,6 @@ def _cost(op: Op, have: list[Placement], strategy: Strategy) -> float:
         for t, a, b in zip(op.tensors, have, strategy.inputs, strict=True)
     )
     return sum(costs)
-
-
-def conversion_cost(have: Placement, want: Placement) -> float:
-    """Bytes moved per byte of the tensor to turn one placement into another."""
-    if have == want:
-        return 0.0
-    if isinstance(have, Replicate):
-        return _SLICE_COST  # a piece of it, or an equal part of the sum: both are made locally
-    if isinstance(want, Partial):
-        return inf
-    if isinstance(have, Partial):
-        return 2.0 if isinstance(want, Replicate) else 1.0 + _SLICE_COST
-    return 1.0 if isinstance(want, Replicate) else 1.0 + _SLICE_COST
 
 
 def _makes_pieces(op: Op) -> bool:

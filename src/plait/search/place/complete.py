@@ -12,11 +12,11 @@ from collections.abc import Mapping
 
 from torch import fx
 
+from plait.program.place.conversion_cost import PER_SHARD, conversion_bytes
 from plait.program.place.placement import Partial, Placement, R, Replicate, Shard, Strategy
 from plait.program.place.propagate import Placements, candidates
 from plait.program.place.rules import Op, find_rule, views
 from plait.program.place.rules.base import aten
-from plait.search.place.cost import PER_PIECE, conversion_bytes
 from plait.search.place.flow import Flow, Tensor, value_of
 
 _POSITIONS = Shard(1)
@@ -113,7 +113,7 @@ class _Completion:
         total = 0.0
         for tensor, old, want in zip(self.flow.reads[node], have, strategy.inputs, strict=True):
             if old != want:
-                part = conversion_bytes(old, want, ranks) or PER_PIECE
+                part = conversion_bytes(old, want, ranks) or PER_SHARD
                 total += part * max(self.flow.num_bytes(tensor), 1.0)
         for output, placement in enumerate(strategy.outputs):
             wanted = self.leaving.get((node, output))

@@ -1,10 +1,7 @@
 """What placements cost: bytes that a rank sends, work that it repeats, memory that it needs.
 
 In: the flow of a graph and the placements on one axis. Out: a `Cost`. One function for all: the pattern, a file and the
-solver's choice are compared by it. The bytes are those of ring algorithms on N ranks, per rank and micro-step:
-
-    P -> R   all-reduce       2 (N-1)/N of the tensor       S -> R, S -> S'   all-gather   (N-1)/N
-    P -> S   reduce-scatter     (N-1)/N                     R -> anything     none
+solver's choice are compared by it. The bytes are those of `conversion_bytes`, per rank and micro-step.
 
 A conversion is paid once per tensor and target, however many ops share it, as `localize` writes it; what is gathered
 from pieces is not kept, and is gathered again in the backward.
@@ -13,11 +10,11 @@ from pieces is not kept, and is gathered again in the backward.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 
 from torch import fx
 
 from plait.graph.graph import Graph
+from plait.program.place.conversion_cost import conversion_bytes
 from plait.program.place.placement import AxisShares, Partial, Placement, R, Replicate, Shard, Strategy
 from plait.program.place.propagate import Placements
 from plait.program.place.rules.base import aten, ours
@@ -31,8 +28,6 @@ _WINDOWS = (
     aten.convolution, aten.convolution_backward, aten.max_pool2d_with_indices,
     aten.max_pool2d_with_indices_backward, aten.avg_pool2d, aten.avg_pool2d_backward,
 )  # fmt: skip
-PER_PIECE = 1e-6
-"""Per byte: taking a piece of a whole tensor sends nothing, but of two ways that send the same, the other one wins."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,18 +47,6 @@ class Cost:
     def total(self) -> float:
         """What is minimized, in bytes."""
         return self.num_bytes + BYTES_PER_FLOP * self.flops
-
-
-def conversion_bytes(have: Placement, want: Placement, num_ranks: int) -> float:
-    """Bytes that a rank sends per byte of the tensor; infinite where it cannot be done."""
-    if have == want or num_ranks == 1:
-        return 0.0
-    part = (num_ranks - 1) / num_ranks
-    if isinstance(have, Replicate):
-        return 0.0
-    if isinstance(want, Partial):
-        return inf
-    return 2 * part if isinstance(have, Partial) and isinstance(want, Replicate) else part
 
 
 def collective_of(have: Placement, want: Placement) -> str | None:

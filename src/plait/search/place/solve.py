@@ -15,8 +15,8 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
+from plait.program.place.conversion_cost import PER_SHARD, conversion_bytes
 from plait.program.place.placement import Placement, R, Replicate, Shard
-from plait.search.place.cost import PER_PIECE, conversion_bytes
 from plait.search.place.problem import Edge, Problem, Sharing
 
 _LARGEST_COST = 1e4
@@ -187,7 +187,7 @@ class _Model:
         for edge in sharing.edges:
             for pair, share in self.shares[edge].items():
                 if isinstance(pair[0], Replicate) and sharing.kind is Shard and pair[1] != R:
-                    self.costs[share] += PER_PIECE * sharing.num_bytes
+                    self.costs[share] += PER_SHARD * sharing.num_bytes
                 elif isinstance(pair[0], sharing.kind) and pair[0] != pair[1]:
                     readers.setdefault(pair, []).append(share)
         for (have, want), shares in readers.items():
