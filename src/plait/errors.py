@@ -11,8 +11,7 @@
     ├── RunError          training started and failed
     │   ├── WorkerError   one rank raised or died; names the rank and carries its traceback
     │   └── HangError     ranks wait for each other; names the operation, who waits and who is missing
-    ├── CheckpointError   a checkpoint cannot be written or read
-    └── VerifyError       a plan does not compute what one process computes
+    └── CheckpointError   a checkpoint cannot be written or read
 
 A message says what is wrong, with the numbers; `fix` says what to do about it.
 """
@@ -88,7 +87,3 @@ class HangError(RunError):
 
 class CheckpointError(PlaitError):
     """A checkpoint cannot be written or read."""
-
-
-class VerifyError(PlaitError):
-    """A plan does not compute what one process computes."""

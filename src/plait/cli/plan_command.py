@@ -77,7 +77,7 @@ def plan_command(asked: Planning, console: Console) -> int:
         asked.out.write_text(plan_file(subject, best))
         written.append(f"wrote {asked.out}: {_how_to_run(asked, best)}")
     if exporter is not None:
-        written += _export(asked, subject, ranking, cluster)
+        written += _export(asked, subject, ranking)
     if asked.json:
         said = ranking_json(ranking) | {"explained": _explained(ranking), "written": written}
         print(json.dumps(said))
@@ -192,7 +192,7 @@ def _how_to_run(asked: Planning, best: Prediction) -> str:
     return f"plait run {job} --plan {asked.out} {settings}"
 
 
-def _export(asked: Planning, subject: Subject, ranking: Ranking, cluster: Cluster) -> list[str]:
+def _export(asked: Planning, subject: Subject, ranking: Ranking) -> list[str]:
     """Write the best plan that the other system can do."""
     exporter = EXPORTERS[str(asked.export)]
     refused: str | None = None

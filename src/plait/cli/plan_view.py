@@ -18,7 +18,9 @@ from plait.search.choose.scaling import Scaled
 from plait.units import format_bytes, format_count, format_seconds
 
 _REJECTED_SHOWN = 8
+"""Plans that cannot be used, as many as still let the ranking be seen on one screen."""
 _BAR = 30
+"""Characters of the bar of an efficiency of 1.5, the longest."""
 
 
 def ranking_view(title: str, ranking: Ranking, limit_bytes: float) -> Group:

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from plait.units import format_bytes, format_seconds
 
 _LINE_EVERY_S = 2.0
+"""Between two lines where the output is no terminal: 30 lines a minute can be read."""
 
 
 @contextmanager

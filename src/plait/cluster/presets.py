@@ -12,6 +12,7 @@ from plait.cluster.cluster import Cluster, Device, Link
 from plait.errors import ClusterError
 
 _MIB = 2**20
+"""Bytes; data sheets and `nvidia-smi` tell memory in these."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

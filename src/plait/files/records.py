@@ -20,6 +20,7 @@ from plait.files.write import write_whole
 
 _SUM = re.compile(r', "sum": "([0-9a-f]{8})"\}$')
 _FLUSH_EVERY_S = 1.0
+"""What a killed process may lose of its records."""
 _LINE_BYTES = 64 << 20
 """The longest line that is believed to be a record."""
 

@@ -91,15 +91,6 @@ class SampleOrder:
             self._epochs[epoch] = ids
         return ids
 
-    def signatures(self) -> tuple[int, ...]:
-        """The distinct micro-batch sizes that occur in an epoch, largest first."""
-        sizes = set[int]()
-        full, rest = divmod(self.num_samples, self.batch)
-        if full:
-            sizes.update(micro_batch_sizes(self.batch, self.accumulate))
-        sizes.update(micro_batch_sizes(rest, self.accumulate))
-        return tuple(sorted(sizes, reverse=True))
-
     def _permutation(self, epoch: int) -> Tensor:
         # A hash, not seed + epoch: otherwise epoch 1 of seed 0 would be epoch 0 of seed 1.
         digest = hashlib.blake2b(f"{self.seed}:{epoch}".encode(), digest_size=8).digest()

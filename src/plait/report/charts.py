@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 640, 250
+"""Of a chart, in pixels."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 12, 34
+"""Margins: on the left for a number of six digits, below for the axis and its name."""
 _MAX_POINTS = 600
 """Points a line is drawn with; more are averaged, with a band from their lowest to their highest."""
 

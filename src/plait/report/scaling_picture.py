@@ -9,7 +9,9 @@ from html import escape
 from plait.report.charts import ticks
 
 _WIDTH, _HEIGHT = 560, 320
+"""Of the picture, in pixels."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 36, 44
+"""Margins: for numbers on the left, the title above, the axis and its name below."""
 
 
 def scaling_picture(title: str, points: Sequence[tuple[int, float]]) -> str:

@@ -28,6 +28,7 @@ from plait.trace.span import LANES, Kind, Lane, Source, Span, Totals, Trace
 
 FORMAT = "plait-trace"
 VERSION = 1
+"""Of what is written; a reader of another refuses it."""
 
 
 class Description(NamedTuple):

@@ -36,20 +36,6 @@ def test_every_epoch_holds_every_sample_once(num_samples: int, batch: int, seed:
     assert all(len(step.ids) == batch for step in steps[:-1])
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(1, 120), st.integers(1, 40), st.integers(1, 40))
-def test_signatures_are_the_sizes_that_occur(num_samples: int, batch: int, accumulate: int) -> None:
-    accumulate = min(accumulate, batch)
-    order = SampleOrder(num_samples=num_samples, batch=batch, accumulate=accumulate)
-    occurring = {
-        size
-        for step in range(order.num_steps_per_epoch)
-        for size in micro_batch_sizes(len(order.at(step).ids), accumulate)
-    }
-    assert set(order.signatures()) == occurring
-    assert list(order.signatures()) == sorted(occurring, reverse=True)
-
-
 def test_the_order_depends_on_seed_and_epoch_and_nothing_else() -> None:
     def ids(step: int, seed: int, accumulate: int = 1) -> list[int]:
         order = SampleOrder(num_samples=50, batch=50, seed=seed, accumulate=accumulate)

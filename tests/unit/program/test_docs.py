@@ -85,7 +85,10 @@ def test_every_rule_file_is_in_the_table() -> None:
     files = {path.name for path in source.glob("*.py")} - {"__init__.py", "base.py"}
     table = TEXT.partition("## Which file")[2].partition("## Adding a rule")[0]
     named = set(re.findall(r"`(\w+\.py)`", table))
-    forms = {path.name for path in (source.parents[1] / "local" / "lowerings").glob("*.py")} - {"__init__.py", "pieces.py"}
+    forms = {path.name for path in (source.parents[1] / "local" / "lowerings").glob("*.py")} - {
+        "__init__.py",
+        "pieces.py",
+    }
     assert named == files | forms
 
 

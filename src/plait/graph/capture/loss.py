@@ -24,6 +24,7 @@ _REDUCTION_ARGUMENT = {
     aten.soft_margin_loss.default: 2,
 }
 _MEAN, _SUM = 1, 2
+"""`at::Reduction` of torch's losses."""
 _NLL = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 _RESHAPES = (
     aten.view.default,

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 _MAX_COLUMNS = 1 << 16
+"""Keys of so many columns are kept, 512 KiB of int64: with the scratch buffers they stay in a core's L2 cache."""
 _BLOCK_ELEMENTS = 1 << 15
 """Elements a thread mixes at a time: two int32 scratch buffers of this size stay in its L2 cache."""
 Finish = Callable[[Tensor, Tensor], None]

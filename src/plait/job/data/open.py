@@ -27,6 +27,7 @@ _KINDS = (
     "a torch Dataset, tensors, a sequence of samples, an iterable, a Hugging Face dataset or a .parquet path"
 )
 _FEW_COLUMNS = 4
+"""A tuple of up to so many tensors is (inputs, targets, ...); a longer list is a list of samples."""
 
 
 def open_data(data: Any, collate: Collate | None = None) -> Source:

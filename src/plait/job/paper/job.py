@@ -20,6 +20,7 @@ from plait.job.paper.shapes import ImageShape, Shape, TransformerShape, read_sha
 DEFAULT_BATCH = 32
 """Samples a step where nobody says."""
 _STEPS_OF_DATA = 10
+"""A model on paper is never trained: enough for a step of every kind."""
 
 
 def paper_job(

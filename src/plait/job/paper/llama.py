@@ -11,6 +11,7 @@ from plait.job.paper.attention import Attend, heads_of, merged
 from plait.job.paper.shapes import TransformerShape
 
 _ROTARY_BASE = 500_000.0
+"""Theta of Llama 3 ("The Llama 3 Herd of Models", 2024, section 3.2)."""
 
 
 def rotations(positions: int, width: int) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,9 @@ from torch.utils.data import Dataset
 from plait.job.paper.shapes import ImageShape, TransformerShape
 
 _MASKED = 0.15
+"""Share of tokens that BERT predicts (Devlin et al. 2019, section 3.1)."""
 _IGNORE = -100
+"""`ignore_index` of torch's cross-entropy."""
 
 
 class TokenSamples(Dataset[tuple[Tensor, ...]]):

@@ -14,6 +14,7 @@ from torch import fx
 from plait.program.instructions import Collective, Send
 
 _LONG = 300
+"""Characters after which a key is cut and hashed: keys are read by people, in files of a cluster."""
 
 
 def op_key(node: fx.Node, busy: int) -> str:

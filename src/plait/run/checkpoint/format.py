@@ -23,6 +23,7 @@ from plait.run.checkpoint.files import FORMAT, sync
 from plait.run.checkpoint.state import OptimizerState, TrainingState
 
 FORMAT_VERSION = 1
+"""Of what is written; a reader of another refuses it."""
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 FILES = (MODEL, OPTIMIZER, STATE)
 _BESIDE = "beside:"

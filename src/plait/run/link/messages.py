@@ -13,6 +13,7 @@ from torch import Tensor
 from plait.program.program import Spec
 
 _ALIGNMENT = 64
+"""Values in a packed message start at a cache line, as torch's own allocator has it."""
 
 
 def pack(tensors: Sequence[Tensor], values: Sequence[Spec]) -> Tensor:

@@ -15,6 +15,7 @@ from plait.errors import RunError
 from plait.run.link.shared_memory import PLACES, Arena, Region
 
 _SLOTS = 512
+"""Messages that may wait at one rank: a schedule keeps one a micro-batch and direction in flight, tens at most."""
 _SLOT_WORDS = 4
 """The tag of a message (0: none), the offset and the size of its region, its bytes."""
 

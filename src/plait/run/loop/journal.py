@@ -20,6 +20,7 @@ from torch import Tensor
 from plait.files.records import RecordFile
 
 _SAY_EVERY_S = 0.1
+"""Between two reports to the screen: nobody reads faster."""
 
 
 class Journal:

@@ -21,6 +21,7 @@ from plait.errors import UsageError
 
 NAME = "run.lock"
 _READ_BYTES = 4096
+"""A lock names a process, a host and a time: less than this."""
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ from plait.run.link.shared_links import links_between
 _OTHERS, _GROUP = "data", "tensor"
 _CPU = torch.device("cpu")
 _REPEATS = 9
+"""Of every exchange: the median of nine stands when four are disturbed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

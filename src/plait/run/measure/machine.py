@@ -30,8 +30,11 @@ from plait.run.start.allocator import keep_freed_memory
 from plait.run.start.launch import GroupKind, Seat, connect, disconnect, launch
 
 _MOST_RANKS = 16
+"""Processes that are started to measure links: more tell nothing new of one host."""
 _SIZES = (1 << 12, 1 << 16, 1 << 19, 1 << 22)
+"""Bytes of the all-reduces to which latency and bandwidth are fitted: from one page to what a bucket is."""
 _TIMEOUT_S = 120.0
+"""After which a measurement counts as hanging: it takes seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,7 +30,9 @@ from plait.run.start.launch import Seat, connect, disconnect, launch
 from plait.torch_private import pytree
 
 _UPDATES = 5
+"""Optimizer steps that are timed after a first one, which makes the state."""
 _LIMIT_S = 120.0
+"""After which timing counts as hanging: it takes seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

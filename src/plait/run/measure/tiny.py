@@ -23,6 +23,7 @@ from plait.job.job import Job
 from plait.run.train import train
 
 _STEPS = 40
+"""Of the tiny job: enough that the first ones, which allocate, do not count."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,6 +14,7 @@ from plait.errors import PlaitError, PlanError
 from plait.job.job import Job
 
 _STEPS = 3
+"""The first makes state, the second uses it, the third shows what both did."""
 _LONGEST = 4
 """Extent of a dim of the tiny parameters, at most."""
 

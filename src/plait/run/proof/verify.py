@@ -35,6 +35,7 @@ from plait.run.proof.serial_run import Record, run_serially
 from plait.run.train import train
 
 _FLOAT64 = 1e-9
+"""What parity means in float64, as a share of a tensor's largest value."""
 _BF16 = 2**-6
 """A bf16 number is off by up to 2**-8; a gradient is the sum of a few parts that were rounded so."""
 _FP32_WEIGHT_LIMIT = 2e-3

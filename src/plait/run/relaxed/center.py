@@ -22,6 +22,7 @@ from plait.run.relaxed.wire import HEADER_BYTES, Head, Kind, Post, Streams, cent
 from plait.torch_private import foreach
 
 _STRENGTH_BYTES = 8
+"""Of the strength that goes with an exchange: a float64."""
 
 
 class Center:

@@ -40,6 +40,7 @@ _ZERO_AT_FIRST = (
 """Optimizers whose state before the first step is what a step with gradients of zero leaves, but for its count."""
 
 _ALIGNMENT = 64
+"""Tensors in the shared region start at a cache line, so that workers of different tensors never write to one."""
 
 
 def check_hogwild(plan: Plan, device: str) -> None:

@@ -20,7 +20,9 @@ from plait.run.relaxed.wire import Head, Kind
 SAVE_EVERY = 200
 """Steps between two checkpoints where the user names none: a server that dies takes what came after the last one."""
 _PATIENCE_S = 5.0
+"""For which a save waits for servers that are busy."""
 _LAST_PATIENCE_S = 60.0
+"""The same for the last save of a run, after which there is no other."""
 
 
 class Keeper:

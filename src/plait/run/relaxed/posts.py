@@ -19,6 +19,7 @@ from plait.run.relaxed.wire import Post
 from plait.run.start.launch import Seat
 
 _LONGEST_SLEEP_S = 0.002
+"""Between two looks for an answer: looking all the time would take a processor from the others."""
 
 
 def posts_between(task: Task, seat: Seat, *, share: bool = True) -> tuple[Links, Post]:

@@ -35,6 +35,7 @@ from plait.run.start.agreement import check_agreement
 from plait.run.start.launch import Seat
 
 _SPINS = 20
+"""Looks before a server sleeps between looks."""
 _SLEEP_S = 0.0002
 """A server looks again this often. Looking all the time would take a processor from the workers."""
 _WORK = ("push", "buffers", "skip", "pull", "bye", "squares", "state", "update", "exchange")

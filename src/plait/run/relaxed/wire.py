@@ -15,6 +15,7 @@ from torch import Tensor
 from plait.program.program import Bucket
 
 HEADER_BYTES = 64
+"""Before every message: a cache line."""
 
 
 class Kind(IntEnum):

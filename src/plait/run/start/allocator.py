@@ -10,6 +10,7 @@ import sys
 from contextlib import suppress
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Of `mallopt` of glibc."""
 _KEPT_BYTES = 1 << 30
 """Freed memory at the top of the heap that is kept at most."""
 _LARGEST_BYTES = 32 << 20

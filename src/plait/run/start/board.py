@@ -25,14 +25,19 @@ _SLOT = struct.Struct(f"<qqqB7x{LABEL_BYTES}s")
 _COUNTER = struct.Struct("<Q")
 _STOP_STEP = struct.Struct("<q")
 _HEADER_BYTES = 64
+"""Of the board, before the slots of the ranks: a cache line."""
 _STOP_AT = 0
+"""Byte of the header: whether the run is asked to end."""
 _STOP_STEP_AT = 8
+"""Byte of the header: the step after which all ranks end."""
 _SLOT_BYTES = 192
 """Whole cache lines, so that two ranks never write to the same one."""
 _STATE_AT = 8 + 3 * 8
 """Byte of a slot: after the counter and three words."""
 _NO_STEP = -1
+"""Where there is no step yet."""
 _READ_TRIES = 200
+"""Reads until two agree; a slot is written in one go, so that the second nearly always does."""
 
 
 class State(IntEnum):

@@ -26,10 +26,15 @@ from plait.run.start.board import Board, Post
 from plait.run.wire.store import RunStore
 
 _BACKLOG_BYTES = 64 << 20
+"""Of events that a rank keeps for a parent that does not read; what comes after is dropped, and told."""
 _FLUSH_S = 5.0
+"""For which a rank that ends waits until its parent has read its result."""
 _PIPE_BYTES = 1 << 20
+"""Of the pipe to the parent: the most that Linux gives a user by default (fs.pipe-max-size)."""
 _F_SETPIPE_SZ = 1031
+"""Of `fcntl`: Python names it on Linux alone."""
 _PR_SET_PDEATHSIG = 1
+"""Of `prctl` on Linux: a signal when the parent dies."""
 _COMMUNICATION = re.compile(
     r"connection (closed|reset|refused)|broken pipe|socket|gloo|nccl|timed out|timeout|peer", re.IGNORECASE
 )

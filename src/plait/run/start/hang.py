@@ -15,14 +15,18 @@ from typing import TypeGuard
 
 from plait.errors import HangError
 from plait.run.start.board import Entry, State
+from plait.run.start.child import run_child
 from plait.run.start.processes import Process
 from plait.units import format_seconds
 
 _ANSWER_S = 2.0
+"""For a rank to write its stack: the handler runs at once, unless the process is stopped."""
 _STOPPED_S = 10.0
 """A rank that was stopped for longer is given up, where nobody has asked for less patience."""
 _STACK_LINES = 60
-_OUTER_FRAME = re.compile(r'start/child\.py", line \d+ in run_child')
+"""Of a stack that are shown: the innermost ones."""
+_OUTER_FRAME = re.compile(rf'{re.escape(run_child.__code__.co_filename)}", line \d+ in {run_child.__name__}')
+"""The frame from which the user's code is called: those around it are ours."""
 _OWN_THREAD = re.compile(r'run/wire/(peers|group)\.py", line \d+ in (_attend|_work)$')
 """Threads of ours that wait for something to do."""
 _PROCESS_STATES = {

@@ -26,6 +26,7 @@ from plait.run.start.processes import Crew, Process
 from plait.run.start.vitals import Vitals
 
 _POLL_S = 0.1
+"""Between two looks at workers that have nothing to say: a death is told within this."""
 _SETTLE_S = 0.3
 """After a failure: time for reports that were sent before it."""
 _ECHO_S = 2.0
@@ -33,6 +34,7 @@ _ECHO_S = 2.0
 _LINGER_S = 5.0
 """After its result: time for a worker to end by itself."""
 _READ_BYTES = 1 << 20
+"""Read at once: the size of the pipe."""
 
 
 class Interrupted(KeyboardInterrupt):

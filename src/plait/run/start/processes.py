@@ -37,6 +37,7 @@ from plait.run.start.packing import write_payload
 Start = Literal["auto", "fork", "spawn"]
 
 _OMP_PAUSE_SOFT = 1
+"""`omp_pause_soft` of OpenMP 5.0: threads go, settings stay."""
 _ENTRY = (
     "import json, sys; given = json.loads(sys.argv[1]); sys.path[:] = given['path']; "
     "from plait.run.start.processes import run_spawned; sys.exit(run_spawned(given))"

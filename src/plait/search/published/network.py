@@ -14,6 +14,7 @@ from plait.program.cost.collective_time import collective_seconds
 from plait.search.published.case import Case
 
 _RANKS = (8, 16, 32, 64, 128, 256, 512)
+"""Ranks of `_ALL_REDUCE`."""
 _ALL_REDUCE = (436.0, 361.7, 160.1, 99.6, 84.7, 64.9, 32.9)
 """Ultra-Scale Playbook, pp_comm_bandwidth.html: bus GB/s of an all-reduce of 256 MB on 1, 2, 4 ... 64 hosts of 8."""
 STEP_S = 45e-6
