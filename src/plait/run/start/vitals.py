@@ -13,6 +13,7 @@ from plait.run.start.board import Entry
 from plait.run.start.processes import Process
 
 _LOOK_S = 0.5
+"""Between two looks at the processes: a stopped one is told within a second."""
 _BUSY_SHARE = 0.02
 """Of a processor: less is the noise of threads that look around."""
 _GAP_S = 5.0

@@ -10,7 +10,9 @@ from typing import Any
 from plait.errors import RunError
 
 MOST_HEAD_BYTES = 1 << 20
+"""Of a head that is believed: names and shapes of what follows."""
 MOST_BODY_BYTES = 1 << 34
+"""Of a body that is believed: 16 GiB, more than any bucket."""
 _SIZES = struct.Struct("<IQ")
 
 

@@ -22,7 +22,9 @@ from plait.run.wire.frames import check_sizes
 _HEAD = struct.Struct("<QQ")
 """Tag, bytes."""
 _BURST_BYTES = 1 << 20
+"""Sent or read at once before the next peer is looked at."""
 _FLUSH_S = 5.0
+"""For which a rank that ends waits until what it sent is read."""
 
 Connect = Callable[[int], socket.socket]
 """This process's end of a socket to a rank."""

@@ -20,6 +20,7 @@ from plait.run.wire.peers import Peers
 from plait.run.wire.switchboard import LONGEST_WAIT_S
 
 _READ_BYTES = 1 << 18
+"""Read at once from one rank."""
 
 Meeting = Callable[[str], AbstractContextManager[None]]
 """Entered for as long as this rank waits for others in something that has a name."""

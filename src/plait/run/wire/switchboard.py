@@ -19,6 +19,7 @@ from plait.errors import RunError
 from plait.run.wire.frames import Incoming, pack
 
 _READ_BYTES = 1 << 18
+"""Read at once from one rank."""
 LONGEST_WAIT_S = 0.2
 """A request to wait is answered after this time at the latest; the asker repeats it."""
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from plait.errors import RunError
 
 MOST_BYTES = 1 << 28
+"""Of a message that is believed."""
 
 
 def tell(value: Any) -> list[Any]:

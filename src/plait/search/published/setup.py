@@ -221,6 +221,7 @@ def _shape(case: Case, system: str, plan: Plan) -> Shape:
 _MOST = {"layers": 2**12, "hidden": 2**20, "heads": 2**14, "seq": 2**24}
 """Of each number of a model: what is larger is a mistake in writing, and would take for ever."""
 _MOST_MICRO_BATCHES = 2**14
+"""Of a step that is believed: no published run has a tenth of it."""
 _FAMILIES: tuple[tuple[tuple[str, ...], Family], ...] = (
     (("llama",), "llama"),
     (("gpt", "mpt", "opt", "bloom"), "gpt"),
