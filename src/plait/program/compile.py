@@ -304,7 +304,7 @@ class _Compiler:
         if pipe.asynchronous:
             seen = versions(by_rank, coordinate, vertical_sync=pipe.vertical_sync)
             updates = Updates(builder, micro, actions, seen)
-        return PipelineWriter(builder, micro, actions, ranks, coordinate, updates)
+        return PipelineWriter(builder, micro, by_rank, coordinate, updates)
 
 
 def _ends_of_buckets(part: StageGraph, local: LocalGraph, buckets: Sequence[Bucket]) -> list[str]:

@@ -2,7 +2,8 @@
 
 In: a `Program` whose ranks are each sound. Out: nothing, or a `ProgramError` that names two instructions and their
 ranks. Checked: the ranks of a group start the same collectives in the same order; each `Send` has one `Recv` that
-expects the same values; all ranks reach their end when a `Wait` blocks and a `Send` does not.
+expects the same values; what one rank sends another is received in the order in which it is sent, so that links need no
+names for messages; all ranks reach their end when a `Wait` blocks and a `Send` does not.
 """
 
 from collections.abc import Iterator
@@ -82,7 +83,7 @@ def _sized(collective: Collective | None) -> str:
 
 
 def check_messages(program: Program) -> None:
-    """Raise where a message is sent or received alone, twice, or as something else."""
+    """Raise where a message is sent or received alone, twice, as something else, or in another order."""
     peers = Peers(program.plan.mesh)
     found: dict[Key, tuple[dict[int, Send], dict[int, Recv]]] = {}
     for rank, instruction in _messages(program):
@@ -119,6 +120,25 @@ def check_messages(program: Program) -> None:
                 f"rank {receiver} receives {own.message!r} from rank {sender} in {told(own)}; it is never sent."
                 f"{_maker(program, sender, own)}"
             )
+    _check_order(program, peers)
+
+
+def _check_order(program: Program, peers: Peers) -> None:
+    """What one rank sends another is received in the order in which it is sent; each message has both."""
+    sent: dict[tuple[object, object], list[tuple[Key, Instruction]]] = {}
+    received: dict[tuple[object, object], list[tuple[Key, Instruction]]] = {}
+    for rank, instruction in _messages(program):
+        key = peers.message(rank, instruction)
+        side = sent if isinstance(instruction, Send) else received
+        side.setdefault((key[0], key[1]), []).append((key, instruction))
+    for (sender, receiver), order in sent.items():
+        for (key, send), (other, recv) in zip(order, received[sender, receiver], strict=True):
+            if key != other:
+                raise ProgramError(
+                    f"rank {sender} sends {key[-1]!r} to rank {receiver} in {told(send)}, where that expects "
+                    f"{other[-1]!r} next, in {told(recv)}: messages between two ranks are received in the order in "
+                    "which they are sent."
+                )
 
 
 def _messages(program: Program) -> Iterator[tuple[int, Send | Recv]]:

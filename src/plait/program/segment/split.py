@@ -8,15 +8,13 @@ stages one forward and one backward message. Only what somebody needs is kept.
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from torch import fx
 
 from plait.errors import ProgramError
 from plait.program.local.localize import LocalGraph
+from plait.program.stage.schedules.messages import Direction
 from plait.program.stage.stages import Stages
-
-Direction = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

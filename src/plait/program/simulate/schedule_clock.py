@@ -8,18 +8,23 @@ from collections.abc import Sequence
 
 from plait.plan.mesh import Mesh
 from plait.plan.plan import PIPE, Plan
-from plait.program.instructions import Compute, Instruction, Kind, Recv, Send, Wait
+from plait.program.instructions import Compute, Instruction, Recv, Send
 from plait.program.layout import Layout
 from plait.program.place.placement import AxisShares
 from plait.program.program import Program, RankProgram
 from plait.program.simulate.simulator import Duration
 from plait.program.stage.schedules.base import Action, Costs
+from plait.program.stage.schedules.messages import Inbox, Message, direction_of, needs
 from plait.program.value import Value
+from plait.program.write.writer import Writer
 from plait.trace.span import Trace
 
 
 def program_of_schedule(name: str, actions: Sequence[Sequence[Action]]) -> Program:
-    """What the ranks of a pipeline do under a schedule; each receives right before it needs what it receives."""
+    """What the ranks of a pipeline do under a schedule.
+
+    Each makes room for a message right before it needs it, or earlier: in the order in which its sender sends.
+    """
     mesh = Mesh(axes=((PIPE, len(actions)),))
     stages = 1 + max(action.stage for own in actions for action in own)
     micro_batches = 1 + max(action.micro_batch for own in actions for action in own)
@@ -30,13 +35,13 @@ def program_of_schedule(name: str, actions: Sequence[Sequence[Action]]) -> Progr
         shares=((1,),) * micro_batches,
         classes=tuple(
             RankProgram(
-                instructions=tuple(_rank(own, len(actions), stages)),
+                instructions=tuple(_rank(actions, rank, stages)),
                 buckets=(),
                 segments={},
                 values={},
                 constants={},
             )
-            for own in actions
+            for rank in range(len(actions))
         ),
         members=tuple(range(len(actions))),
         gathered=(),
@@ -74,24 +79,25 @@ def bubble_rate(trace: Trace) -> float:
     return 1 - busy / (last - first)
 
 
-def _rank(own: Sequence[Action], ranks: int, stages: int) -> list[Instruction]:
+def _rank(schedule: Sequence[Sequence[Action]], rank: int, stages: int) -> Sequence[Instruction]:
     """Values: `3/x.1` enters stage 1 with micro-batch 3, `3/dx.1` is its gradient; what stays for later is `kept`."""
-    found: list[Instruction] = []
+    own, ranks, writer = schedule[rank], len(schedule), Writer()
+    inbox = Inbox((m for action in own if (m := _arriving(action, stages)) is not None), schedule)
+    posted: dict[Message, int] = {}
     for action in own:
         stage, number = action.stage, action.micro_batch
-        kind: Kind = "forward" if action.kind == "forward" else "backward"
-        source, target = (stage - 1, stage + 1) if kind == "forward" else (stage + 1, stage - 1)
-        value = "x" if kind == "forward" else "dx"
-        travels = action.kind != "weight"
-        enters = (
-            (Value.node(f"{value}.{max(stage, source)}", number),) if travels and 0 <= source < stages else ()
-        )
-        leaves = (
-            (Value.node(f"{value}.{max(stage, target)}", number),) if travels and 0 <= target < stages else ()
-        )
-        if enters and ranks > 1:
-            message = f"{kind} {source}>{stage} micro-batch {number}"
-            found += _receive(len(found), message, source % ranks, enters, action)
+        arriving, leaving = _arriving(action, stages), _leaving(action, stages)
+        enters = () if arriving is None else (_value(arriving),)
+        leaves = () if leaving is None else (_value(leaving),)
+        if arriving is not None and ranks > 1:
+            for message in inbox.up_to(arriving):
+                posted[message] = writer.add(
+                    Recv(
+                        name=f"receive {message}", axis=PIPE, source=message.source % ranks, message=str(message),
+                        writes=(_value(message),), stage=message.to, micro_batch=message.micro_batch,
+                    )
+                )  # fmt: skip
+            writer.wait(posted[arriving], arriving, number, stage)
         kept = (Value.node(f"kept.{stage}", number),)
         later = (Value.node(f"kept for weights.{stage}", number),)
         reads, writes = {
@@ -100,34 +106,35 @@ def _rank(own: Sequence[Action], ranks: int, stages: int) -> list[Instruction]:
             "input": ((*enters, *kept), (*leaves, *later)),
             "weight": (later, ()),
         }[action.kind]
-        found.append(
+        writer.add(
             Compute(
-                id=len(found), name=f"{action.kind} {stage}", kind=kind, segment=action.kind, reads=reads,
-                writes=writes, frees=reads, stage=stage, micro_batch=number,
+                name=f"{action.kind} {stage}", kind="forward" if action.kind == "forward" else "backward",
+                segment=action.kind, reads=reads, writes=writes, frees=reads, stage=stage, micro_batch=number,
             )
         )  # fmt: skip
-        if leaves and ranks > 1:
-            message = f"{kind} {stage}>{target} micro-batch {number}"
-            found.append(
+        if leaving is not None and ranks > 1:
+            writer.add(
                 Send(
-                    id=len(found), name=f"send {message}", kind="communication", lane="communication", axis=PIPE,
-                    to=target % ranks, message=message, reads=leaves, frees=leaves, stage=stage,
-                    micro_batch=number,
+                    name=f"send {leaving}", axis=PIPE, to=leaving.to % ranks, message=str(leaving), reads=leaves,
+                    frees=leaves, stage=stage, micro_batch=number,
                 )
             )  # fmt: skip
-    return found
+    return writer.instructions
 
 
-def _receive(
-    position: int, message: str, source: int, values: tuple[Value, ...], action: Action
-) -> list[Instruction]:
-    return [
-        Recv(
-            id=position, name=f"receive {message}", kind="communication", lane="communication", axis=PIPE,
-            source=source, message=message, writes=values, stage=action.stage, micro_batch=action.micro_batch,
-        ),
-        Wait(
-            id=position + 1, name=f"wait for {message}", kind="wait", of=position, reads=values, writes=values,
-            stage=action.stage, micro_batch=action.micro_batch,
-        ),
-    ]  # fmt: skip
+def _arriving(action: Action, stages: int) -> Message | None:
+    needed = needs(action, stages)
+    return None if needed is None else Message(needed[0], needed[1], action.stage, action.micro_batch)
+
+
+def _leaving(action: Action, stages: int) -> Message | None:
+    direction = direction_of(action)
+    to = action.stage + 1 if direction == "forward" else action.stage - 1
+    if direction is None or not 0 <= to < stages:
+        return None
+    return Message(direction, action.stage, to, action.micro_batch)
+
+
+def _value(message: Message) -> Value:
+    name = "x" if message.direction == "forward" else "dx"
+    return Value.node(f"{name}.{max(message.source, message.to)}", message.micro_batch)

@@ -79,9 +79,13 @@ class GradientWriter:
         return (Value.bucket if self.builder.buckets[index].group is None else Value.shard)(index)
 
     def _join_tied(self) -> None:
-        """Parts of the same gradients on several stages: everybody sends its own to the others and adds all up."""
-        own = self.builder.coordinate
-        for index, bucket in enumerate(self.builder.buckets):
+        """Parts of the same gradients on several stages: everybody sends its own to the others and adds all up.
+
+        All go through them in one order, whatever numbers they have here: messages are received as they are sent.
+        """
+        own, buckets = self.builder.coordinate, self.builder.buckets
+        for index in sorted(range(len(buckets)), key=lambda index: buckets[index].parameters):
+            bucket = buckets[index]
             others = [at for at in bucket.tied if at != own]
             if not others:
                 continue

@@ -1,7 +1,8 @@
 """Write down one step of one rank of a pipeline: its stages' pieces in the order of a schedule, with messages between.
 
 In: per micro-batch the pieces of this rank's stages, the actions of a schedule. Out: instructions, by a `StepBuilder`.
-A receive is posted one action before it is needed; values for a stage on the same rank just stay.
+A receive is posted one action before it is needed, or earlier: those from one rank in the order in which it sends.
+Values for a stage on the same rank just stay.
 """
 
 from collections import Counter
@@ -14,9 +15,9 @@ from plait.program.instructions import Recv, Send, Tally
 from plait.program.program import Segment
 from plait.program.segment.cut import Piece
 from plait.program.segment.gathers import groups_by_input
-from plait.program.segment.split import Direction
 from plait.program.segment.stage_pieces import MicroBatch, StagePieces
 from plait.program.stage.schedules.base import Action
+from plait.program.stage.schedules.messages import Direction, Inbox, Message, direction_of
 from plait.program.value import NOTHING, WEIGHT, Value
 from plait.program.write.build import StepBuilder
 from plait.program.write.pipedream import Updates
@@ -29,8 +30,7 @@ class PipelineWriter:
         self,
         builder: StepBuilder,
         micro: Sequence[MicroBatch],
-        actions: Sequence[Action],
-        ranks: int,
+        schedule: Sequence[Sequence[Action]],
         coordinate: int,
         updates: Updates | None = None,
     ) -> None:
@@ -38,11 +38,11 @@ class PipelineWriter:
         """Where every micro-batch is an update of its own."""
         self.builder, self.writer = builder, builder.writer
         self.micro = micro
-        self.actions = actions
-        self.ranks = ranks
+        self.actions = actions = schedule[coordinate]
+        self.ranks = len(schedule)
         self.coordinate = coordinate
         self.loaded: set[int] = set()
-        self.posted: dict[str, int] = {}
+        self.posted: dict[Message, int] = {}
         self.filled: set[int] = set()
         self.to_come = Counter(
             index
@@ -51,6 +51,7 @@ class PipelineWriter:
             for index in self._filled_by(micro[action.micro_batch].stages[action.stage])
         )
         """Bucket -> how often it will still be filled, by each of this rank's stages that has a part."""
+        self.inbox = Inbox((m for action in actions for m in self._messages(action)), schedule)
         self.gathers: dict[int, int] = {}
         """Groups of parameters on their way, and the instruction that fetches them."""
 
@@ -115,7 +116,7 @@ class PipelineWriter:
                 self.updates.loaded(entry)
         stage = entry.stages[action.stage]
         if action.kind == "forward":
-            self._arrive(action, "forward")
+            self._arrive(action)
             self._run(entry, stage.forward)
             self._send(entry, stage, "forward")
             self._commit(entry, stage)
@@ -126,7 +127,7 @@ class PipelineWriter:
         else:
             if self.updates is not None:
                 self.updates.tangent(entry)
-            self._arrive(action, "backward")
+            self._arrive(action)
             self._backward(entry, stage, stage.backward, also_weights=action.kind == "backward")
             self._send(entry, stage, "backward")
 
@@ -199,39 +200,39 @@ class PipelineWriter:
     def _rank_of(self, stage: int) -> int:
         return stage % self.ranks
 
-    def _messages(self, action: Action, direction: Direction) -> list[tuple[int, tuple[str, ...], str]]:
-        """(from which stage, names, message) of what an action receives from other ranks."""
-        entry = self.micro[action.micro_batch]
-        receives = entry.stages[action.stage].graph.receives
+    def _messages(self, action: Action) -> list[Message]:
+        """What an action receives from other ranks."""
+        receives = self.micro[action.micro_batch].stages[action.stage].graph.receives
         return [
-            (source, names, _message(direction, source, action.stage, action.micro_batch))
-            for (way, source), names in receives.items()
-            if way == direction and self._rank_of(source) != self.coordinate
+            Message(way, source, action.stage, action.micro_batch)
+            for way, source in receives
+            if way == direction_of(action) and self._rank_of(source) != self.coordinate
         ]
 
     def _post(self, action: Action) -> None:
-        if action.kind == "weight":
-            return
-        direction: Direction = "forward" if action.kind == "forward" else "backward"
-        entry = self.micro[action.micro_batch]
-        for source, names, message in self._messages(action, direction):
-            if message not in self.posted:
-                writes = tuple(self.builder.value_of(entry.graph, name, entry.number) for name in names)
-                self.posted[message] = self.writer.add(
-                    Recv(
-                        name=f"receive {message}",
-                        axis=PIPE,
-                        source=self._rank_of(source),
-                        message=message,
-                        writes=writes,
-                        micro_batch=entry.number,
-                        stage=action.stage,
-                        num_bytes=sum(self.builder.values[value].num_bytes for value in writes),
-                    )
-                )
+        for needed in self._messages(action):
+            for message in self.inbox.up_to(needed):
+                self.posted[message] = self._receive(message)
 
-    def _arrive(self, action: Action, direction: Direction) -> None:
-        for _, _, message in self._messages(action, direction):
+    def _receive(self, message: Message) -> int:
+        entry = self.micro[message.micro_batch]
+        names = entry.stages[message.to].graph.receives[message.direction, message.source]
+        writes = tuple(self.builder.value_of(entry.graph, name, entry.number) for name in names)
+        return self.writer.add(
+            Recv(
+                name=f"receive {message}",
+                axis=PIPE,
+                source=self._rank_of(message.source),
+                message=str(message),
+                writes=writes,
+                micro_batch=entry.number,
+                stage=message.to,
+                num_bytes=sum(self.builder.values[value].num_bytes for value in writes),
+            )
+        )
+
+    def _arrive(self, action: Action) -> None:
+        for message in self._messages(action):
             self.writer.wait(self.posted.pop(message), message, self.micro[action.micro_batch].number)
 
     def _send(self, entry: MicroBatch, stage: StagePieces, direction: Direction) -> None:
@@ -242,19 +243,15 @@ class PipelineWriter:
                     self.builder.wait(value, entry.number)
                 if self.updates is not None:
                     self.updates.before_send(entry, reads)
-                message = _message(direction, stage.graph.stage, to, entry.number)
+                message = Message(direction, stage.graph.stage, to, entry.number)
                 self.writer.add(
                     Send(
                         name=f"send {message}",
                         axis=PIPE,
                         to=self._rank_of(to),
-                        message=message,
+                        message=str(message),
                         reads=reads,
                         micro_batch=entry.number,
                         num_bytes=sum(self.builder.values[value].num_bytes for value in reads),
                     )
                 )
-
-
-def _message(direction: Direction, source: int, to: int, number: int) -> str:
-    return f"{direction} {source}>{to} micro-batch {number}"

@@ -45,10 +45,19 @@ class Writer:
             )
         )
 
-    def wait(self, of: int, what: object, micro_batch: int | None = None) -> None:
+    def wait(self, of: int, what: object, micro_batch: int | None = None, stage: int | None = None) -> None:
         """Have at hand what a started instruction writes."""
         names = self.instructions[of].writes
-        self.add(Wait(name=f"wait for {what}", of=of, reads=names, writes=names, micro_batch=micro_batch))
+        self.add(
+            Wait(
+                name=f"wait for {what}",
+                of=of,
+                reads=names,
+                writes=names,
+                micro_batch=micro_batch,
+                stage=stage,
+            )
+        )
 
     def extend(self, instructions: Sequence[Instruction]) -> None:
         """Append a list that has ids of its own."""

@@ -156,6 +156,8 @@ class ProcessLinks:
         self._groups: Mapping[str, Any] = {
             axes: _group(mesh, axes, rank, servers) for axes in axes_that_meet(mesh)
         }
+        self._ways: Mapping[tuple[str, bool], Any] = _ways(mesh, rank) if dist.get_backend() == "nccl" else {}
+        """Along an axis, up or down: the groups in which messages travel."""
 
     def start(self, collective: Collective, tensor: Tensor, out: Tensor | None = None) -> Handle:
         """Begin a collective without waiting for it."""
@@ -177,14 +179,16 @@ class ProcessLinks:
     def send(self, send: Send, flat: Tensor) -> Handle:
         """Send a message without waiting for it."""
         peer = self._mesh.group(self._rank, send.axis)[send.to]
-        sent = _sendable(flat)
-        return _Pending([dist.isend(sent, peer, tag=_tag(send.message, flat))], lambda: sent)
+        sent, way = _sendable(flat), self._ways.get((send.axis, self._rank < peer))
+        work = dist.isend(sent, peer, way, tag=_tag(send.message, flat))
+        return _Pending([work], lambda: sent)
 
     def receive(self, recv: Recv, flat: Tensor) -> Handle:
         """Make room for a message."""
         peer = self._mesh.group(self._rank, recv.axis)[recv.source]
         room = torch.empty_like(flat, device="cpu") if _goes_by_host(flat) else flat
-        work = dist.irecv(room, peer, tag=_tag(recv.message, flat))
+        way = self._ways.get((recv.axis, peer < self._rank))
+        work = dist.irecv(room, peer, way, tag=_tag(recv.message, flat))
         return _Pending([work], lambda: flat if room is flat else flat.copy_(room))
 
     def buffer(self, count: int, dtype: torch.dtype, device: torch.device, axis: str) -> Tensor:
@@ -204,6 +208,22 @@ def _group(mesh: Mesh, axes: str, rank: int, servers: int) -> Any:
         if rank in group:
             own = made
     return own
+
+
+def _ways(mesh: Mesh, rank: int) -> dict[tuple[str, bool], Any]:
+    """Along each axis two groups of the same ranks, for messages to higher ranks and to lower ones.
+
+    NCCL has a queue for each pair of ranks and group: with one for both ways, two ranks that each send and then receive
+    wait for each other.
+    """
+    found: dict[tuple[str, bool], Any] = {}
+    for axis, size in mesh.axes:
+        for up in (False, True) if size > 1 else ():
+            for group in sorted({mesh.group(other, axis) for other in range(mesh.size)}):
+                made = dist.new_group(list(group))
+                if rank in group:
+                    found[axis, up] = made
+    return found
 
 
 def _all_gather(tensor: Tensor, collective: Collective, out: Tensor | None, group: Any) -> Handle:
@@ -289,9 +309,9 @@ def _goes_by_host(tensor: Tensor) -> bool:
 
 
 def _tag(message: str, flat: Tensor) -> int:
-    """Messages of two ranks may be received in another order than they were sent: their names tell them apart.
+    """Messages arrive in the order in which they were sent, as the checker has proven: no link needs it, NCCL has none.
 
-    So do their sizes: of another size than expected it never comes, which is told.
+    Where there are tags, one that is not expected, or of another size, never comes, which is told.
     """
     return crc32(f"{message}, {flat.numel()} bytes".encode()) & 0x3FFFFFFF
 

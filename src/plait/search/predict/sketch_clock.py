@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from plait.errors import ProgramError
 from plait.program.stage.schedules.base import Action
+from plait.program.stage.schedules.messages import Made, makes, needs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +46,7 @@ def course(actions: Sequence[Sequence[Action]], stages: int) -> Course:
     """Put the actions of all ranks in order; each waits for the message of the stage before or after it."""
     kinds: dict[tuple[str, int, bool], int] = {}
     first: list[Action] = []
-    messages: dict[tuple[str, int, int], int] = {}
+    messages: dict[Made, int] = {}
     order: list[tuple[int, int, int, int]] = []
     position = [0] * len(actions)
     waiting = True
@@ -55,19 +56,17 @@ def course(actions: Sequence[Sequence[Action]], stages: int) -> Course:
             at = position[rank]
             while at < len(own):
                 action = own[at]
-                needs = _needs(action, stages)
-                reads = -1 if needs is None else messages.get(needs, -2)
+                needed = needs(action, stages)
+                reads = -1 if needed is None else messages.get(needed, -2)
                 if reads == -2:
                     break
                 key = (action.kind, action.stage, action.micro_batch > 0)
                 if key not in kinds:
                     kinds[key] = len(first)
                     first.append(action)
-                writes = -1
-                if action.kind != "weight":
-                    writes = len(messages)
-                    made = "forward" if action.kind == "forward" else "input"
-                    messages[made, action.stage, action.micro_batch] = writes
+                made, writes = makes(action), -1
+                if made is not None:
+                    messages[made] = writes = len(messages)
                 order.append((rank, kinds[key], reads, writes))
                 at += 1
             position[rank] = at
@@ -100,15 +99,6 @@ def pipeline_times(
 ) -> PipelineTimes:
     """Run the actions of every rank in order; a stage's actions of one kind are alike but for the first micro-batch."""
     return course_times(course(actions, stages), seconds, message_s)
-
-
-def _needs(action: Action, stages: int) -> tuple[str, int, int] | None:
-    """The message without which an action cannot start."""
-    if action.kind == "forward":
-        return ("forward", action.stage - 1, action.micro_batch) if action.stage else None
-    if action.kind == "weight" or action.stage == stages - 1:
-        return None
-    return ("input", action.stage + 1, action.micro_batch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from plait.errors import ProgramError
 from plait.program.stage.schedules.base import Action
-
-_Done = tuple[str, int, int]
+from plait.program.stage.schedules.messages import Made, makes, needs
 
 
 def check_schedule(
@@ -86,21 +85,21 @@ def _check_order(rank: int, own: Sequence[Action]) -> None:
 def _check_progress(actions: Sequence[Sequence[Action]], stages: int) -> None:
     """Execute with receives that block and sends that do not."""
     position = [0] * len(actions)
-    done: set[_Done] = set()
-    blocked: dict[_Done, int] = {}
+    done: set[Made | None] = set()
+    blocked: dict[Made, int] = {}
     ready = deque(range(len(actions)))
     while ready:
         rank = ready.popleft()
         while position[rank] < len(actions[rank]):
             action = actions[rank][position[rank]]
-            needed = _needed(action, stages)
+            needed = needs(action, stages)
             if needed is not None and needed not in done:
                 blocked[needed] = rank
                 break
             position[rank] += 1
-            made = _made(action)
+            made = makes(action)
             done.add(made)
-            if made in blocked:
+            if made is not None and made in blocked:
                 ready.append(blocked.pop(made))
     if blocked:
         waiting = [
@@ -108,15 +107,3 @@ def _check_progress(actions: Sequence[Sequence[Action]], stages: int) -> None:
             for needed, rank in blocked.items()
         ]
         raise ProgramError(f"the schedule deadlocks: {'; '.join(waiting)}.")
-
-
-def _needed(action: Action, stages: int) -> _Done | None:
-    if action.kind == "forward":
-        return ("forward", action.stage - 1, action.micro_batch) if action.stage > 0 else None
-    if action.kind == "weight" or action.stage == stages - 1:
-        return None
-    return ("input", action.stage + 1, action.micro_batch)
-
-
-def _made(action: Action) -> _Done:
-    return ("input" if action.kind == "backward" else action.kind, action.stage, action.micro_batch)
