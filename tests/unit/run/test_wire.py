@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 
 import plait
 from plait.errors import RunError
@@ -16,6 +17,7 @@ from plait.run.wire.frames import MOST_BODY_BYTES, Incoming, pack
 from plait.run.wire.peers import Peers
 from plait.run.wire.store import RunStore
 from plait.run.wire.switchboard import Switchboard
+from plait.run.wire.tell import decode, encode
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -163,3 +165,31 @@ def test_a_peer_that_is_gone_is_named(stores: list[RunStore]) -> None:
         first.receive(1, 3, memoryview(bytearray(4))).result(10)
     first.close()
     third.close()
+
+
+def test_what_is_told_comes_back() -> None:
+    tensors = [
+        torch.randn(3, 4, dtype=torch.bfloat16),
+        torch.tensor(7),
+        torch.zeros(0, 2),
+        torch.tensor([True]),
+    ]
+    value = {"a": [1, 2.5, None, True, "é"], "b": {"list": torch.float64, "tensors": tensors}}
+    found = decode(torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8))
+    assert found["a"] == value["a"]
+    assert found["b"]["list"] is torch.float64
+    for ours, theirs in zip(tensors, found["b"]["tensors"], strict=True):
+        assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"[1]", b'["tensor", "float32", [4], 0]', b'["tensor", "float32", [-1], 0]', b'["tensor", "load", [], 0]',
+     b'["tensor", "uint8", [1], -1]', b'["dtype", "Tensor"]', b'{"a": 1}', b"\x80\x04N.", b"[" * 100_000],
+)  # fmt: skip
+def test_what_is_no_value_is_refused(text: bytes) -> None:
+    sent = struct.pack("<Q", len(text)) + text + b"\x00" * 8
+    with pytest.raises((ValueError, KeyError, TypeError, RecursionError)):
+        decode(torch.frombuffer(bytearray(sent), dtype=torch.uint8))
+    with pytest.raises(ValueError, match="bytes of JSON"):
+        decode(torch.frombuffer(bytearray(struct.pack("<Q", 1 << 60) + text), dtype=torch.uint8))

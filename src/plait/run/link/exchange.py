@@ -32,5 +32,5 @@ class ProcessExchange:
         return [flat[: shape.numel()].view(shape) for flat, shape in zip(found, shapes, strict=True)]
 
     def tell(self, value: Any) -> list[Any]:
-        """What every rank has to say: anything JSON-able."""
+        """What every rank has to say: plain values and tensors."""
         return tell(value)
