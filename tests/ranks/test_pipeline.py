@@ -110,7 +110,7 @@ def uninterrupted() -> tuple[float, ...]:
 @pytest.mark.parametrize(("before", "after"), PAIRS, ids=str)
 def test_a_run_goes_on_under_another_plan(before: Any, after: Any, tmp_path: Path) -> None:
     job = long_job()
-    options: dict[str, Any] = {"dtype": torch.float64, "trace": False}
+    options: dict[str, Any] = {"trial": plait.Trial(dtype="float64"), "trace": False}
     first = plait.train(job, before[0], mesh=before[1], steps=2, out=tmp_path / "run", **options)
     assert first.losses == pytest.approx(uninterrupted()[:2], rel=1e-9)
     state = load_checkpoint(tmp_path / "run")
