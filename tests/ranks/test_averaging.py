@@ -99,7 +99,7 @@ def test_verify_compares_processes_with_all_workers_in_one() -> None:
     in_turn = {"elastic": {"variant": "round-robin", "tau": 2, "momentum": 0.5}}
     found = verify(jobs.dropout(), "easgd", 3, steps=5, settings=in_turn)
     assert found.ok, found.first
-    with pytest.raises(UsageError, match="depends on which of them meets the center first"):
+    with pytest.raises(UsageError, match="depends on which of them comes first"):
         verify(jobs.dropout(), "easgd", 3)
 
 

@@ -52,7 +52,7 @@ def test_processes_compute_what_one_does(
 def test_messages_go_through_the_store_where_no_memory_is_shared(
     reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plait.run.relaxed.posts.share_memory", lambda *_: None)
+    monkeypatch.setattr("plait.run.link.posts.share_memory", lambda *_: None)
     found = verify(jobs.dropout(), "server-sync", 4, settings={"sync": {"servers": 2}}, against=reference)
     assert found.ok, found.first
 

@@ -15,10 +15,6 @@ Choice = Literal["megatron", "auto"]
 SCHEDULE_NAMES = ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-2", "pipedream")
 """Orders in which the stages of a pipeline can work."""
 Recompute = Literal["none", "selective", "full"]
-Rule = Literal[
-    "all-reduce", "server-sync", "server-async", "server-stale", "hogwild", "easgd", "local-sgd", "diloco"
-]
-"""How workers agree on weights."""
 Compression = Literal["none", "fp16", "bf16", "powersgd", "topk"]
 Variant = Literal["round-robin", "sync", "async"]
 Compile = Literal["auto", "on", "off"]
@@ -34,8 +30,9 @@ class Sync:
     """Gradients travel together in buckets of about this size; 0 sends each tensor on its own."""
     overlap: bool = True
     """Whether a bucket is sent while the backward goes on."""
-    rule: Rule = "all-reduce"
-    """`all-reduce`: every step, all gradients; the others are named plans."""
+    rule: str = "all-reduce"
+    """How workers agree on weights, one of `AGREEMENTS`: `all-reduce`: every step, all gradients; the others are named
+    plans."""
     servers: int = 0
     """Ranks that hold the weights and apply updates, beside the workers of the mesh."""
     staleness: int = 0
@@ -47,23 +44,12 @@ class Sync:
     compress_keep: float = 0.01
     """Of topk: the share of each bucket that is sent."""
 
-    @property
-    def alone(self) -> bool:
-        """Whether workers do not meet within a step: each one's share of the batch is a step of its own."""
-        return self.rule not in ("all-reduce", "server-sync")
-
-    @property
-    def has_servers(self) -> bool:
-        """Whether weights are held by servers."""
-        return self.rule.startswith("server-")
-
     def __post_init__(self) -> None:
         if not _is_number(self.bucket_mib) or self.bucket_mib < 0:
             raise PlanError(
                 f"sync.bucket_mib={self.bucket_mib!r} is not a size.", fix="set it to 0 or more MiB."
             )
         _check_bool("sync.overlap", self.overlap)
-        _check_choice("sync.rule", self.rule, get_args(Rule))
         _check_choice("sync.compress", self.compress, get_args(Compression))
         _check_count("sync.servers", self.servers, 0)
         _check_count("sync.staleness", self.staleness, 0)

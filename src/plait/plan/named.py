@@ -99,12 +99,12 @@ def _with_workers(plan: Plan, ranks: int | None) -> Plan:
             f"plan {plan.name} trains whole models on every worker; {what} cuts them.",
             fix="drop it, or choose a synchronous plan such as ddp.",
         )
-    if sync.rule == "easgd":
-        center = 0 if plan.elastic.variant == "sync" else 1
-        plan = replace(plan, sync=replace(sync, servers=center))
-    elif sync.has_servers and sync.servers < 1:
+    least, most = plan.agreement.least_servers, plan.agreement.most_servers
+    if plan.agreement.mix == "elastic":  # whether a rank has the center follows from the variant
+        plan = replace(plan, sync=replace(sync, servers=least))
+    elif sync.servers < least:
         raise PlanError(f"plan {plan.name} with sync.servers=0 has no server.", fix="set it to 1 or more.")
-    elif not sync.has_servers and sync.servers:
+    elif most is not None and sync.servers > most:
         raise PlanError(f"plan {plan.name} has no servers.", fix="drop sync.servers.")
     if ranks is None:
         return plan

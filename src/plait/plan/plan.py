@@ -17,6 +17,7 @@ import yaml
 from plait.errors import PlanError
 from plait.files.document import Document, Format, read_yaml
 from plait.files.shape import given_in, partial_of, shaped
+from plait.plan.agreement import AGREEMENTS, Agreement
 from plait.plan.decisions import (
     COMPILE,
     Average,
@@ -104,6 +105,15 @@ class Plan:
     def __post_init__(self) -> None:
         if self.compile not in COMPILE:
             raise PlanError(f"compile={self.compile!r} is not known.", fix=f"use {', '.join(COMPILE)}.")
+        if self.sync.rule not in AGREEMENTS:
+            raise PlanError(
+                f"sync.rule={self.sync.rule!r} is unknown.", fix=f"use one of {', '.join(AGREEMENTS)}."
+            )
+
+    @property
+    def agreement(self) -> Agreement:
+        """How workers agree on weights."""
+        return AGREEMENTS[self.sync.rule](self.sync, self.elastic, self.average)
 
     def placements_of(self, axis: str) -> AxisPlacements | None:
         """What the plan says about an axis."""

@@ -4,7 +4,7 @@ Each worker's share of the batch is a step of its own (but for server-sync); the
 count among the ranks: of 4 ranks with one server, 3 are workers.
 """
 
-from plait.plan.decisions import Average, Rule, Sync
+from plait.plan.decisions import Average, Sync
 from plait.plan.mesh import Mesh
 from plait.plan.plan import DATA, Plan
 
@@ -46,10 +46,10 @@ def diloco(ranks: int) -> Plan:
     return Plan(name=plan.name, mesh=plan.mesh, sync=plan.sync, average=Average(every=50))
 
 
-def _served(rule: Rule, ranks: int, staleness: int = 0) -> Plan:
+def _served(rule: str, ranks: int, staleness: int = 0) -> Plan:
     mesh = Mesh(axes=((DATA, max(1, ranks - 1)),))
     return Plan(name=rule, mesh=mesh, sync=Sync(rule=rule, servers=1, staleness=staleness))
 
 
-def _alone(rule: Rule, ranks: int) -> Plan:
+def _alone(rule: str, ranks: int) -> Plan:
     return Plan(name=rule, mesh=Mesh(axes=((DATA, ranks),)), sync=Sync(rule=rule))

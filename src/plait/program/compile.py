@@ -37,10 +37,11 @@ from plait.program.stage.schedules.validity import peak_in_flight
 from plait.program.stage.stages import Stages, assign_stages, forward_ops
 from plait.program.stage.versions import notices_of, versions
 from plait.program.write import compression
+from plait.program.write.averaging import Flat, with_averaging
 from plait.program.write.build import StepBuilder
 from plait.program.write.pipedream import Updates, check_suits, shows_again
 from plait.program.write.pipeline import PipelineWriter
-from plait.program.write.push_pull import SERVERS, buckets_by_input
+from plait.program.write.push_pull import SERVERS, buckets_by_input, with_servers
 from plait.units import parse_bytes
 
 
@@ -82,7 +83,7 @@ def compile_program(
     sharded = plan.memory.zero > 0 and plan.data_ranks > 1
     ends = [ends_of(first, p, summed=sharded and p.axis.name == DATA) for p in placed]
     sums = sums_of(first, ends, [p.axis for p in placed])
-    if plan.sync.has_servers:
+    if plan.agreement.weights == "server":
         sums = dict.fromkeys(sums, (SERVERS,))
     stages = _stages(graphs, plan, micro_batches, layout, settings.build_optimizer)
     if plan.pipe.asynchronous:
@@ -117,6 +118,25 @@ def compile_program(
     check_program(program)
     told = notices_of(program) if plan.pipe.asynchronous else compression.notices_of(program)
     return replace(program, notices=(*program.notices, *told))
+
+
+def complete(
+    program: Program, plan: Plan, flats: Sequence[Flat] = (), fragments: Sequence[int] = ()
+) -> Program:
+    """A step of all ranks of a plan, servers included, from what its workers compute.
+
+    Of workers that meet nobody within a step, `program` is what one of them does. `flats` are what they mix now and
+    then, `fragments` what of it is due in this step.
+    """
+    made = program
+    if plan.agreement.alone:
+        made = replace(made, plan=plan, members=(0,) * plan.mesh.size)
+    if flats:
+        made = with_averaging(made, flats, fragments)
+    made = with_servers(made)
+    if flats or made.members != program.members:
+        check_program(made)
+    return made
 
 
 def _room(graph: Graph, plan: Plan, num_micro: int, build: Builder | None) -> Room:

@@ -314,11 +314,48 @@ class Outcome(Instruction):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Serve(Instruction):
-    """Hold weights for the whole run: take gradients, apply updates, give weights, as requests come in."""
+class Anchor(Instruction):
+    """Before the first step: what workers are drawn to is where they are, and nothing moves yet."""
 
     kind: Kind = "update"
-    order: tuple[int, ...]
+    center: bool
+    """Whether every worker keeps the center; else another rank has it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leave(Instruction):
+    """After the last step: tell the servers that nothing more comes from this worker."""
+
+    kind: Kind = "communication"
+
+
+Handler = Literal["push", "buffers", "skip", "exchange", "pull", "bye", "squares", "state", "update"]
+"""What a server can be busy with: messages, by their kind, and updates."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Serve(Instruction):
+    """Hold weights for the whole run: take what workers send, apply updates, give weights, as requests come in.
+
+    What comes next is not known beforehand: it is a queue with a handler for every kind of message.
+    """
+
+    kind: Kind = "update"
+    handlers: tuple[Handler, ...]
+    """What it may be busy with; the one at position n counts as instruction `id` + 1 + n in a trace."""
+    order: Literal["step", "arrival", "turn"]
+    """When an update is due: once a step, when all workers have pushed; with each message; or with each one in turn."""
+    bound: int = 0
+    """With `step`: how many updates weights may lack that are given for a step."""
+    gives: tuple[int, ...] = ()
     """Buckets in the order in which a forward needs their weights."""
-    buffers: tuple[str, ...]
+    buffers: tuple[str, ...] = ()
     """Buffers that come with the gradients."""
+
+    def work(self, handler: Handler) -> int:
+        """What a piece of work counts as in a trace."""
+        return self.id + 1 + self.handlers.index(handler)
+
+
+STARTS = (Collective, Recv, Pull, Exchange)
+"""Instructions whose result may be used after a `Wait`."""

@@ -65,7 +65,7 @@ def compile_opaque(
 
 def _buckets(plan: Plan, parameters: Sequence[ParameterShape]) -> tuple[Bucket, ...]:
     """One bucket per dtype: nothing overlaps with an opaque backward. Buffers travel apart from gradients."""
-    axis = DATA if plan.mesh.size > 1 else SERVERS if plan.sync.has_servers else None
+    axis = DATA if plan.mesh.size > 1 else SERVERS if plan.agreement.weights == "server" else None
     groups: dict[tuple[torch.dtype, bool], list[ParameterShape]] = {}
     for entry in parameters:
         groups.setdefault((entry.dtype, entry.value.kind == "buffer"), []).append(entry)
@@ -79,7 +79,7 @@ def _buckets(plan: Plan, parameters: Sequence[ParameterShape]) -> tuple[Bucket, 
                 buffers=tuple(entry.value.name for entry in entries if is_buffers),
                 shapes=tuple(entry.shape for entry in entries),
                 dtype=dtype,
-                axis=SERVERS if plan.sync.has_servers and not is_buffers else axis,
+                axis=SERVERS if plan.agreement.weights == "server" and not is_buffers else axis,
                 scalars=("total", "weight") if axis is not None and index == 0 else (),
             )
         )
@@ -97,7 +97,7 @@ def _rank(
     buffers: Sequence[str],
 ) -> RankProgram:
     writer = Writer()
-    servers = ServerSide(buckets, writer) if plan.sync.has_servers else None
+    servers = ServerSide(buckets, writer) if plan.agreement.weights == "server" else None
     if servers is not None:
         trained = [index for index, bucket in enumerate(buckets) if not bucket.buffers]
         servers.pull(trained)

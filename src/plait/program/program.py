@@ -2,18 +2,30 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import fx
 
 from plait.plan.plan import DATA, Plan
-from plait.program.instructions import Collective, Instruction
+from plait.program.instructions import (
+    Collective,
+    Exchange,
+    Instruction,
+    Leave,
+    Pull,
+    Push,
+    PushBuffers,
+    Recv,
+    Send,
+    Serve,
+)
 from plait.program.layout import Group, Layout
 from plait.program.place.propagate import Gathered
 from plait.program.value import Value
 
+_EXCHANGES = (Collective, Send, Recv, Push, PushBuffers, Pull, Exchange, Serve, Leave)
 SpecKind = Literal["parameter", "gradient", "optimizer", "activation", "buffer", "input", "scalar"]
 
 
@@ -114,9 +126,13 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankProgram:
-    """One step of one rank, or of several ranks that differ in their coordinates alone."""
+    """What one rank does, or several that differ in their coordinates alone.
+
+    Ids are positions in the body; those of the prologue come after them, then those of the epilogue.
+    """
 
     instructions: tuple[Instruction, ...]
+    """The body: one step, made again and again; of a server, the whole run."""
     buckets: tuple[Bucket, ...]
     """Of the parameters that it holds."""
     segments: Mapping[str, Segment]
@@ -128,6 +144,21 @@ class RankProgram:
     """The memory that each value shows; views share it."""
     averages: tuple[Bucket, ...] = ()
     """Weights, or buffers, that are averaged over workers, flat by flat."""
+    prologue: tuple[Instruction, ...] = ()
+    """Before the first step."""
+    epilogue: tuple[Instruction, ...] = ()
+    """After the last step."""
+
+    @property
+    def serve(self) -> Serve | None:
+        """The one instruction of a server; None: this is a worker."""
+        first = self.instructions[0] if self.instructions else None
+        return first if isinstance(first, Serve) else None
+
+    @property
+    def everything(self) -> tuple[Instruction, ...]:
+        """What it does from first to last, with one step."""
+        return (*self.prologue, *self.instructions, *self.epilogue)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,7 +172,7 @@ class Program:
     """Samples of each rank of `data`, by micro-batch."""
     classes: tuple[RankProgram, ...]
     members: tuple[int, ...]
-    """The class of each rank."""
+    """The class of each rank: of the workers of the mesh, then of the servers."""
     layout: Layout
     """Where parameters are held; the same for all programs of a run."""
     gathered: tuple[Gathered, ...]
@@ -149,8 +180,6 @@ class Program:
     notices: tuple[str, ...]
     total_weight: float | None
     """The weight of the whole step, where it is known from the shapes."""
-    server: RankProgram | None = None
-    """What every server does, for the whole run; None: there are none."""
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -164,18 +193,16 @@ class Program:
 
     def of(self, rank: int) -> RankProgram:
         """What one rank does."""
-        if rank >= len(self.members):
-            assert self.server is not None
-            return self.server
         return self.classes[self.members[rank]]
 
     def digest(self) -> str:
         """Equal on all ranks that agree on what they exchange, in which order."""
         text = hashlib.sha256()
-        shapes = () if self.plan.sync.alone else self.micro_batches  # alone, each has its own
-        text.update(repr((self.plan, shapes, self.buckets)).encode())
+        shapes = () if self.plan.agreement.alone else self.micro_batches  # alone, each has its own
+        text.update(repr((self.plan, shapes, self.buckets, self.members)).encode())
         for entry in self.classes:
-            for instruction in entry.instructions:
-                if isinstance(instruction, Collective):
-                    text.update(repr((instruction.op, instruction.axis, instruction.extents)).encode())
+            text.update(repr(entry.averages).encode())
+            for instruction in entry.everything:
+                if isinstance(instruction, _EXCHANGES):
+                    text.update(repr(replace(instruction, reads=(), writes=(), frees=())).encode())
         return text.hexdigest()

@@ -191,7 +191,7 @@ def parallelize(
             f"the plan is for {chosen.ranks} ranks, but {ranks} processes were started.",
             fix=f"start {chosen.ranks} processes, or drop the mesh from the plan.",
         )
-    if chosen.sync.rule != "all-reduce":
+    if chosen.agreement.alone or not chosen.agreement.marches:
         raise PlanError(
             f"plan {chosen.name} has a loop of its own: its workers do not make each step together.",
             fix="use plait.train, or a synchronous plan such as ddp.",

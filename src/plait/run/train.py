@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +26,17 @@ from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.run.checkpoint.store import load_checkpoint, locate_checkpoint
 from plait.run.loop.folder import discard_if_empty, make_run_folder, write_environment, write_totals
+from plait.run.loop.ledger import write_left_shares
 from plait.run.loop.lock import locked
-from plait.run.loop.worker import Task, run_worker
+from plait.run.loop.parent import run_all
+from plait.run.loop.rank import run_rank
+from plait.run.loop.shared_model import SharedModel, check_shared
+from plait.run.loop.task import Task
 from plait.run.prepare.fits import memory_limit
 from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
-from plait.run.relaxed.hogwild import SharedModel, check_hogwild
-from plait.run.relaxed.hogwild_saver import on_shared_model
-from plait.run.relaxed.ranks import run_rank
-from plait.run.relaxed.rounds import write_left_shares
-from plait.run.relaxed.start import StartRanks, is_free, run_free
 from plait.run.start.device import check_device
-from plait.run.start.launch import Interrupted, Seat, launch
+from plait.run.start.launch import Seat, launch
 from plait.run.start.outside import refuse_many_starts
 from plait.run.start.processes import Start
 from plait.trace.files import read_trace, write_chrome
@@ -102,7 +100,7 @@ def train(
     check_device(device)
     check_slow(trial.slow, chosen, device)
     dtype = torch.float64 if trial.dtype == "float64" else torch.float32
-    check_hogwild(chosen, device)
+    check_shared(chosen, device)
     folder = make_run_folder(Path(out) if out else None, saving.name, resuming=resume is not None)
     with locked(folder):
         try:
@@ -153,7 +151,7 @@ def train(
                 }
             )
         tell({"started": str(folder), "total_steps": total_steps, "start_step": start_step})
-        summary = _run(task, programs, tell)
+        summary = run_all(task, programs, tell, _run_ranks)
         write_totals(folder, chosen, summary)
         if trace and summary["losses"]:
             write_chrome(read_trace(folder), folder / "trace" / "trace.json")
@@ -202,28 +200,11 @@ def _continued_from(checkpoint: Path, job: Job) -> int:
     return state.step
 
 
-def _run(task: Task, programs: Programs, tell: Listener) -> dict[str, Any]:
-    if is_free(task.plan):
-        start: StartRanks = partial(_run_ranks, task, programs)
-        if task.plan.sync.rule == "hogwild":
-            start = on_shared_model(task, tell, start)
-        return run_free(task, programs, tell, start)
-    try:
-        results = _run_ranks(task, programs, lambda rank, event: tell(event))
-    except Interrupted as stop:
-        done = [result for result in stop.results if result is not None]
-        if not stop.returned or not done:
-            raise
-        results = done
-    sent = {str(rank): result["bytes_sent"] for rank, result in enumerate(results)}
-    return {**results[0], "bytes_sent": sent}
-
-
 def _run_ranks(
     task: Task,
     programs: Programs,
     on_event: Callable[[int, dict[str, Any]], bool | None],
-    dispensable: Collection[int] = (),
+    dispensable: Collection[int],
     model: SharedModel | None = None,
 ) -> list[Any]:
     """Run every rank, the only one in this process; returns what each returned."""
@@ -268,10 +249,7 @@ class _Main:
         if self.programs is None:
             task = self.task
             self.programs = prepare(task.job, task.plan, task.device, task.dtype, lambda event: None)
-        if is_free(self.task.plan):
-            return run_rank(self.task, seat, self.programs, self.model)
-        summary = run_worker(self.task, seat, self.programs)
-        return summary if seat.rank == 0 else {"bytes_sent": summary["bytes_sent"]}
+        return run_rank(self.task, seat, self.programs, self.model)
 
 
 class _OwnBoard:

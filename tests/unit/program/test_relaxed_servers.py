@@ -1,6 +1,7 @@
 """Programs of workers with servers: what is pushed and pulled where, what is refused, and what clocks make of it."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -25,10 +26,11 @@ from plait.program.instructions import (
     Wait,
 )
 from plait.program.program import Program
-from plait.program.simulate.served import predicted_throughput, simulate_served
+from plait.program.simulate.event_clock import Duration
+from plait.program.simulate.measured import slowed, steps_per_s
+from plait.program.simulate.simulator import simulate
 from plait.program.value import Value
 from plait.run.prepare.prepare import prepare
-from plait.run.relaxed.serve import first_program
 
 
 @cache
@@ -38,7 +40,7 @@ def program_of(name: str, ranks: int, *, norm: bool = False, **sync: object) -> 
     if not norm:
         model = lambda: nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 10))  # noqa: E731
         job = replace(job, model=model)
-    return first_program(prepare(job, plan, "cpu", torch.float32, lambda event: None))
+    return prepare(job, plan, "cpu", torch.float32, lambda event: None).full_step()
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +78,13 @@ def test_buckets_are_pushed_while_the_backward_goes_on_and_nobody_updates(progra
 
 @pytest.mark.parametrize("dropped", [Push, Pull])
 def test_a_program_that_forgets_a_bucket_is_refused(program: Program, dropped: type[Instruction]) -> None:
-    (entry,) = program.classes
+    entry, server = program.classes
     gone = next(i for i in entry.instructions if isinstance(i, dropped))
     kept = tuple(
         i for i in entry.instructions if i is not gone and not (isinstance(i, Wait) and i.of == gone.id)
     )
     with pytest.raises(ProgramError, match="pushed 0 times|pulled 0 times"):
-        check_program(replace(program, classes=(replace(entry, instructions=kept),)))
+        check_program(replace(program, classes=(replace(entry, instructions=kept), server)))
 
 
 def test_only_server_stale_leaves_a_known_weight_to_the_server(program: Program) -> None:
@@ -115,6 +117,12 @@ def test_several_servers_need_an_optimizer_that_works_on_parts() -> None:
         prepare(job, plan, "cpu", torch.float32, lambda event: None)
 
 
+def throughput(program: Program, duration: Duration, slow: Mapping[int, float] | None = None) -> float:
+    """Steps a second."""
+    trace = simulate(program, slowed(duration, slow or {}), steps=60)
+    return steps_per_s(trace, program.plan.mesh.size)
+
+
 def compute_only(rank: int, instruction: Instruction) -> float:
     """A worker computes for 1 s a segment; everything else takes no time."""
     return 1.0 if isinstance(instruction, Compute) else 0.0
@@ -124,8 +132,8 @@ def compute_only(rank: int, instruction: Instruction) -> float:
 def test_a_straggler_holds_up_those_who_wait(name: str) -> None:
     program = program_of(name, 3)
     segments = sum(isinstance(i, Compute) for i in program.of(0).instructions)
-    even = predicted_throughput(program, compute_only)
-    slow = predicted_throughput(program, compute_only, slow={0: 3.0})
+    even = throughput(program, compute_only)
+    slow = throughput(program, compute_only, slow={0: 3.0})
     assert even == pytest.approx(1 / segments, rel=0.05)
     wanted = 1 / segments / 3 if name != "server-async" else (1 + 1 / 3) / 2 / segments
     assert slow == pytest.approx(wanted, rel=0.05)
@@ -136,12 +144,12 @@ def test_a_server_that_is_busy_all_the_time_sets_the_pace() -> None:
         return 1.0 if isinstance(instruction, Serve) else 0.0
 
     program = program_of("server-async", 4)
-    assert predicted_throughput(program, duration) == pytest.approx(1 / 3, rel=0.05)  # 3 updates make a step
+    assert throughput(program, duration) == pytest.approx(1 / 3, rel=0.05)  # 3 updates make a step
 
 
 def test_every_push_of_every_worker_is_handled() -> None:
     program = program_of("server-stale", 4, servers=2)
-    trace = simulate_served(program, compute_only, steps=5)
-    handled = Counter(span.rank for span in trace.spans if span.name.startswith("push ") and span.rank >= 2)
+    trace = simulate(program, compute_only, steps=5)
+    handled = Counter(span.rank for span in trace.spans if span.name == "push")
     assert handled == dict.fromkeys((2, 3), 2 * 5 * len(program.buckets))
-    assert sum(span.name == "serve" for span in trace.spans) == 2 * 5
+    assert sum(span.name == "update" for span in trace.spans) == 2 * 5

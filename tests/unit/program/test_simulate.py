@@ -16,8 +16,9 @@ from plait.program.check.walk import Walk
 from plait.program.instructions import Collective, Compute, Instruction, Recv, Send, Update, Wait
 from plait.program.layout import Layout
 from plait.program.program import Program, RankProgram
+from plait.program.simulate.measured import measured_durations
 from plait.program.simulate.schedule_clock import durations, program_of_schedule
-from plait.program.simulate.simulator import measured_durations, simulate
+from plait.program.simulate.simulator import simulate
 from plait.program.stage.schedules import SCHEDULES
 from plait.program.stage.schedules.base import Costs
 from plait.run.prepare.programs import Programs

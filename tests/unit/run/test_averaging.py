@@ -1,6 +1,6 @@
 """local-sgd, diloco and easgd against plain torch, in the serial interpreter and in float64."""
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -17,15 +17,13 @@ from torch import Tensor
 
 from plait.errors import PlanError, UsageError
 from plait.plan.named import resolve
-from plait.program.averaging import due, longest_round
 from plait.program.instructions import Collective, Compute
-from plait.program.simulate.rounds import slowed, steps_per_s
+from plait.program.simulate.measured import slowed, steps_per_s
 from plait.program.simulate.simulator import simulate
 from plait.run.parallelize import parallelize
 from plait.run.prepare.prepare import prepare
 from plait.run.proof.serial_run import SerialRanks
 from plait.run.proof.verify import verify
-from plait.run.relaxed.center import CenterPort
 
 
 def assert_same(ours: Tensor, theirs: Tensor) -> None:
@@ -135,19 +133,19 @@ def test_easgd_one_after_the_other_by_hand(variant: str, tau: int, momentum: flo
 def test_the_center_takes_workers_in_turn_or_as_they_come(variant: str) -> None:
     job = case_job("mlp", torch.float64)
     ranks = ranks_of(job, "easgd", 4, elastic={"variant": variant})
-    assert ranks.center is not None
-    first, second, third = (cast(CenterPort, machine.center) for machine in ranks.machines)
+    first, second, third = (machine.port for machine in ranks.machines)
+    assert first is not None and second is not None and third is not None
     (flat,) = ranks.programs.for_sizes([(3, 2, 2)]).of(0).averages
     weights = torch.ones(flat.num_elements, dtype=torch.float64)
     early = third.exchange(0, 3 * weights, 0.5, 0)
-    ranks.center.turn()
+    ranks.turn()
     assert early.ready() == (variant == "async")
     start = first.exchange(0, weights, 0.5, 0)
-    while ranks.center.turn():
+    while ranks.turn():
         pass
     assert start.ready() and early.ready() == (variant == "async")
-    second.leave(1)  # its turn goes to the third
-    while ranks.center.turn():
+    second.leave()  # its turn goes to the third
+    while ranks.turn():
         pass
     assert early.ready()
     between = (
@@ -156,7 +154,8 @@ def test_the_center_takes_workers_in_turn_or_as_they_come(variant: str) -> None:
         else early.result().lerp(3 * weights, 0.5)
     )
     torch.testing.assert_close(early.result() if variant == "round-robin" else start.result(), between)
-    assert ranks.center.center.applied == 2
+    service = ranks.servers[0].service
+    assert service is not None and service.rule.applied == 2
 
 
 def test_a_model_that_runs_eagerly_is_averaged_too() -> None:
@@ -177,7 +176,7 @@ def test_bytes_are_a_fiftieth_of_those_of_ddp() -> None:
         programs = prepare(job, chosen, "cpu", torch.float32, lambda event: None)
         total = 0
         for step in range(100):
-            program = programs.for_sizes([(3, 3)], due(chosen, step, False))
+            program = programs.for_sizes([(3, 3)], chosen.agreement.due(step, False))
             total += sum(
                 i.num_bytes
                 for i in program.of(0).instructions
@@ -195,7 +194,7 @@ def test_a_straggler_is_waited_for_once_a_round() -> None:
     job = case_job("mlp", torch.float64, steps=8, batch=6, num_samples=48)
     plan = resolve("local-sgd", 3, {"average": {"every": 4}})
     programs = prepare(job, plan, "cpu", torch.float64, lambda event: None)
-    steps = [programs.for_sizes([(2, 2, 2)], due(plan, step, False)) for step in range(4)]
+    steps = [programs.for_sizes([(2, 2, 2)], plan.agreement.due(step, False)) for step in range(4)]
     trace = simulate(
         steps,
         lambda rank, i: (3.0 if rank == 1 else 1.0) if isinstance(i, Compute) else 0.0,
@@ -212,7 +211,7 @@ def test_a_straggler_among_workers_around_a_center(variant: str, wanted: float) 
     job = case_job("mlp", torch.float64, steps=8, batch=6, num_samples=48)
     plan = resolve("easgd", 4, {"elastic": {"variant": variant, "tau": 2}})
     programs = prepare(job, plan, "cpu", torch.float64, lambda event: None)
-    steps = [programs.for_sizes([(2, 2, 2)], due(plan, step, False)) for step in range(2)]
+    steps = [programs.for_sizes([(2, 2, 2)], plan.agreement.due(step, False)) for step in range(2)]
     count = sum(isinstance(i, Compute) for i in steps[0].of(0).instructions)
     duration = slowed(lambda rank, i: 1 / count if isinstance(i, Compute) else 0.0, {1: 3.0})
     found = steps_per_s(simulate(steps, duration, steps=80), 3)
@@ -221,7 +220,7 @@ def test_a_straggler_among_workers_around_a_center(variant: str, wanted: float) 
 
 def test_when_what_is_due() -> None:
     def steps(plan: str, count: int, **settings: Any) -> list[tuple[int, ...]]:
-        return [due(resolve(plan, 2, settings), step, step % 5 == 4) for step in range(count)]
+        return [resolve(plan, 2, settings).agreement.due(step, step % 5 == 4) for step in range(count)]
 
     none: tuple[int, ...] = ()
     assert steps("local-sgd", 6, average={"every": 3, "warmup": 1}) == [(0,), none, (0,), none, none, (0,)]
@@ -232,7 +231,7 @@ def test_when_what_is_due() -> None:
     assert steps("easgd", 4, elastic={"variant": "async", "tau": 2}) == [none, (0,), none, (0,)]
     assert steps("ddp", 2) == [none, none]
     plans = [resolve("easgd", 2, {"elastic": {"tau": 3}}), resolve("local-sgd", 2), resolve("ddp", 2)]
-    assert [longest_round(plan) for plan in plans] == [3, 10, 1]
+    assert [plan.agreement.round for plan in plans] == [3, 10, 1]
 
 
 def test_more_fragments_than_steps_of_a_round_are_refused() -> None:

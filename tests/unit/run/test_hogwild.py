@@ -15,10 +15,10 @@ from plait.errors import PlanError, UsageError
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.run.checkpoint.store import load_checkpoint
-from plait.run.loop.worker import Task
+from plait.run.loop.shared_model import SharedModel, check_shared
+from plait.run.loop.task import Task
 from plait.run.proof.serial_run import run_serially
 from plait.run.proof.verify import verify
-from plait.run.relaxed.hogwild import SharedModel, check_hogwild
 
 VOCAB, LENGTH = 40, 6
 
@@ -137,7 +137,7 @@ def test_verify() -> None:
 
 def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="cannot write to it from cuda"):
-        check_hogwild(resolve("hogwild", 2), "cuda")
+        check_shared(resolve("hogwild", 2), "cuda")
     plan = resolve("hogwild", 2, {"hogwild": {"shared_state": True}})
     job = words(False, lambda parameters: torch.optim.NAdam(parameters, lr=0.1))
     with pytest.raises(PlanError, match="state of NAdam"):

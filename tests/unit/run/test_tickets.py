@@ -13,8 +13,8 @@ from plait.job.data.loader import Loader
 from plait.job.data.open import open_data
 from plait.job.order import SampleOrder
 from plait.run.loop.journal import Journal
-from plait.run.relaxed.rounds import Rounds
-from plait.run.relaxed.tickets import tickets
+from plait.run.loop.ledger import Ledger
+from plait.run.loop.tickets import tickets
 
 
 class Numbers(torch.utils.data.IterableDataset[Tensor]):
@@ -64,7 +64,7 @@ def share(step: int, number: int, total: float, ended_s: float) -> dict[str, Any
 
 def test_a_step_is_written_once_all_that_can_come_has_come(tmp_path: Path) -> None:
     with Journal(tmp_path, lambda event: None, keep_below=None, samples=False) as journal:
-        rounds = Rounds(journal, 2, None, {})
+        rounds = Ledger(journal, 2, None, {})
         rounds.take_share(0, share(1, 0, 3.0, 1.0))
         rounds.take_share(1, share(0, 1, 1.0, 2.0))
         rounds.take_share(0, share(0, 0, 2.0, 3.0))

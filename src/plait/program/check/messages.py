@@ -210,6 +210,8 @@ def _is_uniform(program: Program) -> bool:
     """
     orders = set()
     for entry in program.classes:
+        if entry.serve is not None:
+            continue
         if any(isinstance(instruction, Send | Recv) for instruction in entry.instructions):
             return False
         orders.add(tuple(i.axis for i in entry.instructions if isinstance(i, Collective)))

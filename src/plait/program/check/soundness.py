@@ -11,15 +11,13 @@ from plait.plan.plan import PIPE
 from plait.program.check.messages import check_meetings, check_messages, check_progress, told
 from plait.program.check.updates import check_update_of_each, check_versions, check_vertical_sync
 from plait.program.instructions import (
+    STARTS,
     Accumulate,
     Collective,
-    Exchange,
     Finish,
     Instruction,
     Join,
     Keep,
-    Pull,
-    Recv,
     Update,
     Wait,
 )
@@ -27,7 +25,7 @@ from plait.program.program import Bucket, Program, RankProgram
 from plait.program.value import Value
 from plait.program.write.compression import check_compressed, is_compressed
 from plait.program.write.frees import PERSISTENT, RESULTS
-from plait.program.write.push_pull import SERVERS, check_served
+from plait.program.write.push_pull import SERVERS, check_handled, check_served
 
 _GIVEN = frozenset({"buffer", "chunk", "offset"})
 
@@ -37,11 +35,13 @@ def check_program(program: Program) -> None:
     check_messages(program)
     given = _GIVEN if program.layout.groups else _GIVEN | {"parameter"}
     for index, entry in enumerate(program.classes):
+        if entry.serve is not None:
+            continue  # what it does is decided by who comes; see check_handled
         try:
             _check_waits(entry)
             _check_values(entry, given)
             _check_sums(program, entry)
-            if program.plan.sync.has_servers:
+            if program.plan.agreement.weights == "server":
                 check_served(entry)
             if program.plan.pipe.asynchronous:
                 check_update_of_each(program, entry)
@@ -53,12 +53,14 @@ def check_program(program: Program) -> None:
         check_vertical_sync(program)
     check_meetings(program)
     check_progress(program)
+    if len(program.members) > program.plan.mesh.size:
+        check_handled(program)
 
 
 def _check_values(entry: RankProgram, always: frozenset[str]) -> None:
     alive: dict[Value, Instruction] = {}
     freed: dict[Value, Instruction] = {}
-    for instruction in entry.instructions:
+    for instruction in entry.everything:
         for name in instruction.reads:
             if name in freed:
                 raise ProgramError(f"{told(instruction)} reads {name}, which {told(freed[name])} has freed.")
@@ -86,8 +88,8 @@ def _is_given(entry: RankProgram, value: Value, always: frozenset[str]) -> bool:
 
 
 def _check_waits(entry: RankProgram) -> None:
-    open_: dict[int, Collective | Recv | Pull | Exchange] = {}
-    pending: dict[Value, Collective | Recv | Pull | Exchange] = {}
+    open_: dict[int, Instruction] = {}
+    pending: dict[Value, Instruction] = {}
     for instruction in entry.instructions:
         if isinstance(instruction, Wait):
             if instruction.of not in open_:
@@ -100,7 +102,7 @@ def _check_waits(entry: RankProgram) -> None:
                 raise ProgramError(
                     f"{told(instruction)} uses {name} while {told(pending[name])} is still communicating it."
                 )
-        if isinstance(instruction, Collective | Recv | Pull | Exchange):
+        if isinstance(instruction, STARTS):
             open_[instruction.id] = instruction
             for name in instruction.writes:
                 pending[name] = instruction

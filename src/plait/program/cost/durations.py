@@ -6,8 +6,9 @@ links. It never runs anything, and knows nothing of overlap: that is the simulat
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 
-from plait.cluster.cluster import Cluster
+from plait.cluster.cluster import Cluster, Link
 from plait.errors import ProgramError
 from plait.program.cost.collective_time import collective_seconds, message_seconds
 from plait.program.cost.op_key import exchange_key, op_key
@@ -19,17 +20,25 @@ from plait.program.instructions import (
     Compress,
     Compute,
     Decompress,
+    Exchange,
     Finish,
+    Flatten,
     Instruction,
     Join,
     Keep,
+    Lookahead,
+    Mix,
+    Momentum,
     Opaque,
+    Pull,
+    Push,
+    PushBuffers,
     Recv,
     Send,
+    Serve,
     SquareSum,
     Stash,
     Update,
-    Wait,
 )
 from plait.program.program import Program
 from plait.program.value import Value
@@ -62,20 +71,45 @@ class Durations:
             raise ProgramError("the model was not captured: nobody knows how long it takes.")
         if isinstance(instruction, Update):
             return self._updates[self._program.members[rank]].seconds(self._device, self._busy)
+        if isinstance(instruction, Push | PushBuffers | Pull | Exchange):
+            return self._with_servers(rank, instruction)
         traffic = self._traffic(rank, instruction)
+        if isinstance(instruction, Serve) and "push" in instruction.handlers:
+            return self._updates[self._program.members[rank]].seconds(self._device, self._busy)
         constants = self._device.calibration
         return traffic / (self._device.memory_bandwidth * constants.memory_share) + constants.kernel_s
 
-    def own_part(self, rank: int, instruction: Instruction) -> float:
-        """Seconds for which a rank works itself at the end of a wait, on links without a background."""
-        assert isinstance(instruction, Wait)
-        started = self._program.of(rank).instructions[instruction.of]
+    def own_part(self, rank: int, started: Instruction) -> float:
+        """Seconds for which a rank works itself where it waits for what it has started, without a background."""
+        if isinstance(started, Pull | Exchange):
+            return 0.0 if self._to_servers.background else self._served_s(started) / 2
         assert isinstance(started, Collective | Recv)
         if self._in_background(rank, started):
             return 0.0
         if isinstance(started, Recv):
             return self._message(started.num_bytes, self._peers(rank, started)) / 2
         return self._exchange(rank, started)
+
+    @cached_property
+    def _to_servers(self) -> Link:
+        """The slowest link between a worker and a server."""
+        ranks = min(self._program.plan.ranks, self._cluster.size)
+        reach = self._cluster.link_among(tuple(range(ranks)))
+        return reach.outer if reach.hosts > 1 else reach.inner
+
+    def _served_s(self, instruction: Instruction) -> float:
+        """Seconds for which what a worker and one of the servers send each other travels."""
+        servers = 1 if isinstance(instruction, PushBuffers | Exchange) else self._program.plan.sync.servers
+        return message_seconds(instruction.num_bytes // servers, self._to_servers, self._device)
+
+    def _with_servers(self, rank: int, instruction: Push | PushBuffers | Pull | Exchange) -> float:
+        """What a worker's message costs it, or the server: a copy each on links without a background, else the server
+        the time for which it travels, since all workers share the way to it."""
+        is_server = rank >= self._program.plan.mesh.size
+        seconds = self._served_s(instruction)
+        if self._to_servers.background:
+            return seconds if is_server else 0.0
+        return seconds / 2 if is_server or not isinstance(instruction, Pull) else 0.0
 
     def _compute(self, rank: int, instruction: Compute) -> float:
         key = (self._program.members[rank], instruction.segment)
@@ -164,6 +198,11 @@ class Durations:
                 instruction.clip_norm is not None or instruction.late_weight
             ) else 0  # fmt: skip
             return float(passes * sum(bucket.num_bytes for bucket in own.buckets))
+        if isinstance(instruction, Serve):
+            return 3.0 * sum(flat.num_bytes for flat in own.averages)
+        if isinstance(instruction, Flatten | Lookahead | Momentum | Mix):
+            flat = own.averages[instruction.flat]
+            return (2.0 if isinstance(instruction, Flatten) else 3.0) * flat.num_bytes
         if isinstance(instruction, Stash):
             return 2.0 * sum(own.values[name].num_bytes for name in instruction.reads if name in own.values)
         return 0.0

@@ -45,6 +45,8 @@ class StepMemory:
 def step_memory(program: Program, rank: int = 0) -> StepMemory:
     """What one step of a rank needs."""
     own = program.of(rank)
+    if own.serve is not None:
+        return _server_memory(program, own)
     layout, coordinates = program.layout, program.layout.coordinates(rank)
     itemsize = {
         value.name: spec.dtype.itemsize for value, spec in own.values.items() if value.kind == "parameter"
@@ -83,6 +85,21 @@ def step_memory(program: Program, rank: int = 0) -> StepMemory:
         activations=life.peak,
         flat_gradients=kept - sum(own.buckets[index].num_bytes for index in loose),
         together=life.peak_together,
+    )
+
+
+def _server_memory(program: Program, own: RankProgram) -> StepMemory:
+    """A server holds its part of the weights, and of what workers have sent and was not applied yet."""
+    held = sum(bucket.num_bytes for bucket in own.buckets or own.averages) // program.plan.sync.servers
+    pending = held * program.plan.mesh.size * (1 + program.plan.sync.staleness)
+    return StepMemory(
+        parameters=held,
+        gradients=held if own.buckets else 0,
+        travelling=pending,
+        gathered=0,
+        activations=0,
+        flat_gradients=held if own.buckets else 0,
+        together=0,
     )
 
 

@@ -4,10 +4,20 @@ In: a program and its trace of several steps. Out: the time of a step once steps
 where ranks wait.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from plait.program.instructions import Collective, Recv, Send, Wait
+from plait.plan.mesh import Mesh
+from plait.program.instructions import (
+    Collective,
+    Exchange,
+    Instruction,
+    Push,
+    PushBuffers,
+    Recv,
+    Send,
+    Wait,
+)
 from plait.program.program import Program
 from plait.trace.span import Trace
 
@@ -21,59 +31,76 @@ class StepTimes:
     bubble: float
     """Mean share of it for which ranks wait for other stages, from 0 to 1."""
     exposed_s: float
-    """Mean time for which ranks wait for collectives, or do their part of them."""
+    """Mean time for which ranks wait for collectives or servers, or do their part of them."""
     sent_bytes: Mapping[str, float]
-    """Bytes that a rank sends, by axis: the most of any rank."""
+    """Bytes that a rank sends, by axis, or to `servers`: the most of any rank."""
 
 
-def step_times(program: Program, trace: Trace) -> StepTimes:
-    """Read the last step of the trace."""
-    last = max(span.step for span in trace.spans)
-    ends = {
-        step: max(s.end_s for s in trace.spans if s.step == step) for step in (last - 1, last) if step >= 0
+def step_times(program: Program | Sequence[Program], trace: Trace, last: int = 1) -> StepTimes:
+    """Read the last steps of a trace; `last`: how many, of which the mean counts."""
+    programs = [program] if isinstance(program, Program) else program
+    workers = programs[0].plan.mesh.size
+    ends: dict[int, float] = {}
+    for span in trace.spans:
+        if span.rank < workers:
+            ends[span.step] = max(ends.get(span.step, 0.0), span.end_s)
+    final = max(ends)
+    start_s = ends.get(final - last, 0.0)
+    step_s = (ends[final] - start_s) / last
+    pipeline = {
+        i.name
+        for entry in programs[0].classes
+        for i in entry.instructions
+        if isinstance(i, Wait) and isinstance(entry.instructions[i.of], Recv)
     }
-    start_s = ends.get(last - 1, 0.0)
-    step_s = ends[last] - start_s
-    stages_s, collectives_s = 0.0, 0.0
+    stages_s, others_s = 0.0, 0.0
     ends_of: dict[int, float] = {}
     for span in trace.spans:
-        if span.step != last:
+        if span.rank >= workers or span.step <= final - last:
             continue
-        instruction = program.of(span.rank).instructions[span.instruction]
         if span.lane == "compute":
             ends_of[span.rank] = max(ends_of.get(span.rank, 0.0), span.end_s)
-        if isinstance(instruction, Wait):
-            waited_for = program.of(span.rank).instructions[instruction.of]
+        if span.kind == "wait":
             inside_s = max(0.0, span.end_s - max(span.start_s, start_s))
-            if isinstance(waited_for, Recv):
+            if span.name in pipeline:
                 stages_s += inside_s
             else:
-                collectives_s += inside_s
-    stages_s += sum(ends[last] - end_s for end_s in ends_of.values())
-    num_ranks = len(trace.ranks)
+                others_s += inside_s
+    if programs[0].plan.agreement.marches:
+        stages_s += sum(ends[final] - end_s for end_s in ends_of.values())
+    num_ranks = sum(rank < workers for rank in trace.ranks)
     return StepTimes(
         step_s=step_s,
-        bubble=stages_s / num_ranks / step_s if step_s else 0.0,
-        exposed_s=collectives_s / num_ranks,
-        sent_bytes=_sent_bytes(program, trace.ranks),
+        bubble=stages_s / num_ranks / last / step_s if step_s else 0.0,
+        exposed_s=others_s / num_ranks / last,
+        sent_bytes=_sent_bytes(programs, [rank for rank in trace.ranks if rank < workers]),
     )
 
 
-def _sent_bytes(program: Program, ranks: tuple[int, ...]) -> dict[str, float]:
-    mesh = program.plan.mesh
+def _sent_bytes(programs: Sequence[Program], ranks: Sequence[int]) -> dict[str, float]:
+    """The most that a rank sends in a step, by axis or to `servers`; of a round, the mean of its steps."""
+    mesh = programs[0].plan.mesh
     most: dict[str, float] = {}
     for rank in ranks:
         own: dict[str, float] = {}
-        for instruction in program.of(rank).instructions:
-            if isinstance(instruction, Send):
-                own[instruction.axis] = own.get(instruction.axis, 0.0) + instruction.num_bytes
-            elif isinstance(instruction, Collective):
-                size = mesh.size_of(instruction.axis)
-                times = {"all_reduce": 2.0, "halo": 1.0, "halo_add": 1.0}.get(instruction.op, 1.0)
-                part = 1.0 if instruction.op.startswith("halo") else (size - 1) / size
-                if size > 1:
-                    own[instruction.axis] = (
-                        own.get(instruction.axis, 0.0) + times * part * instruction.num_bytes
-                    )
+        for program in programs:
+            for instruction in program.of(rank).instructions:
+                axis, sent = _sent(instruction, mesh)
+                if sent:
+                    own[axis] = own.get(axis, 0.0) + sent / len(programs)
         most = {axis: max(most.get(axis, 0.0), own.get(axis, 0.0)) for axis in {*most, *own}}
     return most
+
+
+def _sent(instruction: Instruction, mesh: Mesh) -> tuple[str, float]:
+    if isinstance(instruction, Push | PushBuffers):
+        return "servers", instruction.num_bytes
+    if isinstance(instruction, Exchange):
+        return "servers", instruction.num_bytes / 2  # the other half comes back
+    if isinstance(instruction, Send):
+        return instruction.axis, instruction.num_bytes
+    if isinstance(instruction, Collective) and (size := mesh.size_of(instruction.axis)) > 1:
+        times = 2.0 if instruction.op == "all_reduce" else 1.0
+        part = 1.0 if instruction.op.startswith("halo") else (size - 1) / size
+        return instruction.axis, times * part * instruction.num_bytes
+    return "", 0.0

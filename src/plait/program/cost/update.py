@@ -11,6 +11,7 @@ from plait.cluster.cluster import Device
 from plait.graph.graph import Graph
 from plait.job.optimizer_state import Builder, Updated, optimizer_state
 from plait.program.cost.op_key import update_key
+from plait.program.instructions import Update
 from plait.program.program import Program
 
 
@@ -47,15 +48,20 @@ class UpdateWork:
 
 
 def updated_parts(program: Program, rank: int) -> list[Updated]:
-    """What a rank's optimizer updates: the trained parameters that it holds, or its chunks of them."""
-    found = []
-    chunk = program.plan.data_coordinate(rank)
-    for bucket in program.of(rank).buckets:
+    """What a rank's optimizer updates: the trained parameters that it holds, or its chunks of them; nothing where
+    another rank does it."""
+    found, own = [], program.of(rank)
+    if own.serve is None and not any(isinstance(i, Update) for i in own.instructions):
+        return []
+    servers = program.plan.sync.servers if own.serve is not None else 1
+    for bucket in own.buckets:
         for index, name in enumerate(bucket.parameters):
             shape = bucket.shapes[index]
             if bucket.group is not None:
-                low, high = bucket.group.span(index, chunk)
+                low, high = bucket.group.span(index, program.plan.data_coordinate(rank))
                 shape = (high - low,)
+            elif servers > 1:
+                shape = (-(-torch.Size(shape).numel() // servers),)
             found.append(Updated(name=name, shape=shape, dtype=bucket.dtype))
     return found
 

@@ -1,8 +1,9 @@
 """When a server applies an update, and whose request for weights it may answer: pure logic, no tensors.
 
-In: who has pushed the gradients of which step, who asks for weights, who has left. Out: the next update that is due,
-and staleness as it was measured. `Clocked` is server-sync and server-stale: one update a step, of all workers.
-`AsTheyCome` is server-async: every push is an update.
+In: who has sent all of a contribution (gradients of a step, or weights), who asks for weights, who has left. Out: the
+next update that is due, and staleness as it was measured. The server, the serial interpreter and the simulator ask the
+same rule: `Clocked` makes one update a step, of all workers; `AsTheyCome` one of every contribution; `InTurn` too, but
+of one worker after the other.
 """
 
 from collections import Counter, deque
@@ -10,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from plait.plan.plan import Plan
+from plait.program.instructions import Serve
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +110,9 @@ class Clocked:
 class AsTheyCome:
     """Every worker's push is an update of its own."""
 
-    def __init__(self, workers: int, start: int) -> None:
+    def __init__(self, workers: int, start: int, *, answers: bool = False) -> None:
+        """`answers`: with each update its worker is given what was there before it, and need not ask."""
+        self._answers = answers
         self.staleness: Counter[int] = Counter()
         self.applied = 0
         self._workers = workers
@@ -135,6 +138,8 @@ class AsTheyCome:
         (worker,) = self._waiting.popleft().workers
         self.staleness[self.applied - self._seen[worker]] += 1
         self.applied += 1
+        if self._answers:
+            self._seen[worker] = self.applied
 
     def drop(self) -> None:
         """Pass over the update."""
@@ -152,11 +157,74 @@ class AsTheyCome:
         """Nobody waits for anybody."""
 
 
-def rule_of(plan: Plan, start: int) -> Rule:
-    """The rule of a plan whose weights are on servers, from step `start` on."""
-    if plan.sync.rule == "server-async":
-        return AsTheyCome(plan.mesh.size, start)
-    return Clocked(plan.mesh.size, plan.sync.staleness, start)
+class InTurn:
+    """One worker's contribution after the other's, always in the same order; who has left has no turn."""
+
+    def __init__(self, workers: int, start: int) -> None:
+        self.staleness: Counter[int] = Counter()
+        self.applied = 0
+        self._start = start
+        self._next = 0
+        self._seen = [0] * workers
+        self._waiting: list[deque[int]] = [deque() for _ in range(workers)]
+        self._gone: set[int] = set()
+
+    @property
+    def steps(self) -> int:
+        """Steps of the job that are done: as many updates as there are workers make one."""
+        return self._start + self.applied // len(self._waiting)
+
+    def push(self, worker: int, step: int) -> None:
+        """All that a worker contributes is there."""
+        self._waiting[worker].append(step)
+
+    def due(self) -> Due | None:
+        """That of the worker whose turn it is."""
+        waiting = self._waiting[self._next]
+        return Due(step=waiting[0], workers=(self._next,)) if waiting else None
+
+    def done(self) -> None:
+        """It was applied: how many of others came since the worker's last one."""
+        self._waiting[self._next].popleft()
+        self.staleness[self.applied - self._seen[self._next]] += 1
+        self.applied += 1
+        self._seen[self._next] = self.applied
+        self._pass_on(1)
+
+    def drop(self) -> None:
+        """Never asked for: there is one server."""
+        raise AssertionError("one rank has all of the center")
+
+    def may_pull(self, worker: int, step: int) -> bool:
+        """What is only looked at is as it is."""
+        return True
+
+    def pulled(self, worker: int, step: int) -> None:
+        """Nothing comes of it."""
+
+    def leave(self, worker: int) -> None:
+        """Its turn, once all that it has sent is in, goes to the next one."""
+        self._gone.add(worker)
+        self._pass_on(0)
+
+    def _pass_on(self, by: int) -> None:
+        count = len(self._waiting)
+        for ahead in range(by, by + count):
+            worker = (self._next + ahead) % count
+            if worker not in self._gone or self._waiting[worker]:
+                self._next = worker
+                return
+
+
+def rule_of(serve: Serve, workers: int, start: int) -> Rule:
+    """The rule of a server, from step `start` on."""
+    match serve.order:
+        case "step":
+            return Clocked(workers, serve.bound, start)
+        case "arrival":
+            return AsTheyCome(workers, start, answers="exchange" in serve.handlers)
+        case "turn":
+            return InTurn(workers, start)
 
 
 def histogram(counts: Collection[Counter[int]]) -> dict[str, int]:

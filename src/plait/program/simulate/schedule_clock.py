@@ -12,7 +12,7 @@ from plait.program.instructions import Compute, Instruction, Recv, Send
 from plait.program.layout import Layout
 from plait.program.place.placement import AxisShares
 from plait.program.program import Program, RankProgram
-from plait.program.simulate.simulator import Duration
+from plait.program.simulate.event_clock import Duration
 from plait.program.stage.schedules.base import Action, Costs
 from plait.program.stage.schedules.messages import Inbox, Message, direction_of, needs
 from plait.program.value import Value

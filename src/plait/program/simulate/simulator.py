@@ -1,114 +1,183 @@
 """The simulator: interprets a program by advancing clocks.
 
-In: a program and how long each instruction takes. Out: a `Trace` of the same kind as a measured one. A rank's
-lanes are queues: an instruction starts when its lane is free and what it waits for is done; a collective
-starts when every rank of its group has issued it and lasts equally long for all; a message leaves when it is sent and
-the one before it, to the same rank, has arrived.
+In: a program and how long each instruction takes. Out: a `Trace` of the same kind as a measured one. A rank's lanes are
+queues: an instruction starts when its lane is free and what it waits for is done; a collective starts when every rank
+of its group has issued it and lasts equally long for all; a message leaves when it is sent and the one before it, to
+the same rank, has arrived; a server handles one message after the other (`served.py`).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from plait.errors import ProgramError
-from plait.program.averaging import has_center
-from plait.program.check.walk import Key, Walk
-from plait.program.instructions import Collective, Instruction, Recv, Send, Wait
+from plait.program.check.walk import Peers
+from plait.program.instructions import (
+    Collective,
+    Exchange,
+    Instruction,
+    Pull,
+    Push,
+    PushBuffers,
+    Recv,
+    Send,
+    Wait,
+)
 from plait.program.program import Program
+from plait.program.simulate.event_clock import Clock, Duration, Key, Turn
 from plait.program.simulate.fold import representatives
-from plait.program.simulate.rounds import simulate_center
-from plait.program.simulate.served import served_durations, simulate_served
-from plait.trace.span import Span, Trace
-
-Duration = Callable[[int, Instruction], float]
-"""(rank, instruction) -> seconds; for a collective, the time from the last arrival to its end; for a `Send`, the time
-for which the message travels. A `Recv` and a `Wait` take what they take."""
+from plait.program.simulate.served import Message, Queue, serving
+from plait.trace.span import Trace
 
 
-@dataclass(slots=True)
-class _Clocks:
-    """Where every queue stands."""
-
-    compute_s: list[float]
-    """By rank."""
-    communication_s: list[float]
-    """By rank: collectives run one after the other."""
-    links_s: dict[Key, float] = field(default_factory=dict)
-    """By (sender, receiver)."""
-
-
-class _Step:
-    """One step: what has been issued and what is done."""
+class _Run:
+    """One simulated run."""
 
     def __init__(
-        self, number: int, clocks: _Clocks, duration: Duration, own_part: Duration, spans: list[Span]
+        self,
+        programs: Sequence[Program],
+        duration: Duration,
+        own_part: Duration,
+        steps: int,
+        fold: Sequence[int] | None,
     ) -> None:
-        self.number, self.clocks, self.spans = number, clocks, spans
-        self.duration, self.own_part = duration, own_part
-        self.arrived: dict[Key, list[tuple[int, Collective, float]]] = {}
-        self.posted: dict[Key, tuple[int, Recv, float]] = {}
-        self.ends_s: dict[Key, float] = {}
+        self.plan = programs[0].plan
+        self.clock = Clock(self.plan.ranks, duration)
+        self.ranks = tuple(range(self.plan.ranks) if fold is None else sorted(set(fold)))
+        self._programs, self._steps, self._fold = programs, steps, fold
+        self._own_part = own_part
+        self._takes_next, self._workers = self.plan.agreement.takes_next, self.plan.mesh.size
+        self._peers = Peers(self.plan.mesh, fold)
+        self._communication_s = [0.0] * self.plan.ranks
+        self._links_s: dict[Key, float] = {}
+        self._arrived: dict[Key, list[tuple[int, int, Collective, float]]] = {}
+        self._posted: dict[Key, tuple[int, int, Recv, float]] = {}
+        self._counts: dict[tuple[int, Key], int] = {}
+        self._queues = [Queue(rank) for rank in self.ranks if rank >= self._workers]
+        self._tickets = iter(range(steps * self._workers))
+        self._stands: dict[int, Wait] = {}
 
-    def execute(self, rank: int, instruction: Instruction, key: Key | None) -> None:
-        """Advance the clocks by one instruction; whatever it waits for has been executed."""
-        now_s = self.clocks.compute_s[rank]
-        if key is None:
-            end_s = now_s + self.duration(rank, instruction)
-        elif isinstance(instruction, Collective):
-            return self._meet(key, rank, instruction, now_s)
-        elif isinstance(instruction, Send):
-            return self._send(key, rank, instruction, now_s)
-        elif isinstance(instruction, Recv):
-            if key in self.ends_s:
-                self._span(rank, instruction, now_s, max(now_s, self.ends_s[key]))
-            else:
-                self.posted[key] = (rank, instruction, now_s)
-            return None
-        else:
-            end_s = max(now_s, self.ends_s[key]) + self.own_part(rank, instruction)
-        self._span(rank, instruction, now_s, end_s)
-        self.clocks.compute_s[rank] = end_s
-        return None
-
-    def _meet(self, key: Key, rank: int, instruction: Collective, now_s: float) -> None:
-        """Arrive at a collective; it runs on the communication lanes of the group once everybody is there."""
-        arrived = self.arrived.setdefault(key, [])
-        arrived.append((rank, instruction, now_s))
-        group = key[0]
-        assert isinstance(group, tuple)
-        if len(arrived) == len(group):
-            lanes = self.clocks.communication_s
-            start_s = max(max(at_s, lanes[member]) for member, _, at_s in arrived)
-            end_s = self.ends_s[key] = start_s + self.duration(group[0], instruction)
-            for member, own, at_s in arrived:
-                lanes[member] = end_s
-                self._span(member, own, at_s, end_s)
-
-    def _send(self, key: Key, rank: int, instruction: Send, now_s: float) -> None:
-        """Put a message on its way; on the compute lane, handing it over takes no time."""
-        link = key[:2]
-        start_s = max(now_s, self.clocks.links_s.get(link, 0.0))
-        end_s = self.clocks.links_s[link] = self.ends_s[key] = start_s + self.duration(rank, instruction)
-        self._span(rank, instruction, now_s, end_s if instruction.lane == "communication" else now_s)
-        if key in self.posted:
-            receiver, recv, posted_s = self.posted.pop(key)
-            self._span(receiver, recv, posted_s, max(posted_s, end_s))
-
-    def _span(self, rank: int, instruction: Instruction, start_s: float, end_s: float) -> None:
-        self.spans.append(
-            Span(
-                rank=rank,
-                step=self.number,
-                instruction=instruction.id,
-                kind=instruction.kind,
-                name=instruction.name,
-                lane=instruction.lane,
-                start_s=start_s,
-                end_s=end_s,
-                micro_batch=instruction.micro_batch,
-                stage=instruction.stage,
-                num_bytes=instruction.num_bytes,
+    def run(self) -> None:
+        """Until nobody can go on."""
+        stuck = self.clock.run({rank: self._rank(rank) for rank in self.ranks})
+        if stuck:
+            told = ", ".join(
+                f"rank {rank} in {self._stands[rank].name}" for rank in stuck if rank in self._stands
             )
-        )
+            raise ProgramError(f"the program deadlocks: {told}.")
+
+    def _rank(self, rank: int) -> Turn:
+        own = self._programs[0].of(rank)
+        for instruction in own.prologue:
+            self.clock.local(rank, 0, instruction)
+        if own.serve is not None:
+            queue = self._queues[rank - self._workers]
+            yield from serving(self.clock, queue, own.serve, self._programs[-1].of(0), self._workers)
+            return
+        count = step = 0
+        while True:
+            if self._takes_next:
+                yield self.clock.now_s[rank]
+                ticket = next(self._tickets, None)
+                if ticket is None:
+                    break
+                step = ticket // self._workers
+            elif count == self._steps:
+                break
+            else:
+                step = count
+            yield from self._step(rank, step, self._programs[count % len(self._programs)])
+            count += 1
+        for instruction in own.epilogue:
+            yield from self._post(rank, step, instruction)
+
+    def _step(self, rank: int, step: int, program: Program) -> Turn:
+        clock, asked, asked_s = self.clock, -1, 0.0
+        now_s, ends_s = clock.now_s, clock.ends_s
+        under_way: dict[int, tuple[Instruction, tuple[Key, ...]]] = {}
+        for instruction in program.of(rank).instructions:
+            if isinstance(instruction, Wait):
+                started, keys = under_way.pop(instruction.of)
+                for key in keys:
+                    if key not in ends_s:
+                        self._stands[rank] = instruction
+                        yield key
+                start_s = now_s[rank]
+                end_s = max(start_s, *(ends_s[key] for key in keys)) + self._own_part(rank, started)
+                now_s[rank] = end_s
+                if isinstance(started, Pull):
+                    clock.span(rank, step, started, asked_s, end_s)
+                clock.span(rank, step, instruction, start_s, end_s)
+            elif isinstance(instruction, Collective):
+                under_way[instruction.id] = instruction, (self._meet(rank, step, instruction),)
+            elif isinstance(instruction, Send):
+                self._send(rank, step, instruction)
+            elif isinstance(instruction, Recv):
+                under_way[instruction.id] = instruction, (self._receive(rank, step, instruction),)
+            elif isinstance(instruction, Pull):
+                if asked < 0:  # for all buckets at once
+                    asked, asked_s = self._count(rank, ("pull",)), now_s[rank]
+                    yield from self._post(rank, step, instruction, asked)
+                keys = tuple(queue.weights(rank, instruction.bucket, asked) for queue in self._queues)
+                under_way[instruction.id] = instruction, keys
+            elif isinstance(instruction, Exchange):
+                number = self._count(rank, ("exchange",))
+                yield from self._post(rank, step, instruction, number)
+                under_way[instruction.id] = instruction, (self._queues[0].center(rank, number),)
+            elif isinstance(instruction, Push | PushBuffers):
+                yield from self._post(rank, step, instruction)
+            else:
+                clock.local(rank, step, instruction)
+
+    def _count(self, rank: int, key: Key) -> int:
+        number = self._counts[rank, key] = self._counts.get((rank, key), -1) + 1
+        return number
+
+    def _meet(self, rank: int, step: int, instruction: Collective) -> Key:
+        """Arrive at a collective; it runs on the communication lanes of the group once everybody is there."""
+        group = self._peers.group(rank, instruction.axis)
+        meeting: Key = (group,) if self._fold is None else (group, instruction.axis)
+        key: Key = (*meeting, self._count(rank, meeting))
+        arrived = self._arrived.setdefault(key, [])
+        arrived.append((rank, step, instruction, self.clock.now_s[rank]))
+        if len(arrived) == len(group):
+            lanes = self._communication_s
+            start_s = max(max(at_s, lanes[member]) for member, _, _, at_s in arrived)
+            end_s = start_s + self.clock.duration(group[0], instruction)
+            for member, of_step, own, at_s in self._arrived.pop(key):
+                lanes[member] = end_s
+                self.clock.span(member, of_step, own, at_s, end_s)
+            self.clock.happen(key, end_s)
+        return key
+
+    def _send(self, rank: int, step: int, instruction: Send) -> None:
+        """Put a message on its way; on the compute lane, handing it over takes no time."""
+        clock, message = self.clock, self._peers.message(rank, instruction)
+        key, link, now_s = (*message, self._count(rank, message)), message[:2], clock.now_s[rank]
+        start_s = max(now_s, self._links_s.get(link, 0.0))
+        end_s = self._links_s[link] = start_s + clock.duration(rank, instruction)
+        clock.span(rank, step, instruction, now_s, end_s if instruction.lane == "communication" else now_s)
+        if key in self._posted:
+            receiver, of_step, recv, posted_s = self._posted.pop(key)
+            clock.span(receiver, of_step, recv, posted_s, max(posted_s, end_s))
+        clock.happen(key, end_s)
+
+    def _receive(self, rank: int, step: int, instruction: Recv) -> Key:
+        clock, message = self.clock, self._peers.message(rank, instruction)
+        key, now_s = (*message, self._count(rank, message)), clock.now_s[rank]
+        if key in clock.ends_s:
+            clock.span(rank, step, instruction, now_s, max(now_s, clock.ends_s[key]))
+        else:
+            self._posted[key] = (rank, step, instruction, now_s)
+        return key
+
+    def _post(self, rank: int, step: int, instruction: Instruction, number: int = 0) -> Turn:
+        """Send something to the servers, in the order of time; buffers go to the first one alone."""
+        if not isinstance(instruction, Pull):
+            self.clock.local(rank, step, instruction)
+        sent_s = self.clock.now_s[rank]
+        yield sent_s
+        for queue in self._queues[:1] if isinstance(instruction, PushBuffers) else self._queues:
+            message = Message(worker=rank, step=step, sent_s=sent_s, instruction=instruction, number=number)
+            queue.take(self.clock, message)
 
 
 def simulate(
@@ -117,80 +186,23 @@ def simulate(
     *,
     steps: int = 1,
     folded: bool = False,
-    own_part: Duration = lambda rank, wait: 0.0,
+    own_part: Duration = lambda rank, started: 0.0,
 ) -> Trace:
     """Run `steps` steps of all ranks on clocks, in a time that grows as the number of instructions does.
 
-    Several programs are those of consecutive steps, again and again: of workers that average now and then, a round.
-    `own_part` is what a rank computes itself at the end of a `Wait`, on links that do not work in the background.
-    `folded`: only one rank of each class is stepped through, and the trace shows these alone. It says the same where
-    durations do not differ within a class.
+    Several programs are those of a worker's consecutive steps, again and again: of workers that average now and then, a
+    round. `own_part` is what a rank computes itself where it waits for what it has started, on links that do not work
+    in the background. `folded`: only one rank of each class is stepped through, and the trace shows these alone. It
+    says the same where durations do not differ within a class.
     """
-    in_turn = [program] if isinstance(program, Program) else program
-    plan = in_turn[0].plan
-    mesh = plan.mesh
-    if plan.sync.has_servers:
-        return simulate_served(in_turn[0], duration, steps=steps)
-    if has_center(plan):
-        return simulate_center(in_turn, duration, steps=steps)
-    fold = representatives(in_turn[0]) if folded else None
-    clocks = _Clocks(compute_s=[0.0] * mesh.size, communication_s=[0.0] * mesh.size)
-    spans: list[Span] = []
-    for number in range(steps):
-        step = _Step(number, clocks, duration, own_part, spans)
-        walk = Walk(in_turn[number % len(in_turn)], fold)
-        for rank, instruction, key in walk:
-            step.execute(rank, instruction, key)
-        if walk.blocked:
-            told = ", ".join(
-                f"rank {rank} in {wait.name}" for rank, (wait, _) in sorted(walk.blocked.items())
-            )
-            raise ProgramError(f"the program deadlocks: {told}.")
+    programs = [program] if isinstance(program, Program) else program
+    plan = programs[0].plan
+    fold = representatives(programs[0]) if folded else None
+    run = _Run(programs, duration, own_part, steps, fold)
+    run.run()
     return Trace(
-        spans=tuple(spans),
-        ranks=tuple(range(mesh.size)) if fold is None else tuple(sorted(set(fold))),
+        spans=tuple(run.clock.spans),
+        ranks=run.ranks,
         source="simulated",
-        metadata={"plan": plan.name, "mesh": dict(mesh.axes)},
+        metadata={"plan": plan.name, "mesh": dict(plan.mesh.axes)},
     )
-
-
-def measured_durations(trace: Trace, program: Program) -> Duration:
-    """Mean durations of a measured trace of a program, by rank and instruction.
-
-    Waiting is left to the simulator: a collective counts from its last arrival, or the end of the one before,
-    to where the first rank had its result. A message takes as long as the quickest of its size between its two ranks,
-    from where it was sent to where it was received: of the others nobody knows how long they lay there.
-    """
-    if program.plan.sync.has_servers:
-        return served_durations(trace, program)
-    keys = {
-        (rank, i.id): key for rank, i, key in Walk(program) if key is not None and not isinstance(i, Wait)
-    }
-    spent: dict[tuple[int, int], list[float]] = {}
-    met: dict[tuple[int, Key], list[Span]] = {}
-    for span in trace.spans:
-        key = keys.get((span.rank, span.instruction))
-        if key is not None:
-            met.setdefault((span.step, key), []).append(span)
-        else:
-            spent.setdefault((span.rank, span.instruction), []).append(span.end_s - span.start_s)
-    before_s: dict[int, float] = {}
-    quickest: dict[Key, float] = {}
-    links: dict[tuple[int, int], Key] = {}
-    for (_, key), spans in sorted(met.items(), key=lambda item: max(span.start_s for span in item[1])):
-        if isinstance(key[0], tuple):
-            start_s = max(max(span.start_s, before_s.get(span.rank, 0.0)) for span in spans)
-            end_s = min(span.end_s for span in spans)
-            for span in spans:
-                spent.setdefault((span.rank, span.instruction), []).append(max(0.0, end_s - start_s))
-                before_s[span.rank] = max(before_s.get(span.rank, 0.0), end_s)
-        else:
-            link: Key = (*key[:2], spans[0].num_bytes)
-            lasted = max(span.end_s for span in spans) - min(
-                span.start_s for span in spans if span.rank == key[0]
-            )
-            quickest[link] = min(lasted, quickest.get(link, lasted))
-            links |= {(span.rank, span.instruction): link for span in spans}
-    means = {place: sum(times) / len(times) for place, times in spent.items()}
-    means |= {place: quickest[link] for place, link in links.items()}
-    return lambda rank, instruction: means.get((rank, instruction.id), 0.0)

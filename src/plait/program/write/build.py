@@ -67,7 +67,7 @@ class StepBuilder:
         self.offsets: dict[str, str] = {}
         """Placeholder -> the axis on which it says where the rank is."""
         self.gradients = GradientWriter(self)
-        self.servers = ServerSide(buckets, self.writer) if plan.sync.has_servers else None
+        self.servers = ServerSide(buckets, self.writer) if plan.agreement.weights == "server" else None
 
     def add_micro_batch(
         self, graph: Graph, local: LocalGraph, early: list[Piece], rest: list[Piece], number: int

@@ -10,11 +10,27 @@ from dataclasses import replace
 
 from plait.errors import ProgramError
 from plait.graph.graph import Graph
-from plait.program.instructions import Accumulate, Outcome, Pull, Push, PushBuffers, Serve, Update
+from plait.program.instructions import (
+    Accumulate,
+    Exchange,
+    Handler,
+    Leave,
+    Outcome,
+    Pull,
+    Push,
+    PushBuffers,
+    Serve,
+    Update,
+)
 from plait.program.program import Bucket, Program, RankProgram, Segment
 from plait.program.segment.cut import Piece
 from plait.program.value import TOTAL, WEIGHT, Value
 from plait.program.write.writer import Writer
+
+_GRADIENTS: tuple[Handler, ...] = (
+    "push", "buffers", "skip", "pull", "bye", "squares", "state", "update"
+)  # fmt: skip
+_WEIGHTS: tuple[Handler, ...] = ("exchange", "pull", "bye", "update")
 
 SERVERS = "servers"
 """What buckets that servers sum have in place of a mesh axis."""
@@ -83,19 +99,36 @@ class ServerSide:
 
 
 def with_servers(program: Program) -> Program:
-    """The program with what its servers do."""
-    if not program.plan.sync.has_servers:
+    """The program with what its servers, or the rank that has the center, do; workers tell them when they leave."""
+    agreement, first = program.plan.agreement, program.classes[0]
+    if not agreement.least_servers:
         return program
-    first = program.classes[0]
     buffers = [i for i in first.instructions if isinstance(i, PushBuffers)]
+    gradients = agreement.weights == "server"
     serve = Serve(
         id=0,
         name="serve",
-        order=tuple(i.bucket for i in first.instructions if isinstance(i, Pull)),
+        handlers=_GRADIENTS if gradients else _WEIGHTS,
+        order=agreement.order,
+        bound=program.plan.sync.staleness,
+        gives=tuple(i.bucket for i in first.instructions if isinstance(i, Pull))
+        if gradients
+        else tuple(range(len(first.averages))),
         buffers=buffers[0].buffers if buffers else (),
     )
-    server = RankProgram(instructions=(serve,), buckets=first.buckets, segments={}, values={}, constants={})
-    return replace(program, server=server)
+    server = RankProgram(
+        instructions=(serve,),
+        buckets=first.buckets if gradients else (),
+        segments={},
+        values={},
+        constants={},
+        averages=first.averages,
+    )
+    workers = [
+        replace(entry, epilogue=(Leave(id=len(entry.everything), name="leave"),)) for entry in program.classes
+    ]
+    members = (*program.members[: program.plan.mesh.size], *(len(workers),) * program.plan.sync.servers)
+    return replace(program, classes=(*workers, server), members=members)
 
 
 def check_served(entry: RankProgram) -> None:
@@ -115,3 +148,25 @@ def check_served(entry: RankProgram) -> None:
 
 def _weight_bytes(bucket: Bucket) -> int:
     return bucket.num_bytes - len(bucket.scalars) * bucket.dtype.itemsize
+
+
+def check_handled(program: Program) -> None:
+    """Raise where a worker sends what no server handles, or stays away without a word."""
+    serves = [program.of(rank).serve for rank in range(program.plan.mesh.size, len(program.members))]
+    wanted: dict[type, Handler] = {
+        Push: "push",
+        PushBuffers: "buffers",
+        Pull: "pull",
+        Exchange: "exchange",
+        Leave: "bye",
+    }
+    for rank, own in enumerate(program.members[: program.plan.mesh.size]):
+        entry = program.classes[own]
+        for instruction in entry.everything:
+            handler = wanted.get(type(instruction))
+            if handler is not None and not any(serve and handler in serve.handlers for serve in serves):
+                raise ProgramError(
+                    f"rank {rank} sends {handler} in {instruction.name!r}; no rank handles it."
+                )
+        if serves and not any(isinstance(i, Leave) for i in entry.epilogue):
+            raise ProgramError(f"rank {rank} never leaves: its servers would wait for it for ever.")

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from plait.plan.plan import Plan
-from plait.program.averaging import averages, has_center, mixes
 from plait.program.instructions import Flatten, Lookahead, Mix, Momentum
 from plait.program.program import Bucket
 from plait.program.value import Value
@@ -43,12 +42,10 @@ class Averaging:
         self.velocity: dict[str, Tensor] = {}
         """By parameter: diloco's outer momentum, or that of easgd's worker."""
 
-    def begin(self, plan: Plan) -> None:
-        """Take the weights as the center, where workers keep one and none was loaded; nothing moves yet."""
-        if self.velocity or not mixes(plan) or plan.sync.rule == "local-sgd":
-            return
+    def anchor(self, *, center: bool) -> None:
+        """Nothing moves yet; `center`: what workers are drawn to is where they are."""
         self.velocity = {name: torch.zeros_like(p) for name, p in self._state.named}
-        if not has_center(plan):
+        if center:
             self.center = {name: p.detach().clone() for name, p in self._state.named}
 
     def execute(
@@ -75,7 +72,7 @@ class Averaging:
                 self.mean(bucket, total, plan.mesh.size)
             case "outer":
                 self.outer(bucket, total, plan.mesh.size, plan.average.outer_lr, plan.average.outer_momentum)
-            case "elastic" if has_center(plan):
+            case "elastic" if plan.agreement.weights == "center":
                 self.draw(bucket, total, plan.elastic.rho)
             case "elastic":
                 self.elastic(bucket, total, plan.mesh.size, plan.elastic.rho)
@@ -145,7 +142,7 @@ class Averaging:
 
         All workers must ask at the same time; each has its own back afterwards.
         """
-        if not averages(plan):
+        if not plan.agreement.averages:
             yield
             return
         state, workers = self._state, plan.mesh.size
@@ -153,7 +150,7 @@ class Averaging:
         own += [(name, b) for name, b in state.buffers.items() if b.is_floating_point()]
         before = [tensor.clone() for _, tensor in own]
         for name, tensor in own:
-            found = self.center.get(name) if plan.sync.rule == "easgd" else None
+            found = self.center.get(name) if plan.agreement.mix == "elastic" else None
             if found is None:
                 found = add_up(tensor.clone()).to(tensor.device) / workers
             tensor.copy_(found)

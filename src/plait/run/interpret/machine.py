@@ -22,12 +22,17 @@ from plait.program.program import Bucket, Program, RankProgram, Spec
 from plait.program.segment.compiled import CompiledSegments
 from plait.program.value import SQUARES, TOTAL, WEIGHT, Value
 from plait.run.interpret.averaging import Averaging
+from plait.run.interpret.center import Center
 from plait.run.interpret.compression import Compressor
 from plait.run.interpret.eager import run_eagerly
 from plait.run.interpret.gradients import GradientStore
+from plait.run.interpret.optimized import Optimized
+from plait.run.interpret.port import Port
+from plait.run.interpret.service import Service
 from plait.run.interpret.state import ModelState
 from plait.run.link.links import Finished, Handle, Links
 from plait.run.link.messages import pack, room, unpack
+from plait.run.link.wire import Post
 from plait.torch_private import pytree
 
 
@@ -37,22 +42,6 @@ class Observer(Protocol):
     def entering(self, step: int, instruction: ins.Instruction, waiting: bool) -> None: ...
 
     def done(self, step: int, instruction: ins.Instruction, start_ns: int, end_ns: int) -> None: ...
-
-
-class ServerPort(Protocol):
-    """A worker's way to the servers."""
-
-    def push(self, index: int, bucket: Bucket, flat: Tensor, step: int) -> None: ...
-
-    def push_buffers(self, tensors: Sequence[Tensor], step: int) -> None: ...
-
-    def pull(self, index: int, step: int) -> Handle: ...
-
-
-class CenterPort(Protocol):
-    """A worker's way to easgd's center."""
-
-    def exchange(self, index: int, flat: Tensor, strength: float, step: int) -> Handle: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +69,9 @@ class Machine:
         links: Links,
         observer: Observer,
         compiled: CompiledSegments | None = None,
+        post: Post | None = None,
     ) -> None:
+        """`post`: messages to and from servers, where there are any."""
         self.rank = rank
         self.compiled = compiled
         """Runs segments, where they are compiled; None: as they are written."""
@@ -90,10 +81,13 @@ class Machine:
         self.store = GradientStore(state, links)
         self.averaging = Averaging(state, links)
         self.compressor = Compressor(links)
-        self.port: ServerPort | None = None
-        """The way to servers, where there are any."""
-        self.center: CenterPort | None = None
-        """The way to easgd's center, where another rank has it."""
+        self.post = post
+        self.port: Port | None = None
+        """A worker's way to servers, where there are any."""
+        self.service: Service | None = None
+        """What a server does."""
+        self.waits = True
+        """Whether an answer of a server may be waited for; else others must move meanwhile."""
         self.outcome: StepOutcome | None = None
         """Of the last step; None where this rank had no samples of its own."""
         self.bytes_sent = 0
@@ -142,7 +136,36 @@ class Machine:
             ins.Momentum: self._average,
             ins.Exchange: self._exchange,
             ins.Mix: self._average,
+            ins.Anchor: lambda anchor: self.averaging.anchor(center=anchor.center),
+            ins.Leave: lambda leave: self._to_servers().leave(),
         }
+
+    def begin(self, program: Program) -> None:
+        """Before the first step, with the weights that it begins with; of a worker, any step's program will do."""
+        own = program.of(self.rank)
+        if own.serve is not None:
+            assert self.post is not None
+            service = Service(program.plan, self.rank, self.post, self.state, own, own.serve)
+            service.holder = Optimized(service) if "push" in own.serve.handlers else Center(service)
+            self.service = service
+        elif self.post is not None:
+            self.port = Port(program.plan, self.post, self.state, own, waits=self.waits)
+        self._once(own.prologue, self.state.steps_done)
+
+    def skip(self, step: int) -> None:
+        """A step of which this rank has nothing to do."""
+        self.state.steps_done, self.outcome = step + 1, None
+
+    def end(self, program: Program) -> None:
+        """After the last step."""
+        self._once(program.of(self.rank).epilogue, max(0, self.state.steps_done - 1))
+
+    def _once(self, instructions: Sequence[ins.Instruction], step: int) -> None:
+        for instruction in instructions:
+            start = time.perf_counter_ns()
+            self.observer.entering(step, instruction, False)
+            self._run[type(instruction)](instruction)
+            self.observer.done(step, instruction, start, time.perf_counter_ns())
 
     def execute(self, program: Program, step: int, shares: Sequence[Share]) -> Iterator[None]:
         """One step, under the caller's `torch.no_grad`: a generator must not change the mode of its caller."""
@@ -150,8 +173,7 @@ class Machine:
         self._program, self._shares, self._step, self._norm = program, shares, step, None
         self._own, self._buckets = own, own.buckets
         self._axes = [name for name, _ in program.plan.mesh.axes]
-        self._coordinates = program.plan.mesh.coordinates(self.rank)
-        self.averaging.begin(program.plan)
+        self._coordinates = program.plan.mesh.coordinates(self.rank) if own.serve is None else ()
         self._values |= self._constants_of(own)
         self._places = self._places_of(program, own)
         entering, done, clock = self.observer.entering, self.observer.done, time.perf_counter_ns
@@ -163,6 +185,10 @@ class Machine:
                 while not handle.ready():
                     yield
                 self._arrive(started, handle.result())
+            elif isinstance(instruction, ins.Serve):
+                assert self.service is not None
+                yield from self.service.execute()
+                return
             else:
                 entering(step, instruction, False)
                 self._run[type(instruction)](instruction)
@@ -388,18 +414,22 @@ class Machine:
             squares=self._values.get(SQUARES),
         )
 
+    def _to_servers(self) -> Port:
+        assert self.port is not None, "a machine begins before its first step"
+        return self.port
+
     def _push(self, instruction: ins.Push) -> None:
-        assert self.port is not None
         bucket = self._bucket(instruction.bucket)
-        self.port.push(instruction.bucket, bucket, self.store.flat(bucket), self._step)
+        self._to_servers().push(instruction.bucket, bucket, self.store.flat(bucket), self._step)
 
     def _push_buffers(self, instruction: ins.PushBuffers) -> None:
-        assert self.port is not None
-        self.port.push_buffers([self.state.buffers[name] for name in instruction.buffers], self._step)
+        self._to_servers().push_buffers(
+            [self.state.buffers[name] for name in instruction.buffers], self._step
+        )
 
     def _pull(self, instruction: ins.Pull) -> None:
-        assert self.port is not None
-        self._pending[instruction.id] = (self.port.pull(instruction.bucket, self._step), instruction)
+        handle = self._to_servers().pull(instruction.bucket, self._step)
+        self._pending[instruction.id] = (handle, instruction)
 
     def _outcome(self, instruction: ins.Outcome) -> None:
         assert self._program is not None
@@ -431,11 +461,11 @@ class Machine:
         self.averaging.execute(instruction, flat, self._program.plan, self._values)
 
     def _exchange(self, instruction: ins.Exchange) -> None:
-        assert self._program is not None and self.center is not None
+        assert self._program is not None
         plan, flat = self._program.plan, self._values[instruction.reads[0]]
         self.state.schedule.apply(self.state.optimizer, self._step)
         strength = (
             1 / plan.mesh.size if instruction.rule == "share" else self.averaging.rate * plan.elastic.rho
         )
-        handle = self.center.exchange(instruction.flat, flat, strength, self._step)
+        handle = self._to_servers().exchange(instruction.flat, flat, strength, self._step)
         self._pending[instruction.id] = (handle, instruction)

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from plait.program.instructions import Collective, Instruction, Pull, Wait
+from plait.program.instructions import Collective, Handler, Instruction, Pull, Serve, Wait
 from plait.program.program import Program
 from plait.trace.recorder import Recorder
 
@@ -71,6 +71,8 @@ class WorkerObserver:
         self._bases: dict[int, int] = {}
         self._programs: list[Program] = []
         self._started: dict[int, int] = {}
+        self._handles: tuple[Handler, int] = ("update", 0)
+        """What a server does, and since when."""
         if recorder is not None:
             for kind, (number, name) in _BESIDE.items():
                 recorder.describe(number, kind=kind, name=name, lane="compute")
@@ -96,7 +98,15 @@ class WorkerObserver:
 
     def _describe(self, program: Program, rank: int, base: int) -> None:
         assert self._recorder is not None
-        for instruction in program.of(rank).instructions:
+        for instruction in program.of(rank).everything:
+            if isinstance(instruction, Serve):
+                for handler in instruction.handlers:
+                    kind: Literal["update", "communication"] = (
+                        "update" if handler == "update" else "communication"
+                    )
+                    number = base + instruction.work(handler)
+                    self._recorder.describe(number, kind=kind, name=handler, lane="compute")
+                continue
             self._recorder.describe(
                 base + instruction.id,
                 kind=instruction.kind,
@@ -139,6 +149,16 @@ class WorkerObserver:
             self.record(step, self._base + instruction.id, self._began, self._clock.mark())
             return
         self.record(step, self._base + instruction.id, start_ns, end_ns)
+
+    def serving(self, serve: Serve, what: Handler | None, step: int) -> None:
+        """Called before a server handles something, and (None) after it."""
+        if what is not None:
+            self._handles = (what, time.perf_counter_ns())
+            if self._place is not None:
+                self._place.enter(step, serve.id, f"serve: {what}")
+        else:
+            handled, began = self._handles
+            self.record(step, self._base + serve.work(handled), began, time.perf_counter_ns())
 
     def record(self, step: int, number: int, began: Moment, ended: Moment) -> None:
         """One span; on a GPU it is kept until the device has finished the step."""

@@ -148,6 +148,30 @@ class SerialLinks:
         return torch.zeros(count, dtype=dtype, device=device)
 
 
+class SerialPost:
+    """One rank's messages to and from servers, in the same mailboxes."""
+
+    def __init__(self, boxes: Mailboxes, rank: int) -> None:
+        self._letters = boxes.letters
+        self._rank = rank
+
+    def send(self, message: str, to: int, *parts: Tensor) -> None:
+        """Leave a copy."""
+        self._letters.setdefault((self._rank, to, message), deque()).append(torch.cat(parts))
+
+    def take(self, message: str, source: int, use: Callable[[Tensor], None]) -> bool:
+        """Have a message used, where it is there."""
+        found = self._letters.get((source, self._rank, message))
+        if not found:
+            return False
+        use(found.popleft())
+        return True
+
+    def wait(self, message: str, source: int, use: Callable[[Tensor], None]) -> None:
+        """Have a message used that is there."""
+        assert self.take(message, source, use), f"{message} from rank {source} is not there"
+
+
 class Unobserved:
     """An observer that remembers only where a rank is."""
 

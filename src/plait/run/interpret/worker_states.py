@@ -16,7 +16,6 @@ from torch import Tensor
 
 from plait.errors import RunError
 from plait.plan.plan import Plan
-from plait.program.averaging import averages
 from plait.program.program import Spec
 from plait.run.checkpoint.state import TrainingState, collect_optimizer, restore_optimizer
 from plait.run.interpret.averaging import Averaging
@@ -32,7 +31,7 @@ def with_workers(
 
     `state` is the worker's own, not the mean of all.
     """
-    if not averages(plan):
+    if not plan.agreement.averages:
         return saved
     own, numbers = _own(state, averaging, plan)
     told, tensors = _gather(own, numbers, rank, plan.mesh.size, state.device)
@@ -40,7 +39,7 @@ def with_workers(
         f"worker {number}/{name}": t for number, found in enumerate(tensors) for name, t in found.items()
     }
     beside |= {f"center/{name}": tensor for name, tensor in averaging.center.items()}
-    if plan.sync.rule == "diloco":
+    if plan.agreement.mix == "outer":
         beside |= {f"velocity/{name}": tensor for name, tensor in averaging.velocity.items()}
     extra = saved.extra | {"workers": {"rule": plan.sync.rule, "count": plan.mesh.size, "numbers": told}}
     return replace(saved, beside=beside, extra=extra)
@@ -51,9 +50,8 @@ def restore_workers(
 ) -> None:
     """Give this worker back what it had; `state` has been loaded with the mean."""
     about = saved.extra.get("workers")
-    if not averages(plan) or about is None or about["rule"] != plan.sync.rule:
+    if not plan.agreement.averages or about is None or about["rule"] != plan.sync.rule:
         return
-    averaging.begin(plan)
     _copy(averaging.center, _within(saved.beside, "center/"))
     _copy(averaging.velocity, _within(saved.beside, "velocity/"))
     if about["count"] != plan.mesh.size:
@@ -76,7 +74,7 @@ def _own(state: ModelState, averaging: Averaging, plan: Plan) -> tuple[dict[str,
     own = {f"parameter/{name}": p.detach() for name, p in state.named}
     own |= {f"buffer/{name}": buffer for name, buffer in state.buffers.items()}
     own |= {f"optimizer/{n}/{k}": t for n, entries in optimizer.tensors.items() for k, t in entries.items()}
-    if plan.sync.rule == "easgd":
+    if plan.agreement.mix == "elastic":
         own |= {f"velocity/{name}": tensor for name, tensor in averaging.velocity.items()}
     return own, optimizer.values
 

@@ -32,6 +32,9 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     ended_s: float
     """On the host's monotonic clock."""
     memory_bytes: int
+    step_s: float = 0.0
+    """How long the worker took for it."""
+    grad_norm: float | None = None
     ids: list[int] = []
 
 

@@ -49,16 +49,12 @@ def predict_job(
             f"plan {plan.name} is for {plan.mesh.size} ranks; the cluster {cluster.name} has {cluster.size} devices.",
             fix="use fewer ranks, or a larger cluster.",
         )
-    if plan.sync.has_servers:
-        raise PlanError(
-            f"plan {plan.name} has servers, which answer whoever comes first: no clock can be set for that.",
-            fix="predict ddp, or run it.",
-        )
     tell("compiling a step")
     source = captures.source if captures is not None else open_data(job.data, job.collate)
     device = torch.device(time_on or "cpu")
     programs = Programs(job, source, plan, device, torch.float32, captures)
-    program = programs.full_step()
+    steps = programs.round()
+    program = steps[-1]
     if programs.capture_error is not None:
         raise programs.capture_error
     if time_on is not None:
@@ -72,11 +68,14 @@ def predict_job(
     tell("simulating")
     graphs = [programs.captures.of_size(sum(units)) for units in programs.full_shares()]
     exact = exact_prediction(
-        program, cluster, job.build_optimizer, model_flops=float(sum(_flops(graph) for graph in graphs)),
+        steps, cluster, job.build_optimizer, model_flops=float(sum(_flops(graph) for graph in graphs)),
         buffer_bytes=_buffer_bytes(graphs[0]), dtype="bfloat16" if job.precision == "bf16" else "float32",
         limit_bytes=limit_bytes,
     )  # fmt: skip
-    return Predicted(exact=exact, cluster=cluster, notices=(*programs.choices, *program.notices))
+    notices = [*programs.choices, *program.notices]
+    if plan.ranks > plan.mesh.size:
+        notices.append("servers are priced as devices like the workers'.")
+    return Predicted(exact=exact, cluster=cluster, notices=tuple(notices))
 
 
 def _flops(graph: Graph) -> int:

@@ -29,7 +29,7 @@ def memory_limit(device: str, told: str | None) -> int | None:
 
 def check_fits(programs: Programs, program: Program, limit_bytes: int | None) -> None:
     """Raise where the tensors of a rank need more than `limit_bytes`."""
-    if limit_bytes is None or programs.capture_error is not None or program.plan.sync.has_servers:
+    if limit_bytes is None or programs.capture_error is not None:
         return
     for entry in range(len(program.classes)):
         rank = program.members.index(entry)

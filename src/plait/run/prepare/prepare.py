@@ -68,7 +68,7 @@ def prepare(
         if layout is not None:
             trained = [name for bucket in compiled[0].buckets for name in bucket.parameters]
             check_elementwise(job, [(n, layout.parameters[n].shape) for n in trained], plan.name)
-    if plan.sync.has_servers and plan.sync.servers > 1:
+    if plan.sync.servers > 1:
         cut = [zip(bucket.parameters, bucket.shapes, strict=True) for bucket in compiled[0].buckets]
         check_elementwise(job, [entry for entries in cut for entry in entries], plan.name)
     check_fits(programs, compiled[0], limit_bytes)

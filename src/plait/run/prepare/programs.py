@@ -20,16 +20,16 @@ from plait.job.data.open import Source
 from plait.job.job import Job
 from plait.plan.mesh import Mesh
 from plait.plan.plan import DATA, Plan
-from plait.program.averaging import Flat, flats_of, mixes, with_averaging
-from plait.program.compile import Settings, compile_program
+from plait.program.compile import Settings, compile_program, complete
 from plait.program.layout import Layout
 from plait.program.opaque import ParameterShape, compile_opaque
 from plait.program.program import Program
 from plait.program.value import Value
-from plait.program.write.push_pull import with_servers
+from plait.program.write.averaging import Flat, flats_of
 from plait.run.interpret.eager import counts_samples
 from plait.run.interpret.holding import Holding
-from plait.run.link.links import Links
+from plait.run.interpret.parts import server_layout
+from plait.run.link.links import Links, NoLinks
 from plait.search.place.resolve import resolve_again, resolve_placements
 from plait.torch_private.fake import FAKE_LOGGER
 
@@ -85,26 +85,36 @@ class Programs:
         self._resolved_for: int | None = None
         self._programs: dict[Any, Program] = {}
         self._parameters: tuple[ParameterShape, ...] | None = None
-        self._plain: Program | None = None
-        """A step without averages, of plans that have them."""
+        self._plain: dict[Any, Program] = {}
+        """What workers compute in a step, without averages and servers, by shape."""
         self._averaged: tuple[Flat, ...] | None = None
 
     def for_step(self, shares: Sequence[Share], fragments: tuple[int, ...] = ()) -> Program:
         """The program of a step, of whose micro-batches this rank has `shares`.
 
         Of workers that do not meet within a step: what one of them does with what `own_shares` leaves. `fragments` of
-        the model are averaged in it (`averaging.due`).
+        the model are averaged in it (`plan.agreement.due`).
         """
         shapes = tuple((share.sizes, self.captures.shapes(share.batch, sum(share.sizes))) for share in shares)
         key = (shapes, fragments)
         if key not in self._programs:
-            if mixes(self.plan):
-                step = self._compile(shares) if shares else self._empty()
-                self._plain = self._plain or step
-                self._programs[key] = with_averaging(step, self._flats(), fragments)
-            else:
-                self._programs[key] = with_servers(self._compile(shares))
+            if shapes not in self._plain:
+                self._plain[shapes] = self._compile(shares) if shares else self._empty()
+            self._programs[key] = complete(self._plain[shapes], self.plan, self._flats(), fragments)
         return self._programs[key]
+
+    def round(self) -> list[Program]:
+        """The programs of whole steps from one time that weights are mixed to the next; mostly just one."""
+        agreement, sizes = self.plan.agreement, self.full_shares()
+        count = sum(map(sum, sizes))
+        samples = self.captures.source.num_samples or count
+        length = agreement.round if agreement.round is not None else -(-samples // count)
+        if agreement.mix is None:
+            length = 1
+        first = agreement.warmup
+        return [
+            self.for_sizes(sizes, agreement.due(first + step, step == length - 1)) for step in range(length)
+        ]
 
     def _empty(self) -> Program:
         """What a worker does in a step of which it has no samples: nothing, unless weights are averaged in it."""
@@ -114,6 +124,8 @@ class Programs:
 
     def _flats(self) -> tuple[Flat, ...]:
         """What is averaged, in the order in which the backward fills it."""
+        if self.plan.agreement.mix is None:
+            return ()
         if self._averaged is None:
             trained = {
                 name: (shape, bucket.dtype)
@@ -136,13 +148,13 @@ class Programs:
 
     def _first(self) -> Program:
         """Some step without averages: parameters and buffers are the same in all."""
-        assert self._plain is not None, "prepare compiles a step before any is run"
-        return self._plain
+        assert self._plain, "prepare compiles a step before any is run"
+        return next(iter(self._plain.values()))
 
     def for_sizes(self, sizes: Sequence[tuple[int, ...]], fragments: tuple[int, ...] = ()) -> Program:
         """The program of a step whose micro-batches are shared like this, shaped like the first sample."""
         steps = list(sizes)
-        if not self.plan.sync.alone:
+        if not self.plan.agreement.alone:
             return self._for_sizes(steps, fragments)
         by_worker = [[(units[at],) for units in steps if units[at]] for at in range(self.plan.data_ranks)]
         return next(iter([self._for_sizes(own, fragments) for own in by_worker if own]))
@@ -164,7 +176,7 @@ class Programs:
 
     def own_shares(self, shares: Sequence[Share]) -> list[Share]:
         """What a rank computes on: of workers that do not meet within a step, their samples are all there are."""
-        if not self.plan.sync.alone:
+        if not self.plan.agreement.alone:
             return list(shares)
         return [replace(share, sizes=(len(share.ids),)) for share in shares if share.ids]
 
@@ -201,19 +213,17 @@ class Programs:
                     build_optimizer=self.job.build_optimizer,
                 )
                 plans = self._resolve(graphs, sizes[0])
-                if (
-                    self.plan.sync.rule == "server-stale"
-                ):  # divided by the weights of all workers, on the server
+                if self.plan.agreement.is_late:  # divided by the weights of all workers, on the server
                     graphs = {
                         size: replace(graph, static_weight=None, weight_is_early=False)
                         for size, graph in graphs.items()
                     }
-                if self.plan.sync.alone:
-                    return self._of_all(compile_program(graphs, self._own_plan(), sizes, settings))
+                if self.plan.agreement.alone:
+                    return compile_program(graphs, self._own_plan(), sizes, settings)
                 program = compile_program(graphs, self.plan, sizes, settings, units, self._layout, plans)
                 self._layout = program.layout
                 return program
-        program = compile_opaque(
+        return compile_opaque(
             self._own_plan(),
             self._shapes(),
             sizes,
@@ -222,15 +232,10 @@ class Programs:
             notices=self._opaque_notices(),
             buffers=[name for name, _ in self.job.build_model().named_buffers()],
         )
-        return self._of_all(program) if self.plan.sync.alone else program
 
     def _own_plan(self) -> Plan:
         """The plan as a step sees it: a worker that meets nobody within a step is the only one."""
-        return replace(self.plan, mesh=Mesh(axes=((DATA, 1),))) if self.plan.sync.alone else self.plan
-
-    def _of_all(self, program: Program) -> Program:
-        """What every worker does, from what one does."""
-        return replace(program, plan=self.plan, members=(0,) * self.plan.mesh.size)
+        return replace(self.plan, mesh=Mesh(axes=((DATA, 1),))) if self.plan.agreement.alone else self.plan
 
     def _check_shapes(self, shares: Sequence[Share]) -> None:
         """Refuse micro-batches of one step that have as many samples of other shapes: they share a program's graph."""
@@ -268,7 +273,12 @@ class Programs:
 
     def holding(self, rank: int, links: Links, device: torch.device) -> Holding | None:
         """What a rank holds of the parameters; None: all."""
-        layout = self.layout
+        servers = self.plan.sync.servers
+        if rank >= self.plan.mesh.size and servers > 1:
+            named = dict(self.job.build_model().to(self.captures.dtype).named_parameters())
+            cut = server_layout(self.full_step().buckets, named, servers)
+            return Holding(cut, rank - self.plan.mesh.size, NoLinks(), device)
+        layout = self.layout if rank < self.plan.mesh.size else None
         return Holding(layout, rank, links, device) if layout is not None else None
 
     def _shapes(self) -> tuple[ParameterShape, ...]:
@@ -277,7 +287,7 @@ class Programs:
             entries: list[tuple[Value, torch.Tensor]] = [
                 (Value.parameter(n), p) for n, p in model.named_parameters() if p.requires_grad
             ]
-            if self.plan.mesh.size > 1 and not self.plan.sync.alone:
+            if self.plan.mesh.size > 1 and not self.plan.agreement.alone:
                 entries += [(Value.buffer(n), b) for n, b in model.named_buffers()]
             self._parameters = tuple(
                 ParameterShape(

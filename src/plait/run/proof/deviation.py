@@ -5,7 +5,6 @@ are the reference of its processes; its equations are checked against plain torc
 """
 
 from plait.plan.plan import Plan
-from plait.program.averaging import mixes
 
 
 def deviation_of(plan: Plan) -> str | None:
@@ -13,14 +12,12 @@ def deviation_of(plan: Plan) -> str | None:
     workers, average = plan.mesh.size, plan.average
     if plan.sync.compress != "none":
         return f"sync.compress={plan.sync.compress} is lossy"
-    if not mixes(plan):
+    if plan.agreement.mix is None:
         return None
-    if plan.sync.rule == "easgd":
-        return "easgd draws workers and their center to each other"
+    if plan.agreement.mix == "elastic":
+        return f"{plan.name} draws workers and their center to each other"
     if workers > 1:
         return f"{plan.name} lets each of {workers} workers train on its own share"
-    if plan.sync.rule == "diloco" and (average.outer_lr, average.outer_momentum) != (1.0, 0.0):
-        return (
-            f"diloco makes outer steps (outer_lr={average.outer_lr}, outer_momentum={average.outer_momentum})"
-        )
+    if plan.agreement.mix == "outer" and (average.outer_lr, average.outer_momentum) != (1.0, 0.0):
+        return f"{plan.name} makes outer steps (outer_lr={average.outer_lr}, outer_momentum={average.outer_momentum})"
     return None

@@ -4,7 +4,7 @@ In: a job, a plan. Out: losses, gradients and final states, for verification and
 debugger.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,17 +15,26 @@ from plait.graph.from_job import Captures
 from plait.job.data.loader import LoadedStep, Loader, Share
 from plait.job.job import Job
 from plait.plan.plan import Plan
-from plait.program.averaging import averages, due, has_center, mixes
 from plait.program.layout import Layout
+from plait.program.program import Program
 from plait.program.segment.compiled import CompiledSegments
 from plait.run.interpret.copies import copies_of, has_current, spread
+from plait.run.interpret.gradients import GradientStore
 from plait.run.interpret.machine import Machine, StepOutcome
-from plait.run.interpret.serial import Mailboxes, Reduce, SerialLinks, Unobserved, add_up, run_step
+from plait.run.interpret.optimized import Optimized
+from plait.run.interpret.serial import (
+    Mailboxes,
+    Reduce,
+    SerialLinks,
+    SerialPost,
+    Unobserved,
+    add_up,
+    run_step,
+)
 from plait.run.interpret.state import ModelState
+from plait.run.loop.shared_model import on_model_of
 from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
-from plait.run.relaxed.hogwild import on_model_of
-from plait.run.relaxed.serial import SerialCenter, SerialServers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,118 +58,135 @@ class Record:
 
 
 class SerialRanks:
-    """All ranks of a plan in this process, one step at a time."""
+    """All ranks of a plan in this process, one step at a time; servers take turns with workers."""
 
     def __init__(self, job: Job, programs: Programs, dtype: torch.dtype, reduce: Reduce = add_up) -> None:
         self.job, self.programs = job, programs
         plan, device = programs.plan, torch.device("cpu")
-        boxes = Mailboxes(plan.mesh, reduce)
-        self.machines: list[Machine] = []
+        self._full = programs.full_step()
+        self.boxes = Mailboxes(plan.mesh, reduce)
         compiled = CompiledSegments(device) if plan.compile == "on" else None
+        self.machines: list[Machine] = []
+        """Of the workers."""
+        self.servers: list[Machine] = []
+        """Of the ranks beside them."""
         self._gradients: list[dict[str, Tensor]] = []
-        for rank in range(plan.mesh.size):
-            links = SerialLinks(boxes, rank)
+        for rank in range(plan.ranks):
+            links = SerialLinks(self.boxes, rank)
             state = ModelState(job, device, dtype, programs.holding(rank, links, device))
-            if plan.sync.rule == "hogwild" and self.machines:
+            if plan.agreement.weights == "shared" and self.machines:
                 state = on_model_of(self.machines[0].state, state, plan)
-            machine = Machine(rank, state, links, Unobserved(), compiled)
-            self.machines.append(machine)
+            post = SerialPost(self.boxes, rank) if plan.ranks > plan.mesh.size else None
+            machine = Machine(rank, state, links, Unobserved(), compiled, post)
+            machine.waits = False
+            with torch.no_grad():
+                machine.begin(self._full)
+            (self.servers if rank >= plan.mesh.size else self.machines).append(machine)
             self._gradients.append({})
-            machine.store.on_ready = partial(_remember, self._gradients[rank])
-        self._servers = SerialServers(programs, self.machines) if plan.sync.has_servers else None
-        self.center = SerialCenter(programs, self.machines) if has_center(plan) else None
-        """What easgd's workers are drawn to, where a rank of its own has it."""
+            self._store(machine).on_ready = partial(_remember, self._gradients[rank])
+        self._turns = [machine.execute(self._full, 0, ()) for machine in self.servers]
         self.rounds_to_float32 = False
         """Whether a step so far turned float64 into something shorter."""
         self.notices: tuple[str, ...] = ()
         self._outcome: StepOutcome | None = None
 
+    @staticmethod
+    def _store(machine: Machine) -> GradientStore:
+        """Where gradients are made ready: that of whoever updates."""
+        holder = machine.service.holder if machine.service is not None else None
+        return holder.store if isinstance(holder, Optimized) else machine.store
+
     def run(self, step: int) -> bool:
         """One step; False where the data has ended."""
-        source = self.programs.captures.source
+        source, agreement = self.programs.captures.source, self.programs.plan.agreement
         loaded = _loaded(self.job, self.programs.plan, step, source.num_samples, self.programs)
         if loaded is None:
             return False
         by_rank = [self.programs.own_shares(one.micro_batches) for one in loaded]
-        if self._servers is not None:
-            self._run_served(step, by_rank)
-            return True
-        fragments = due(self.programs.plan, step, loaded[0].ends_epoch)
-        alone = self.programs.plan.sync.alone
-        own = [self.programs.for_step(s, fragments) for s in (by_rank if alone else by_rank[:1])]
+        fragments = agreement.due(step, loaded[0].ends_epoch)
+        working: list[Machine] = []
+        own: list[Program] = []
+        for machine, shares in zip(self.machines, by_rank, strict=True):
+            if shares or fragments:
+                working.append(machine)
+                first = own[0] if own and not agreement.alone else None
+                own.append(first or self.programs.for_step(shares, fragments))
+            else:
+                machine.skip(step)
+                if machine.port is not None:
+                    machine.port.skip(step)
         self.notices = (*self.programs.choices, *own[0].notices)
         self.rounds_to_float32 = self.rounds_to_float32 or _rounds(self.programs, by_rank[0][0])
-        others = self.center.turn if self.center is not None else (lambda: False)
-        run_step(self.machines, own if alone else own[0], step, by_rank, others)
-        if self.center is not None:
-            outcomes = [m.outcome for m in self.machines if m.outcome is not None]
-            self._outcome = StepOutcome(
-                total=torch.stack([outcome.total for outcome in outcomes]).sum(),
-                weight=torch.stack([torch.as_tensor(outcome.weight) for outcome in outcomes]).sum(),
-                norm=None,
-            )
+        run_step(working, own, step, [by_rank[machine.rank] for machine in working], self.turn)
+        while self.turn():
+            pass
+        for machine in self.machines:
+            if machine.port is not None:
+                machine.port.shares += 1
+        self._outcome = self._together(own[0]) if self.servers else self.machines[0].outcome
         return True
 
-    def _run_served(self, step: int, by_rank: Sequence[Sequence[Share]]) -> None:
-        """One step of all workers, and what the servers make of it."""
-        servers = self._servers
-        assert servers is not None
-        working = [(m, shares) for m, shares in zip(self.machines, by_rank, strict=True) if shares]
-        for port, shares in zip(servers.ports, by_rank, strict=True):
-            if not shares:
-                port.skip(step)
-        own = [self.programs.for_step(shares) for _, shares in working]
-        self.notices = (*self.programs.choices, *own[0].notices)
-        self.rounds_to_float32 = self.rounds_to_float32 or _rounds(self.programs, by_rank[0][0])
-        run_step([m for m, _ in working], own, step, [shares for _, shares in working], servers.turn)
-        while servers.turn():
-            pass
-        outcomes = [m.outcome for m, _ in working if m.outcome is not None]
+    def turn(self) -> bool:
+        """Let every server do what it can; whether any did something."""
+        before = self._progress()
+        with torch.no_grad():
+            for turns in self._turns:
+                next(turns, None)
+        return before != self._progress()
+
+    def _progress(self) -> list[tuple[int, int]]:
+        services = [machine.service for machine in self.servers]
+        return [(service.streams.taken, service.rule.applied) for service in services if service is not None]
+
+    def _together(self, program: Program) -> StepOutcome:
+        """What all workers say of a step, and the first server of the norm."""
+        outcomes = [m.outcome for m in self.machines if m.outcome is not None]
         weights = [torch.as_tensor(outcome.weight) for outcome in outcomes]
-        together = not self.programs.plan.sync.alone and not any(
-            "weight" in bucket.scalars for bucket in own[0].buckets
+        known = not self.programs.plan.agreement.alone and not any(
+            "weight" in bucket.scalars for bucket in program.buckets
         )
-        self._outcome = StepOutcome(
+        holder = self.servers[0].service.holder if self.servers[0].service is not None else None
+        return StepOutcome(
             total=torch.stack([outcome.total for outcome in outcomes]).sum(),
-            weight=weights[0] if together else torch.stack(weights).sum(),
-            norm=servers.norm,
+            weight=weights[0] if known else torch.stack(weights).sum(),
+            norm=holder.norm if isinstance(holder, Optimized) else None,
         )
 
     @property
     def outcome(self) -> StepOutcome:
         """What rank 0 says about the last step; of workers with servers, what all of them say together."""
-        if self._outcome is not None:
-            return self._outcome
-        outcome = self.machines[0].outcome
-        assert outcome is not None
-        return outcome
+        assert self._outcome is not None
+        return self._outcome
 
     def gradients(self) -> dict[str, Tensor]:
-        """The last step's, whole."""
-        if self._servers is not None:
-            return self._servers.gradients()
-        return _assemble(self._gradients, self.programs.layout)
+        """The last step's, whole: of whoever updates."""
+        if self.programs.plan.agreement.weights == "server":
+            return self._whole(self._gradients[len(self.machines) :])
+        return _assemble(self._gradients[: len(self.machines)], self.programs.layout)
+
+    def _whole(self, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """From the parts of all servers."""
+        holding = self.servers[0].state.holding
+        return _assemble(parts, holding.layout if holding is not None else None)
 
     def weights(self) -> dict[str, Tensor]:
         """All parameters, whole; of workers that average, their mean or their center."""
-        held = [{name: p.detach() for name, p in m.state.parameters.items()} for m in self.machines]
-        plan = self.programs.plan
-        if self._servers is not None:
-            return self._servers.weights()
-        if self.center is not None:
-            return self.center.weights()
-        if averages(plan):
-            return self.machines[0].averaging.center if plan.sync.rule == "easgd" else _mean(held)
+        held = [
+            {n: p.detach() for n, p in m.state.parameters.items()} for m in (self.servers or self.machines)
+        ]
+        agreement = self.programs.plan.agreement
+        if self.servers:
+            return self._whole(held)
+        if agreement.averages:
+            return self.machines[0].averaging.center if agreement.mix == "elastic" else _mean(held)
         return _assemble(held, self.programs.layout)
 
     def buffers(self) -> dict[str, Tensor]:
         """All buffers, from the ranks that change them; of workers that average, their means."""
+        if self.servers:
+            return self.servers[0].state.buffers
         layout, found = self.programs.layout, dict(self.machines[0].state.buffers)
-        if self._servers is not None:
-            return self._servers.buffers()
-        if self.center is not None:
-            return self.center.center.state.buffers
-        if averages(self.programs.plan):
+        if self.programs.plan.agreement.averages:
             return found | _mean([m.state.buffers for m in self.machines])
         for machine in reversed(self.machines):
             own = {n: b for n, b in machine.state.buffers.items() if has_current(layout, n, machine.rank)}
@@ -209,7 +235,7 @@ def run_serially(
         weights=ranks.weights(),
         buffers=ranks.buffers(),
         spread=None
-        if mixes(programs.plan) or programs.plan.sync.has_servers
+        if plan.agreement.mix is not None or ranks.servers
         else spread(copies_of(machine.state, machine.rank) for machine in ranks.machines),
         notices=ranks.notices,
         rounds_to_float32=ranks.rounds_to_float32,

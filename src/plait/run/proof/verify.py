@@ -180,18 +180,17 @@ def verify(
 
 def _refuse_what_depends_on_time(plan: Plan) -> None:
     sync, workers = plan.sync, plan.mesh.size
-    if sync.rule == "easgd" and plan.elastic.variant == "async" and workers > 1:
-        raise UsageError(
-            f"what {workers} workers of easgd compute depends on which of them meets the center first.",
-            fix="verify it with --set elastic.variant=round-robin, or =sync.",
-        )
-    free = sync.rule in ("hogwild", "server-async") or (sync.rule == "server-stale" and sync.staleness > 0)
-    if free and workers > 1:
-        bound = ", or with sync.staleness=0" if sync.rule == "server-stale" else ""
+    agreement = plan.agreement
+    if agreement.needs_order and workers > 1:
+        alone = f"--ranks {1 + sync.servers}, whose only worker must equal one process"
+        ways = [
+            *([alone] if agreement.mix is None else []),
+            *([f"--set {agreement.mended}"] if agreement.mended else []),
+        ]
         raise UsageError(
             f"what {workers} workers of {sync.rule} compute depends on which of them comes first: no run of one "
             "process computes the same.",
-            fix=f"verify it with --ranks {1 + sync.servers}, whose only worker must equal one process{bound}.",
+            fix=f"verify it with {', or with '.join(ways)}.",
         )
 
 
@@ -229,9 +228,9 @@ def _batch_norm_notice(job: Job, record: Record, plan: Plan) -> list[str]:
         return [
             "batch_norm='local': each rank normalizes its own share, so a difference from one process is expected."
         ]
-    if has and plan.sync.rule == "server-stale" and plan.mesh.size > 1:
+    if has and plan.agreement.is_late and plan.mesh.size > 1:
         return [
-            "server-stale: each worker normalizes its own share, so a difference from one process is expected."
+            f"{plan.name}: each worker normalizes its own share, so a difference from one process is expected."
         ]
     return []
 

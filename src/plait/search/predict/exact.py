@@ -4,6 +4,7 @@ In: a compiled program, the job's optimizer, a cluster. Out: a `Prediction`. Slo
 have been compiled for every rank; nothing is folded but ranks that do the same.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from plait.cluster.calibration import Calibration
@@ -20,6 +21,8 @@ from plait.trace.span import Trace
 
 _STEPS = 3
 """Simulated: the last one starts while ranks still end the one before."""
+_SETTLED = 30
+"""Steps that count where who comes first decides what is next, after as many that do not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +35,7 @@ class Exact:
 
 
 def exact_prediction(
-    program: Program,
+    program: Program | Sequence[Program],
     cluster: Cluster,
     build_optimizer: Builder,
     *,
@@ -41,15 +44,19 @@ def exact_prediction(
     dtype: str = "float32",
     limit_bytes: float | None = None,
 ) -> Exact:
-    """Simulate the program on the cluster.
+    """Simulate the program, or those of a round's steps, on the cluster.
 
     `model_flops` are those of the batch, without what is computed again; `dtype` is that of the matrix products.
     """
+    steps = [program] if isinstance(program, Program) else program
+    program, agreement = steps[-1], steps[-1].plan.agreement
     first = {entry: program.members.index(entry) for entry in range(len(program.classes))}
     updates = {entry: update_work(program, rank, build_optimizer) for entry, rank in first.items()}
     durations = Durations(program, cluster, updates)
-    trace = simulate(program, durations.duration, steps=_STEPS, folded=True, own_part=durations.own_part)
-    times = step_times(program, trace)
+    last = len(steps) if agreement.marches else len(steps) * -(-_SETTLED // len(steps))
+    before = (_STEPS - 1) * len(steps) if agreement.marches else last
+    trace = simulate(steps, durations.duration, steps=before + last, folded=True, own_part=durations.own_part)
+    times = step_times(steps, trace, last)
     constants = cluster.device.calibration
     uses = [
         memory_use(program, rank, updates[entry], buffer_bytes=buffer_bytes, at_once=constants.host_s > 0)
@@ -58,7 +65,7 @@ def exact_prediction(
     prediction = Prediction(
         plan=program.plan,
         cluster=cluster,
-        batch=sum(program.micro_batches),
+        batch=sum(program.micro_batches) * (program.plan.mesh.size if agreement.alone else 1),
         micro_batch=max(max(units) for units in program.shares),
         step_s=times.step_s + constants.step_s,
         model_flops=model_flops,

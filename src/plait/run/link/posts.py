@@ -1,7 +1,8 @@
 """How a rank reaches the others of a run with servers: collectives among workers, messages between all.
 
-In: a plan, a seat. Out: links for the mesh, and a `Post`. Messages go through memory that the host's processes share,
-whatever device they compute on; where there is none, through the parent's store: slower, but everywhere.
+In: a mesh, the number of servers, a rank. Out: links for the mesh, and a `Post`. Messages go through memory that the
+host's processes share, whatever device they compute on; where there is none, through the parent's store: slower, but
+everywhere. What lies there at once is bounded by the rule of the servers: a worker that is ahead gets no weights.
 """
 
 import time
@@ -12,27 +13,27 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from plait.plan.mesh import Mesh
 from plait.run.link.links import Links, NoLinks, ProcessLinks
 from plait.run.link.shared_links import share_memory
-from plait.run.loop.worker import Task, timeout_s
-from plait.run.relaxed.wire import Post
-from plait.run.start.launch import Seat
+from plait.run.link.wire import Post
 
 _LONGEST_SLEEP_S = 0.002
 """Between two looks for an answer: looking all the time would take a processor from the others."""
 
 
-def posts_between(task: Task, seat: Seat, *, share: bool = True) -> tuple[Links, Post]:
-    """This rank's links and messages; workers and servers must all call it."""
-    mesh, servers = task.plan.mesh, task.plan.sync.servers
-    shared = share_memory(mesh, seat.rank, timeout_s(task), servers) if share else None
+def posts_between(
+    mesh: Mesh, servers: int, rank: int, device: torch.device, store: Store, *, timeout_s: float
+) -> tuple[Links, Post]:
+    """This rank's links and messages; workers and servers must all call it. `store`: the run's."""
+    shared = share_memory(mesh, rank, timeout_s, servers)
     links: Links = NoLinks()
     if mesh.size > 1:
-        on_host = shared is not None and task.device == "cpu"
-        links = shared if on_host and shared is not None else ProcessLinks(mesh, seat.rank, servers)
+        on_host = shared is not None and device.type == "cpu"
+        links = shared if on_host and shared is not None else ProcessLinks(mesh, rank, servers)
     if shared is not None:
         return links, shared.mail
-    return links, StorePost(PrefixStore("post", seat.store), seat.rank, timeout_s(task))
+    return links, StorePost(PrefixStore("post", store), rank, timeout_s)
 
 
 class StorePost:

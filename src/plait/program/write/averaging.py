@@ -1,9 +1,9 @@
-"""Workers that train on their own and mix in the weights of others now and then: local-sgd, diloco, easgd.
+"""Workers that train on their own and mix in the weights of others now and then.
 
 In: the program of a worker's step, and which fragments of the model are due. Out: the same with what is averaged before
-or after it. local-sgd and diloco flatten weights after the update, sum them over all workers and mix them in; easgd
-flattens them before the forward, so that their sum, or the center, is on its way while the step computes. All workers
-count the same in a mean, also one whose share of a step was empty. What is due depends on the number of the step alone.
+or after it. A mean, and an outer step towards it, flatten weights after the update, sum them over all workers and mix
+them in; elastic forces flatten them before the forward, so that their sum, or the center, is on its way while the step
+computes. All workers count the same in a mean, also one whose share of a step was empty.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,17 +13,16 @@ from typing import Any, Literal
 import torch
 
 from plait.plan.plan import DATA, Plan
-from plait.program.check.soundness import check_program
 from plait.program.instructions import (
+    Anchor,
     Exchange,
     Flatten,
     Instruction,
     Lookahead,
     Mix,
     Momentum,
-    Serve,
 )
-from plait.program.program import Bucket, Program, RankProgram, Spec, Storage
+from plait.program.program import Bucket, Program, Spec, Storage
 from plait.program.value import Value
 from plait.program.write.frees import with_frees
 from plait.program.write.writer import Writer
@@ -43,58 +42,14 @@ class Flat:
     """`share`: the center takes the worker's share of it, who keeps its own."""
 
 
-def mixes(plan: Plan) -> bool:
-    """Whether workers of a plan update weights of their own, and mix in those of others now and then."""
-    return plan.sync.rule in ("local-sgd", "diloco", "easgd")
-
-
-def averages(plan: Plan) -> bool:
-    """Whether they do so all at once; else each by itself, with a center that another rank has."""
-    return mixes(plan) and not has_center(plan)
-
-
-def has_center(plan: Plan) -> bool:
-    """Whether a rank beside the workers has the center."""
-    return plan.sync.rule == "easgd" and plan.elastic.variant != "sync"
-
-
-def due(plan: Plan, step: int, ends_epoch: bool) -> tuple[int, ...]:
-    """The fragments of the model that are mixed in a step; which ones depends on its number alone.
-
-    Of a worker that takes steps as they come, the number counts its own.
-    """
-    if not mixes(plan):
-        return ()
-    done = step + 1
-    if plan.sync.rule == "easgd":
-        return (0,) if done % plan.elastic.tau == 0 else ()
-    every, count = plan.average.every, plan.average.fragments
-    everything = tuple(range(count))
-    if plan.sync.rule == "local-sgd" and step < plan.average.warmup:
-        return everything
-    if every == "epoch":
-        return everything if ends_epoch else ()
-    return tuple(k for k in everything if done % every == ((k + 1) * every // count) % every)
-
-
-def longest_round(plan: Plan) -> int | None:
-    """Steps after which all ranks have met at least once, whatever step it is; None: they meet once an epoch."""
-    if not mixes(plan):
-        return 1
-    if plan.sync.rule == "easgd":
-        return plan.elastic.tau
-    return None if plan.average.every == "epoch" else plan.average.every
-
-
 def flats_of(plan: Plan, parameters: Shapes, buffers: Shapes) -> tuple[Flat, ...]:
     """What travels together: parameters by fragment, in their order, each cut by `sync.bucket_mib`; then buffers.
 
     Elastic averaging leaves buffers to the workers; a center that another rank has takes a mean of them.
     """
-    rule: Literal["mean", "outer", "elastic"] = "mean"
-    if plan.sync.rule != "local-sgd":
-        rule = "outer" if plan.sync.rule == "diloco" else "elastic"
-    count = plan.average.fragments if rule != "elastic" else 1
+    rule, count = plan.agreement.mix, plan.agreement.fragments
+    if rule is None:
+        return ()
     sizes = {name: _num_bytes(*entry) for name, entry in parameters.items()}
     whole, before = sum(sizes.values()), 0
     by_fragment: list[dict[str, Any]] = [{} for _ in range(count)]
@@ -108,7 +63,7 @@ def flats_of(plan: Plan, parameters: Shapes, buffers: Shapes) -> tuple[Flat, ...
         for fragment, entries in enumerate(by_fragment)
         for bucket in _buckets(entries, limit)
     ]
-    if rule != "elastic" or has_center(plan):
+    if rule != "elastic" or plan.agreement.weights == "center":
         floating = {name: entry for name, entry in buffers.items() if entry[1].is_floating_point}
         kept: Literal["mean", "share"] = "share" if rule == "elastic" else "mean"
         for bucket in _buckets(floating, limit):
@@ -143,7 +98,7 @@ def with_averaging(program: Program, flats: Sequence[Flat], fragments: Sequence[
     wanted = [index for index, flat in enumerate(flats) if flat.fragment in fragments]
     (entry,) = program.classes
     body = list(entry.instructions)
-    if program.plan.sync.rule == "easgd":
+    if program.plan.agreement.mix == "elastic":
         writer.elastic(body, wanted)
     else:
         writer.mean(body, wanted)
@@ -152,26 +107,24 @@ def with_averaging(program: Program, flats: Sequence[Flat], fragments: Sequence[
         for value in (Value.average(index), Value.sum(index), Value.center(index)):
             values[value] = Spec(kind="parameter", shape=(flat.bucket.num_elements,), dtype=flat.bucket.dtype)
             storages[value] = (Storage(value, flat.bucket.num_bytes),)
+    instructions = tuple(with_frees(writer.written.instructions))
     made = replace(
         entry,
-        instructions=tuple(with_frees(writer.written.instructions)),
+        instructions=instructions,
+        prologue=_prologue(program.plan, flats, len(instructions)),
         values=values,
         storages=storages,
         averages=tuple(flat.bucket for flat in flats),
     )
-    program = replace(program, classes=(made,))
-    check_program(program)
-    return _with_center(program) if has_center(program.plan) else program
+    return replace(program, classes=(made,))
 
 
-def _with_center(program: Program) -> Program:
-    """With what the rank does that has the center: one instruction for the whole run."""
-    serve = Serve(id=0, name="serve", order=(), buffers=())
-    (worker,) = program.classes
-    center = RankProgram(
-        instructions=(serve,), buckets=(), segments={}, values={}, constants={}, averages=worker.averages
-    )
-    return replace(program, server=center)
+def _prologue(plan: Plan, flats: Sequence[Flat], first: int) -> tuple[Instruction, ...]:
+    """Where workers keep a center or a momentum, it begins where they do."""
+    if plan.agreement.mix == "mean":
+        return ()
+    reads = tuple(value for flat in flats if flat.rule != "share" for value in flat.bucket.tensors)
+    return (Anchor(id=first, name="anchor", reads=reads, center=plan.agreement.keeps_center),)
 
 
 class _Averages:
@@ -201,7 +154,9 @@ class _Averages:
             self._flatten(index)
         for index in wanted:
             started[index] = (
-                self._exchange(index) if has_center(self.plan) else self._start(index, Value.sum(index))
+                self._exchange(index)
+                if self.plan.agreement.weights == "center"
+                else self._start(index, Value.sum(index))
             )
         for index in moving:
             tensors = self.flats[index].bucket.tensors

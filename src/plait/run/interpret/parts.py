@@ -16,7 +16,7 @@ from plait.plan.plan import DATA
 from plait.program.layout import Group, Held, Layout
 from plait.program.place.placement import AxisShares, R
 from plait.program.program import Bucket
-from plait.run.relaxed.wire import as_bytes
+from plait.run.link.wire import as_bytes
 
 
 def group_of(bucket: Bucket, servers: int) -> Group:

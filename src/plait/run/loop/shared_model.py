@@ -1,7 +1,7 @@
-"""Hogwild: processes of one host that write to one model without locks (Niu et al. 2011).
+"""One model for processes of one host that write to it without locks (hogwild, Niu et al. 2011).
 
-In: a task. Out: a model in memory that all workers share, and the loop of a worker on it. Updates may overwrite each
-other; where gradients are sparse they seldom meet. Who saves is in `hogwild_saver.py`.
+In: a task. Out: a model in memory that all workers share. Updates may overwrite each other; where gradients are sparse
+they seldom meet. Who saves is in `shared_saver.py`.
 """
 
 import mmap
@@ -9,23 +9,15 @@ import os
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from plait.errors import PlanError
-from plait.job.data.loader import LoadedStep
 from plait.plan.plan import Plan
 from plait.run.checkpoint.store import load_checkpoint
-from plait.run.interpret.machine import Machine
 from plait.run.interpret.state import ModelState
-from plait.run.link.links import NoLinks
 from plait.run.link.shared_memory import is_suitable
-from plait.run.loop.worker import Task
-from plait.run.prepare.programs import Programs
-from plait.run.relaxed.loop import FreeWorker, Watch
-from plait.run.relaxed.tickets import shared_count, tickets
+from plait.run.loop.task import Task
 from plait.run.start.board import anonymous_file
-from plait.run.start.launch import Seat
 
 _ZERO_AT_FIRST = (
     torch.optim.SGD,
@@ -43,17 +35,19 @@ _ALIGNMENT = 64
 """Tensors in the shared region start at a cache line, so that workers of different tensors never write to one."""
 
 
-def check_hogwild(plan: Plan, device: str) -> None:
+def check_shared(plan: Plan, device: str) -> None:
     """Refuse where processes cannot share one model."""
-    if plan.sync.rule == "hogwild" and device != "cpu":
+    if plan.agreement.weights != "shared":
+        return
+    if device != "cpu":
         raise PlanError(
-            f"plan hogwild shares one model in the memory of a host; its workers cannot write to it from {device}.",
+            f"plan {plan.name} shares one model in the memory of a host; its workers cannot write to it from {device}.",
             fix="use --device cpu, or the plan server-async.",
         )
-    if plan.sync.rule == "hogwild" and not is_suitable():
+    if not is_suitable():
         raise PlanError(
-            "plan hogwild needs Linux on x86, where processes find each other's memory and see each other's stores in "
-            "their order.",
+            f"plan {plan.name} needs Linux on x86, where processes find each other's memory and see each other's "
+            "stores in their order.",
             fix="use the plan server-async.",
         )
 
@@ -160,45 +154,6 @@ def on_model_of(first: ModelState, other: ModelState, plan: Plan) -> ModelState:
         _replace_buffer(other.model, name, buffer)
     other.buffers = dict(other.model.named_buffers())
     return other
-
-
-class _InPlace:
-    """`Weights` that are where everybody reads and writes them."""
-
-    def refresh(self) -> None:
-        """They are always up to date."""
-
-    def restore(self) -> None:
-        """They are what it trains."""
-
-    def skip(self, step: int) -> None:
-        """Nothing to do."""
-
-    def after(self, loaded: LoadedStep) -> None:
-        """Nothing to do: the update has written to them."""
-
-    def close(self) -> dict[str, Any]:
-        """Nothing was counted."""
-        return {}
-
-
-def run_hogwild_worker(task: Task, seat: Seat, programs: Programs, model: SharedModel) -> dict[str, Any]:
-    """Take shares of steps until none is left, and write every update to the shared model."""
-    watch = Watch.of(task, seat, torch.device("cpu"))
-    machine = Machine(seat.rank, model.adopt(seat.rank), NoLinks(), watch.observer)
-    machine.slowdown = task.slow.get(seat.rank, 1.0)
-    places = tickets(shared_count(seat), task.plan.mesh.size, model.start_step)
-    stops = seat.board.stop_requested
-    seen: list[dict[str, Tensor]] = []
-    if task.record_gradients:
-        machine.store.on_ready = lambda found: seen.append({n: g.clone() for n, g in found.items()})
-    counted = FreeWorker(
-        task, seat, programs, machine, watch, _InPlace(), start_step=model.start_step, places=places,
-        stops=lambda step: stops(),
-    ).run()  # fmt: skip
-    for step, entry in enumerate(seen):
-        save_file(entry, task.folder / f"gradients-{step:06d}.safetensors")
-    return counted
 
 
 def _padded(tensor: Tensor) -> int:

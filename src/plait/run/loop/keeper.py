@@ -11,11 +11,10 @@ from typing import Any
 
 from plait.errors import CheckpointError
 from plait.run.checkpoint.saver import Notice, Saver
-from plait.run.loop.worker import Task
-from plait.run.relaxed.center import Center
-from plait.run.relaxed.parts import Given, Taken
-from plait.run.relaxed.server import Server
-from plait.run.relaxed.wire import Head, Kind
+from plait.run.interpret.parts import Given, Taken
+from plait.run.interpret.service import Service
+from plait.run.link.wire import Head, Kind
+from plait.run.loop.task import Task
 
 SAVE_EVERY = 200
 """Steps between two checkpoints where the user names none: a server that dies takes what came after the last one."""
@@ -29,7 +28,7 @@ class Keeper:
     """Saves what one server holds, or sends it to the one who saves."""
 
     def __init__(
-        self, server: Server | Center, task: Task, tell: Callable[[str], None], progress: dict[str, Any]
+        self, server: Service, task: Task, tell: Callable[[str], None], progress: dict[str, Any]
     ) -> None:
         """`tell` is told what the user should know; `progress` is of the checkpoint from which the run went on."""
         self._server = server
@@ -60,8 +59,10 @@ class Keeper:
         holding = state.holding
         if holding is None:
             assert self._saver is not None
+            self._tell_all(
+                self._saver.poll()
+            )  # of those before: what becomes of this one is asked at the end
             self._saver.submit(state.to_checkpoint(self._extra))
-            self._tell_all(self._saver.poll())
             return
         first = server.plan.mesh.size
         if server.place > 0:
@@ -82,8 +83,8 @@ class Keeper:
                 yield
         taken = Taken(holding.layout, lambda place: server.states[place, step])
         assert self._saver is not None
-        self._saver.submit(state.to_checkpoint(self._extra, taken))
         self._tell_all(self._saver.poll())
+        self._saver.submit(state.to_checkpoint(self._extra, taken))
         server.states = {key: value for key, value in server.states.items() if key[1] > step}
 
     def close(self) -> Iterator[None]:

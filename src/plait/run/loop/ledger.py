@@ -1,8 +1,8 @@
-"""What the parent writes down of a run whose workers do not march in step.
+"""Who writes the journal: what is told of a run becomes one line a step, under every plan.
 
-In: events of workers, each of which tells of its own share of a step. Out: the run's journal, one line a step as under
-any other plan, once all its shares are done; and the run's summary. Workers may die: what is missing of a step then is
-missing from its line, which is written at the end.
+In: what workers tell, each of its own share of a step; where they march, rank 0 of all shares at once. Out: the run's
+journal, a line once all shares of a step are done; and losses. It is where the run cannot do without: in rank 0 where
+workers march, else in the parent, for any worker may die. What is missing of a step then is missing from its line.
 """
 
 import time
@@ -24,11 +24,12 @@ _RATE_STEPS = 10
 """Steps over which the rate is told."""
 
 
-class Rounds:
+class Ledger:
     """Puts together what workers tell."""
 
     def __init__(self, journal: Journal, shares: int, until: Until | None, progress: dict[str, Any]) -> None:
         self._journal = journal
+        self._shares = shares
         self._living = set(range(shares))
         """Shares that somebody still does."""
         self._progress = Progress(until)
@@ -82,6 +83,14 @@ class Rounds:
         self.evaluation = told["evaluate"]
         self._journal.write_evaluation(told)
 
+    def in_order(self) -> list[float]:
+        """The losses of all steps."""
+        return [self.losses[step] for step in sorted(self.losses)]
+
+    def flush(self) -> None:
+        """Hand all that is written to the system, so that it outlives this process."""
+        self._journal.flush()
+
     def close(self) -> None:
         """Write the steps of which shares are missing."""
         for step in sorted(self._open):
@@ -96,13 +105,19 @@ class Rounds:
         ended_s = max(share["ended_s"] for share in done)
         step_s = max(0.0, ended_s - self._completed_s)  # several may be done at one moment
         self._completed_s = max(self._completed_s, ended_s)
+        samples = sum(share["samples"] for share in done)
+        rate = self._rate(ended_s, step_s, samples)
+        if self._shares == 1:  # that of one is told with it, without what came between
+            step_s = done[0]["step_s"]
+            rate = samples / max(step_s, 1e-6)
         entry = {
             "step": step,
             "epoch": done[0]["epoch"],
             "loss": self.losses[step],
             "lr": done[-1]["lr"],
-            "samples_per_s": self._rate(ended_s, step_s, sum(share["samples"] for share in done)),
+            "samples_per_s": rate,
             "step_s": step_s,
+            **({} if done[0].get("grad_norm") is None else {"grad_norm": done[0]["grad_norm"]}),
             "memory_bytes": max(share["memory_bytes"] for share in done),
         }
         in_order = sorted(done, key=lambda share: int(share["share"]))
@@ -128,15 +143,15 @@ def write_left_shares(folder: Path, below: int, *, samples: bool) -> list[int]:
     written = {(entry.get("step"), "evaluate" in entry) for entry in lines}
     with Journal(folder, lambda event: None, keep_below=below, samples=samples) as journal:
         shares = [event.share for event in events if event.share is not None]
-        rounds = Rounds(journal, 1 + max((share.share for share in shares), default=0), None, {})
-        rounds.resume_at(min((share.ended_s for share in shares), default=0.0))
+        ledger = Ledger(journal, 1 + max((share.share for share in shares), default=0), None, {})
+        ledger.resume_at(min((share.ended_s for share in shares), default=0.0))
         for event in events:
             share, measured = event.share, event.evaluated
             if share is not None and share.step < below and (share.step, False) not in written:
-                rounds.take_share(event.rank, msgspec.structs.asdict(share))
+                ledger.take_share(event.rank, msgspec.structs.asdict(share))
             step = (measured or {}).get("step")
             if measured and isinstance(step, int) and step < below and (step, True) not in written:
-                rounds.write_evaluation(measured)
-        rounds.close()
+                ledger.write_evaluation(measured)
+        ledger.close()
     drop_shares(folder)
-    return sorted(rounds.losses)
+    return sorted(ledger.losses)

@@ -1,4 +1,4 @@
-"""Checkpoints of hogwild, by the parent.
+"""Checkpoints of a model that workers share, by the parent.
 
 In: events of workers. Out: the shared model in checkpoints, on the way and at the end. The parent shares the workers'
 memory, so no death of a worker loses anything but the share of a step that it was at.
@@ -12,10 +12,13 @@ from typing import Any
 from plait.errors import CheckpointError
 from plait.options import Listener
 from plait.run.checkpoint.saver import Saver
-from plait.run.loop.worker import Task
-from plait.run.relaxed.hogwild import SharedModel
-from plait.run.relaxed.start import OnEvent, StartRanks
+from plait.run.loop.shared_model import SharedModel
+from plait.run.loop.task import Task
 from plait.run.start.launch import Interrupted
+
+OnEvent = Callable[[int, dict[str, Any]], bool]
+StartRanks = Callable[[OnEvent, Collection[int]], list[Any]]
+"""Runs all ranks, given who listens and which ranks the run can do without; returns what each returned."""
 
 
 class ParentSaver:
@@ -69,9 +72,9 @@ class ParentSaver:
             "plan": self.task.plan.name,
             "progress": self.model.progress,
         }
+        self._told(self._saver.poll())  # of those before: what becomes of this one is asked at the end
         self._saver.submit(state.to_checkpoint(extra))
         self._saved = steps_done
-        self._told(self._saver.poll())
 
     def _close(self, steps_done: int) -> None:
         if self._saved != steps_done:

@@ -36,7 +36,7 @@ class Kind(IntEnum):
     STATE = 6
     """To the first server: what another one holds, for a checkpoint."""
     EXCHANGE = 7
-    """To easgd's center: how far it moves (one float64), then flat weights to move towards."""
+    """To the rank that has the center: how far it moves (one float64), then flat weights to move towards."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +52,7 @@ class Head:
     counts: bool = True
     """Of a pull: whether it is training that it serves."""
     shares: int = 0
-    """Of an exchange, and of easgd's bye: shares of steps that the worker has done."""
+    """Of an exchange and a bye: shares of steps that the worker has done."""
 
     def pack(self) -> Tensor:
         """As bytes."""
@@ -128,11 +128,6 @@ def part_of(bucket: Bucket, server: int, servers: int) -> tuple[int, int]:
     return min(server * size, count), min((server + 1) * size, count)
 
 
-def center_name(flat: int, number: int) -> str:
-    """The message with what the center was before a worker's exchange, or when it asked."""
-    return f"center {flat} {number}"
-
-
 def weights_name(bucket: int, number: int) -> str:
-    """The message with the weights of a bucket, of a worker's pull."""
+    """The message with the weights of a bucket, of a worker's pull or exchange."""
     return f"weights {bucket} {number}"

@@ -1,0 +1,149 @@
+"""What a measured run says about durations, and what a simulated one about speed.
+
+In: a trace of real ranks and the programs that they ran. Out: durations for `simulate`, on which a straggler or another
+number of steps can be tried; steps a second of a trace.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import mean, median
+
+from plait.program.check.walk import Peers
+from plait.program.instructions import Collective, Compute, Instruction, Opaque, Pull, Recv, Send, Wait
+from plait.program.program import Program
+from plait.program.simulate.event_clock import Duration, Key
+from plait.program.simulate.served import handler_of
+from plait.trace.span import Span, Trace
+
+_Place = tuple[int, str, int | None, int | None]
+"""(rank, name, micro-batch, stage): the same for all steps, and all programs of a round."""
+
+
+def _place(rank: int, what: Instruction | Span) -> _Place:
+    return rank, what.name, what.micro_batch, what.stage
+
+
+def measured_durations(trace: Trace, program: Program | Sequence[Program]) -> Duration:
+    """Mean durations of a measured trace of a program, or of the programs of a round, by rank and instruction.
+
+    Waiting is left to the simulator: a collective counts from its last arrival, or the end of the one before, to where
+    the first rank had its result. A message takes as long as the quickest of its size between its two ranks, from where
+    it was sent to where it was received: of the others nobody knows how long they lay there. What a server does counts
+    by handler. What a worker does between instructions (loading, telling) counts as part of a step's first one.
+    """
+    programs = [program] if isinstance(program, Program) else program
+    workers = programs[0].plan.mesh.size
+    met_by, travels, known = _exchanges(programs)
+    spent: dict[_Place, list[float]] = {}
+    met: dict[tuple[int, Key], list[Span]] = {}
+    sent: dict[tuple[int, Key], list[Span]] = {}
+    for span in trace.spans:
+        place = _place(span.rank, span)
+        if place in met_by:
+            met.setdefault((span.step, met_by[place]), []).append(span)
+        elif place in travels:
+            sent.setdefault((span.step, travels[place]), []).append(span)
+        elif span.rank >= workers or (place in known and span.kind != "wait"):
+            spent.setdefault(place, []).append(span.duration_s)
+    for place, seconds in _collectives(met):
+        spent.setdefault(place, []).append(seconds)
+    means = {place: mean(times) for place, times in spent.items()} | _messages(sent)
+    between_s = [_between_s(trace, known, rank) for rank in range(workers)]
+    pulls = max(1, sum(isinstance(i, Pull) for i in programs[0].of(0).instructions))
+
+    def duration(rank: int, instruction: Instruction) -> float:
+        if rank >= workers:
+            seconds = means.get((rank, handler_of(instruction), None, None), 0.0)
+            return seconds / pulls if isinstance(instruction, Pull) else seconds
+        lasts_s = 0.0 if isinstance(instruction, Wait | Pull) else means.get(_place(rank, instruction), 0.0)
+        return lasts_s + (between_s[rank] if instruction.id == 0 else 0.0)
+
+    return duration
+
+
+def _exchanges(
+    programs: Sequence[Program],
+) -> tuple[dict[_Place, Key], dict[_Place, Key], set[_Place]]:
+    """What identifies a meeting and a message on all of its ranks, by place; and all places of workers."""
+    met: dict[_Place, Key] = {}
+    sent: dict[_Place, Key] = {}
+    known: set[_Place] = set()
+    for program in programs:
+        peers = Peers(program.plan.mesh)
+        for rank in range(program.plan.mesh.size):
+            counts: dict[Key, int] = {}
+            for instruction in program.of(rank).instructions:
+                place = _place(rank, instruction)
+                known.add(place)
+                if isinstance(instruction, Collective):
+                    group = peers.group(rank, instruction.axis)
+                    counts[group,] = counts.get((group,), -1) + 1
+                    met[place] = (group, counts[group,])
+                elif isinstance(instruction, Send | Recv):
+                    sent[place] = peers.message(rank, instruction)
+    return met, sent, known
+
+
+def _collectives(met: Mapping[tuple[int, Key], list[Span]]) -> list[tuple[_Place, float]]:
+    """How long collectives took, on each of their ranks, where all had come and the lane was free."""
+    found: list[tuple[_Place, float]] = []
+    before_s: dict[int, float] = {}
+    for spans in sorted(met.values(), key=lambda spans: max(span.start_s for span in spans)):
+        start_s = max(max(span.start_s, before_s.get(span.rank, 0.0)) for span in spans)
+        end_s = min(span.end_s for span in spans)
+        for span in spans:
+            found.append((_place(span.rank, span), max(0.0, end_s - start_s)))
+            before_s[span.rank] = max(before_s.get(span.rank, 0.0), end_s)
+    return found
+
+
+def _messages(sent: Mapping[tuple[int, Key], list[Span]]) -> dict[_Place, float]:
+    """The quickest of all messages of a size between two ranks."""
+    quickest: dict[Key, float] = {}
+    links: dict[_Place, Key] = {}
+    for (_, key), spans in sent.items():
+        link: Key = (*key[:2], spans[0].num_bytes)
+        lasted = max(span.end_s for span in spans) - min(s.start_s for s in spans if s.rank == key[0])
+        quickest[link] = min(lasted, quickest.get(link, lasted))
+        links |= {_place(span.rank, span): link for span in spans}
+    return {place: quickest[link] for place, link in links.items()}
+
+
+def _between_s(trace: Trace, known: set[_Place], rank: int) -> float:
+    """Time of a worker's step in which no instruction runs; a median, for a trace leaves out the middle of a run."""
+    beside = ("evaluate", "checkpoint")
+    line = sorted(
+        (
+            span
+            for span in trace.spans
+            if span.rank == rank
+            and span.lane == "compute"
+            and (_place(rank, span) in known or span.kind in beside)
+        ),
+        key=lambda span: (span.start_s, span.end_s),
+    )
+    begins = [0, *(at for at, (a, b) in enumerate(pairwise(line), start=1) if a.step != b.step)]
+    gaps = []
+    for begin, end in pairwise(begins):
+        own = line[begin:end]
+        if not any(span.kind in beside for span in own):
+            lasted_s = line[end].start_s - own[0].start_s
+            gaps.append(lasted_s - sum(span.duration_s for span in own))
+    return max(0.0, median(gaps)) if gaps else 0.0
+
+
+def slowed(duration: Duration, slow: Mapping[int, float]) -> Duration:
+    """Durations of a run in which some workers compute so many times as long."""
+
+    def longer(rank: int, instruction: Instruction) -> float:
+        factor = slow.get(rank, 1.0) if isinstance(instruction, Compute | Opaque) else 1.0
+        return factor * duration(rank, instruction)
+
+    return longer
+
+
+def steps_per_s(trace: Trace, workers: int) -> float:
+    """Steps a second once a run has settled: the middle half of all shares, by when workers begin them."""
+    begun = sorted(s.start_s for s in trace.spans if s.rank < workers and s.instruction == 0)
+    first, last = len(begun) // 4, len(begun) * 3 // 4
+    return (last - first) / workers / (begun[last] - begun[first])

@@ -1,0 +1,147 @@
+"""What the parent does around its ranks: it starts them, hears what they tell, and sums up.
+
+In: a task, its programs, and a function that starts the processes. Out: the run's summary. Where workers march, rank 0
+writes the journal and measures; else the parent does, for any worker may die: it decides when the goal is reached, and
+measures at the end where nobody else has. Which ranks the run can do without depends on how they agree on weights.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from plait.errors import CheckpointError, PlaitError, RunError, WorkerError
+from plait.options import Listener
+from plait.plan.plan import Plan
+from plait.run.checkpoint.store import load_checkpoint, locate_checkpoint
+from plait.run.interpret.state import ModelState
+from plait.run.loop.evaluate import evaluate
+from plait.run.loop.journal import Journal
+from plait.run.loop.ledger import Ledger
+from plait.run.loop.shared_saver import OnEvent, StartRanks, on_shared_model
+from plait.run.loop.shares import drop_shares
+from plait.run.loop.task import Task
+from plait.run.prepare.programs import Programs
+from plait.run.start.device import choose_device
+from plait.run.start.launch import Interrupted
+
+
+def run_all(
+    task: Task, programs: Programs, tell: Listener, start: Callable[..., list[Any]]
+) -> dict[str, Any]:
+    """Run all ranks; `start` is given the task, the programs, who listens, which ranks can be missed, and a model that
+    workers share, where they do."""
+    run: StartRanks = partial(start, task, programs)
+    if task.plan.agreement.weights == "shared":
+        run = on_shared_model(task, tell, run)
+    if task.plan.agreement.marches:
+        return _summed_up(_run_marching(run, tell))
+    return _run_apart(task, programs, tell, run)
+
+
+def _run_marching(run: StartRanks, tell: Listener) -> list[Any]:
+    """What all ranks returned; of an interrupted run, what those returned that had time to."""
+
+    def on_event(rank: int, event: dict[str, Any]) -> bool:
+        tell(event)
+        return False
+
+    try:
+        return run(on_event, ())
+    except Interrupted as stop:
+        if not stop.returned or not any(stop.results):
+            raise
+        return stop.results
+
+
+def _summed_up(results: list[Any]) -> dict[str, Any]:
+    """What all ranks have counted; the first rank's word counts where several have one."""
+    counted: dict[str, Any] = {}
+    for result in reversed(results):
+        counted |= result or {}
+    counted["bytes_sent"] = {
+        str(rank): result["bytes_sent"]
+        for rank, result in enumerate(results)
+        if result and "bytes_sent" in result
+    }
+    return counted
+
+
+def _run_apart(task: Task, programs: Programs, tell: Listener, run: StartRanks) -> dict[str, Any]:
+    """Run workers that do not march, and write down what they tell."""
+    plan, first_step, progress = task.plan, 0, {}
+    if task.resume is not None:
+        state = load_checkpoint(task.resume)
+        first_step, progress = state.step, state.extra.get("progress", {})
+    below = first_step if task.resume is not None else None
+    with Journal(task.folder, tell, keep_below=below, samples=task.record_samples) as journal:
+        ledger = Ledger(journal, plan.mesh.size, task.job.until, progress)
+        try:
+            dispensable = range(plan.mesh.size if plan.agreement.alone else 0)
+            results = run(_listener(plan, ledger, tell), dispensable)
+        except Interrupted as stop:
+            if not stop.returned:
+                raise
+            results, ledger.stopped = stop.results, "interrupted"
+        except RunError as error:
+            ledger.close()
+            raise _with_way_back(error, task) from error
+        ledger.close()
+        if task.job.evaluate is not None and not ledger.evaluation and ledger.stopped != "interrupted":
+            _evaluate_last(task, programs, ledger)
+    drop_shares(task.folder)
+    return {"updates": ledger.num_updates} | _summed_up(results) | {
+        "losses": ledger.in_order(),
+        "stopped": ledger.stopped,
+        "evaluation": ledger.evaluation,
+        "shares_by_worker": ledger.tickets,
+    }  # fmt: skip
+
+
+def _listener(plan: Plan, ledger: Ledger, tell: Listener) -> OnEvent:
+    def on_event(rank: int, event: dict[str, Any]) -> bool:
+        if "share" in event:
+            ledger.take_share(rank, event["share"])
+        elif "evaluated" in event:
+            return ledger.take_evaluation(event["evaluated"])
+        elif "lost" in event:
+            tell({"notice": f"{event['lost']} {_meaning_of_loss(plan)}"})
+            if not plan.agreement.takes_next:
+                ledger.lose_share(rank)
+        else:
+            tell(event)
+        return False
+
+    return on_event
+
+
+def _meaning_of_loss(plan: Plan) -> str:
+    if plan.agreement.takes_next:
+        return "The others go on and take over its data; the shares that it held at that moment are lost."
+    return "The others go on; its shares of later steps are not trained on."
+
+
+def _with_way_back(error: RunError, task: Task) -> PlaitError:
+    """Where a server has died: say what is left of the run."""
+    plan = task.plan
+    if not isinstance(error, WorkerError) or error.rank < plan.mesh.size:
+        return error
+    try:
+        last = locate_checkpoint(task.folder, on_notice=lambda text: None)
+    except CheckpointError:
+        return error
+    return WorkerError(
+        f"a server is gone, and with it the weights: {error.what} The last checkpoint is {last}.",
+        rank=error.rank,
+        traceback=error.traceback,
+        fix=f"continue from there with --resume {task.folder}.",
+    )
+
+
+def _evaluate_last(task: Task, programs: Programs, ledger: Ledger) -> None:
+    """Measure what the last checkpoint holds."""
+    held_out = programs.held_out
+    assert held_out is not None
+    state = ModelState(task.job, choose_device(task.device, 0), task.dtype)
+    state.load(load_checkpoint(task.folder))
+    measured = evaluate(state, held_out, 0, 1, lambda sums: sums)
+    ledger.write_evaluation({"step": state.steps_done - 1, "epoch": 0, "evaluate": measured})

@@ -1,0 +1,240 @@
+"""One rank's whole run, whatever its part: build what it holds, agree with the others, begin, work, end.
+
+In: a task and a seat. Out: a JSON-able summary. What the rank does is in its program: a worker makes steps until
+nothing is left, a server has one instruction for the whole run.
+"""
+
+import os
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from plait.program.program import Program
+from plait.program.segment.compiled import CompiledSegments, pays
+from plait.program.serve.rule import histogram
+from plait.run.checkpoint.state import TrainingState
+from plait.run.checkpoint.store import load_checkpoint
+from plait.run.interpret.machine import Machine
+from plait.run.interpret.optimized import Optimized
+from plait.run.interpret.state import ModelState
+from plait.run.interpret.worker_states import restore_workers
+from plait.run.link.links import Links
+from plait.run.link.posts import posts_between
+from plait.run.link.shared_links import links_between
+from plait.run.link.wire import Post
+from plait.run.loop.apart import Apart
+from plait.run.loop.journal import Journal
+from plait.run.loop.keeper import Keeper
+from plait.run.loop.ledger import Ledger
+from plait.run.loop.shared_model import SharedModel
+from plait.run.loop.task import Task
+from plait.run.loop.together import Together
+from plait.run.loop.watch import Watch
+from plait.run.loop.worker import Company, Worker
+from plait.run.prepare.programs import Programs
+from plait.run.start.agreement import check_agreement
+from plait.run.start.allocator import keep_freed_memory
+from plait.run.start.device import choose_device, exact_products
+from plait.run.start.launch import GroupKind, Seat, connect, disconnect
+
+_SPINS = 20
+"""Looks before a server sleeps between looks."""
+_SLEEP_S = 0.0002
+"""A server looks again this often. Looking all the time would take a processor from the workers."""
+
+
+def run_rank(task: Task, seat: Seat, programs: Programs, model: SharedModel | None = None) -> dict[str, Any]:
+    """Do a rank's part; `model` is the one that workers share who write to one."""
+    keep_freed_memory()
+    seat.board.enter(-1, -1, "connect")
+    with ExitStack() as stack:
+        own = programs.full_step().of(seat.rank)
+        device = torch.device("cpu") if own.serve is not None else choose_device(task.device, seat.rank)
+        if task.record_gradients:
+            stack.enter_context(exact_products())
+        if seat.ranks > 1:
+            connect(seat, _backend(task), timeout_s=task.timeout_s)
+            stack.callback(disconnect)
+        return _Rank(task, seat, programs, device, model, stack).run()
+
+
+def _backend(task: Task) -> GroupKind:
+    """nccl where every worker has a GPU of its own, and nobody has none."""
+    plan = task.plan
+    enough = task.device == "cuda" and plan.ranks <= torch.cuda.device_count()
+    return "nccl" if enough and plan.ranks == plan.mesh.size else "plait"
+
+
+class _Rank:
+    """One rank."""
+
+    def __init__(
+        self,
+        task: Task,
+        seat: Seat,
+        programs: Programs,
+        device: torch.device,
+        model: SharedModel | None,
+        stack: ExitStack,
+    ) -> None:
+        self.task, self.seat, self.programs, self.stack = task, seat, programs, stack
+        self.program: Program = programs.full_step()
+        self.watch = Watch.of(task, seat, device)
+        links, post = self._links(device)
+        seat.board.enter(-1, -1, "build the model")
+        if model is not None:
+            self.state = model.adopt(seat.rank)
+        else:
+            holding = programs.holding(seat.rank, links, device)
+            self.state = ModelState(task.job, device, task.dtype, holding)
+        self._agree("initial weights", self.state.digest())
+        self._agree("program", self.program.digest())
+        self.resumed = self._resume() if model is None else None
+        self.start_step = self.state.steps_done if model is None else model.start_step
+        self.progress = self.resumed.extra.get("progress", {}) if self.resumed is not None else {}
+        self.machine = Machine(seat.rank, self.state, links, self.watch.observer, post=post)
+        self._compile(device)
+        self.machine.slowdown = task.slow.get(seat.rank, 1.0)
+
+    def run(self) -> dict[str, Any]:
+        """Begin, work, end."""
+        self.watch.observer.use(self.program, self.seat.rank)
+        self.machine.begin(self.program)
+        if self.resumed is not None:
+            restore_workers(self.resumed, self.state, self.machine.averaging, self.task.plan, self.seat.rank)
+            self.resumed = None
+        if self.machine.service is not None:
+            return self._serve()
+        worker = Worker(
+            self.task,
+            self.seat,
+            self.programs,
+            self.machine,
+            self.watch,
+            self._company(),
+            start_step=self.start_step,
+        )
+        return worker.run()
+
+    def _links(self, device: torch.device) -> tuple[Links, Post | None]:
+        plan, seat, timeout_s = self.task.plan, self.seat, self.task.timeout_s
+        if plan.ranks == plan.mesh.size:
+            return links_between(plan.mesh, seat.rank, device, timeout_s=timeout_s), None
+        return posts_between(
+            plan.mesh,
+            plan.sync.servers,
+            seat.rank,
+            torch.device(self.task.device),
+            seat.store,
+            timeout_s=timeout_s,
+        )
+
+    def _resume(self) -> TrainingState | None:
+        if self.task.resume is None:
+            return None
+        self.seat.board.enter(-1, -1, "load the checkpoint")
+        saved = load_checkpoint(self.task.resume)
+        self.state.load(saved)
+        own, agreement = self.program.of(self.seat.rank), self.task.plan.agreement
+        if (own.serve is None) == (agreement.weights == "server"):
+            self.state.optimizer.state.clear()  # where another rank updates
+        return saved
+
+    def _compile(self, device: torch.device) -> None:
+        """Decide whether segments are compiled as they are first run, which is told."""
+        steps = self.task.job.total_steps(self.programs.captures.source.num_samples)
+        left = None if steps is None else steps - self.start_step
+        if self.program.of(self.seat.rank).serve is None and pays(self.task.plan, self.program, device, left):
+
+            def told(segment: str, seconds: float, reason: str | None) -> None:
+                if self.seat.rank == 0:
+                    how = f"compiled in {seconds:.1f} s" if reason is None else f"not compiled: {reason}"
+                    self.seat.emit({"notice": f"segment {segment} {how}."})
+
+            self.machine.compiled = CompiledSegments(device, told)
+
+    def _agree(self, what: str, digest: str) -> None:
+        self.seat.board.enter(-1, -1, f"compare {what}", self.seat.ranks > 1)
+        check_agreement(what, digest, self.seat.ranks)
+
+    def _company(self) -> Company:
+        task, seat = self.task, self.seat
+        if not task.plan.agreement.marches:
+            return Apart(task, seat, self.programs, self.machine, self.watch, self.start_step)
+        ledger = None
+        if seat.rank == 0:
+            below = self.start_step if task.resume is not None else None
+            journal = Journal(task.folder, seat.emit, keep_below=below, samples=task.record_samples)
+            ledger = Ledger(self.stack.enter_context(journal), 1, None, {})
+        return Together(task, seat, self.programs, self.machine, self.watch, ledger, self.progress)
+
+    def _serve(self) -> dict[str, Any]:
+        """Be a server to the end of the run."""
+        service, task, seat = self.machine.service, self.task, self.seat
+        assert service is not None
+        service.is_gone = seat.board.is_gone
+        service.on_work = lambda what, step: self.watch.observer.serving(service.serve, what, step)
+        gradients: list[dict[str, Tensor]] = []
+        if task.record_gradients and isinstance(service.holder, Optimized):
+            service.holder.store.on_ready = lambda found: gradients.append(
+                {name: gradient.clone() for name, gradient in found.items()}
+            )
+        keeper = Keeper(service, task, lambda text: seat.emit({"notice": text}), self.progress)
+        service.after_update = keeper.after_update
+        patience = _Patience()
+        for turns in (keeper.save(60.0), self.machine.execute(self.program, self.start_step, ())):
+            for _ in turns:
+                patience.wait(service.streams.taken)
+        self.state.steps_done = service.reached
+        _write_parts(task, service.place, gradients)
+        for _ in keeper.close():
+            patience.wait(service.streams.taken)
+        if service.place == 0:
+            _join_parts(task, self.state, len(gradients))
+        self.watch.write(task, seat, self.program, self.state.steps_done)
+        counted: dict[str, Any] = {"bytes_sent": service.streams.sent_bytes}
+        if service.place == 0:
+            counted |= {"updates": service.rule.applied, "staleness": histogram([service.rule.staleness])}
+        return counted
+
+
+class _Patience:
+    """Gives the processor away while there is nothing to do."""
+
+    def __init__(self) -> None:
+        self._spins = 0
+        self._last = -1
+
+    def wait(self, done: int) -> None:
+        self._spins = 0 if done != self._last else self._spins + 1
+        self._last = done
+        if self._spins < _SPINS:
+            os.sched_yield()
+        else:
+            time.sleep(_SLEEP_S)
+
+
+def _write_parts(task: Task, place: int, gradients: list[dict[str, Tensor]]) -> None:
+    """For verification: this server's part of every update's gradients."""
+    for number, entry in enumerate(gradients):
+        save_file({name: part.contiguous() for name, part in entry.items()}, _part(task, number, place))
+
+
+def _join_parts(task: Task, state: ModelState, count: int) -> None:
+    """Put the parts of all servers together; the others have written theirs before they gave up their state."""
+    for number in range(count):
+        parts = [load_file(_part(task, number, place)) for place in range(task.plan.sync.servers)]
+        whole = parts[0]
+        if state.holding is not None:
+            layout = state.holding.layout
+            whole = {name: layout.assemble(name, [part[name] for part in parts]) for name in parts[0]}
+        save_file(whole, task.folder / f"gradients-{number:06d}.safetensors")
+
+
+def _part(task: Task, number: int, place: int) -> Path:
+    return task.folder / f"gradients-{number:06d}-of-server-{place}.safetensors"

@@ -1,0 +1,39 @@
+"""What every rank of a run is told."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from plait.job.job import Job
+from plait.plan.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What every rank is told."""
+
+    job: Job
+    plan: Plan
+    folder: Path
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    stop_step: int | None = None
+    """Train up to, not including, this step; None: to the end of the job."""
+    resume: Path | None = None
+    checkpoint_every: int | None = None
+    checkpoint_timeout_s: float = 120.0
+    record_samples: bool = False
+    record_gradients: bool = False
+    """Write every step's gradients to the folder, for verification."""
+    trace: bool = True
+    clock_offset_ns: int | None = None
+    hang_s: float = 300.0
+    slow: Mapping[int, float] = field(default_factory=dict)
+    """Ranks that are to take so many times as long to compute as they need."""
+
+    @property
+    def timeout_s(self) -> float:
+        """How long ranks wait for each other: longer than the launcher's patience, which knows more about a hang."""
+        return 2 * self.hang_s + 60

@@ -1,0 +1,186 @@
+"""The company of a worker that marches in step with all others: what they do together.
+
+In: steps that all of them make. Out: the journal and checkpoints, written by rank 0; measurements over all ranks. What
+is measured and saved is what they hold together: the parts of a model, copies of it, or the mean of workers that train
+on their own.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+
+from plait.errors import CheckpointError
+from plait.job.data.loader import LoadedStep
+from plait.run.checkpoint.saver import Notice, Saver
+from plait.run.checkpoint.state import snapshot
+from plait.run.interpret.copies import copies_of
+from plait.run.interpret.machine import Machine
+from plait.run.interpret.worker_states import with_workers
+from plait.run.link.exchange import ProcessExchange
+from plait.run.loop.evaluate import Progress, evaluate
+from plait.run.loop.ledger import Ledger
+from plait.run.loop.task import Task
+from plait.run.loop.watch import Watch
+from plait.run.loop.worker import write_gradients
+from plait.run.prepare.programs import Programs
+from plait.run.start.launch import Seat
+
+
+class Together:
+    """All ranks at one step."""
+
+    def __init__(
+        self,
+        task: Task,
+        seat: Seat,
+        programs: Programs,
+        machine: Machine,
+        watch: Watch,
+        ledger: Ledger | None,
+        progress: dict[str, Any],
+    ) -> None:
+        """`ledger`: rank 0's; `progress`: of the run that this one continues."""
+        self.task, self.seat, self.programs = task, seat, programs
+        self.machine, self.watch, self.ledger = machine, watch, ledger
+        self.places: Iterable[tuple[int, int]] | None = None
+        self.stopped: str | None = None
+        self.evaluation: dict[str, float] = {}
+        self._state = machine.state
+        self._progress = Progress(task.job.until)
+        self._progress.load(progress)
+        self._saved = -1
+        self._gradients: list[dict[str, Tensor]] = []
+        if task.record_gradients:
+            machine.store.on_ready = self._keep_gradients
+        first = seat.rank == 0
+        self._saver = (
+            Saver(task.folder / "checkpoints", time_limit_s=task.checkpoint_timeout_s) if first else None
+        )
+
+    def did(self, loaded: LoadedStep) -> None:
+        """All have."""
+
+    def tell(self, loaded: LoadedStep, told: dict[str, Any]) -> None:
+        """Rank 0 writes it down for all."""
+        if self.ledger is not None:
+            ids = loaded.ids.tolist() if self.task.record_samples else []
+            self.ledger.take_share(0, told | {"share": 0, "samples": len(loaded.ids), "ids": ids})
+
+    def skip(self, step: int) -> None:
+        """The others see it by themselves."""
+
+    def measures(self, loaded: LoadedStep) -> bool:
+        """All of them, or none."""
+        every = self.task.job.evaluate_every
+        return loaded.ends_epoch if every is None else (loaded.step + 1) % every == 0
+
+    def measure(self, step: int, epoch: int) -> None:
+        """Each measures its part of the held-out data."""
+        held_out = self.programs.held_out
+        assert held_out is not None
+        with (
+            self.watch.observer.beside(step, "evaluate"),
+            self.machine.averaging.shown(self.task.plan, self._add_up),
+            self._state.whole_model(self._exchange),
+        ):
+            self.evaluation = evaluate(self._state, held_out, self.seat.rank, self.seat.ranks, self._add_up)
+        if self.ledger is not None:
+            self.ledger.write_evaluation({"step": step, "epoch": epoch, "evaluate": self.evaluation})
+        self.stopped = self._progress.reached(self.evaluation) or self.stopped
+
+    def ends(self, loaded: LoadedStep) -> bool:
+        """Whether an interrupted run ends here, which all ranks must know of: it lasts until they have met."""
+        ahead = self.task.plan.agreement.round
+        if ahead is None and not loaded.ends_epoch:
+            return False
+        return self.seat.board.stop_after(loaded.step, ahead or 1)
+
+    def save(self) -> None:
+        """Put together what all have; rank 0 writes it."""
+        plan, state, averaging = self.task.plan, self._state, self.machine.averaging
+        averages = plan.agreement.averages
+        if self._saved == state.steps_done or (
+            self._saver is None and state.holding is None and not averages
+        ):
+            return
+        if self.ledger is not None:
+            self.ledger.flush()  # a run resumed from here must find what led here, whatever kills this one
+        with self.watch.observer.beside(state.steps_done - 1, "checkpoint"):
+            with averaging.shown(plan, self._add_up):
+                saved = state.to_checkpoint(self._extra(), self._exchange)
+                saved = snapshot(saved) if averages else saved  # before each has its own back
+            saved = with_workers(saved, state, averaging, plan, self.seat.rank)
+            if self._saver is not None:
+                self._tell(
+                    self._saver.poll()
+                )  # of those before: what becomes of this one is asked at the end
+                self._saver.submit(saved)
+        self._saved = state.steps_done
+
+    def close(self) -> dict[str, Any]:
+        """Measure and save the end."""
+        job, state = self.task.job, self._state
+        if job.evaluate is not None and not self.evaluation and self.stopped != "interrupted":
+            self.measure(state.steps_done - 1, 0)
+        self.save()
+        self.seat.board.enter(state.steps_done - 1, -1, "finish")
+        notices = self._saver.close() if self._saver is not None else []
+        self._tell(notices)
+        if self.task.record_gradients:
+            self._write_proof()
+        lost = [n.message for n in notices if n.kind != "saved" and n.step == state.steps_done]
+        if lost:
+            raise CheckpointError(f"the last checkpoint was not saved: {lost[-1]}")
+        counted: dict[str, Any] = {"evaluation": self.evaluation, "bytes_sent": self.machine.bytes_sent}
+        if self.ledger is not None:
+            self.ledger.close()
+            counted["losses"] = self.ledger.in_order()
+            counted["updates"] = len(counted["losses"]) * (
+                self.task.plan.mesh.size if self.task.plan.agreement.alone else 1
+            )
+        return counted
+
+    def _add_up(self, tensor: Tensor) -> Tensor:
+        if self.seat.ranks > 1:
+            placed = tensor.to(self._state.device) if dist.get_backend() == "nccl" else tensor
+            dist.all_reduce(placed)
+            return placed.cpu()
+        return tensor
+
+    @property
+    def _exchange(self) -> ProcessExchange | None:
+        holding = self._state.holding
+        return ProcessExchange(holding.layout) if holding is not None else None
+
+    def _extra(self) -> dict[str, Any]:
+        job = self.task.job
+        progress = self._progress.state()
+        return {"seed": job.seed, "batch": job.batch, "progress": progress, "plan": self.task.plan.name}
+
+    def _tell(self, notices: list[Notice]) -> None:
+        for notice in notices:
+            if notice.kind != "saved":
+                self.seat.emit({"notice": notice.message})
+
+    def _keep_gradients(self, gradients: dict[str, Tensor]) -> None:
+        holding, exchange = self._state.holding, self._exchange
+        if holding is not None and exchange is not None:
+            names = sorted({name for told in exchange.tell(list(gradients)) for name in told})
+            nothing = torch.empty(0, dtype=self.task.dtype, device=self._state.device)
+            gradients = {n: holding.assemble(n, gradients.get(n, nothing), exchange) for n in names}
+        if self.seat.rank == 0:
+            self._gradients.append(
+                {name: g.detach().cpu().clone().contiguous() for name, g in gradients.items()}
+            )
+
+    def _write_proof(self) -> None:
+        """What a verification compares and a checkpoint does not hold: gradients, and every rank's own copies."""
+        write_gradients(self.task, self._gradients)  # of the first rank
+        if self.task.plan.agreement.mix is None:  # those differ until they meet
+            rank = self.seat.rank
+            held = {n: t.cpu().clone().contiguous() for n, t in copies_of(self._state, rank).items()}
+            save_file(held, self.task.folder / f"held-{rank:06d}.safetensors")

@@ -1,1 +1,0 @@
-"""Runs whose workers do not march in step: tickets, the loop of a worker, servers, and what the parent writes down."""
