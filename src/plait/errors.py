@@ -10,7 +10,8 @@
     ├── ProgramError      a compiled program is not sound (a bug of ours, never of the user's model)
     ├── RunError          training started and failed
     │   ├── WorkerError   one rank raised or died; names the rank and carries its traceback
-    │   └── HangError     ranks wait for each other; names the operation, who waits and who is missing
+    │   ├── HangError     ranks wait for each other; names the operation, who waits and who is missing
+    │   └── DiskError     a file of the run cannot be written: no room, or no permission
     └── CheckpointError   a checkpoint cannot be written or read
 
 A message says what is wrong, with the numbers; `fix` says what to do about it.
@@ -83,6 +84,10 @@ class HangError(RunError):
         super().__init__(what, fix=fix)
         self.waiting = waiting
         self.missing = missing
+
+
+class DiskError(RunError):
+    """A file cannot be written."""
 
 
 class CheckpointError(PlaitError):

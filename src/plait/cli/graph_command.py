@@ -14,7 +14,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from plait.errors import CaptureError, UsageError
+from plait.errors import CaptureError, DiskError, UsageError
 from plait.files.write import write_whole
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
@@ -71,11 +71,8 @@ def write_page(path: Path, page: str) -> None:
     """Write the page whole or not at all."""
     try:
         write_whole(path, page)
-    except OSError as error:
-        raise UsageError(
-            f"the page cannot be written to {path}: {error.strerror or error}.",
-            fix="name a file that you may write.",
-        ) from error
+    except DiskError as error:
+        raise UsageError(error.what, fix="name a file that you may write.") from error
 
 
 def summary_values(summary: Summary) -> dict[str, Any]:

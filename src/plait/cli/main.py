@@ -28,6 +28,7 @@ from plait.cli.progress import show_progress
 from plait.cli.validate_command import validate
 from plait.cli.verify_command import print_verification
 from plait.errors import ClusterError, JobError, PlaitError, PlanError, UsageError
+from plait.files.write import write_or_tell
 from plait.job.reference import load_job
 from plait.options import Limits, Listener, Saving, Trial
 from plait.plan.named import NAMED
@@ -152,7 +153,9 @@ def run(
             limits=Limits(memory=memory, hang_s=hang_s), trial=Trial(slow=parse_slow(slow or [])),
         )  # fmt: skip
     if trace:
-        write_page(result.folder)
+        write_or_tell(
+            lambda: write_page(result.folder), lambda text: print(f"notice: {text}", file=sys.stderr)
+        )
     if json_:
         summary = {
             "folder": str(result.folder), "losses": result.losses, "evaluation": dict(result.evaluation),

@@ -7,16 +7,18 @@ line of it a record or a problem that is named by its number. A kill at any mome
 """
 
 import json
+import os
 import re
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
-from plait.files.write import write_whole
+from plait.files.write import cannot_write, write_whole
 
 _SUM = re.compile(r', "sum": "([0-9a-f]{8})"\}$')
 _FLUSH_EVERY_S = 1.0
@@ -100,24 +102,32 @@ class RecordFile:
             content = "".join(f"{line}\n" for line in kept).encode("utf-8")
             if len(content) != path.stat().st_size:
                 write_whole(path, content)
-        self._file: TextIO = path.open("a", encoding="utf-8")
+        self._path = path
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._waiting = bytearray()
         self._flushed_s = time.monotonic()
 
     def write(self, entry: Mapping[str, Any]) -> None:
         """Append one record."""
-        self._file.write(sealed(entry))
-        now = time.monotonic()
-        if now - self._flushed_s > _FLUSH_EVERY_S:
-            self._file.flush()
-            self._flushed_s = now
+        self._waiting += sealed(entry).encode("utf-8")
+        if time.monotonic() - self._flushed_s > _FLUSH_EVERY_S:
+            self.flush()
 
     def flush(self) -> None:
-        """Hand everything to the system, so that it outlives this process."""
-        self._file.flush()
+        """Hand everything to the system, so that it outlives this process; a record fits whole or is not there."""
+        waiting, self._waiting = (
+            bytes(self._waiting),
+            bytearray(),
+        )  # what failed is not tried again at the end
+        append(self._file, waiting, self._path, alone=True)
+        self._flushed_s = time.monotonic()
 
     def close(self) -> None:
         """Flush and close."""
-        self._file.close()
+        try:
+            self.flush()
+        finally:
+            os.close(self._file)
 
     def __enter__(self) -> Self:
         return self
@@ -126,6 +136,19 @@ class RecordFile:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def append(file: int, data: bytes, path: Path, *, alone: bool) -> None:
+    """Append all of it; where there is no room, and nobody else appends to the file, none of it."""
+    written, before = 0, os.fstat(file).st_size
+    try:
+        while written < len(data):
+            written += os.write(file, data[written:])
+    except OSError as error:
+        if alone:
+            with suppress(OSError):
+                os.ftruncate(file, before)
+        raise cannot_write(path, error, len(data)) from error
 
 
 def _sum(body: str) -> str:

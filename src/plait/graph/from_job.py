@@ -28,6 +28,11 @@ class Captures:
         self.example = two
         self._graphs: dict[tuple[int, LeafShapes], Graph] = {}
 
+    @property
+    def first(self) -> Graph | None:
+        """Any graph that was captured so far."""
+        return next(iter(self._graphs.values()), None)
+
     def of_size(self, num_samples: int) -> Graph:
         """The graph of a micro-batch of `num_samples` samples shaped like the first one of the data."""
         return self.of_shapes(num_samples, self.shapes(self.example, num_samples))

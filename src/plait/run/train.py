@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.errors import JobError, UsageError
-from plait.files.write import write_whole
+from plait.errors import CheckpointError, DiskError, JobError, UsageError
+from plait.files.write import hold_reserve, release_reserve, write_last_words, write_or_tell, write_whole
 from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.options import Limits, Listener, Saving, Trial
@@ -35,6 +35,7 @@ from plait.run.loop.task import Task
 from plait.run.prepare.fits import memory_limit
 from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
+from plait.run.prepare.room import check_room
 from plait.run.start.device import check_device
 from plait.run.start.launch import Seat, launch
 from plait.run.start.outside import refuse_many_starts
@@ -102,13 +103,15 @@ def train(
     dtype = torch.float64 if trial.dtype == "float64" else torch.float32
     check_shared(chosen, device)
     folder = make_run_folder(Path(out) if out else None, saving.name, resuming=resume is not None)
-    with locked(folder):
+    with locked(folder), _room_for_last_words(folder):
         try:
             checkpoint = _located(resume, tell)
             start_step = _continued_from(checkpoint, job) if checkpoint else 0
             programs = prepare(
                 job, chosen, device, dtype, tell, limit_bytes=memory_limit(device, limits.memory)
             )
+            saves = saving.checkpoint_every is not None or programs.plan.sync.servers > 0
+            check_room(folder, programs, on_the_way=saves)
         except BaseException:
             discard_if_empty(folder)
             raise
@@ -152,9 +155,10 @@ def train(
             )
         tell({"started": str(folder), "total_steps": total_steps, "start_step": start_step})
         summary = run_all(task, programs, tell, _run_ranks)
-        write_totals(folder, chosen, summary)
+        say = lambda text: tell({"notice": text})  # noqa: E731
+        write_or_tell(lambda: write_totals(folder, chosen, summary), say)
         if trace and summary["losses"]:
-            write_chrome(read_trace(folder), folder / "trace" / "trace.json")
+            write_or_tell(lambda: _write_timeline(folder), say)
         return Result(
             losses=tuple(summary["losses"]),
             evaluation=summary["evaluation"],
@@ -162,6 +166,37 @@ def train(
             stopped=summary["stopped"],
             notices=(*programs.choices, *summary["notices"]),
         )
+
+
+def _write_timeline(folder: Path) -> None:
+    """For viewers of Chrome's format, where every rank has left its trace."""
+    if any(folder.glob("trace/rank*.json")):
+        write_chrome(read_trace(folder), folder / "trace" / "trace.json")
+
+
+@contextmanager
+def _room_for_last_words(folder: Path) -> Iterator[None]:
+    """Whatever cannot be written, what is told of it says what was saved, and is kept in the folder."""
+    hold_reserve(folder)
+    try:
+        yield
+    except (DiskError, CheckpointError) as error:
+        release_reserve(folder)
+        if not (folder / "checkpoints").is_dir():  # nothing was begun
+            raise
+        told = type(error)(f"{error.what.rstrip('.')}. {_saved_in(folder)}", fix=error.fix)
+        write_last_words(folder / "failure.txt", f"{told}\n")
+        raise told from error
+    finally:
+        release_reserve(folder)
+
+
+def _saved_in(folder: Path) -> str:
+    try:
+        last = locate_checkpoint(folder, on_notice=lambda text: None)
+    except CheckpointError:
+        return "No checkpoint was saved."
+    return f"Saved is {last.name}: --resume {folder} goes on from there."
 
 
 def check_slow(slow: Mapping[int, float], plan: Plan, device: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from plait.errors import DiskError
 from plait.files import records
 from plait.files.records import RecordFile, opened, read_records, sealed
 from plait.files.write import write_whole
@@ -57,7 +58,7 @@ def test_resuming_on_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pyte
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(DiskError, match="No space"):
         RecordFile(path, keep=below(50))
     assert path.read_bytes() == before
     assert [found.name for found in tmp_path.iterdir()] == ["metrics.jsonl"]

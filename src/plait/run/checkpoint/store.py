@@ -5,8 +5,8 @@ atomically; and such a folder as a state again. A kill at any moment leaves the 
 never communicates and never knows how many ranks there are, so any number of them may resume.
 """
 
+import errno
 import os
-import shutil
 import time
 import warnings
 from collections.abc import Callable
@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from plait.errors import CheckpointError
+from plait.files.write import free_bytes
 from plait.run.checkpoint.files import (
     MANIFEST,
     check_sums,
@@ -68,6 +69,9 @@ def save_checkpoint(
                 )
 
     try:
+        free = free_bytes(folder)
+        if free is not None and free < num_bytes:  # before the little that is left is filled in vain
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         path = write_folder(folder, state.step, FILES, write)
         prune_folders(folder, FILES, keep=keep, newest=path)
     except (OSError, SafetensorError) as error:
@@ -177,6 +181,5 @@ def _reason(error: Exception) -> str:
 
 
 def _free(folder: Path) -> str:
-    while not folder.exists():
-        folder = folder.parent
-    return format_bytes(shutil.disk_usage(folder).free)
+    free = free_bytes(folder)
+    return "an unknown part" if free is None else format_bytes(free)

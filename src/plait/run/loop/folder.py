@@ -19,7 +19,7 @@ import msgspec
 import torch
 
 from plait.errors import UsageError
-from plait.files.write import write_whole
+from plait.files.write import release_reserve, write_whole
 from plait.plan.plan import Plan
 from plait.run.loop import lock
 
@@ -62,6 +62,7 @@ def _claim(folder: Path) -> Path:
 
 def discard_if_empty(folder: Path) -> None:
     """Take back a run folder into which nothing was written."""
+    release_reserve(folder)
     with suppress(OSError):
         (folder / "checkpoints").rmdir()
         if {path.name for path in folder.iterdir()} <= {lock.NAME}:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from plait.files.records import read_records, sealed
+from plait.files.records import append, read_records, sealed
 
 _NAME = "shares.jsonl"
 
@@ -50,15 +50,12 @@ class ShareLog:
     """The file, as one worker appends to it."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._rank = rank
-        self._file = os.open(folder / _NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._rank, self._path = rank, folder / _NAME
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def write(self, event: Mapping[str, Any]) -> None:
         """Append a record in one call of the system, so that records of several workers do not mix."""
-        line = sealed({"rank": self._rank, **event}).encode("utf-8")
-        written = os.write(self._file, line)
-        while written < len(line):  # a full disk tells itself at the next call
-            written += os.write(self._file, line[written:])
+        append(self._file, sealed({"rank": self._rank, **event}).encode("utf-8"), self._path, alone=False)
 
     def close(self) -> None:
         """Nothing more comes from this worker."""

@@ -1,9 +1,11 @@
 """What a process records of itself: its place on the board, and its trace."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from plait.files.write import write_or_tell
 from plait.program.program import Program
 from plait.run.interpret.observer import CudaClock, WorkerObserver, metadata_of
 from plait.run.loop.task import Task
@@ -30,5 +32,5 @@ class Watch:
         if self.recorder is not None:
             self.observer.settle(step)
             path = task.folder / "trace" / f"rank{seat.rank}.json"
-            path.parent.mkdir(exist_ok=True)
-            self.recorder.flush(path, metadata=metadata_of(program))
+            flush = partial(self.recorder.flush, path, metadata=metadata_of(program))
+            write_or_tell(flush, lambda text: seat.emit({"notice": text}))

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from plait.errors import RunError, UsageError
+from plait.files.write import write_last_words
 from plait.run.start.board import Board
 from plait.run.start.child import Main, Seat
 from plait.run.start.interfaces import choose_interfaces
@@ -89,11 +90,10 @@ def launch(
 def _keep(error: RunError, monitor: Monitor, run_dir: Path | None) -> None:
     if run_dir is None:
         return
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "failure.txt").write_text(f"{error}\n")
+    write_last_words(run_dir / "failure.txt", f"{error}\n")
     for rank, failure in monitor.failures.items():
         if failure.told is not None:
-            (run_dir / f"failed-rank-{rank}.txt").write_text(f"{failure.told['traceback']}\n")
+            write_last_words(run_dir / f"failed-rank-{rank}.txt", f"{failure.told['traceback']}\n")
 
 
 def connect(seat: Seat, backend: GroupKind = "plait", *, timeout_s: float) -> None:
