@@ -73,6 +73,7 @@ class Step:
             raise UsageError("all ranks gave an empty share.", fix="end the loop when the data ends.")
         shares = self._split(batch, sizes)
         program = self._programs.for_step(shares)
+        self._state.narrow = bool(self._programs.captures.narrow)
         step = self._state.steps_done
         with torch.no_grad():
             for _ in self._machine.execute(program, step, shares):

@@ -1,13 +1,42 @@
 """Of autograd and optimizers: what torch notes on its own objects."""
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 
-def function_of_backward(backward: type) -> Any:
-    """The user's `autograd.Function` from which torch made a backward node's type; AttributeError where none."""
-    return backward._forward_cls  # type: ignore[attr-defined]
+def number_of_last() -> int:
+    """The number of the autograd node that was made last in this thread."""
+    return torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+
+
+def number_of_differentiated() -> int | None:
+    """The number of the autograd node that is being differentiated; None outside of a backward pass."""
+    node = torch._C._current_autograd_node()
+    return node._sequence_nr() if node is not None else None
+
+
+def is_transformed() -> bool:
+    """Whether the call is made inside torch.func's grad, vmap or their like."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def hooks_of(parameter: Tensor) -> list[Callable[..., Any]]:
+    """What `register_hook` was given."""
+    return list((parameter._backward_hooks or {}).values())
+
+
+def late_hooks_of(parameter: Tensor) -> list[Callable[..., Any]]:
+    """What `register_post_accumulate_grad_hook` was given."""
+    return list((getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values())
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was written to in place."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def mark_stepped(optimizer: Optimizer) -> None:

@@ -1,8 +1,8 @@
 """Fake tensors: shapes, dtypes and devices without memory. Private to torch (`torch._subclasses`)."""
 
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 
 FAKE_LOGGER = "torch._subclasses.fake_tensor"
 """The logger to which torch writes a traceback of its own for an op that fails on fake tensors."""
 
-__all__ = ["FAKE_LOGGER", "DataDependentOutputException", "FakeTensorMode"]
+__all__ = ["FAKE_LOGGER", "DataDependentOutputException", "FakeTensor", "FakeTensorMode"]

@@ -5,7 +5,6 @@ trailing `copy_` nodes. Our own notes on the nodes are carried over.
 """
 
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,9 +25,19 @@ def mutates(graph: fx.Graph) -> bool:
     )
 
 
-def functionalize(module: fx.GraphModule, inputs: Sequence[Tensor], mode: FakeTensorMode) -> fx.GraphModule:
+def out_of_place(target: Any) -> Any:
+    """The op that returns what `target` would write into its first argument; other ops are returned as they are."""
+    if not isinstance(target, OpOverload) or not schema_of(target).is_mutable:
+        return target
+    namespace, _, name = schema_of(target).name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    return getattr(packet, schema_of(target).overload_name or "default", target)
+
+
+def functionalize(module: fx.GraphModule, mode: FakeTensorMode) -> fx.GraphModule:
     """The same graph without writes in place; writes to inputs end as trailing `copy_` nodes."""
     marks = Marks()
+    inputs = [node.meta["val"].detach() for node in module.graph.nodes if node.op == "placeholder"]
 
     class Replay(fx.Interpreter):
         def run_node(self, node: fx.Node) -> Any:
@@ -38,12 +47,10 @@ def functionalize(module: fx.GraphModule, inputs: Sequence[Tensor], mode: FakeTe
     def run(*flat: Tensor) -> Any:
         return Replay(module).run(*flat)
 
+    def traced(*flat: Tensor) -> Any:
+        with marks.on_nodes():
+            return torch.func.functionalize(run, remove="mutations")(*flat)
+
     with mode, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        functional = make_fx(
-            torch.func.functionalize(run, remove="mutations"),
-            tracing_mode="real",
-            _allow_non_fake_inputs=True,
-        )(*[tensor.detach() for tensor in inputs])
-    marks.copy_meta(functional.graph)
-    return functional
+        return make_fx(traced, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)

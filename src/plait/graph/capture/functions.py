@@ -13,17 +13,36 @@ from torch import Tensor
 from plait.errors import JobError
 from plait.graph.capture.marks import Marks
 from plait.graph.capture.refusal import refuse_other_devices
-from plait.graph.ops.attention import AttentionCapture
+from plait.graph.ops.attention import AttentionCapture, plain_attention
 from plait.graph.ops.batch_norm import batch_norm
 from plait.graph.ops.lstm import stacked_lstm
+from plait.torch_private.autograd import is_transformed
+
+
+class StaleTensorError(Exception):
+    """The forward reads a tensor that an earlier forward left behind."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+
+class NeedsPlainOpsError(Exception):
+    """The objective differentiates: capture again without ops of ours, which can be differentiated only once."""
 
 
 class FunctionCapture(AttentionCapture):
     """Replace functions that depend on the device or on the whole batch by ops that plans can partition."""
 
-    def __init__(self, marks: Marks) -> None:
+    def __init__(self, marks: Marks, plain: bool, stale: Mapping[int, str]) -> None:
         super().__init__()
+        self._stale = stale
         self._marks = marks
+        self._plain = plain
+        self.live: dict[int, Tensor] = {}
+        """The tensors that functions were given and gave, with their history."""
+        self.hooked_scalar = False
+        """Whether a hook was put on a scalar, which a loss is made of."""
 
     def __torch_function__(
         self,
@@ -32,15 +51,44 @@ class FunctionCapture(AttentionCapture):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        self._marks.grad_mode()
         self._marks.source_line()
         refuse_other_devices(func, args, kwargs or {})
+        if func is torch.Tensor.register_hook and args[0].numel() == 1:
+            self.hooked_scalar = True
+        if self._stale:
+            for leaf in _tensors(args):
+                if id(leaf) in self._stale:
+                    raise StaleTensorError(self._stale[id(leaf)])
+        result = self._call(func, types, args, dict(kwargs or {}))
+        for leaf in (*_tensors(args), *_tensors(result)):
+            self.live[id(leaf)] = leaf
+        return result
+
+    def _call(self, func: Callable[..., Any], types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if func is torch.autograd.grad and not self._plain:
+            raise NeedsPlainOpsError
+        if func is F.instance_norm:
+            return _instance_norm(func, *args, **kwargs)
         if func is F.batch_norm:
-            return _batch_norm(*args, **(kwargs or {}))
+            return _batch_norm(self._plain or is_transformed(), *args, **kwargs)
+        if self._plain or is_transformed():
+            return plain_attention(func, args, kwargs)
         if func is torch.lstm and _suits_lstm_op(args):
             x, state, weights, _, layers, dropout, _, bidirectional, batch_first = args
             return stacked_lstm(x, state, weights, layers, dropout, bidirectional, batch_first)
-        return super().__torch_function__(func, types, args, dict(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    """The tensors among arguments or results, which are at most a list deep."""
+    entries = values if isinstance(values, tuple | list) else (values,)
+    found = []
+    for entry in entries:
+        if isinstance(entry, Tensor):
+            found.append(entry)
+        elif isinstance(entry, tuple | list):
+            found += [inner for inner in entry if isinstance(inner, Tensor)]
+    return found
 
 
 def _suits_lstm_op(args: Sequence[Any]) -> bool:
@@ -53,6 +101,7 @@ def _suits_lstm_op(args: Sequence[Any]) -> bool:
 
 
 def _batch_norm(
+    plain: bool,
     x: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
@@ -70,12 +119,20 @@ def _batch_norm(
                 fix="choose batch and accumulate so that no micro-batch, the last of an epoch too, has one sample.",
             )
         dtype = weight.dtype if weight is not None else x.dtype
+        if plain:
+            output, mean, var = _plain_batch_norm(x, weight, bias, eps)
+            if running_mean is not None and running_var is not None:
+                with torch.no_grad():
+                    running_mean.copy_(running_mean * (1 - momentum) + mean.to(running_mean.dtype) * momentum)
+                    running_var.copy_(running_var * (1 - momentum) + var.to(running_var.dtype) * momentum)
+            return output
         mean = running_mean if running_mean is not None else x.new_zeros(channels, dtype=dtype)
         var = running_var if running_var is not None else x.new_ones(channels, dtype=dtype)
         output, _, _, new_mean, new_var = batch_norm(x, weight, bias, mean, var, momentum, eps)
         if running_mean is not None and running_var is not None:
-            running_mean.copy_(new_mean)
-            running_var.copy_(new_var)
+            with torch.no_grad():
+                running_mean.copy_(new_mean)
+                running_var.copy_(new_var)
         return output  # type: ignore[no-any-return]
     assert running_mean is not None and running_var is not None
     shape = [1, -1] + [1] * (x.ndim - 2)
@@ -86,3 +143,42 @@ def _batch_norm(
     if bias is not None:
         shift = shift + bias
     return x * scale.view(shape) + shift.view(shape)
+
+
+def _plain_batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The normalized batch by ops that can be differentiated any number of times, its mean and unbiased variance."""
+    dims, shape = [0, *range(2, x.ndim)], [1, -1] + [1] * (x.ndim - 2)
+    mean = x.mean(dims)
+    centered = x - mean.view(shape)
+    var = centered.square().mean(dims)
+    output = centered * torch.rsqrt(var + eps).view(shape)
+    if weight is not None:
+        output = output * weight.view(shape)
+    if bias is not None:
+        output = output + bias.view(shape)
+    count = x.numel() // x.shape[1]
+    return output, mean.detach(), var.detach() * (count / (count - 1))
+
+
+def _instance_norm(
+    func: Callable[..., Tensor],
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Each sample by its own statistics; running ones follow their means, which torch writes to views of copies."""
+    if use_input_stats and running_mean is not None and running_var is not None:
+        with torch.no_grad():
+            dims = tuple(range(2, x.ndim))
+            var, mean = torch.var_mean(x, dims)
+            running_mean.copy_(running_mean * (1 - momentum) + mean.mean(0).to(running_mean.dtype) * momentum)
+            running_var.copy_(running_var * (1 - momentum) + var.mean(0).to(running_var.dtype) * momentum)
+        running_mean = running_var = None
+    return func(x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)

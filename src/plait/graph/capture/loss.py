@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from plait.graph.capture.functional import out_of_place
+
 aten = torch.ops.aten
 
 _REDUCTION_ARGUMENT = {
@@ -46,31 +48,47 @@ class _Mean:
     """Equal for means with the same weight."""
 
 
-def as_total_and_weight(
-    graph: fx.Graph, scalar_form: bool, num_samples: int, num_parameters: int
-) -> tuple[fx.Node, fx.Node, float | None, list[str]]:
-    """Nodes of (total, weight), the weight as a number where it is constant, and notices for the user."""
-    output = next(node for node in graph.nodes if node.op == "output")
-    values = output.args[0]
-    with graph.inserting_before(output):
-        if not scalar_form:
-            total, weight = values
-            if not isinstance(weight, fx.Node):
-                return total, _constant(graph, total, float(weight)), float(weight), []
-            return total, _as_scalar(graph, weight, total), None, []
-        loss = values[0]
-        parameters = set([node for node in graph.nodes if node.op == "placeholder"][:num_parameters])
-        mean = _Reader(graph, num_samples, parameters).read(loss)
-        if mean is None:
-            total = _call(graph, aten.mul.Tensor, (loss, float(num_samples)), loss)
-            notice = (
-                "the loss is not a mean that plait knows, so it counts as a mean over its samples; "
-                "return (total, weight) from `objective` to say otherwise."
-            )
-            return total, _constant(graph, total, float(num_samples)), float(num_samples), [notice]
-        if isinstance(mean.weight, float):
-            return mean.total, _constant(graph, mean.total, mean.weight), mean.weight, []
-        return mean.total, _as_scalar(graph, mean.weight, mean.total), None, []
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """How the objective was read."""
+
+    total: fx.Node
+    weight: fx.Node
+    static_weight: float | None
+    """The weight as a number where it is constant."""
+    notices: tuple[str, ...] = ()
+    """What the user should know about it."""
+
+
+def read_pair(graph: fx.Graph, total: fx.Node, weight: fx.Node | float) -> Reading:
+    """An objective that says itself what its total and its weight are."""
+    if not isinstance(weight, fx.Node):
+        constant = _constant(graph, total, float(weight))
+        return Reading(total=total, weight=constant, static_weight=float(weight))
+    return Reading(total=total, weight=_as_scalar(graph, weight, total), static_weight=None)
+
+
+def read_scalar(graph: fx.Graph, loss: fx.Node, num_samples: int, num_parameters: int) -> Reading | None:
+    """A loss that is a mean that plait knows; new nodes are added at the end of the graph."""
+    parameters = set([node for node in graph.nodes if node.op == "placeholder"][:num_parameters])
+    mean = _Reader(graph, num_samples, parameters).read(loss)
+    if mean is None:
+        return None
+    if isinstance(mean.weight, float):
+        constant = _constant(graph, mean.total, mean.weight)
+        return Reading(total=mean.total, weight=constant, static_weight=mean.weight)
+    return Reading(total=mean.total, weight=_as_scalar(graph, mean.weight, mean.total), static_weight=None)
+
+
+def read_unknown(graph: fx.Graph, loss: fx.Node, num_samples: int) -> Reading:
+    """Any other loss: a mean over its samples."""
+    total = _call(graph, aten.mul.Tensor, (loss, float(num_samples)), loss)
+    notice = (
+        "the loss is not a mean that plait knows, so it counts as a mean over its samples; "
+        "return (total, weight) from `objective` to say otherwise."
+    )
+    weight = _constant(graph, total, float(num_samples))
+    return Reading(total=total, weight=weight, static_weight=float(num_samples), notices=(notice,))
 
 
 class _Reader:
@@ -82,9 +100,9 @@ class _Reader:
         self.parameters = parameters
 
     def read(self, node: fx.Node) -> _Mean | None:
-        if node.op != "call_function":
-            return None
-        target = node.target
+        if node.op != "call_function" or not node.meta.get("grad", True):
+            return None  # inside a hand-written autograd function, or of no influence on a gradient
+        target = out_of_place(node.target)
         if target in _RESHAPES and node.meta["val"].numel() == 1:
             return self._rewrap(node, self.read(node.args[0]))  # type: ignore[arg-type]
         if target is aten.mean.default or (target is aten.mean.dim and node.meta["val"].numel() == 1):
@@ -168,13 +186,15 @@ class _Reader:
         first, second = self.read(left), self.read(right)
         if first is None or second is None or not _same_weight(first, second):
             return None
-        total = _call(self.graph, node.target, (first.total, second.total), node)
+        target = out_of_place(node.target)
+        total = _call(self.graph, target, (first.total, second.total), node)
         return _Mean(total, first.weight, first.key)
 
     def _rewrap(self, node: fx.Node, inner: _Mean | None) -> _Mean | None:
         if inner is None:
             return None
-        total = self.graph.call_function(node.target, (inner.total, *node.args[1:]), dict(node.kwargs))  # type: ignore[arg-type]
+        target: Any = out_of_place(node.target)
+        total = self.graph.call_function(target, (inner.total, *node.args[1:]), dict(node.kwargs))
         _adopt(total, node, node.meta["val"])
         return _Mean(total, inner.weight, inner.key)
 
@@ -215,7 +235,7 @@ def _adds_up(node: fx.Node) -> bool:
         isinstance(node.meta["val"], torch.Tensor) and node.meta["val"].numel() != 1
     ):
         return False
-    target, arguments = node.target, node.args
+    target, arguments = out_of_place(node.target), node.args
     if target in (aten.sum.default, aten.sum.dim_IntList, aten.dot.default):
         return True
     if target in _REDUCTION_ARGUMENT:
@@ -292,5 +312,6 @@ def like_mode(node: fx.Node) -> Any:
 
 
 def _adopt(node: fx.Node, like: fx.Node, value: Any) -> None:
-    node.meta = {key: like.meta[key] for key in ("phase", "module", "grad", "source") if key in like.meta}
+    kept = ("phase", "module", "grad", "source", "number", "owner")
+    node.meta = {key: like.meta[key] for key in kept if key in like.meta}
     node.meta["val"] = value

@@ -1,11 +1,12 @@
-"""Notes taken while a graph is traced: which module, source line or earlier node each new node comes from.
+"""Notes taken while a graph is traced: which module, source line, phase and earlier node each new node comes from.
 
-In: calls made during tracing. Out: `meta` on the nodes of the finished graph. Works by counting nodes in the graph
-under construction, so it needs nothing of torch but that count.
+In: the graph under construction, and calls made during tracing. Out: `meta` on its nodes.
+
+How a backward node finds its forward op: autograd numbers its nodes as they are made, right before the op runs. The
+first op that is traced after number n was given out is the one that autograd node n differentiates.
 """
 
 import sys
-from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,31 +15,75 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from plait.torch_private.tracing import nodes_so_far
+from plait.torch_private.autograd import number_of_differentiated, number_of_last
+from plait.torch_private.tracing import tracer
 
-_NOTES: dict[str, Any] = {"phase": "forward", "module": "", "grad": True, "source": "", "origin": ""}
+_NOTES: dict[str, Any] = {
+    "phase": "forward",
+    "module": "",
+    "grad": True,
+    "source": "",
+    "number": -1,
+    "owner": None,
+    "origin": "",
+}
 """What we keep on a node, and what it is where nothing is known."""
 _TORCH = str(Path(torch.__file__).parent)
 _CAPTURE = str(Path(__file__).parent)
 _PACKAGE = str(Path(__file__).parent.parent)
+_STAND_INS = str(Path(__file__).parent / "stand_ins.py")
 
 
 class Marks:
-    """Where the trace was when its n-th node was made."""
+    """Where the trace is now; every node that is made gets to know it."""
 
     def __init__(self) -> None:
-        self._modules: list[tuple[int, str]] = [(0, "")]
-        self._grad: list[tuple[int, bool]] = [(0, True)]
-        self._origins: list[tuple[int, fx.Node | None]] = [(0, None)]
-        self._sources: list[tuple[int, tuple[str, int] | None]] = [(0, None)]
+        self.phase = "forward"
         self._path: list[str] = [""]
+        self._source = ""
+        self._replayed: fx.Node | None = None
+        self._replaying = False
+
+    @contextmanager
+    def on_nodes(self) -> Iterator[None]:
+        """While active, nodes of the graph that is being traced are marked as they are made."""
+        graph: fx.Graph = tracer().graph
+        make = graph.create_node
+
+        def create_node(*args: Any, **kwargs: Any) -> fx.Node:
+            node = make(*args, **kwargs)
+            node.meta.update(self._notes())
+            return node
+
+        graph.create_node = create_node  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del graph.create_node
+
+    def _notes(self) -> dict[str, Any]:
+        if self._replaying:
+            origin = self._replayed.meta if self._replayed is not None else {}
+            return {key: origin.get(key, default) for key, default in _NOTES.items()}
+        return {
+            "phase": self.phase,
+            "module": self._path[-1],
+            "source": self._source,
+            "grad": torch.is_grad_enabled(),
+            "number": number_of_last(),
+            "owner": number_of_differentiated(),
+        }
 
     @contextmanager
     def modules_of(self, model: nn.Module) -> Iterator[None]:
         """Follow the calls of the model's modules."""
         handles = []
         for name, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(lambda _m, _a, name=name: self._enter(name)))
+            handles.append(
+                module.register_forward_pre_hook(
+                    lambda _m, _a, name=name: self._path.append(name), prepend=True
+                )
+            )
             handles.append(module.register_forward_hook(lambda _m, _a, _o: self._leave(), always_call=True))
         try:
             yield
@@ -46,54 +91,43 @@ class Marks:
             for handle in handles:
                 handle.remove()
 
-    def _enter(self, name: str) -> None:
-        self._path.append(name)
-        self._modules.append((nodes_so_far(), name))
-
     def _leave(self) -> None:
         self._path.pop()
-        self._modules.append((nodes_so_far(), self._path[-1]))
-
-    def grad_mode(self) -> None:
-        """Note whether gradients are recorded from here on."""
-        enabled = torch.is_grad_enabled()
-        if self._grad[-1][1] != enabled:
-            self._grad.append((nodes_so_far(), enabled))
 
     def source_line(self) -> None:
         """Note which line of the user's is running; recorded here as torch's stack traces cost a third of a capture."""
-        source = _running_line()
-        if self._sources[-1][1] != source:
-            self._sources.append((nodes_so_far(), source))
+        line = _running_line()
+        self._source = f"{line[0]}:{line[1]}" if line is not None else ""
 
     def at_node(self, node: fx.Node | None) -> None:
-        """Note that an earlier graph's `node` is replayed from here on."""
-        self._origins.append((nodes_so_far(), node))
+        """An earlier graph's `node` is replayed from here on."""
+        self._replaying, self._replayed = True, node
 
-    def origin_of(self, index: int) -> fx.Node | None:
-        """The replayed node that made the node at `index`."""
-        origin: fx.Node | None = _latest(self._origins, index)
-        return origin
-
-    def apply(self, graph: fx.Graph) -> None:
-        """Write module, phase, source line and grad mode into the graph's nodes."""
-        for index, node in enumerate(graph.nodes):
-            node.meta["phase"] = "forward"
-            node.meta["module"] = _latest(self._modules, index)
-            node.meta["grad"] = _latest(self._grad, index)
-            source = _latest(self._sources, index) if node.op == "call_function" else None
-            node.meta["source"] = f"{source[0]}:{source[1]}" if source is not None else ""
-
-    def copy_meta(self, graph: fx.Graph) -> None:
-        """Copy our meta from the replayed nodes."""
-        for index, node in enumerate(graph.nodes):
-            origin = self.origin_of(index)
-            for key, default in _NOTES.items():
-                node.meta[key] = origin.meta.get(key, default) if origin is not None else default
+    def replay_ends(self) -> None:
+        """New nodes are the trace's own again."""
+        self._replaying = False
 
 
-def _latest(marks: list[tuple[int, Any]], index: int) -> Any:
-    return marks[bisect_right(marks, index, key=lambda mark: mark[0]) - 1][1]
+def settle(graph: fx.Graph) -> None:
+    """Give every backward node the name, module and line of the forward op that it belongs to."""
+    first: dict[int, fx.Node] = {}
+    for node in graph.nodes:
+        for key, default in _NOTES.items():
+            node.meta.setdefault(key, default)
+        if node.op == "call_function" and node.meta["phase"] == "forward":
+            first.setdefault(node.meta["number"], node)
+            node.meta["origin"] = node.name
+    by_name = {node.name: node for node in graph.nodes}
+    for node in graph.nodes:
+        if node.meta["phase"] != "backward":
+            continue
+        origin = first.get(node.meta["owner"])
+        if origin is None:  # a hook on a parameter, or autograd's sum of two gradients
+            earlier = [by_name.get(source.meta["origin"]) for source in node.all_input_nodes]
+            origin = next((entry for entry in earlier if entry is not None), None)
+        node.meta["origin"] = origin.name if origin is not None else ""
+        node.meta["module"] = origin.meta["module"] if origin is not None else ""
+        node.meta["source"] = origin.meta["source"] if origin is not None else ""
 
 
 def _running_line() -> tuple[str, int] | None:
@@ -103,7 +137,7 @@ def _running_line() -> tuple[str, int] | None:
     while frame.f_back is not None:
         frame = frame.f_back
         filename = frame.f_code.co_filename
-        if filename.startswith(_CAPTURE) and not entered:
+        if filename == _STAND_INS or (filename.startswith(_CAPTURE) and not entered):
             continue
         entered = True
         if filename.startswith(_PACKAGE):

@@ -3,43 +3,32 @@
 In: what tracing found or raised. Out: a `CaptureError`. Never changes a graph.
 """
 
-import inspect
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from plait.errors import CaptureError
-from plait.torch_private.autograd import function_of_backward
+from plait.torch_private.autograd import late_hooks_of
 
 _PACKAGE = str(Path(__file__).resolve().parents[2])
 _TORCH = str(Path(torch.__file__).parent)
 
 
-def refuse_custom_functions(result: Tensor) -> None:
-    """A hand-written autograd.Function has a backward that the aten graph of its forward does not show."""
-    seen: set[Any] = set()
-    stack = [result.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        # torch gives the registered backward of a custom op this name; replaying the op finds it again.
-        if isinstance(node, torch.autograd.function.BackwardCFunction) and not type(node).__name__.startswith(
-            "GeneratedBackwardFor_"
-        ):
-            place = _line_of(type(node))
+def refuse_late_hooks(model: nn.Module) -> None:
+    """A hook on the accumulated gradient acts outside of the step that a graph computes."""
+    for name, parameter in model.named_parameters():
+        for hook in late_hooks_of(parameter):
+            code = getattr(hook, "__code__", None)
+            place = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else None
             raise CaptureError(
-                f"the model uses the hand-written autograd function {type(node).__name__.removesuffix('Backward')!r}"
-                f"{f' ({place})' if place else ''}, whose backward cannot be read from its forward.",
-                fix="write it with torch.library.custom_op to have it captured; plans single and ddp run it eagerly.",
+                f"{name} has a hook that is called when its gradient is complete{f' ({place})' if place else ''}.",
+                fix="use register_hook to have it captured; plans single and ddp run it eagerly.",
                 where=place,
             )
-        stack.extend(parent for parent, _ in node.next_functions)
 
 
 def refuse_sparse_gradients(gradients: Mapping[str, fx.Node]) -> None:
@@ -50,15 +39,6 @@ def refuse_sparse_gradients(gradients: Mapping[str, fx.Node]) -> None:
             f"the gradient of {sparse[0]} is sparse.",
             fix="drop sparse=True from its layer to have it captured; plans that train whole models run it eagerly.",
         )
-
-
-def _line_of(backward: type) -> str | None:
-    """Where the user wrote the function that torch made this backward from."""
-    try:
-        function: Any = function_of_backward(backward)
-        return f"{inspect.getsourcefile(function)}:{inspect.getsourcelines(function)[1]}"
-    except (AttributeError, OSError, TypeError):
-        return None
 
 
 class OtherDeviceError(RuntimeError):

@@ -15,6 +15,7 @@ lie in memory as [B, T, H, D] on every device, so that the graph's views hold ev
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from plait.graph.ops.attention_kernels import attention, attention_backward, wide
 
-__all__ = ["IMPLEMENTATIONS", "AttentionCapture", "attention", "attention_backward"]
+__all__ = ["IMPLEMENTATIONS", "AttentionCapture", "attention", "attention_backward", "plain_attention"]
 
 
 class AttentionCapture(TorchFunctionMode):
@@ -38,15 +39,25 @@ class AttentionCapture(TorchFunctionMode):
             return _capture(*args, **(kwargs or {}))
         if func is F.multi_head_attention_forward:
             # torch runs it with this mode switched off, and the attention inside would not be seen.
-            with _attention_inside_functional():
+            with _attention_inside_functional(_capture):
                 return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
+def plain_attention(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call `func` with attention as ops of torch's that can be differentiated any number of times."""
+    if func is F.scaled_dot_product_attention:
+        return partial(_capture, plain=True)(*args, **kwargs)
+    if func is F.multi_head_attention_forward:
+        with _attention_inside_functional(partial(_capture, plain=True)):
+            return func(*args, **kwargs)
+    return func(*args, **kwargs)
+
+
 @contextmanager
-def _attention_inside_functional() -> Iterator[None]:
+def _attention_inside_functional(replacement: Callable[..., Tensor]) -> Iterator[None]:
     original = F.scaled_dot_product_attention
-    F.scaled_dot_product_attention = _capture
+    F.scaled_dot_product_attention = replacement
     try:
         yield
     finally:
@@ -62,6 +73,7 @@ def _capture(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    plain: bool = False,
 ) -> Tensor:
     """`F.scaled_dot_product_attention` in ops that plait can place."""
     if attn_mask is not None and is_causal:
@@ -74,7 +86,7 @@ def _capture(
         v = v.repeat_interleave(q.shape[-3] // v.shape[-3], -3)
     learned = mask is not None and mask.requires_grad and torch.is_grad_enabled()
     same = q.dtype == k.dtype == v.dtype and q.shape[:-2] == k.shape[:-2] == v.shape[:-2]
-    if dropout_p > 0.0 or learned or not same or q.dim() not in (3, 4):
+    if plain or dropout_p > 0.0 or learned or not same or q.dim() not in (3, 4):
         return _plain_ops(q, k, v, mask, dropout_p, is_causal, scale)
     if mask is not None:
         # The missing dims of a mask are the first of q's; a 3-D q gets its heads at dim 1.

@@ -1,17 +1,21 @@
 """Models that cannot be captured: their forward and backward run eagerly, as one opaque instruction.
 
 In: a rank's share of a micro-batch. Out: (total, weight, gradients of total, buffers weighted by the share),
-all of them summands over ranks. Random numbers come from torch's generator, seeded by (seed, step, micro-
-batch, first sample).
+all of them summands over ranks. Hooks see the gradient of the mean over the share, as in a loop written by hand.
+Random numbers come from torch's generator, seeded by (seed, step, micro-batch, first sample).
 """
 
+import contextlib
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from plait.errors import JobError, PlaitError
+from plait.graph.capture.watch import Watch
+from plait.job.copies import copy_of
 from plait.job.data.loader import Share
+from plait.job.dtypes import leaf_dtype
 from plait.job.job import Job
 from plait.job.origin import fix_of, told
 from plait.program.instructions import Opaque
@@ -35,26 +39,78 @@ def run_eagerly(state: ModelState, share: Share, model: Opaque, step: int, micro
         torch.enable_grad(),
     ):
         torch.manual_seed(seed % (1 << 63))
+        frozen = [(name, p) for name, p in state.parameters.items() if not p.requires_grad]
         with state.job.autocast(state.device.type):
             result = state.job.objective_of(state.model, batch)
             total, weight = total_and_weight(state.job, batch, len(share.ids), result)
-        found = torch.autograd.grad(total, tensors, allow_unused=True)
-    gradients = [torch.zeros_like(t) if g is None else g for t, g in zip(tensors, found, strict=True)]
+        _refuse_late_training(frozen)
+        mean = result if isinstance(result, Tensor) else total / weight
+        found = _backward(mean, tensors) if float(weight) > 0 else [None] * len(tensors)
+    gradients = [
+        torch.zeros_like(t) if g is None else g * weight for t, g in zip(tensors, found, strict=True)
+    ]
     return [total.detach(), weight.detach(), *gradients, *_buffers(state, model.buffers, share)]
 
 
-def try_eagerly(job: Job, batch: Any) -> None:
-    """One forward pass on a few samples, here and now: what cannot work at all is told before any process starts."""
+def _backward(loss: Tensor, tensors: list[nn.Parameter]) -> list[Tensor | None]:
+    """The gradients as `loss.backward()` leaves them, whatever hooks of the user's do to them on the way."""
+    before = [tensor.grad for tensor in tensors]
+    for tensor in tensors:
+        tensor.grad = None
     try:
-        with torch.no_grad():
-            job.objective_of(job.build_model(), batch)
+        if loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
+        return [tensor.grad for tensor in tensors]
+    finally:
+        for tensor, gradient in zip(tensors, before, strict=True):
+            tensor.grad = gradient
+
+
+def _refuse_late_training(frozen: list[tuple[str, nn.Parameter]]) -> None:
+    for name, parameter in frozen:
+        if parameter.requires_grad:
+            raise JobError(
+                f"the forward set requires_grad of {name}, which was frozen when the model was built: the optimizer "
+                "does not know it.",
+                fix="build it with requires_grad=True, and let `schedule` keep its learning rate at 0 until then.",
+            )
+
+
+def try_eagerly(job: Job, batch: Any) -> bool:
+    """One forward pass on a few samples, here and now: what cannot work at all is told before any process starts.
+
+    Returns whether float64 data must be given as float32 for it.
+    """
+    try:
+        _try(job, batch, narrow=False)
+        return False
     except PlaitError:
         raise
     except Exception as error:
+        leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+        if any(leaf.dtype == torch.float64 for leaf in leaves):
+            with contextlib.suppress(Exception):
+                _try(job, batch, narrow=True)
+                return True
         raise JobError(
             f"the model or its loss failed on the first samples{told(error)}",
             fix=fix_of(error, "mend that line, or the shapes of what it is given."),
         ) from error
+
+
+def _try(job: Job, batch: Any, narrow: bool) -> None:
+    model = job.build_model()
+    model = copy_of(model) if model is job.model else model
+    watch = Watch({"loss": job.loss, "objective": job.objective})
+
+    def given(leaf: Tensor) -> Tensor:
+        return leaf.to(leaf_dtype(leaf.dtype, torch.float32, narrow), copy=True)
+
+    try:
+        with torch.enable_grad(), job.autocast("cpu"):
+            job.objective_of(model.train(), pytree.tree_map_only(Tensor, given, batch))
+    finally:
+        watch.restore()
 
 
 def _buffers(state: ModelState, names: tuple[str, ...], share: Share) -> list[Tensor]:

@@ -4,7 +4,6 @@ In: a job, and where its parameters are held. Out: the user's own module and opt
 ways between them and a checkpoint, which always holds whole tensors under the user's names.
 """
 
-import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plait.job.copies import copy_of, in_dtype
+from plait.job.dtypes import leaf_dtype, scalar_dtype
 from plait.job.job import Job
 from plait.job.schedule import Schedule
 from plait.plan.plan import PIPE
@@ -42,13 +43,17 @@ class ModelState:
     ) -> None:
         self.job = job
         self.device = device
-        self.dtype = dtype
+        self.narrow = False
+        """Whether float64 data is given to the model as float32, which is all that it takes."""
+        self._asked = dtype
         self.holding = holding
         model = job.build_model()
         if model is job.model:  # the user's own instance stays as it was given
-            model = copy.deepcopy(model)
-        if dtype != torch.float32:
-            model = model.to(dtype)
+            model = copy_of(model)
+        if dtype == torch.float64:
+            model = in_dtype(model, dtype)
+        self.dtype = scalar_dtype(model.parameters(), dtype)
+        """Of totals, weights and tangents."""
         self.model: nn.Module = (model.to(device) if holding is None else model).train()
         self._digest = self._digest_of_model() if holding is not None else None
         """Of the whole model, where this rank is about to let go of it."""
@@ -84,8 +89,8 @@ class ModelState:
         return named | {Value.buffer(name): buffer for name, buffer in self.buffers.items()}
 
     def place(self, leaf: Tensor) -> Tensor:
-        """A tensor of a batch on this rank's device, in its floating dtype where it has one."""
-        return leaf.to(self.device, self.dtype if leaf.is_floating_point() else leaf.dtype, non_blocking=True)
+        """A tensor of a batch on this rank's device, in the dtype that the model takes."""
+        return leaf.to(self.device, leaf_dtype(leaf.dtype, self._asked, self.narrow), non_blocking=True)
 
     @contextmanager
     def whole_model(self, exchange: Exchange | None) -> Iterator[nn.Module]:

@@ -92,6 +92,7 @@ class _Rank:
         else:
             holding = programs.holding(seat.rank, links, device)
             self.state = ModelState(task.job, device, task.dtype, holding)
+        self.state.narrow = bool(programs.captures.narrow)
         self._agree("initial weights", self.state.digest())
         self._agree("program", self.program.digest())
         self.resumed = self._resume() if model is None else None

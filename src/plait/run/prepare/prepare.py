@@ -61,7 +61,7 @@ def prepare(
         for count in _step_sizes(job, source.num_samples)
     ]
     if programs.capture_error is not None:
-        try_eagerly(job, programs.captures.example)
+        programs.captures.narrow = try_eagerly(job, programs.captures.example)
     else:
         _try_optimizer(job, programs.captures.of_size(compiled[0].micro_batches[0]))
         layout = programs.layout

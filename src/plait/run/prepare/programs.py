@@ -313,6 +313,7 @@ class Programs:
             )
         if self.plan.mesh.size > 1:
             notices.append(
-                "run eagerly, batch norm uses each rank's own share, and dropout masks depend on the ranks."
+                "run eagerly, each rank's forward sees its own share alone: batch norm, and branches, state and hooks "
+                "that depend on the batch, are not those of one process, and dropout masks depend on the ranks."
             )
         return tuple(notices)

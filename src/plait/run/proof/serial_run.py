@@ -74,6 +74,7 @@ class SerialRanks:
         for rank in range(plan.ranks):
             links = SerialLinks(self.boxes, rank)
             state = ModelState(job, device, dtype, programs.holding(rank, links, device))
+            state.narrow = bool(programs.captures.narrow)
             if plan.agreement.weights == "shared" and self.machines:
                 state = on_model_of(self.machines[0].state, state, plan)
             post = SerialPost(self.boxes, rank) if plan.ranks > plan.mesh.size else None

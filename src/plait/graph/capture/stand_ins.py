@@ -1,0 +1,55 @@
+"""What parts of torch do while a model is traced, where their own way cannot be traced.
+
+Checkpointing calls its function plainly (what is computed again is a plan's decision); compiled parts run as they were
+written; batch norm with a cumulative average reads its counter as a tensor.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.torch_private import pytree
+from plait.torch_private.modules import BatchNorm, check_dims, replaced
+
+
+@contextmanager
+def stand_ins() -> Iterator[None]:
+    """While active, the parts of torch named above do what can be traced."""
+    with replaced(_batch_norm, _Reentrant, _nothing), torch.compiler.set_stance("force_eager"):
+        yield
+
+
+class _Reentrant:
+    """Reentrant checkpointing gives no gradient to what is inside where none of its inputs has one."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
+        wanted = any(leaf.requires_grad for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor))
+        with torch.set_grad_enabled(torch.is_grad_enabled() and wanted):
+            return function(*args)
+
+
+def _nothing(*_: Any, **__: Any) -> Iterator[None]:
+    yield
+
+
+_forward = BatchNorm.forward
+
+
+def _batch_norm(module: BatchNorm, x: Tensor) -> Tensor:
+    cumulative = module.momentum is None and module.training and module.track_running_stats
+    if not cumulative or module.running_mean is None or module.running_var is None:
+        return _forward(module, x)
+    check_dims(module, x)
+    assert module.num_batches_tracked is not None
+    module.num_batches_tracked.add_(1)
+    mean, var = module.running_mean.clone(), module.running_var.clone()
+    output = torch.nn.functional.batch_norm(x, mean, var, module.weight, module.bias, True, 1.0, module.eps)
+    with torch.no_grad():
+        part = 1.0 / module.num_batches_tracked.to(mean.dtype)
+        module.running_mean.copy_(module.running_mean * (1 - part) + mean * part)
+        module.running_var.copy_(module.running_var * (1 - part) + var * part)
+    return output

@@ -1,0 +1,53 @@
+"""What torch keeps in its modules, and the insides of layers and of checkpointing that a trace replaces."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.utils import checkpoint
+
+__all__ = ["BatchNorm", "attributes_of", "check_dims", "hooks_of_module", "replaced", "tables_of"]
+
+_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+def tables_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A module's own parameters and buffers by name, to be read and written."""
+    return module._parameters, module._buffers
+
+
+def attributes_of(module: nn.Module) -> dict[str, Any]:
+    """What else a module has, its hooks excepted."""
+    return {n: v for n, v in vars(module).items() if n not in _TABLES and not _is_hooks(n)}
+
+
+def hooks_of_module(module: nn.Module) -> dict[str, list[Callable[..., Any]]]:
+    """A module's hooks by kind."""
+    return {n: list(v.values()) for n, v in vars(module).items() if _is_hooks(n) and isinstance(v, dict)}
+
+
+def _is_hooks(name: str) -> bool:
+    return name.endswith("_hooks") or "_hooks_" in name
+
+
+def check_dims(layer: BatchNorm, x: Tensor) -> None:
+    """What a batch norm layer asks of its input."""
+    layer._check_input_dim(x)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def replaced(
+    batch_norm: Callable[..., Any], reentrant: type, plain: Callable[..., Iterator[None]]
+) -> Iterator[None]:
+    """While active, batch norm layers run `batch_norm`; checkpointing uses `reentrant`, or `plain` around a call."""
+    with ExitStack() as stack:
+        for owner, name, new in (
+            (BatchNorm, "forward", batch_norm),
+            (checkpoint, "CheckpointFunction", reentrant),
+            (checkpoint, "_checkpoint_without_reentrant_generator", plain),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, new))
+        yield

@@ -1,0 +1,110 @@
+"""What plait computes is what a plain PyTorch loop on the user's own module computes, or the user is told."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tests.ordinary import CASES, STEPS
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from plait.errors import CaptureError, JobError
+from plait.graph.from_job import Captures
+from plait.job.data.open import open_data
+from plait.job.job import Job
+from plait.plan.named import resolve
+from plait.run.proof.serial_run import Record, run_serially
+
+Plain = tuple[list[float], list[dict[str, Tensor]], nn.Module]
+
+
+def plain_loop(job: Job) -> Plain:
+    """Losses, gradients by step, and the trained module, as one would write it by hand."""
+    model = job.build_model()
+    model = copy.deepcopy(model) if model is job.model else model
+    model.train()
+    optimizer = job.build_optimizer([(n, p) for n, p in model.named_parameters() if p.requires_grad])
+    source = open_data(job.data, job.collate)
+    order = job.order(source.num_samples)
+    assert order is not None
+    losses: list[float] = []
+    gradients: list[dict[str, Tensor]] = []
+    for step in range(STEPS):
+        batch: Any = source.fetch(order.at(step).ids)
+        optimizer.zero_grad()
+        result = job.objective_of(model, batch)
+        loss = result if isinstance(result, Tensor) else result[0] / result[1]
+        loss.backward()
+        gradients.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses, gradients, model
+
+
+def difference(job: Job, plain: Plain, record: Record) -> str | None:
+    """The first thing in which a run differs from the plain loop."""
+    losses, gradients, model = plain
+    low = any(p.dtype in (torch.bfloat16, torch.float16) for p in model.parameters())
+    tolerance = 2e-2 if low else 2e-5
+    for step, (ours, theirs) in enumerate(zip(record.losses, losses, strict=True)):
+        if abs(ours - theirs) > tolerance * max(1.0, abs(theirs)):
+            return f"loss at step {step}: {ours} for {theirs}"
+    for step, (found, wanted) in enumerate(zip(record.gradients, gradients, strict=True)):
+        for name, gradient in wanted.items():
+            if name not in found or _differs(found[name].view_as(gradient), gradient, tolerance):
+                return f"gradient of {name} at step {step}"
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, tensor in held.items():
+        own = (record.weights | record.buffers)[name]
+        if own.dtype != tensor.dtype or _differs(own.view_as(tensor), tensor.detach(), tolerance):
+            return f"{name} after the last step"
+    return None
+
+
+def _differs(ours: Tensor, theirs: Tensor, tolerance: float) -> bool:
+    wide = torch.complex128 if ours.is_complex() else torch.float64
+    a, b = ours.to(wide), theirs.to_dense().to(wide)
+    both = torch.isfinite(a.abs()) & torch.isfinite(b.abs())
+    if a.shape != b.shape or not torch.equal(a[~both], b[~both]):
+        return True
+    limit = tolerance * max(0.1, float(b[both].abs().max())) if both.any() else 0.0
+    return bool(both.any() and a[both].sub(b[both]).abs().max() > limit)
+
+
+# State and branches that depend on the whole batch, run eagerly on shares of it; the objective's closure is one
+# object for both ranks here, and two in processes.
+TOLD_ON_TWO_RANKS = {"KeepsActivation", "RecentNorms", "ConditionOnValue", "stateful_objective"}
+
+
+@pytest.mark.filterwarnings("ignore")  # the user's code gives them, here as in the plain loop
+@pytest.mark.parametrize("name", [name for name in CASES if name != "LateUnfreeze"])
+def test_equals_the_plain_loop(name: str) -> None:
+    # Compiling takes seconds and changes nothing; torch's fused attention cannot be differentiated twice.
+    stance = "default" if name == "ConditionalOp" else "force_eager"
+    with torch.compiler.set_stance(stance), sdpa_kernel(SDPBackend.MATH):
+        plain = plain_loop(CASES[name]())
+    job = CASES[name]()
+    captures = Captures(job)
+    for plan, ranks in (("single", 1), ("ddp", 2)):
+        record = run_serially(job, resolve(plan, ranks), STEPS, torch.float32, captures=captures)
+        found = difference(job, plain, record)
+        if ranks > 1 and name in TOLD_ON_TWO_RANKS:
+            assert found is not None
+            assert any("each rank's forward sees its own share alone" in notice for notice in record.notices)
+        else:
+            assert found is None, f"{plan}: {found}; told: {record.notices}"
+        job = CASES[name]()
+
+
+def test_training_what_was_frozen_is_refused() -> None:
+    with pytest.raises(JobError, match="requires_grad of first.weight"):
+        run_serially(CASES["LateUnfreeze"](), resolve("single", 1), STEPS, torch.float32)
+
+
+def test_state_outside_of_the_model_is_as_before_when_capture_has_failed() -> None:
+    job = CASES["stateful_objective"]()
+    with pytest.raises(CaptureError, match=r"objective\.calls\[0\] \(.*ordinary\.py:\d+\)"):
+        Captures(job).of_size(4)
+    calls = job.objective.__closure__[0].cell_contents  # type: ignore[union-attr,index]
+    assert calls == [0]
