@@ -111,12 +111,14 @@ class Marks:
 def settle(graph: fx.Graph) -> None:
     """Give every backward node the name, module and line of the forward op that it belongs to."""
     first: dict[int, fx.Node] = {}
+    last: fx.Node | None = None
     for node in graph.nodes:
         for key, default in _NOTES.items():
             node.meta.setdefault(key, default)
         if node.op == "call_function" and node.meta["phase"] == "forward":
             first.setdefault(node.meta["number"], node)
             node.meta["origin"] = node.name
+            last = node
     by_name = {node.name: node for node in graph.nodes}
     for node in graph.nodes:
         if node.meta["phase"] != "backward":
@@ -124,7 +126,7 @@ def settle(graph: fx.Graph) -> None:
         origin = first.get(node.meta["owner"])
         if origin is None:  # a hook on a parameter, or autograd's sum of two gradients
             earlier = [by_name.get(source.meta["origin"]) for source in node.all_input_nodes]
-            origin = next((entry for entry in earlier if entry is not None), None)
+            origin = next((entry for entry in earlier if entry is not None), last)
         node.meta["origin"] = origin.name if origin is not None else ""
         node.meta["module"] = origin.meta["module"] if origin is not None else ""
         node.meta["source"] = origin.meta["source"] if origin is not None else ""
