@@ -1,31 +1,157 @@
-"""plait: one description of a training job, run in every way that a cluster allows."""
+"""plait: one description of a training job, run in every way that a cluster allows.
 
+    import plait
+
+    job = plait.Job(model=..., data=..., loss=..., optimizer=..., batch=64)   # plain PyTorch
+    result = plait.train(job, "ddp", 4)                                       # or plan="auto"
+    result.losses, result.weights, result.folder
+
+What to call. Names and options are those of the command line; `help(plait.train)` has the details.
+
+    describe    Job, Until             what is trained: network, data, loss, optimizer
+                load_job               a job from a file, as on the command line: "path.py:function"
+                resolve                a Plan from a name, a .yaml file, ranks, a mesh, settings
+    look        capture                the dataflow graph of a step             plait graph
+                placements             where its tensors are under a plan       plait graph --placements
+    decide      choose                 the plans for a cluster, ranked          plait plan
+                scale                  the best plan on 1, 2, 4, ... devices    plait plan --scale
+                export_plan            a plan for another system                plait plan --export
+                predict                time and memory of a step                plait predict
+                measure                this machine, for predictions            plait measure
+                validate               predictions against published numbers    plait validate
+    do          train                  run it, here                             plait run
+                resume                 go on with a run, on any ranks           plait run --resume
+                parallelize            a step inside a loop of your own
+    check       verify                 does a plan compute what one process does    plait verify
+    look back   read_run               everything in a run folder               plait report
+                write_page             a page that shows it                     plait report
+                compare                runs and predictions side by side        plait compare
+                export                 the trained weights as a file            plait export
+
+Options that belong together are values: `Saving`, `Limits` and `Trial` of a run, `Search` of a choice. All errors are
+`PlaitError`s that say what is wrong and how to fix it.
+"""
+
+from importlib import import_module as _import_module
 from importlib import metadata as _metadata
+from typing import TYPE_CHECKING, Any
 
-from plait.errors import PlaitError
-from plait.job.job import Job, Until
-from plait.options import Limits, Saving, Trial
-from plait.plan.named import resolve
-from plait.plan.plan import Plan
-from plait.run.parallelize import Step, parallelize
-from plait.run.proof.verify import Verification, verify
-from plait.run.train import Result, train
+if TYPE_CHECKING:
+    from plait.api.choose import Choice, choose, export_plan, scale
+    from plait.api.graphs import Placed, capture, placements
+    from plait.api.machine import measure
+    from plait.api.predict import predict
+    from plait.api.proof import verify
+    from plait.api.runs import export
+    from plait.api.train import resume, train
+    from plait.api.validate import Validation, validate
+    from plait.errors import PlaitError
+    from plait.job.job import Job, Until
+    from plait.job.reference import load_job
+    from plait.options import Limits, Saving, Search, Trial
+    from plait.plan.named import resolve
+    from plait.plan.plan import Plan
+    from plait.report.compare import Comparison, compare
+    from plait.report.page import write_page
+    from plait.report.record import RunRecord, read_run
+    from plait.run.measure.machine import Measured
+    from plait.run.measure.predict import Predicted
+    from plait.run.parallelize import Step, parallelize
+    from plait.run.proof.verify import Verification
+    from plait.run.train import Result
+
+_HOME = {
+    "Choice": "api.choose",
+    "Comparison": "report.compare",
+    "Job": "job.job",
+    "Limits": "options",
+    "Measured": "run.measure.machine",
+    "Placed": "api.graphs",
+    "PlaitError": "errors",
+    "Plan": "plan.plan",
+    "Predicted": "run.measure.predict",
+    "Result": "run.train",
+    "RunRecord": "report.record",
+    "Saving": "options",
+    "Search": "options",
+    "Step": "run.parallelize",
+    "Trial": "options",
+    "Until": "job.job",
+    "Validation": "api.validate",
+    "Verification": "run.proof.verify",
+    "capture": "api.graphs",
+    "choose": "api.choose",
+    "compare": "report.compare",
+    "export": "api.runs",
+    "export_plan": "api.choose",
+    "load_job": "job.reference",
+    "measure": "api.machine",
+    "parallelize": "run.parallelize",
+    "placements": "api.graphs",
+    "predict": "api.predict",
+    "read_run": "report.record",
+    "resolve": "plan.named",
+    "resume": "api.train",
+    "scale": "api.choose",
+    "train": "api.train",
+    "validate": "api.validate",
+    "verify": "api.proof",
+    "write_page": "report.page",
+}
+"""Where each name lives. It is imported when it is first asked for: torch takes seconds, `import plait` should not."""
+_ROOMS = ("cluster", "errors", "graph", "job", "plan", "program", "report", "run", "search", "trace", "units")
 
 __version__ = _metadata.version("plait")
 __all__ = [
+    "Choice",
+    "Comparison",
     "Job",
     "Limits",
+    "Measured",
+    "Placed",
     "PlaitError",
     "Plan",
+    "Predicted",
     "Result",
+    "RunRecord",
     "Saving",
+    "Search",
     "Step",
     "Trial",
     "Until",
+    "Validation",
     "Verification",
     "__version__",
+    "capture",
+    "choose",
+    "compare",
+    "export",
+    "export_plan",
+    "load_job",
+    "measure",
     "parallelize",
+    "placements",
+    "predict",
+    "read_run",
     "resolve",
+    "resume",
+    "scale",
     "train",
+    "validate",
     "verify",
+    "write_page",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return _import_module(f"plait.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'plait' has no attribute {name!r}")
+    found = getattr(_import_module(f"plait.{_HOME[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from plait.errors import UsageError
 
+SYSTEMS = ("fsdp2", "megatron", "torchtitan", "deepspeed", "accelerate")
+"""Other systems that a plan can be written for."""
 Listener = Callable[[dict[str, Any]], None]
 """Is told of everything that a person may want to see while it goes on."""
 
@@ -43,7 +45,7 @@ class Limits:
     memory: str | None = None
     """Refuse a plan that needs more of a device than this: 70GiB."""
     hang_s: float = 300.0
-    """Report a hang after so many seconds."""
+    """Report a hang after so many seconds; sooner where a rank does nothing."""
 
     def __post_init__(self) -> None:
         if not self.hang_s > 0:

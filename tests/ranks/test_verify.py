@@ -109,7 +109,7 @@ def test_the_command_exits_1_and_names_the_first_tensor(
     def faulty(*arguments: Any, **options: Any) -> Verification:
         return verify(*arguments, **options, reduce=forget_last)
 
-    monkeypatch.setattr("plait.cli.main.verify", faulty)
+    monkeypatch.setattr("plait.run.proof.verify.verify", faulty)
     assert jobs.cli("verify", jobs.reference("plain"), "--ranks", "8", "--serial") == 1
     told = " ".join(capsys.readouterr().out.split())
     assert "not equal: the first tensor that differs is the loss step 0" in told

@@ -1,73 +1,106 @@
-"""`plait graph`: what one training step computes and costs.
+"""`plait graph`: what one training step computes and costs, and where its tensors are under a plan.
 
-In: a job's reference and what to make of it. Out: a summary on the console, the ops as JSON on standard output, or a
-page; the exit code. Nothing of the model is allocated, and nothing is trained.
+In: a job's reference and what to make of it. Out: tables on the console, JSON on standard output, or a page; the exit
+code. Nothing of the model is allocated, and nothing is trained.
 """
 
 import json
-import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from rich import box
-from rich.console import Console, Group
-from rich.table import Table
+import typer
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+import plait
+from plait.api.settings import parse_settings
+from plait.cli.options import (
+    JobArgument,
+    JsonOption,
+    MeshOption,
+    PlanOption,
+    RanksOption,
+    SetOption,
+    parse_mesh,
+)
 from plait.errors import CaptureError, DiskError, UsageError
 from plait.files.write import write_whole
-from plait.graph.from_job import Captures
-from plait.graph.graph import Graph
-from plait.graph.show.draw import draw_html
-from plait.graph.show.summary import Summary, summarize, to_json
-from plait.job.job import Job
-from plait.job.reference import load_job
-from plait.units import format_bytes, format_count, format_flops
-
-NUM_MODULES = 12
-"""How many of the costliest modules the table shows."""
-NUM_NAMES = 8
-"""How many names a line lists before it counts the rest."""
 
 
-def graph_command(
-    job_reference: str, *, batch: int | None, json_output: bool, html: Path | None, console: Console
-) -> int:
-    """Capture the job's step and show it; `batch` is its number of samples (None: those of the job's micro-batch)."""
-    if batch is not None and batch < 1:
-        raise UsageError(f"--batch {batch} is no number of samples.", fix="give 1 or more.")
-    # A machine reads standard output; what is going on is for the person at the terminal.
-    progress = Console(stderr=True) if json_output else console
+def graph(
+    job: JobArgument,
+    batch: Annotated[
+        int | None, typer.Option(help="Samples to capture with; the job's own micro-batch by default.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Draw it as a page that opens offline.")] = None,
+    placements: Annotated[
+        bool,
+        typer.Option("--placements", help="Show where every tensor is under a plan, and what is exchanged."),
+    ] = False,
+    plan: PlanOption = None,
+    ranks: RanksOption = None,
+    mesh: MeshOption = None,
+    set_: SetOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Show what one training step of JOB computes: parameters, ops, FLOPs, memory, the costliest modules.
+
+    With --placements: where its tensors are under a plan, and what ranks exchange.
+    """
+    if not placements and (plan or ranks or mesh or set_):
+        raise UsageError(
+            "--plan, --ranks, --mesh and --set say how a step is run.", fix="add --placements to see it."
+        )
+    how = {"plan": plan, "ranks": ranks, "mesh": parse_mesh(mesh), "settings": parse_settings(set_ or [])}
+    progress = Console(stderr=json_)  # a machine reads standard output; what is going on is for a person
     try:
-        with progress.status(f"Reading {job_reference}") as status:
-            job = load_job(job_reference)
-            num_samples = batch if batch is not None else micro_batch(job)
-            status.update(f"Capturing a step of {num_samples} samples")
-            graph = Captures(job).of_size(num_samples)
-            status.update("Adding up costs")
-            summary = summarize(graph)
-            page = draw_html(graph, f"plait graph {job_reference}") if html is not None else None
-            listing = to_json(graph) if json_output else None
+        with progress.status(f"Reading {job}"):
+            found = _placed(job, batch, how) if placements else _captured(job, batch)
     except CaptureError as error:
-        return refused(error, job_reference, json_output, progress)
-    if html is not None and page is not None:
-        write_page(html, page)
-    if listing is not None:
-        json.dump({"job": job_reference, **listing, "summary": summary_values(summary)}, sys.stdout)
-        sys.stdout.write("\n")
+        _refuse(error, job, json_, progress)
+        raise typer.Exit(1) from error
+    values, view, page = found
+    if html is not None:
+        _write_page(html, page(f"plait graph {job}{' --placements' if placements else ''}"))
+    if json_:
+        print(json.dumps({"job": job, **values()}))
     else:
-        console.print(summary_view(job_reference, graph, summary))
+        progress.print(view)
     if html is not None:
         progress.print(Text(f"Wrote {html}", style="green"))
-    return 0
 
 
-def micro_batch(job: Job) -> int:
-    """Samples of the job's first micro-batch over all ranks."""
-    return -(-job.batch // job.accumulate)
+def _captured(job: str, batch: int | None) -> tuple[Any, RenderableType, Any]:
+    from plait.cli.graph_view import summary_values, summary_view  # torch takes seconds: help does not wait
+    from plait.graph.show.draw import draw_html
+    from plait.graph.show.summary import summarize, to_json
+
+    graph = plait.capture(job, batch=batch)
+    summary = summarize(graph)
+    view = summary_view(job, graph, summary)
+    return (
+        lambda: to_json(graph) | {"summary": summary_values(summary)},
+        view,
+        lambda title: draw_html(graph, title),
+    )
 
 
-def write_page(path: Path, page: str) -> None:
+def _placed(job: str, batch: int | None, how: dict[str, Any]) -> tuple[Any, RenderableType, Any]:
+    from plait.cli.placements_view import listing_view  # likewise
+    from plait.report.placements_page import placements_page
+
+    placed = plait.placements(job, batch=batch, **how)
+    listing, notices = placed.listing, placed.notices
+    view = Group(Text(job, style="bold"), *listing_view(listing, notices))
+    return (
+        lambda: {"notices": notices, **asdict(listing)},
+        view,
+        lambda title: placements_page(listing, notices, title),
+    )
+
+
+def _write_page(path: Path, page: str) -> None:
     """Write the page whole or not at all."""
     try:
         write_whole(path, page)
@@ -75,127 +108,11 @@ def write_page(path: Path, page: str) -> None:
         raise UsageError(error.what, fix="name a file that you may write.") from error
 
 
-def summary_values(summary: Summary) -> dict[str, Any]:
-    """The totals of a summary as plain values; what the ops say one by one is not repeated."""
-    return {
-        "num_parameters": summary.num_parameters,
-        "num_trainable": summary.num_trainable,
-        "parameter_bytes": summary.parameter_bytes,
-        "num_ops": summary.num_ops,
-        "families": summary.families,
-        "forward_flops": summary.forward_flops,
-        "backward_flops": summary.backward_flops,
-        "activation_bytes": summary.activation_bytes,
-        "modules": [
-            {
-                "path": cost.path,
-                "count": cost.count,
-                "num_ops": cost.num_ops,
-                "forward_flops": cost.forward_flops,
-                "backward_flops": cost.backward_flops,
-                "activation_bytes": cost.activation_bytes,
-                "num_parameters": cost.num_parameters,
-            }
-            for cost in summary.modules
-        ],
-    }
-
-
-def summary_view(job_reference: str, graph: Graph, summary: Summary) -> Group:
-    """The summary for a console."""
-    samples = f"{summary.num_samples} {'sample' if summary.num_samples == 1 else 'samples'}"
-    title = Text.assemble((job_reference, "bold"), f"  one step of {samples}, {summary.precision}")
-    parts: list[Any] = [title, _facts(summary)]
-    if summary.modules:
-        parts += [Text(), _modules(summary)]
-    if summary.largest_activations:
-        parts += [Text(), _activations(summary)]
-    notices = [*graph.notices]
-    if summary.unused:
-        notices.append(f"the loss does not depend on {_listed(summary.unused)}; they are never updated.")
-    if notices:
-        parts.append(Text())
-        parts += [Text.assemble(("notice  ", "yellow"), notice) for notice in notices]
-    return Group(*parts)
-
-
-def _facts(summary: Summary) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    frozen = summary.num_parameters - summary.num_trainable
-    parameters = f"{format_count(summary.num_parameters)} ({format_bytes(summary.parameter_bytes)})"
-    table.add_row("parameters", parameters + (f", {format_count(frozen)} frozen" if frozen else ""))
-    if summary.tied:
-        tied = _listed([f"{alias} = {name}" for alias, name in summary.tied.items()])
-        table.add_row("tied", Text(f"{tied}, counted once"))
-    phases = ", ".join(f"{count:,} {phase}" for phase, count in summary.num_ops.items())
-    table.add_row("ops", phases)
-    table.add_row("", ", ".join(f"{count:,} {family}" for family, count in summary.families.items()))
-    flops = f"{format_flops(summary.forward_flops)} forward, {format_flops(summary.backward_flops)} backward"
-    table.add_row("FLOPs", flops)
-    table.add_row("activations", f"{format_bytes(summary.activation_bytes)} kept for the backward")
-    return table
-
-
-def _modules(summary: Summary) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title="Costliest modules", title_justify="left", pad_edge=False)
-    table.add_column("module", overflow="fold")
-    for name in ("ops", "forward", "backward", "share", "activations", "parameters"):
-        table.add_column(name, justify="right", no_wrap=True)
-    total = summary.forward_flops + summary.backward_flops
-    for cost in summary.modules[:NUM_MODULES]:
-        flops = cost.forward_flops + cost.backward_flops
-        table.add_row(
-            Text(cost.path if cost.count == 1 else f"{cost.path}  ×{cost.count}"),
-            f"{cost.num_ops:,}",
-            format_flops(cost.forward_flops) if cost.forward_flops else "–",
-            format_flops(cost.backward_flops) if cost.backward_flops else "–",
-            f"{flops / total:.0%}" if total else "–",
-            format_bytes(cost.activation_bytes) if cost.activation_bytes else "–",
-            format_count(cost.num_parameters) if cost.num_parameters else "–",
-        )
-    if len(summary.modules) > NUM_MODULES:
-        table.caption = f"{len(summary.modules) - NUM_MODULES} cheaper ones not shown"
-        table.caption_justify = "left"
-    return table
-
-
-def _activations(summary: Summary) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title="Largest activations", title_justify="left", pad_edge=False)
-    for name, justify in (
-        ("bytes", "right"),
-        ("shape", "left"),
-        ("op", "left"),
-        ("module", "left"),
-        ("line", "left"),
-    ):
-        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    for activation in summary.largest_activations[:5]:
-        table.add_row(
-            format_bytes(activation.num_bytes),
-            Text(f"{activation.dtype} {list(activation.shape)}"),
-            Text(activation.name),
-            Text(activation.module or "–"),
-            Text(Path(activation.source).name if activation.source else "–"),
-        )
-    return table
-
-
-def _listed(names: list[str] | tuple[str, ...]) -> str:
-    rest = f" and {len(names) - NUM_NAMES} more" if len(names) > NUM_NAMES else ""
-    return ", ".join(names[:NUM_NAMES]) + rest
-
-
-def refused(error: CaptureError, job_reference: str, json_output: bool, console: Console) -> int:
+def _refuse(error: CaptureError, job: str, json_: bool, console: Console) -> None:
     """Say why there is no graph, with the line that stopped it."""
-    if json_output:
-        json.dump(
-            {"job": job_reference, "error": error.what, "where": error.where, "fix": error.fix}, sys.stdout
-        )
-        sys.stdout.write("\n")
+    if json_:
+        print(json.dumps({"job": job, "error": error.what, "where": error.where, "fix": error.fix}))
     where = f"  at {error.where}" if error.where and error.where not in error.what else ""
     console.print(Text.assemble(("cannot be captured  ", "bold red"), f"{error.what}{where}"))
     if error.fix:
         console.print(Text.assemble(("Fix: ", "bold"), error.fix))
-    return 1

@@ -1,72 +1,39 @@
-"""What people write on the command line, turned into jobs and settings."""
+"""Options that commands share, and how their text is read."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated
 
-import msgspec
+import typer
 
+from plait.cli.flatten import Text
 from plait.errors import UsageError
-from plait.files.document import Format, parse_yaml
-from plait.files.shape import read_json
-from plait.job.job import Job
-from plait.plan.plan import SETTINGS, read_plan
+from plait.plan.named import NAMED
 
-_PLAN_GROUPS = tuple(dict.fromkeys(s.partition(".")[0] for s in SETTINGS if "." in s))
-_JOB_KEYS = (
-    "batch",
-    "epochs",
-    "steps",
-    "seed",
-    "clip_norm",
-    "accumulate",
-    "precision",
-    "evaluate_every",
-    "shuffle",
-    "batch_norm",
-)
-
-REMEMBERED = ("job", "settings", "steps", "device", "checkpoint_every", "record_samples")
-"""Options that --resume takes from the run, unless they are given anew."""
-
-
-_VALUE = Format(noun="a value", error=UsageError, fix="quote it, or use a plain value.")
-_FORMAT = Format(noun="the environment of a run", error=UsageError, fix="give JOB and --plan again.")
-
-
-class _Remembered(msgspec.Struct):
-    job: str | None = None
-    settings: list[str] | None = None
-    steps: int | None = None
-    device: str | None = None
-    checkpoint_every: int | None = None
-    record_samples: bool | None = None
-
-
-def parse_settings(entries: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`key=value` entries as (settings of the job, settings of the plan)."""
-    job: dict[str, Any] = {}
-    plan: dict[str, Any] = {}
-    for entry in entries:
-        key, separator, text = entry.partition("=")
-        if not separator or not key:
-            raise UsageError(f"--set {entry!r} is not KEY=VALUE.", fix="write it like --set batch=128.")
-        value = parse_yaml(text, f"--set {entry!r}", _VALUE).values
-        group, dot, name = key.partition(".")
-        if key in SETTINGS and not dot:
-            plan[key] = value
-        elif dot and group in _PLAN_GROUPS:
-            plan.setdefault(group, {})[name] = value
-        elif key in _JOB_KEYS:
-            job[key] = value
-        else:
-            raise UsageError(
-                f"--set {key}: there is no such setting.",
-                fix=f"of the job: {', '.join(_JOB_KEYS)}; of the plan: {', '.join(SETTINGS)}.",
-            )
-    return job, plan
+JobArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB", help="path.py[:function] or module:function; the function is `job` by default."
+    ),
+]
+PlanOption = Annotated[
+    str | None, typer.Option("--plan", help=f"A plan's name ({', '.join(NAMED)}) or a .yaml file.")
+]
+RunPlanOption = Annotated[
+    str | None, typer.Option("--plan", help=f"`auto`, a plan's name ({', '.join(NAMED)}) or a .yaml file.")
+]
+MeshOption = Annotated[
+    str | None, typer.Option("--mesh", metavar="AXIS=N,...", help="Ranks along each axis: data=2,tensor=2.")
+]
+RanksOption = Annotated[int | None, typer.Option("--ranks", help="Number of processes.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change the job (batch=128) or the plan (sync.bucket_mib=4)."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="Of this machine: cpu or cuda.")]
 
 
 def parse_mesh(text: str | None) -> dict[str, int] | None:
@@ -98,31 +65,13 @@ def parse_slow(entries: Sequence[str]) -> dict[int, float]:
     return slow
 
 
-def job_with(job: Job, settings: Mapping[str, Any]) -> Job:
-    """The job with some of its plain fields replaced."""
-    if not settings:
-        return job
-    changed = dict(settings)
-    if "steps" in changed and "epochs" not in changed:
-        changed["epochs"] = None
-    if "epochs" in changed and "steps" not in changed:
-        changed["steps"] = None
-    assert set(changed) <= {field.name for field in fields(Job)}
-    return replace(job, **changed)
+def parse_counts(text: str) -> list[int]:
+    """`1,2,4,8` as numbers of devices."""
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--scale {text!r} is no list of numbers.", fix="write it like 1,2,4,8.") from error
 
 
-def load_run_settings(folder: Path) -> dict[str, Any]:
-    """What a run folder remembers of how it was started, for --resume."""
-    path = folder / "environment.json"
-    if not folder.is_dir():
-        raise UsageError(
-            f"there is no run folder {folder} to resume.", fix="give the folder that plait run printed."
-        )
-    if not path.exists():
-        return {}
-    remembered = read_json(path, _Remembered, _FORMAT)
-    stored = {key: value for key in REMEMBERED if (value := getattr(remembered, key)) is not None}
-    if (folder / "plan.yaml").exists():
-        stored["plan_file"] = folder / "plan.yaml"
-        stored["plan"] = read_plan(folder / "plan.yaml").name
-    return stored
+TEXTS = {"slow": Text(type=list[str], metavar="RANK=FACTOR", read=parse_slow)}
+"""Fields of `plait.options` that are written in a way of their own."""

@@ -1,16 +1,60 @@
-"""Print a verification: what was compared, how far apart it was, and the first tensor that differs."""
+"""`plait verify`: does a plan compute what one process computes.
+
+In: a job's reference and a plan. Out: what was compared, how far apart it was, and the first tensor that differs; the
+exit code is 1 where there is one.
+"""
 
 import json
 import math
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
-from plait.run.proof.compare import Difference
-from plait.run.proof.verify import Verification
+import plait
+from plait.api.settings import parse_settings
+from plait.cli.options import (
+    DeviceOption,
+    JobArgument,
+    JsonOption,
+    MeshOption,
+    PlanOption,
+    RanksOption,
+    SetOption,
+    parse_mesh,
+)
+from plait.cli.progress import show_progress
+
+if TYPE_CHECKING:
+    from plait.run.proof.compare import Difference
+    from plait.run.proof.verify import Verification
 
 
-def print_verification(outcome: Verification, console: Console, *, json_output: bool) -> None:
+def verify(
+    job: JobArgument,
+    plan: PlanOption = None,
+    ranks: RanksOption = None,
+    mesh: MeshOption = None,
+    steps: Annotated[int, typer.Option(help="Optimizer steps to compare.")] = 3,
+    fp32: Annotated[bool, typer.Option("--fp32", help="Compare in float32 instead of float64.")] = False,
+    serial: Annotated[bool, typer.Option("--serial", help="All ranks in this process; 64 are fine.")] = False,
+    set_: SetOption = None,
+    device: DeviceOption = "cpu",
+    json_: JsonOption = False,
+) -> None:
+    """Run JOB both ways, under a plan and on one process, and compare loss, gradients, weights and buffers."""
+    settings, axes = parse_settings(set_ or []), parse_mesh(mesh)
+    with show_progress(Console(stderr=json_), quiet=json_) as listener:
+        outcome = plait.verify(
+            job, plan, ranks, mesh=axes, settings=settings, steps=steps, fp32=fp32, serial=serial, device=device,
+            listener=listener,
+        )  # fmt: skip
+    print_verification(outcome, Console(), json_output=json_)
+    raise typer.Exit(0 if outcome.ok else 1)
+
+
+def print_verification(outcome: "Verification", console: Console, *, json_output: bool) -> None:
     """A table for people, or JSON."""
     if json_output:
         print(json.dumps(_as_json(outcome)))
@@ -40,8 +84,8 @@ def print_verification(outcome: Verification, console: Console, *, json_output: 
         )  # fmt: skip
 
 
-def _as_json(outcome: Verification) -> dict[str, object]:
-    def entry(difference: Difference | None) -> dict[str, object] | None:
+def _as_json(outcome: "Verification") -> dict[str, object]:
+    def entry(difference: "Difference | None") -> dict[str, object] | None:
         if difference is None:
             return None
         return {

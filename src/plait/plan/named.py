@@ -90,6 +90,13 @@ def resolve(
     return found
 
 
+def usual_ranks(plan: str | Path | Plan | None) -> int | None:
+    """Ranks to look at a plan on where none are given: 2, or what a file says."""
+    if isinstance(plan, Plan):
+        return None
+    return 1 if plan == "single" else 2 if plan is None or str(plan) in NAMED else None
+
+
 def _with_workers(plan: Plan, ranks: int | None) -> Plan:
     """A plan whose workers do not wait, checked; of `ranks`, those that are no servers are workers."""
     sync, others = plan.sync, [name for name, size in plan.mesh.axes if name != DATA and size > 1]

@@ -1,14 +1,14 @@
 """`plait graph` on jobs of the zoo: the summary, the listing, the page, the refusal."""
 
-import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from plait.cli.graph_command import graph_command
-from plait.errors import UsageError
+from plait.cli.main import call
+
+Show = Callable[..., tuple[int, str, str]]
 
 JOBS = """
 from tests.zoo import ZOO
@@ -27,17 +27,20 @@ def jobs(tmp_path: Path) -> str:
     return str(path)
 
 
-def show(
-    reference: str, *, batch: int | None = None, json_output: bool = False, html: Path | None = None
-) -> tuple[int, str]:
-    console = Console(file=io.StringIO(), width=140)
-    code = graph_command(reference, batch=batch, json_output=json_output, html=html, console=console)
-    assert isinstance(console.file, io.StringIO)
-    return code, console.file.getvalue()
+@pytest.fixture
+def show(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Show:
+    monkeypatch.setenv("COLUMNS", "140")
+
+    def shown(reference: str, *options: str) -> tuple[int, str, str]:
+        code = call(["graph", reference, *options])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return shown
 
 
-def test_the_summary_names_what_matters(jobs: str) -> None:
-    code, text = show(f"{jobs}:gpt")
+def test_the_summary_names_what_matters(jobs: str, show: Show) -> None:
+    code, text, _ = show(f"{jobs}:gpt")
     assert code == 0
     for words in (
         "26.8k",
@@ -50,51 +53,49 @@ def test_the_summary_names_what_matters(jobs: str) -> None:
     assert "blocks.{0-1}.mlp  ×2" in text
 
 
-def test_without_a_batch_the_jobs_micro_batch_is_captured(jobs: str) -> None:
+def test_without_a_batch_the_jobs_micro_batch_is_captured(jobs: str, show: Show) -> None:
     assert "one step of 5 samples" in show(f"{jobs}:halves")[1]
-    assert "one step of 3 samples" in show(f"{jobs}:halves", batch=3)[1]
+    assert "one step of 3 samples" in show(f"{jobs}:halves", "--batch", "3")[1]
 
 
-def test_unused_parameters_are_a_notice(jobs: str) -> None:
+def test_unused_parameters_are_a_notice(jobs: str, show: Show) -> None:
     assert "does not depend on forgotten.weight, forgotten.bias" in show(f"{jobs}:forgetful")[1]
 
 
-def test_json_is_all_of_standard_output(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, text = show(f"{jobs}:gpt", json_output=True)
-    listing = json.loads(capsys.readouterr().out)
-    assert (code, text) == (0, "")
+def test_json_is_all_of_standard_output(jobs: str, show: Show) -> None:
+    code, text, _ = show(f"{jobs}:gpt", "--json")
+    listing = json.loads(text)
+    assert code == 0
     assert {op["phase"] for op in listing["ops"]} == {"forward", "backward", "update"}
     assert listing["summary"]["forward_flops"] == sum(
         op["flops"] for op in listing["ops"] if op["phase"] == "forward"
     )
 
 
-def test_the_page_is_written_whole(jobs: str, tmp_path: Path) -> None:
+def test_the_page_is_written_whole(jobs: str, tmp_path: Path, show: Show) -> None:
     page = tmp_path / "deep" / "graph.html"
-    code, text = show(f"{jobs}:gpt", html=page)
+    code, text, _ = show(f"{jobs}:gpt", "--html", str(page))
     assert code == 0
     assert "graph.html" in text.replace("\n", "")
     assert page.read_text(encoding="utf-8").endswith("</html>\n")
     assert [entry.name for entry in page.parent.iterdir()] == ["graph.html"]
 
 
-def test_a_page_that_cannot_be_written_is_one_error(jobs: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be written"):
-        show(f"{jobs}:gpt", html=tmp_path)
+def test_a_page_that_cannot_be_written_is_one_error(jobs: str, tmp_path: Path, show: Show) -> None:
+    code, _, told = show(f"{jobs}:gpt", "--html", str(tmp_path))
+    assert code == 2 and "cannot be written" in told
 
 
-def test_a_model_that_cannot_be_captured_exits_1_with_the_line(
-    jobs: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, text = show(f"{jobs}:branching")
+def test_a_model_that_cannot_be_captured_exits_1_with_the_line(jobs: str, show: Show) -> None:
+    code, text, _ = show(f"{jobs}:branching")
     assert code == 1
     assert "zoo.py:" in text
     assert "Fix:" in text
-    code, _ = show(f"{jobs}:branching", json_output=True)
+    code, text, told = show(f"{jobs}:branching", "--json")
     assert code == 1
-    assert "zoo.py:" in json.loads(capsys.readouterr().out)["where"]
+    assert "zoo.py:" in json.loads(text)["where"] and "Fix:" in told
 
 
-def test_a_batch_of_nothing_is_bad_usage(jobs: str) -> None:
-    with pytest.raises(UsageError, match="--batch 0"):
-        show(f"{jobs}:gpt", batch=0)
+def test_a_batch_of_nothing_is_bad_usage(jobs: str, show: Show) -> None:
+    code, _, told = show(f"{jobs}:gpt", "--batch", "0")
+    assert code == 2 and "--batch 0" in told

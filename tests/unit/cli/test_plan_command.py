@@ -8,7 +8,7 @@ import torch
 from tests.zoo import ZOO
 from torch import Tensor, nn
 
-from plait.cli import auto_plan
+from plait.api import auto
 from plait.cli.main import call
 from plait.cluster.parse import parse_cluster
 from plait.errors import PlanError
@@ -103,16 +103,16 @@ def test_a_model_that_cannot_be_captured(jobs: str, capsys: pytest.CaptureFixtur
 
 def test_auto_times_the_best_and_sets_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that is not measured here: two ranks of a plain CPU."""
-    monkeypatch.setattr(auto_plan, "this_machine", lambda device, tell: parse_cluster("2xcpu"))
-    monkeypatch.setattr(auto_plan, "remember", lambda cluster: None)
+    monkeypatch.setattr(auto, "this_machine", lambda device, tell: parse_cluster("2xcpu"))
+    monkeypatch.setattr(auto, "remember", lambda cluster: None)
     stages: list[str] = []
-    found = auto_plan.choose_for_run(ZOO["mlp"].job(batch=8), "mlp", 2, None, "cpu", stages.append)
+    found = auto.choose_for_run(ZOO["mlp"].job(batch=8), "mlp", 2, "cpu", stages.append)
     assert found.plan.mesh.size == 2
     assert found.job.batch == 8
     assert "compiled and timed" in found.told
     assert "simulating" in stages
     with pytest.raises(PlanError, match="this machine has 2 devices"):
-        auto_plan.choose_for_run(ZOO["mlp"].job(batch=8), "mlp", 4, None, "cpu", stages.append)
+        auto.choose_for_run(ZOO["mlp"].job(batch=8), "mlp", 4, "cpu", stages.append)
 
 
 class Block(nn.Module):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from plait.cli import predict_command as command
+from plait.api import machine
 from plait.cli.main import call
 from plait.cluster.files import read_cluster, write_cluster
 from plait.cluster.parse import parse_cluster
@@ -70,7 +70,7 @@ def test_this_machine_is_remembered(
     """What was timed for one prediction is kept for the next; a machine that was measured is not measured again."""
     path = tmp_path / ".cache" / "plait" / "this.yaml"
     write_cluster(parse_cluster("1xcpu"), path, {"notice": None})
-    monkeypatch.setattr(command, "measure_machine", lambda *a: pytest.fail("measured again"))
+    monkeypatch.setattr(machine, "measure_machine", lambda *a: pytest.fail("measured again"))
     assert call(["predict", job, "--json"]) == 0
     assert told(capsys)["cluster"] == "1xcpu"
     assert any("aten.addmm" in key for key in read_cluster(path).device.timed)

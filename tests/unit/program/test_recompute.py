@@ -10,7 +10,7 @@ import torch
 from tests.unit.program.compiled import graph_of
 from torch import fx
 
-from plait.cli.options import parse_settings
+from plait.api.settings import parse_settings
 from plait.errors import PlanError
 from plait.graph.graph import Graph
 from plait.plan.decisions import Memory
@@ -233,7 +233,7 @@ def test_other_values_are_refused(value: object) -> None:
 
 @pytest.mark.parametrize("text", ["none", "selective", "full", "[h.*.mlp, head]"])
 def test_plan_files_and_options_take_it(text: str, tmp_path: Path) -> None:
-    _, settings = parse_settings([f"memory.recompute={text}"])
+    settings = parse_settings([f"memory.recompute={text}"])
     plan = resolve("single", 1, settings)
     wanted = ("h.*.mlp", "head") if text.startswith("[") else text
     assert plan.memory.recompute == wanted

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from plait.cli.placements_command import listing_of
+from plait.api.graphs import placements
 from plait.job.job import Job
 from plait.job.reference import load_job
 from plait.plan.named import resolve
@@ -33,7 +33,7 @@ def small_job() -> Job:
 
 @pytest.fixture(scope="module")
 def listing() -> Listing:
-    return listing_of(small_job(), resolve(PLAN, None))[0]
+    return placements(small_job(), resolve(PLAN, None)).listing
 
 
 def test_two_devices_compute_what_one_computes() -> None:

@@ -20,6 +20,8 @@ from plait.plan.plan import Plan
 from plait.run.measure.program_times import time_program
 from plait.run.prepare.programs import Programs
 from plait.search.predict.exact import Exact, exact_prediction
+from plait.search.predict.prediction import Prediction
+from plait.trace.span import Trace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,10 +29,21 @@ class Predicted:
     """A prediction, and what it rests on."""
 
     exact: Exact
+    """The prediction, and its timeline."""
     cluster: Cluster
     """The cluster with everything that was timed."""
     notices: tuple[str, ...]
     """How open choices of the plan were made, and what else a person should know."""
+
+    @property
+    def prediction(self) -> Prediction:
+        """Times, memory, money: what a step costs."""
+        return self.exact.prediction
+
+    @property
+    def trace(self) -> Trace:
+        """The predicted timeline, of the same type as a measured one."""
+        return self.exact.trace
 
 
 def predict_job(

@@ -18,13 +18,18 @@ from plait.units import format_bytes, parse_bytes
 def memory_limit(device: str, told: str | None) -> int | None:
     """Bytes that a rank may use: as told, else what a CUDA device has; None: nobody knows."""
     if told is not None:
-        try:
-            return parse_bytes(told)
-        except ValueError as error:
-            raise UsageError(f"memory: {error}.", fix="write it like 70GiB.") from error
+        return parse_memory(told)
     if device == "cuda" and torch.cuda.is_available():
         return int(torch.cuda.get_device_properties(0).total_memory)
     return None
+
+
+def parse_memory(told: str | None) -> int | None:
+    """`70GiB` as bytes."""
+    try:
+        return parse_bytes(told) if told is not None else None
+    except ValueError as error:
+        raise UsageError(f"memory: {error}.", fix="write it like 70GiB.") from error
 
 
 def check_fits(programs: Programs, program: Program, limit_bytes: int | None) -> None:

@@ -24,7 +24,7 @@ from plait.graph.from_job import Captures
 from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.options import Listener, Trial
-from plait.plan.named import resolve
+from plait.plan.named import resolve, usual_ranks
 from plait.plan.plan import Plan
 from plait.run.checkpoint.store import load_checkpoint
 from plait.run.interpret.copies import spread
@@ -117,7 +117,7 @@ def reference_of(
 @kept_generators()
 def verify(
     job: Job,
-    plan: str | Path | Plan | None = "ddp",
+    plan: str | Path | Plan | None = None,
     ranks: int | None = None,
     *,
     steps: int = 3,
@@ -130,12 +130,15 @@ def verify(
     listener: Listener | None = None,
     against: Reference | None = None,
 ) -> Verification:
-    """Run `steps` steps both ways and compare; `against` is this job's reference where it is known already."""
+    """Run `steps` steps both ways and compare; `against` is this job's reference where it is known already.
+
+    Without a plan it is ddp, or what the axes of `mesh` say; a named plan without `ranks` is run on 2.
+    """
     if reduce is not add_up and not serial:
         raise UsageError(
             "another reduction can be planted in the serial interpreter only.", fix="give serial=True."
         )
-    chosen = resolve(plan, ranks, settings, mesh)
+    chosen = resolve(plan, ranks if ranks is not None or mesh else usual_ranks(plan), settings, mesh)
     if chosen.pipe.asynchronous and job.accumulate > 1:
         raise UsageError(
             f"plan {chosen.name} makes each of the {job.accumulate} micro-batches of a step an update of its own, on "

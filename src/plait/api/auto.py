@@ -1,19 +1,20 @@
-"""The choice that `plait run --plan auto` makes.
+"""The choice that `plan="auto"` makes.
 
 In: a job, the number of ranks, this machine. Out: the job with its micro-batches, the plan, and what to tell. Sketches
-rank all plans; the first few are then compiled, their parts timed here, and simulated, and the fastest of those is
-taken. Nothing is trained.
+rank all plans; the first few that the compiler takes are compiled, their parts timed here, and simulated, and the
+fastest of those is taken. What the compiler refuses is told. Nothing is trained.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from plait.cli.predict_command import remember, this_machine
-from plait.errors import CaptureError, PlaitError, PlanError, UsageError
+from plait.api.machine import remember, this_machine
+from plait.errors import PlanError
 from plait.graph.from_job import Captures
 from plait.job.job import Job
 from plait.plan.plan import Plan
 from plait.run.measure.predict import predict_job
+from plait.run.prepare.fits import parse_memory
 from plait.search.choose.choose import Request, choose, simplest
 from plait.search.choose.explain import describe
 from plait.search.choose.subject import subject_of_job
@@ -22,6 +23,8 @@ from plait.units import format_bytes, format_seconds
 
 _EXACT = 3
 """Plans of the ranking that are compiled and timed."""
+_RANKED = 10
+"""Plans of the ranking that are tried until so many compile."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,15 +35,18 @@ class Chosen:
     """With the number of micro-batches that the plan was chosen for."""
     plan: Plan
     told: str
-    """The choice in a sentence."""
+    """The choice in a sentence, and what was refused."""
 
 
 def choose_for_run(
-    job: Job, name: str, ranks: int | None, mesh: str | None, device: str, tell: Callable[[str], None]
+    job: Job,
+    name: str,
+    ranks: int | None,
+    device: str,
+    tell: Callable[[str], None],
+    memory: str | None = None,
 ) -> Chosen:
-    """The plan for this machine; raises `PlanError` where none fits."""
-    if mesh is not None:
-        raise UsageError(f"--plan auto chooses the mesh; --mesh {mesh} says it.", fix="drop one of the two.")
+    """The plan for this machine; raises `PlanError` where none fits, or none compiles."""
     cluster = this_machine(device, tell)
     if ranks is not None and ranks > cluster.size:
         raise PlanError(
@@ -48,38 +54,47 @@ def choose_for_run(
             fix=f"use --ranks {cluster.size} or fewer, or name a plan.",
         )
     tell("ranking plans")
-    ranking = choose(subject_of_job(job, name), cluster, Request(ranks=ranks))
+    limit = parse_memory(memory)
+    ranking = choose(subject_of_job(job, name), cluster, Request(ranks=ranks, limit_bytes=limit, top=_RANKED))
     captures = Captures(job)
     found: list[tuple[Prediction, Prediction]] = []
-    tried = [*ranking.predictions[:_EXACT]]
+    refused: list[str] = []
     plain = simplest(ranking.predictions)
-    for sketch in tried if plain in tried else [*tried, plain]:
+    for sketch in dict.fromkeys((plain, *ranking.predictions)):
+        if len(found) > _EXACT:
+            break
         try:
             exact = predict_job(
                 replace(job, accumulate=sketch.num_micro_batches), sketch.plan, cluster,
-                time_on=device, tell=tell, captures=captures,
+                time_on=device, limit_bytes=limit, tell=tell, captures=captures,
             )  # fmt: skip
-        except CaptureError:
-            raise
-        except PlaitError:  # a plan that the compiler refuses is no choice
+        except PlanError as error:
+            refused.append(f"{describe(sketch.plan)}: {error.what}")
             continue
         cluster = exact.cluster
-        if exact.exact.prediction.fits:
-            found.append((exact.exact.prediction, sketch))
+        if exact.prediction.reason is None:
+            found.append((exact.prediction, sketch))
+        else:
+            refused.append(f"{describe(sketch.plan)}: {exact.prediction.reason}")
     remember(cluster)
     if not found:
-        best = ranking.predictions[0]
-        return _chosen(job, best, best, "by sketch alone")
+        raise PlanError(
+            f"none of the {len(refused)} plans that look best can be used: {'; '.join(refused)}.",
+            fix="name a plan: --plan ddp.",
+        )
     found.sort(key=lambda pair: pair[0].step_s)
     first = simplest([exact for exact, _ in found])
     sketch = next(sketch for exact, sketch in found if exact is first)
-    return _chosen(job, first, sketch, f"best of {len(found)} that were compiled and timed")
+    return _chosen(job, first, sketch, len(found), refused)
 
 
-def _chosen(job: Job, best: Prediction, sketch: Prediction, how: str) -> Chosen:
+def _chosen(job: Job, best: Prediction, sketch: Prediction, compiled: int, refused: list[str]) -> Chosen:
     count = sketch.num_micro_batches
     told = (
         f"plan auto: {describe(sketch.plan)}, {count} micro-batch{'es' if count > 1 else ''} a step; predicted "
-        f"{format_seconds(best.step_s)} a step and {format_bytes(best.memory.total)} a rank ({how})."
+        f"{format_seconds(best.step_s)} a step and {format_bytes(best.memory.total)} a rank "
+        f"(best of {compiled} that were compiled and timed)."
     )
+    if refused:
+        told += f" Refused: {'; '.join(refused)}."
     return Chosen(job=replace(job, accumulate=count), plan=sketch.plan, told=told)

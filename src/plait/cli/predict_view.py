@@ -1,44 +1,44 @@
-"""`plait measure`: fit a cluster to this machine and keep it for `--cluster this`.
+"""A prediction, and a measured machine, for people."""
 
-In: where to write, which devices. Out: a YAML file; on the console what was found, how well it fits, and a notice where
-the machine was not quiet.
-"""
-
-import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from plait.cli.progress import show_progress
-from plait.cluster.files import write_cluster
-from plait.cluster.parse import measured_path
-from plait.run.measure.machine import Measured, measure_machine
-from plait.run.start.device import check_device
+from plait.run.measure.machine import Measured
+from plait.run.measure.predict import Predicted
 from plait.units import format_bytes, format_flops, format_seconds
 
 
-def measure_command(out: Path | None, device: str, *, json_output: bool, console: Console) -> int:
-    """Measure, write, tell."""
-    check_device(device)
-    with show_progress(Console(stderr=True) if json_output else console, quiet=json_output) as listener:
-        measured = measure_machine(device, listener)
-    path = out or measured_path()
-    write_cluster(measured.cluster, path, measured.notes)
-    if json_output:
-        print(
-            json.dumps({"file": str(path), "cluster": asdict(measured.cluster), "measured": measured.notes})
-        )
-        return 0
-    print_measured(measured, console)
-    console.print(
-        f"wrote {path}: use it with --cluster {'this' if out is None else path}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    return 0
+def print_prediction(found: Predicted, console: Console) -> None:
+    """A prediction for people."""
+    p = found.prediction
+    mesh = ", ".join(f"{name}={size}" for name, size in p.plan.mesh.axes)
+    table = Table("what", "value", title=f"{p.plan.name} ({mesh}) on {p.cluster.name}", title_justify="left")
+    sent = "  ".join(f"{axis} {format_bytes(count)}" for axis, count in p.sent_bytes.items()) or "nothing"
+    memory = p.memory
+    rows = {
+        "step": format_seconds(p.step_s),
+        "samples a second": f"{p.samples_per_s:,.1f}",
+        "model FLOP utilization": f"{100 * p.utilization:.1f} %",
+        "bubble": f"{100 * p.bubble:.1f} %",
+        "exposed communication": format_seconds(p.exposed_s) if p.exposed_s else "none",
+        "sent a step and device": sent,
+        "memory": f"{format_bytes(memory.total)} of {format_bytes(p.limit_bytes)}",
+        **{f"  {kind}": format_bytes(count) for kind, count in asdict(memory).items()},
+    }
+    if p.cost_per_step is not None:
+        rows["cost of 1,000 steps"] = f"{1000 * p.cost_per_step:,.2f}"
+    for what, value in rows.items():
+        table.add_row(what, value)
+    console.print(table)
+    for notice in found.notices:
+        console.print(f"notice: {notice}", highlight=False, soft_wrap=True)
+    if p.fits:
+        console.print("[green]fits[/green]")
+    else:
+        console.print(f"[red]does not fit[/red]: {p.reason}", highlight=False)
 
 
 def print_measured(measured: Measured, console: Console) -> None:

@@ -1,0 +1,47 @@
+"""What people write for a job and its settings.
+
+In: a job or a reference to one, settings. Out: a `Job` with its name, and what the settings say of the plan.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from plait.api.settings import split_settings
+from plait.errors import JobError
+from plait.job.job import Job
+from plait.job.reference import load_job
+
+
+def given_job(job: Job | str, settings: Mapping[str, Any] | None = None) -> tuple[Job, dict[str, Any]]:
+    """The job with its part of the settings, and the plan's part.
+
+    Text is a reference as on the command line: `path.py:function`, `module:function`. Settings are plain fields of the
+    job ({"batch": 128}) and groups of the plan ({"sync": {"bucket_mib": 4}}).
+    """
+    if not isinstance(job, (Job, str)):
+        raise JobError(
+            f"a plait.Job, or text that names one, was expected, not {type(job).__name__}.",
+            fix="call your job function first: train(job()).",
+        )
+    of_job, of_plan = split_settings(settings or {})
+    return job_with(load_job(job) if isinstance(job, str) else job, of_job), of_plan
+
+
+def name_of(job: Job | str) -> str:
+    """What tables and folders call it."""
+    return Path(job.split(":")[0]).stem if isinstance(job, str) else "job"
+
+
+def job_with(job: Job, settings: Mapping[str, Any]) -> Job:
+    """The job with some of its plain fields replaced."""
+    if not settings:
+        return job
+    changed = dict(settings)
+    if "steps" in changed and "epochs" not in changed:
+        changed["epochs"] = None
+    if "epochs" in changed and "steps" not in changed:
+        changed["steps"] = None
+    assert set(changed) <= {field.name for field in fields(Job)}
+    return replace(job, **changed)

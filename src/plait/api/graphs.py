@@ -1,0 +1,81 @@
+"""What one training step computes, and where its tensors are under a plan.
+
+In: a job, a plan. Out: a `Graph`, or a `Listing` of placements and exchanges. Nothing is trained, nothing allocated.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from plait.api.given import given_job
+from plait.errors import UsageError
+from plait.graph.from_job import Captures
+from plait.graph.graph import Graph
+from plait.job.data.open import open_data
+from plait.job.generators import kept_generators
+from plait.job.job import Job
+from plait.job.order import shares
+from plait.plan.named import resolve, usual_ranks
+from plait.plan.plan import PIPE, Plan
+from plait.program.show.listing import Listing
+from plait.program.show.show import list_placements
+from plait.run.prepare.programs import Programs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placed:
+    """A step under a plan."""
+
+    listing: Listing
+    """Where every tensor is, and what ranks exchange."""
+    notices: tuple[str, ...]
+    """How open choices of the plan were made, and what else a person should know."""
+
+
+@kept_generators()
+def capture(job: Job | str, *, batch: int | None = None) -> Graph:
+    """The dataflow graph of one micro-step of `batch` samples; those of the job's own micro-batch by default.
+
+    Raises `CaptureError`, with the line, where the model cannot be captured.
+    """
+    _check_batch(batch)
+    given, _ = given_job(job)
+    return Captures(given).of_size(batch if batch is not None else -(-given.batch // given.accumulate))
+
+
+@kept_generators()
+def placements(
+    job: Job | str,
+    plan: str | Path | Plan | None = None,
+    ranks: int | None = None,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    batch: int | None = None,
+) -> Placed:
+    """Where every tensor of a step is under a plan, and what ranks exchange; `batch` as for `capture`."""
+    _check_batch(batch)
+    ranks = ranks if ranks is not None or mesh else usual_ranks(plan)
+    given, of_plan = given_job(job, settings)
+    chosen = resolve(plan, ranks, of_plan, mesh)
+    if chosen.num_stages > 1:
+        raise UsageError(
+            f"--placements shows cuts within operators; pipe={chosen.mesh.size_of(PIPE)} cuts between them.",
+            fix="leave pipe out of the mesh; `plait report` shows the timeline of a pipeline that ran.",
+        )
+    programs = Programs(given, open_data(given.data, given.collate), chosen, torch.device("cpu"))
+    own = programs.full_shares() if batch is None else [shares(batch, chosen.data_ranks)]
+    program = programs.for_sizes(own)
+    if programs.capture_error is not None:
+        raise programs.capture_error
+    graph = programs.captures.of_size(program.micro_batches[0])
+    listing = list_placements(graph, programs.plan, program, local_batch_norm=given.batch_norm == "local")
+    return Placed(listing=listing, notices=(*programs.choices, *program.notices))
+
+
+def _check_batch(batch: int | None) -> None:
+    if batch is not None and batch < 1:
+        raise UsageError(f"--batch {batch} is no number of samples.", fix="give 1 or more.")

@@ -1,0 +1,73 @@
+"""How fast a job runs under a plan on a cluster, and whether it fits, without running it.
+
+In: a job, a plan, a cluster. Out: a `Predicted`. Without a cluster it is this machine: as `measure` found it, else
+measured shortly, and the parts of the step are timed on it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from plait.api.given import given_job
+from plait.api.machine import remember, this_machine
+from plait.cluster.cluster import Cluster
+from plait.cluster.parse import THIS, parse_cluster
+from plait.job.generators import kept_generators
+from plait.job.job import Job
+from plait.options import Listener
+from plait.plan.named import resolve
+from plait.plan.plan import Plan
+from plait.run.measure.predict import Predicted, predict_job
+from plait.run.prepare.fits import parse_memory
+
+
+@kept_generators()
+def predict(
+    job: Job | str,
+    plan: str | Path | Plan | None = None,
+    ranks: int | None = None,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    cluster: str | Cluster | None = None,
+    memory: str | None = None,
+    device: str = "cpu",
+    listener: Listener | None = None,
+) -> Predicted:
+    """Compile a step of the job, simulate it, and tell its time, waiting and memory.
+
+    A plan that says no number of ranks is predicted on all devices of a `cluster` that is given.
+    """
+
+    def tell(stage: str) -> None:
+        if listener is not None:
+            listener({"stage": stage})
+
+    limit = parse_memory(memory)
+    known = cluster if isinstance(cluster, Cluster) else None
+    if isinstance(cluster, str) and cluster != THIS:
+        known = parse_cluster(cluster)
+    given, of_plan = given_job(job, settings)
+    chosen = _on(known, plan, ranks, mesh, of_plan)
+    place = known if known is not None else this_machine(device, tell)
+    if known is None and cluster is not None:
+        chosen = _on(place, plan, ranks, mesh, of_plan)
+    time_on = device if known is None else None
+    found = predict_job(given, chosen, place, time_on=time_on, limit_bytes=limit, tell=tell)
+    if known is None:
+        remember(found.cluster)
+    return found
+
+
+def _on(
+    cluster: Cluster | None,
+    plan: str | Path | Plan | None,
+    ranks: int | None,
+    mesh: Mapping[str, int] | None,
+    settings: Mapping[str, Any] | None,
+) -> Plan:
+    """The plan, on the whole cluster where nobody says otherwise."""
+    open_size = ranks is None and not mesh and not isinstance(plan, Plan) and plan != "single"
+    if cluster is not None and open_size and Path(str(plan or "")).suffix not in (".yaml", ".yml"):
+        ranks = cluster.size
+    return resolve(plan, ranks, settings, mesh)

@@ -1,0 +1,40 @@
+"""Prove that a plan computes what one process computes.
+
+In: a job, a plan. Out: a `Verification`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from plait.api.given import given_job
+from plait.job.job import Job
+from plait.options import Listener
+from plait.plan.plan import Plan
+from plait.run.proof import verify as proving
+from plait.run.proof.verify import Verification
+
+
+def verify(
+    job: Job | str,
+    plan: str | Path | Plan | None = None,
+    ranks: int | None = None,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    steps: int = 3,
+    fp32: bool = False,
+    serial: bool = False,
+    device: str = "cpu",
+    listener: Listener | None = None,
+) -> Verification:
+    """Run `steps` steps both ways and compare loss, gradients, weights and buffers.
+
+    Without a plan it is ddp, or what the axes of `mesh` say; a named plan without `ranks` is run on 2. `serial` runs
+    all ranks in this process, `fp32` compares in float32 instead of float64.
+    """
+    given, of_plan = given_job(job, settings)
+    return proving.verify(
+        given, plan, ranks, mesh=mesh, settings=of_plan, steps=steps, fp32=fp32, serial=serial, device=device,
+        listener=listener,
+    )  # fmt: skip

@@ -1,0 +1,53 @@
+"""What a run folder remembers of how it was started.
+
+In: the folder. Out: options, for going on with it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from plait.errors import UsageError
+from plait.files.document import Format
+from plait.files.shape import read_json
+from plait.options import Saving
+from plait.plan.plan import read_plan
+
+REMEMBERED = ("job", "settings", "steps", "device", "checkpoint_every", "record_samples")
+"""What a run writes down of how it was started, and `resume` takes from there unless it is given anew."""
+_FORMAT = Format(noun="the environment of a run", error=UsageError, fix="give JOB and --plan again.")
+
+
+class _Remembered(msgspec.Struct):
+    job: str | None = None
+    settings: list[str] | None = None
+    steps: int | None = None
+    device: str | None = None
+    checkpoint_every: int | None = None
+    record_samples: bool | None = None
+
+
+def stored_settings(folder: Path) -> dict[str, Any]:
+    """What a run folder remembers of how it was started: `REMEMBERED`, and its plan."""
+    path = folder / "environment.json"
+    if not folder.is_dir():
+        raise UsageError(
+            f"there is no run folder {folder} to resume.", fix="give the folder that plait run printed."
+        )
+    if not path.exists():
+        return {}
+    remembered = read_json(path, _Remembered, _FORMAT)
+    stored = {key: value for key in REMEMBERED if (value := getattr(remembered, key)) is not None}
+    if (folder / "plan.yaml").exists():
+        stored["plan_file"] = folder / "plan.yaml"
+        stored["plan"] = read_plan(folder / "plan.yaml").name
+    return stored
+
+
+def stored_saving(stored: Mapping[str, Any]) -> Saving:
+    """What a run was asked to save."""
+    return Saving(
+        checkpoint_every=stored.get("checkpoint_every"), record_samples=bool(stored.get("record_samples"))
+    )

@@ -1,0 +1,135 @@
+"""Train a job, or go on with a run: everything that `plait run` does but show it.
+
+In: a job, a plan or `auto`; or a run folder. Out: a `Result`, and the run folder.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from plait.api.auto import choose_for_run
+from plait.api.given import given_job, name_of
+from plait.api.settings import merged, parse_settings, write_settings
+from plait.api.stored import stored_saving, stored_settings
+from plait.errors import UsageError
+from plait.job.generators import kept_generators
+from plait.job.job import Job
+from plait.options import Limits, Listener, Saving, Trial
+from plait.plan.plan import Plan
+from plait.run import train as running
+from plait.run.train import Result
+
+AUTO = "auto"
+"""Instead of a plan: the one that is predicted to be fastest on this machine."""
+
+
+@kept_generators()
+def train(
+    job: Job | str,
+    plan: str | Path | Plan | None = None,
+    ranks: int | None = None,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    steps: int | None = None,
+    out: str | Path | None = None,
+    device: str = "cpu",
+    resume: str | Path | None = None,
+    trace: bool = True,
+    listener: Listener | None = None,
+    saving: Saving = Saving(),
+    limits: Limits = Limits(),
+    trial: Trial = Trial(),
+) -> Result:
+    """Train `job` under `plan` and leave a run folder with its plan, metrics, trace and checkpoints.
+
+    `plan` is a name, a .yaml file, a `Plan`, or `auto`; `ranks` counts every process. `mesh` sizes axes ({"data": 2,
+    "tensor": 2}) and `settings` change the plan ({"sync": {"bucket_mib": 4}}). `out` is the run folder, `resume` one to
+    go on with, and `listener` is told what happens meanwhile. All names are those of `plait run --help`.
+    """
+    given, of_plan = given_job(job, settings)
+    if isinstance(job, str):
+        saving = _remembering(saving, job, settings or {}, steps, device)
+    if plan == AUTO:
+        if mesh:
+            axes = ",".join(f"{name}={size}" for name, size in mesh.items())
+            raise UsageError(
+                f"--plan auto chooses the mesh; --mesh {axes} says it.", fix="drop one of the two."
+            )
+        auto = choose_for_run(given, name_of(job), ranks, device, _stages(listener), limits.memory)
+        given, plan = auto.job, auto.plan
+        if listener is not None:
+            listener({"told": auto.told})
+        before = saving.remembered.get("settings", ())
+        remembered = {**saving.remembered, "settings": [*before, f"accumulate={given.accumulate}"]}
+        saving = replace(saving, remembered=remembered)
+    return running.train(
+        given, plan, ranks, mesh=mesh, settings=of_plan, steps=steps, out=out, device=device, resume=resume,
+        trace=trace, listener=listener, saving=saving, limits=limits, trial=trial,
+    )  # fmt: skip
+
+
+def _stages(listener: Listener | None) -> Any:
+    return lambda stage: listener({"stage": stage}) if listener is not None else None
+
+
+def _remembering(
+    saving: Saving, job: str, settings: Mapping[str, Any], steps: int | None, device: str
+) -> Saving:
+    """With what `resume` needs to know of a run that was started from a job that is named."""
+    remembered = {
+        "job": _anywhere(job),
+        "settings": write_settings(settings),
+        "steps": steps,
+        "device": device,
+        "checkpoint_every": saving.checkpoint_every,
+        "record_samples": saving.record_samples,
+        **saving.remembered,
+    }
+    name = name_of(job) if saving.name == Saving().name else saving.name
+    return replace(saving, name=name, remembered=remembered)
+
+
+def resume(
+    folder: str | Path,
+    ranks: int | None = None,
+    *,
+    job: Job | str | None = None,
+    plan: str | Path | Plan | None = None,
+    mesh: Mapping[str, int] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    steps: int | None = None,
+    out: str | Path | None = None,
+    device: str | None = None,
+    trace: bool = True,
+    listener: Listener | None = None,
+    saving: Saving | None = None,
+    limits: Limits = Limits(),
+    trial: Trial = Trial(),
+) -> Result:
+    """Go on with the run in `folder`, on any number of ranks; what is not given is as it was.
+
+    A run that was started from a job that is named (`plait run path.py`, `plait.train("path.py", ...)`) knows its job;
+    of others it must be given.
+    """
+    stored = stored_settings(Path(folder))
+    given = job if job is not None else stored.get("job")
+    if given is None:
+        raise UsageError(
+            f"{folder} does not say which job it ran.", fix="name it: plait run path.py --plan ddp --ranks 2."
+        )
+    same = ranks is None and not mesh
+    plan = plan or (stored["plan_file"] if "plan_file" in stored and same else stored.get("plan"))
+    return train(
+        given, plan, ranks, mesh=mesh, settings=merged(parse_settings(stored.get("settings", [])), settings or {}),
+        steps=steps if steps is not None else stored.get("steps"), out=out or folder,
+        device=device or stored.get("device", "cpu"), resume=folder, trace=trace, listener=listener,
+        saving=saving if saving is not None else stored_saving(stored), limits=limits, trial=trial,
+    )  # fmt: skip
+
+
+def _anywhere(reference: str) -> str:
+    """The reference with a path that holds from every folder, for resuming."""
+    path, colon, function = reference.partition(":")
+    return f"{Path(path).resolve()}{colon}{function}" if path.endswith(".py") else reference

@@ -1,0 +1,114 @@
+"""Groups of options on the command line: `Saving.checkpoint_every` becomes `--checkpoint-every`.
+
+In: a command that takes groups of `plait.options`. Out: one that typer can read, with an option for every field: its
+name, type and default are the field's, its help is the docstring under it.
+"""
+
+import ast
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Annotated, Any
+
+import typer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Text:
+    """How a field is written on a command line, where its type alone does not say."""
+
+    type: Any
+    metavar: str
+    read: Callable[[Any], Any]
+
+
+def flattened(texts: Mapping[str, Text]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace parameters that are groups of options by the options; `texts` are those written in a way of their own.
+
+    A parameter `given` receives the names of all options that were given, whatever their values.
+    """
+
+    def flatten(command: Callable[..., None]) -> Callable[..., None]:
+        hints = typing.get_type_hints(command, include_extras=True)
+        groups: dict[str, type] = {}
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(command).parameters.values():
+            kind = hints[parameter.name]
+            if is_dataclass(kind) and isinstance(kind, type):
+                groups[parameter.name] = kind
+                parameters += _options(kind, texts)
+            elif parameter.name != "given":
+                parameters.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
+
+        @functools.wraps(command)
+        def flat(**values: Any) -> None:
+            given = {name for name, value in values.items() if value is not None}
+            for name, group in groups.items():
+                own = {field: values.pop(field) for field in _names(group)}
+                read = {
+                    field: texts[field].read(value) if field in texts else value
+                    for field, value in own.items()
+                    if value is not None
+                }
+                values[name] = group(**read)
+            if "given" in hints:
+                values["given"] = frozenset(given)
+            command(**values)
+
+        flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        flat.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return flat
+
+    return flatten
+
+
+def _names(group: Any) -> list[str]:
+    """Fields that a command line has."""
+    return [field.name for field in fields(group) if not field.metadata.get("python_only")]
+
+
+def _options(group: Any, texts: Mapping[str, Text]) -> list[inspect.Parameter]:
+    """A parameter for every field; None is "not given", so that the group's own default counts."""
+    hints, helps = typing.get_type_hints(group), docstrings(group)
+    found = []
+    for field in fields(group):
+        if field.metadata.get("python_only"):
+            continue
+        text = texts.get(field.name)
+        kind = text.type if text is not None else hints[field.name]
+        default = field.default if field.default not in (None, MISSING, False) else None
+        option = typer.Option(
+            help=helps.get(field.name, ""),
+            metavar=text.metavar if text is not None else None,
+            show_default=str(default) if default is not None else False,
+        )
+        found.append(
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[kind | None, option],
+            )
+        )
+    return found
+
+
+def docstrings(group: type) -> dict[str, str]:
+    """The docstring under each field, which Python itself does not keep."""
+    try:
+        (tree,) = ast.parse(inspect.getsource(group)).body
+    except (OSError, TypeError):  # a package without its source still runs
+        return {}
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for field, text in zip(tree.body, tree.body[1:], strict=False):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+        ):
+            found[field.target.id] = str(text.value.value)
+    return found

@@ -1,0 +1,73 @@
+"""`plait report`, `plait compare` and `plait export`: what is done with runs that ended.
+
+In: run folders. Out: tables or JSON; a file with the trained weights.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import plait
+from plait.cli.options import JsonOption
+from plait.errors import UsageError
+from plait.units import format_bytes, format_seconds
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
+    json_: JsonOption = False,
+) -> None:
+    """Show where the time of a run went, per rank, and how the loss fell."""
+    if not folder.is_dir():
+        raise UsageError(f"there is no run folder {folder}.", fix="give the folder that plait run printed.")
+    from plait.report.text import print_report, report_json
+
+    if json_:
+        print(json.dumps(report_json(folder)))
+    else:
+        print_report(folder, Console())
+
+
+def compare(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Run folders, the first to compare with.")
+    ],
+    json_: JsonOption = False,
+) -> None:
+    """Show runs side by side: plan, speed, memory, loss."""
+    found = plait.compare(*folders)
+    if json_:
+        print(json.dumps([asdict(row) | {"speed": found.speed(i)} for i, row in enumerate(found.rows)]))
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("run", overflow="fold")
+    table.add_column("plan")
+    for name in ("ranks", "batch", "steps", "step", "samples/s", "speed", "memory", "loss"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for i, row in enumerate(found.rows):
+        speed = found.speed(i)
+        numbers = (row.ranks, row.batch, None if row.num_steps is None else row.num_steps + 1)
+        table.add_row(
+            row.name, row.plan or "–", *("–" if value is None else str(value) for value in numbers),
+            "–" if row.step_s is None else format_seconds(row.step_s),
+            "–" if row.samples_per_s is None else f"{row.samples_per_s:,.0f}",
+            "–" if speed is None else f"{speed:.2f}x",
+            "–" if row.memory_bytes is None else format_bytes(row.memory_bytes),
+            "–" if row.final_loss is None else f"{row.final_loss:.4g}",
+        )  # fmt: skip
+    Console().print(table)
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder or a checkpoint.")],
+    to: Annotated[str, typer.Option("--to", help="safetensors or state_dict.")] = "safetensors",
+    out: Annotated[Path | None, typer.Option(help="The file to write; beside the run by default.")] = None,
+) -> None:
+    """Write the trained weights under the model's own names."""
+    Console().print(f"wrote {plait.export(folder, to=to, out=out)}")  # type: ignore[arg-type]
