@@ -27,7 +27,8 @@ import torch
 import yaml
 from rich.console import Console
 
-from plait.cli.options import load_run_settings, parse_settings
+from plait.api.settings import parse_settings
+from plait.api.stored import stored_settings
 from plait.cluster.files import read_cluster, write_cluster
 from plait.cluster.parse import parse_cluster
 from plait.errors import PlaitError
@@ -226,7 +227,7 @@ def fuzz_environment(folder: Path, rng: random.Random) -> None:
     path.write_bytes(mutated(_json_dump(content), rng, json.loads, _json_dump))
     (folder / "plan.yaml").write_text(resolve("ddp", 2).to_yaml())
     value = mutated(b"[h.1, h.2]", rng, yaml.safe_load, _yaml_dump).decode("utf-8", errors="surrogateescape")
-    for read in (lambda: load_run_settings(folder), lambda: parse_settings([f"pipe.cut={value}"])):
+    for read in (lambda: stored_settings(folder), lambda: parse_settings([f"pipe.cut={value}"])):
         try:
             read()
         except PlaitError:

@@ -2,26 +2,114 @@
 
 import inspect
 import pkgutil
+import subprocess
+import sys
 import types
+from dataclasses import fields
+
+import pytest
 
 import plait
 from plait import errors
+from plait.cli.main import app
+from plait.options import SYSTEMS
+from plait.search.export import EXPORTERS
 
-
-def test_everything_public_is_exported() -> None:
-    public = {
-        name
-        for name, value in vars(plait).items()
-        if not name.startswith("_") and not isinstance(value, types.ModuleType)
-    }
-    assert public | {"__version__"} == set(plait.__all__)
+FUNCTIONS = {
+    "capture", "choose", "compare", "export", "export_plan", "load_job", "measure", "parallelize", "placements",
+    "predict", "read_run", "resolve", "resume", "scale", "train", "validate", "verify", "write_page",
+}  # fmt: skip
+VALUES = {
+    "Choice", "Comparison", "Job", "Limits", "Measured", "Placed", "PlaitError", "Plan", "Predicted", "Result",
+    "RunRecord", "Saving", "Search", "Step", "Trial", "Until", "Validation", "Verification",
+}  # fmt: skip
+COMMANDS = {
+    "run": ("train", "resume"), "graph": ("capture", "placements"), "plan": ("choose", "scale", "export_plan"),
+    "predict": ("predict",), "measure": ("measure",), "validate": ("validate",), "verify": ("verify",),
+    "report": ("read_run", "write_page"), "compare": ("compare",), "export": ("export",),
+}  # fmt: skip
+"""Which functions do what a command does."""
 
 
 def test_the_contract() -> None:
-    assert set(plait.__all__) == {
-        "Job", "Limits", "PlaitError", "Plan", "Result", "Saving", "Step", "Trial", "Until", "Verification",
-        "__version__", "parallelize", "resolve", "train", "verify",
-    }  # fmt: skip
+    assert set(plait.__all__) == FUNCTIONS | VALUES | {"__version__"}
+    assert set(dir(plait)) >= set(plait.__all__)
+
+
+def test_everything_public_is_exported() -> None:
+    assert all(inspect.isfunction(getattr(plait, name)) for name in FUNCTIONS)
+    assert all(inspect.isclass(getattr(plait, name)) for name in VALUES)
+    public = {
+        name
+        for name, value in vars(plait).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType) and name != "TYPE_CHECKING"
+    }
+    assert public - {"Any"} <= set(plait.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = plait.nothing
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_help_tells_a_newcomer_what_to_call(name: str) -> None:
+    assert plait.__doc__ is not None and f" {name} " in plait.__doc__
+    function = getattr(plait, name)
+    assert inspect.getdoc(function)
+    hints = inspect.signature(function)
+    assert all(entry.annotation is not inspect.Parameter.empty for entry in hints.parameters.values())
+
+
+@pytest.mark.parametrize("name", sorted(VALUES - {"PlaitError"}))
+def test_values_are_documented(name: str) -> None:
+    assert inspect.getdoc(getattr(plait, name))
+
+
+def test_what_the_command_line_can_python_can() -> None:
+    assert {command.name for command in app.registered_commands} == set(COMMANDS)
+    for command in app.registered_commands:
+        assert command.callback is not None and command.name is not None
+        python: set[str] = set()
+        for function in COMMANDS[command.name]:
+            for parameter in inspect.signature(getattr(plait, function)).parameters.values():
+                default = parameter.default
+                python.add(parameter.name)
+                if type(default) in (plait.Saving, plait.Limits, plait.Trial, plait.Search):
+                    python |= {field.name for field in fields(default)}
+        shown = {"json_", "html", "explain", "svg"}  # how it is shown, and where; a value can be asked
+        spelled = {
+            "set_": "settings",
+            "scale": "counts",
+            "export": "to",
+            "folders": "runs",
+            "folder": "run_dir",
+        }
+        for option in inspect.signature(command.callback).parameters:
+            name = spelled.get(option, option)
+            known = name in python or option in python or (command.name, option) in EQUIVALENT
+            assert option in shown or known, f"plait {command.name}: --{option}"
+
+
+EQUIVALENT = {
+    ("graph", "placements"),  # the function of that name
+    ("predict", "trace"),  # `Predicted.trace`
+}
+
+
+def test_import_is_quick() -> None:
+    """Neither `import plait`, nor help, nor a refusal of the command line waits for torch."""
+    told = (
+        "import sys, plait\n"
+        "from plait.cli.main import call\n"
+        "assert call(['run', '--help']) == 0 and call(['run']) == 2 and call(['graph', 'x.py', '--mesh', 'a']) == 2\n"
+        "assert 'torch' not in sys.modules and 'scipy' not in sys.modules, 'imported'"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", told], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_systems_are_those_that_can_be_written_for() -> None:
+    assert tuple(EXPORTERS) == SYSTEMS
 
 
 def test_no_function_hides_a_folder() -> None:

@@ -22,7 +22,7 @@ from plait.search.predict.prediction import Prediction
 from plait.units import format_bytes, format_seconds
 
 _EXACT = 3
-"""Plans of the ranking that are compiled and timed."""
+"""Plans of the ranking that are compiled and timed, beside the simplest of the fast ones."""
 _RANKED = 10
 """Plans of the ranking that are tried until so many compile."""
 
@@ -60,8 +60,8 @@ def choose_for_run(
     found: list[tuple[Prediction, Prediction]] = []
     refused: list[str] = []
     plain = simplest(ranking.predictions)
-    for sketch in dict.fromkeys((plain, *ranking.predictions)):
-        if len(found) > _EXACT:
+    for sketch in [plain, *(other for other in ranking.predictions if other is not plain)]:
+        if len(found) == 1 + _EXACT:
             break
         try:
             exact = predict_job(

@@ -95,6 +95,7 @@ def choose(
     search: Search = Search(),
 ) -> Choice:
     """Rank the plans for a job, or for a model on paper (`gpt3-175b`, `gpt:layers=24,...`), on a cluster."""
+    _check(job, model, batch)
     request = _request(search)
     place = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
     subject = _subject_of(job, model, batch, settings)
@@ -116,6 +117,7 @@ def scale(
     search: Search = Search(),
 ) -> list[Scaled]:
     """The best plan on each of several numbers of devices; the batch grows with them unless it is the same for all."""
+    _check(job, model, batch)
     request = replace(_request(search), top=1)
     place = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
     subject = _subject_of(job, model, batch, settings)
@@ -127,28 +129,29 @@ def _subject_of(
     job: Job | str | None, model: str | None, batch: int | None, settings: Mapping[str, Any] | None
 ) -> Subject:
     """What is planned for: a job, or a model on paper."""
-    if batch is not None and batch < 1:
-        raise UsageError(f"--batch {batch} is no number of samples.", fix="use 1 or more.")
-    if job is not None and model is None:
-        given, of_plan = given_job(job, settings)
-        subject = None
-    elif model is not None and job is None:
-        subject = subject_of_paper(model, batch)
-        given, of_plan = given_job(subject.job, settings)
-    else:
-        raise UsageError(
-            "plan takes a JOB or --model, and not both.",
-            fix="plait plan path.py --cluster 8xA100, or plait plan --model gpt2 --cluster 8xA100.",
-        )
+    paper = subject_of_paper(model, batch) if model is not None else None
+    named = paper.job if paper is not None else job
+    assert named is not None
+    given, of_plan = given_job(named, settings)
     if of_plan:
         raise UsageError(
             f"--set {', '.join(of_plan)} belongs to a plan, which is what is searched for.",
             fix="set the job alone, or use plait predict.",
         )
-    if subject is not None:
-        return replace(subject, job=given)
-    assert job is not None
-    return subject_of_job(given if batch is None else replace(given, batch=batch), name_of(job))
+    if paper is not None:
+        return replace(paper, job=given)
+    return subject_of_job(given if batch is None else replace(given, batch=batch), name_of(named))
+
+
+def _check(job: Job | str | None, model: str | None, batch: int | None) -> None:
+    """Refuse what can be refused without looking at anything."""
+    if (job is None) == (model is None):
+        raise UsageError(
+            "plan takes a JOB or --model, and not both.",
+            fix="plait plan path.py --cluster 8xA100, or plait plan --model gpt2 --cluster 8xA100.",
+        )
+    if batch is not None and batch < 1:
+        raise UsageError(f"--batch {batch} is no number of samples.", fix="use 1 or more.")
 
 
 def export_plan(choice: Choice, to: str, out: str | Path | None = None) -> list[str]:

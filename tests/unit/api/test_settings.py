@@ -59,7 +59,7 @@ def test_a_mapping_is_checked_like_entries() -> None:
     assert job.batch == 3 and plan == {"sync": {"bucket_mib": 2}}
     with pytest.raises(UsageError, match="no setting 'model'"):
         given_job(ZOO["mlp"].job(), {"model": 3})
-    with pytest.raises(JobError, match="not function"):
+    with pytest.raises(JobError, match="not method"):
         given_job(ZOO["mlp"].job)  # type: ignore[arg-type]
 
 

@@ -29,7 +29,7 @@ def parse_memory(told: str | None) -> int | None:
     try:
         return parse_bytes(told) if told is not None else None
     except ValueError as error:
-        raise UsageError(f"memory: {error}.", fix="write it like 70GiB.") from error
+        raise UsageError(f"--memory {told}: {error}.", fix="write it like 70GiB.") from error
 
 
 def check_fits(programs: Programs, program: Program, limit_bytes: int | None) -> None:

@@ -216,7 +216,7 @@ class PlaitGroup(dist.ProcessGroup):
         return self._start("broadcast", lambda tag: self._exchange(tag, sent, rooms), _back([tensor], [flat]))
 
     def barrier(self, opts: Any = None) -> _Work:
-        nothing = [memoryview(b"")] * len(self._ranks)
+        nothing = [memoryview(bytearray())] * len(self._ranks)  # an early message is copied into it
         return self._start("barrier", lambda tag: self._exchange(tag, nothing, nothing))
 
     def send(self, tensors: list[Tensor], to: int, tag: int) -> _Work:
