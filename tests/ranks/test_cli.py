@@ -45,6 +45,7 @@ def test_a_run_leaves_everything_in_its_folder(folder: Path) -> None:
         "checkpoints",
         "report.html",
         "totals.json",
+        "run.lock",
     }
     assert expected == names
     assert len(steps(folder)) == 12  # 97 samples in steps of 25, three times
