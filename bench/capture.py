@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plait.graph.capture import capture as capture_module
-from plait.graph.capture import differentiate as differentiate_module
 from plait.graph.from_job import Captures
 from plait.graph.show.summary import summarize
 from plait.job.job import Job
@@ -106,10 +105,9 @@ def small_mlp() -> Job:
 
 PASSES = {
     "build the model": (capture_module, "fake_model"),
-    "trace the forward": (capture_module, "_trace_forward"),
+    "trace forward and backward": (capture_module, "trace_steady"),
     "remove writes in place": (capture_module, "functionalize"),
-    "differentiate": (capture_module, "differentiate"),
-    "  of which: remove writes in place": (differentiate_module, "functionalize"),
+    "clean": (capture_module, "clean"),
 }
 """What each pass is called here, and the function that does it."""
 
