@@ -6,7 +6,7 @@ in `tests/ranks/test_within.py`.
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
-from itertools import permutations
+from itertools import pairwise
 from threading import Barrier
 from typing import Any
 
@@ -120,8 +120,9 @@ def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("optimizer", KINDS)
-@pytest.mark.parametrize(("before", "after"), list(permutations(MESHES, 2)))
+@pytest.mark.parametrize(("before", "after"), list(pairwise([*MESHES, next(iter(MESHES))])))
 def test_training_goes_on_under_another_plan(before: str, after: str, optimizer: str) -> None:
+    """Round in a ring: every plan saves and every plan loads. Not every pair: a checkpoint does not show who wrote it."""
     losses, weights = uninterrupted(optimizer)
     ranks = ranks_of(after, optimizer)
     for machine in ranks.machines:
