@@ -62,7 +62,7 @@ def totals(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_weights_are_never_older_than_the_bound(tmp_path: Path) -> None:
+def test_complaint_24_weights_are_never_older_than_the_bound(tmp_path: Path) -> None:
     job = replace(jobs.plain(), steps=40, epochs=None)
     plait.train(
         job,
@@ -145,7 +145,7 @@ def test_a_dead_worker_does_not_stop_the_others(plan: str, tmp_path: Path) -> No
         assert "not trained on" in told
 
 
-def test_a_dead_server_ends_the_run_with_a_way_back(tmp_path: Path) -> None:
+def test_complaint_24_a_dead_server_ends_the_run_with_a_way_back(tmp_path: Path) -> None:
     kill = KillsAt(rank=2, step=40)
     with pytest.raises(WorkerError) as caught:
         plait.train(

@@ -47,13 +47,20 @@ def test_table_file_and_explanation(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "--set accumulate=" in text
 
 
-def test_json_has_reasons_and_exports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_complaint_01_plans_are_ranked_with_time_memory_and_reasons(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "ds.json"
     arguments = ["plan", *PAPER, "--cluster", "2xA100", "--memory", "2.1GB", "--json"]
     assert call([*arguments, "--export", "deepspeed", "--out", str(path)]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["plans"][0]["memory_bytes"]["total"] <= 2.1e9
     assert said["plans"] == sorted(said["plans"], key=lambda plan: float(plan["step_s"]))
+    assert all(plan["step_s"] > 0 and plan["memory_bytes"]["activations"] > 0 for plan in said["plans"])
+    assert said["rejected"] and all("of 1.96 GiB" in entry["reason"] for entry in said["rejected"])
+    assert {"server-async", "local-sgd", "pipedream"} <= set(said["relaxed"]), (
+        "only a person can choose these"
+    )
     written = json.loads(path.read_text())
     assert written["train_batch_size"] == 8
     assert "deepspeed" in said["written"][0]
@@ -148,7 +155,7 @@ def deep_job(slopes: tuple[float, ...] = (0.1,) * 6) -> Job:
     )
 
 
-def test_deep_models_are_captured_with_few_blocks() -> None:
+def test_complaint_21_deep_models_are_captured_with_few_blocks() -> None:
     assert shallow_job(ZOO["mlp"].job(), 2) is None
     deep = shallow_job(deep_job(), 2)
     assert deep is not None

@@ -85,7 +85,7 @@ def test_what_cannot_be_predicted_is_refused() -> None:
         predict_job(job_of(uncapturable, 8, 1), plait.resolve("single", 1), parse_cluster("2xcpu"))
 
 
-def test_a_plan_that_cannot_fit_is_refused_before_launch(tmp_path: Path) -> None:
+def test_complaint_02_a_plan_that_cannot_fit_is_refused_before_launch(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"does not fit: rank 0 needs .* of 100 KiB: parameters") as caught:
         plait.train(
             job_of("gpt", 8, 1), "ddp", 2, steps=1, out=tmp_path / "run", limits=plait.Limits(memory="100KiB")

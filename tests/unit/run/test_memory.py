@@ -122,7 +122,7 @@ def test_a_rank_holds_its_share_of_parameters_gradients_and_optimizer_state(stag
 
 
 @pytest.mark.parametrize("name", ["mlp", "alexnet", "resnet_bn", "gpt", "unet", "hf_bert"])
-def test_activations_are_what_the_program_says(name: str) -> None:
+def test_complaint_02_activations_are_what_the_program_says(name: str) -> None:
     """An LSTM is not among them: the memory inside of its kernel is not in the program."""
     job = replace(ZOO[name].job(batch=64, steps=2), steps=2)
     run = Run(job, resolve("single", 1))

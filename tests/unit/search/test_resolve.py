@@ -114,7 +114,7 @@ def test_more_memory_than_megatron_needs_saves_bytes() -> None:
     assert sent[1] < sent[0]
 
 
-def test_a_solver_that_finds_nothing_leaves_the_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complaint_21_a_solver_that_finds_nothing_leaves_the_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
     class Nothing:
         x, status, message = None, 1, "Time limit reached."
 
