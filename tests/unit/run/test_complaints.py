@@ -61,9 +61,7 @@ def test_complaint_18_a_pipeline_of_a_model_that_is_no_sequence(plan: str, mesh:
 
 def test_complaint_18_a_model_that_cannot_be_cut_names_its_line_and_trains_whole() -> None:
     job = uncapturable_job()
-    with pytest.raises(
-        PlanError, match=r"needs the inside of the model for pipe=2.*zoo\.py:\d+"
-    ) as found:
+    with pytest.raises(PlanError, match=r"needs the inside of the model for pipe=2.*zoo\.py:\d+") as found:
         verify(job, "1f1b", 2, serial=True)
     assert "ddp" in str(found.value.fix)
     assert verify(job, "ddp", 2, serial=True).ok
