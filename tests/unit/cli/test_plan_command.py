@@ -57,13 +57,15 @@ def test_complaint_01_plans_are_ranked_with_time_memory_and_reasons(
     assert said["plans"][0]["memory_bytes"]["total"] <= 2.1e9
     assert said["plans"] == sorted(said["plans"], key=lambda plan: float(plan["step_s"]))
     assert all(plan["step_s"] > 0 and plan["memory_bytes"]["activations"] > 0 for plan in said["plans"])
-    assert said["rejected"] and all("of 1.96 GiB" in entry["reason"] for entry in said["rejected"])
     assert {"server-async", "local-sgd", "pipedream"} <= set(said["relaxed"]), (
         "only a person can choose these"
     )
     written = json.loads(path.read_text())
     assert written["train_batch_size"] == 8
     assert "deepspeed" in said["written"][0]
+    assert call(["plan", *PAPER[:2], "--batch", "7", "--cluster", "2xA100", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert "batch 7 does not divide over data=2" in {entry["reason"] for entry in said["rejected"]}
 
 
 def test_scaling_table_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
