@@ -11,7 +11,8 @@
     ├── RunError          training started and failed
     │   ├── WorkerError   one rank raised or died; names the rank and carries its traceback
     │   ├── HangError     ranks wait for each other; names the operation, who waits and who is missing
-    │   └── DiskError     a file of the run cannot be written: no room, or no permission
+    │   ├── DiskError     a file of the run cannot be written: no room, or no permission
+    │   └── SpoiledError  a step gave what cannot be right: a loss that is no number, weights that differ between ranks
     └── CheckpointError   a checkpoint cannot be written or read
 
 A message says what is wrong, with the numbers; `fix` says what to do about it.
@@ -88,6 +89,15 @@ class HangError(RunError):
 
 class DiskError(RunError):
     """A file cannot be written."""
+
+
+class SpoiledError(RunError):
+    """A step gave what cannot be right; what came after it is worthless."""
+
+    def __init__(self, what: str, *, step: int, cause: str, fix: str | None = None) -> None:
+        super().__init__(what, fix=fix)
+        self.step = step
+        self.cause = cause  # loss or weights
 
 
 class CheckpointError(PlaitError):

@@ -6,7 +6,7 @@ A field `checkpoint_every` of `Saving` is `plait.train(..., saving=Saving(checkp
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from plait.errors import UsageError
 
@@ -14,6 +14,8 @@ SYSTEMS = ("fsdp2", "megatron", "torchtitan", "deepspeed", "accelerate")
 """Other systems that a plan can be written for."""
 Listener = Callable[[dict[str, Any]], None]
 """Is told of everything that a person may want to see while it goes on."""
+OnBadLoss = Literal["stop", "back", "skip"]
+"""What is done about a step whose loss is no number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,10 +48,26 @@ class Limits:
     """Refuse a plan that needs more of a device than this: 70GiB."""
     hang_s: float = 300.0
     """Report a hang after so many seconds; sooner where a rank does nothing."""
+    compare_every: int = 100
+    """Compare the weights of ranks that hold the same every so many steps; 0: only before a checkpoint."""
+    on_bad_loss: OnBadLoss = "stop"
+    """At a loss that is no number: stop; go back to the last checkpoint; go back and leave the step out."""
+    spike: float | None = None
+    """Take a loss over so many times the median of the last 32 for a bad one, too."""
 
     def __post_init__(self) -> None:
         if not self.hang_s > 0:
             raise UsageError(f"hang_s={self.hang_s:g} is not a time.", fix="use some seconds.")
+        if self.compare_every < 0:
+            raise UsageError(
+                f"compare_every={self.compare_every} is no number of steps.", fix="use 0 or more."
+            )
+        if self.on_bad_loss not in get_args(OnBadLoss):
+            raise UsageError(f"on_bad_loss={self.on_bad_loss} is not known.", fix="use stop, back or skip.")
+        if self.spike is not None and not self.spike > 1:
+            raise UsageError(
+                f"spike={self.spike:g} would take any loss for a bad one.", fix="use a factor over 1."
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

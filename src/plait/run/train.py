@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.errors import CheckpointError, DiskError, JobError, UsageError
+from plait.errors import CheckpointError, DiskError, JobError, SpoiledError, UsageError
 from plait.files.write import hold_reserve, release_reserve, write_last_words, write_or_tell, write_whole
 from plait.job.generators import kept_generators
 from plait.job.job import Job
@@ -25,6 +25,7 @@ from plait.options import Limits, Listener, Saving, Trial
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.run.checkpoint.store import load_checkpoint, locate_checkpoint
+from plait.run.loop.again import Again
 from plait.run.loop.folder import discard_if_empty, make_run_folder, write_environment, write_totals
 from plait.run.loop.ledger import write_left_shares
 from plait.run.loop.lock import locked
@@ -144,6 +145,8 @@ def train(
             trace=trace,
             clock_offset_ns=clock_offset_ns(),
             hang_s=limits.hang_s,
+            compare_every=limits.compare_every,
+            spike=limits.spike,
             slow=dict(trial.slow),
         )
         total_steps = job.total_steps(programs.captures.source.num_samples)
@@ -154,7 +157,9 @@ def train(
                 }
             )
         tell({"started": str(folder), "total_steps": total_steps, "start_step": start_step})
-        summary = run_all(task, programs, tell, _run_ranks)
+        summary = _run_until_right(
+            task, programs, Again(on_bad_loss=limits.on_bad_loss, tell=tell), start_step
+        )
         say = lambda text: tell({"notice": text})  # noqa: E731
         write_or_tell(lambda: write_totals(folder, chosen, summary), say)
         if trace and summary["losses"]:
@@ -233,6 +238,19 @@ def _continued_from(checkpoint: Path, job: Job) -> int:
                 fix=f"use --set {name}={before}, or start a new run.",
             )
     return state.step
+
+
+def _run_until_right(task: Task, programs: Programs, again: Again, start_step: int) -> dict[str, Any]:
+    """Run; after a spoiled step from the last good checkpoint on, where that is wanted and there is one."""
+    while True:
+        try:
+            summary = run_all(task, programs, again.tell, _run_ranks)
+        except SpoiledError as error:
+            task = again.task_after(task, error)
+            continue
+        if again.spoiled:
+            summary["losses"] = again.losses(task.folder, start_step)
+        return summary
 
 
 def _run_ranks(

@@ -73,6 +73,11 @@ class ModelState:
         self.schedule = Schedule(job.schedule, self.optimizer)
         self.steps_done = 0
 
+    @property
+    def parameter_names(self) -> list[str]:
+        """Of all parameters, also those that other ranks hold; in one order on all ranks."""
+        return list(self._shapes)
+
     def digest(self) -> str:
         """Of the whole model as it was built or loaded; to be asked for before the first step."""
         return self._digest if self._digest is not None else self._digest_of_model()

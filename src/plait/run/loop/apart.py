@@ -94,6 +94,9 @@ class Apart:
         leaderless = self.seat.board.stop_requested() and self.seat.board.is_gone(0)
         return self.seat.board.stop_after(loaded.step, self._agreement.round or 1) or leaderless
 
+    def abandon(self) -> None:
+        """Whoever saves is not this worker."""
+
     def close(self) -> dict[str, Any]:
         """Nothing more comes."""
         self._log.close()

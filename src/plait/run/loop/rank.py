@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from plait.errors import SpoiledError
 from plait.program.program import Program
 from plait.program.segment.compiled import CompiledSegments, pays
 from plait.program.serve.rule import histogram
@@ -111,16 +112,21 @@ class _Rank:
             self.resumed = None
         if self.machine.service is not None:
             return self._serve()
+        company = self._company()
         worker = Worker(
             self.task,
             self.seat,
             self.programs,
             self.machine,
             self.watch,
-            self._company(),
+            company,
             start_step=self.start_step,
         )
-        return worker.run()
+        try:
+            return worker.run()
+        except SpoiledError:
+            company.abandon()
+            raise
 
     def _links(self, device: torch.device) -> tuple[Links, Post | None]:
         plan, seat, timeout_s = self.task.plan, self.seat, self.task.timeout_s

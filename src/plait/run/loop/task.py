@@ -30,6 +30,12 @@ class Task:
     trace: bool = True
     clock_offset_ns: int | None = None
     hang_s: float = 300.0
+    compare_every: int = 100
+    """Compare the weights of ranks every so many steps; 0: only before a checkpoint."""
+    spike: float | None = None
+    """A loss over so many times the usual one is taken for a bad one."""
+    leave_out: frozenset[int] = frozenset()
+    """Steps that are not trained, whose samples are lost."""
     slow: Mapping[int, float] = field(default_factory=dict)
     """Ranks that are to take so many times as long to compute as they need."""
 

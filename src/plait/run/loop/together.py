@@ -6,6 +6,7 @@ on their own.
 """
 
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -28,6 +29,9 @@ from plait.run.loop.watch import Watch
 from plait.run.loop.worker import write_gradients
 from plait.run.prepare.programs import Programs
 from plait.run.start.launch import Seat
+
+_SAVED = "saved before the run was spoiled"
+"""The key under which rank 0 says so."""
 
 
 class Together:
@@ -120,6 +124,16 @@ class Together:
                 )  # of those before: what becomes of this one is asked at the end
                 self._saver.submit(saved)
         self._saved = state.steps_done
+
+    def abandon(self) -> None:
+        """Finish writing what was saved; ranks that ended sooner would end the one that writes."""
+        if self._saver is not None:
+            self._tell(self._saver.close())
+        if self.seat.ranks > 1:
+            if self.seat.rank == 0:
+                self.seat.store.set(_SAVED, b"")
+            else:
+                self.seat.store.wait([_SAVED], timedelta(seconds=2 * self.task.checkpoint_timeout_s))
 
     def close(self) -> dict[str, Any]:
         """Measure and save the end."""

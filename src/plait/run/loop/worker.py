@@ -5,7 +5,6 @@ saves and measures them, and when it ends. Out: what is told of every step, and 
 for every plan: what differs is in the program and in the company.
 """
 
-import math
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
@@ -14,10 +13,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from plait.errors import RunError
 from plait.job.data.loader import LoadedStep, Loader
 from plait.program.program import Program
 from plait.run.interpret.machine import Machine, StepOutcome
+from plait.run.loop.guard import Guard
 from plait.run.loop.journal import peak_bytes
 from plait.run.loop.task import Task
 from plait.run.loop.watch import Watch
@@ -54,6 +53,9 @@ class Company(Protocol):
     def ends(self, loaded: LoadedStep) -> bool:
         """Whether a step was the last, because somebody wants the run to end."""
 
+    def abandon(self) -> None:
+        """The run is spoiled: have on disk what was saved while it was good."""
+
     def close(self) -> dict[str, Any]:
         """Nothing more comes from this worker; what it has counted."""
 
@@ -75,6 +77,9 @@ class Worker:
         self.task, self.seat, self.programs, self.machine = task, seat, programs, machine
         self.watch, self.company, self.start_step = watch, company, start_step
         self.job, self.plan = task.job, task.plan
+        self.guard = Guard(
+            task.plan, seat.ranks, machine.state, compare_every=task.compare_every, spike=task.spike
+        )
         self.num_shares = 0
         """That this worker has taken, empty ones too."""
         self._unread: tuple[LoadedStep, Program, StepOutcome, float] | None = None
@@ -85,10 +90,15 @@ class Worker:
         started = time.perf_counter()
         with self._loader() as loader:
             for loaded in self._timed(loader):
-                program = self._step(loaded) or program
+                left_out = loaded.step in self.task.leave_out
+                if left_out:
+                    self._leave_out(loaded)
+                else:
+                    program = self._step(loaded) or program
                 self.company.did(loaded)
                 self._catch_up()  # with the step before, which a GPU is still busy with: its end paces the loop
-                self._note(loaded, program, time.perf_counter() - started)
+                if not left_out:
+                    self._note(loaded, program, time.perf_counter() - started)
                 self._after(loaded)
                 started = time.perf_counter()
                 if self.company.stopped is None and self.company.ends(loaded):
@@ -98,6 +108,7 @@ class Worker:
         self._catch_up()
         last = program or self.programs.full_step()
         self.machine.end(last)
+        self._compare()
         counted = self.company.close()
         self.watch.write(self.task, self.seat, last, self.machine.state.steps_done)
         return {
@@ -154,6 +165,20 @@ class Worker:
                 raise AssertionError("a process waits inside its links, never outside")
         return program
 
+    def _leave_out(self, loaded: LoadedStep) -> None:
+        """Go past a step without training it; all workers do."""
+        self.machine.skip(loaded.step)
+        if self.seat.rank == 0:
+            self.seat.emit(
+                {"notice": f"step {loaded.step} is left out: its {len(loaded.ids)} samples are not used."}
+            )
+
+    def _compare(self) -> None:
+        """Whether the ranks still hold the same weights; all of them must ask."""
+        step = self.machine.state.steps_done - 1
+        self.seat.board.enter(step, -1, "compare weights")
+        self.guard.compare(step)
+
     def _note(self, loaded: LoadedStep, program: Program | None, elapsed_s: float) -> None:
         outcome = self.machine.outcome
         if outcome is None or program is None:
@@ -169,6 +194,8 @@ class Worker:
             self._catch_up()
         if measures:
             self.company.measure(loaded.step, loaded.epoch)
+        if saves or self.guard.is_due(loaded.step):
+            self._compare()  # what is saved is what all agree on
         if saves:
             self.company.save()
 
@@ -180,11 +207,7 @@ class Worker:
         self._unread = None
         loss = outcome.loss
         self.watch.observer.settle(loaded.step)
-        if not math.isfinite(loss):
-            raise RunError(
-                f"the loss is {loss} at step {loaded.step} (epoch {loaded.epoch}).",
-                fix="lower the learning rate, set clip_norm, or check the data for NaN.",
-            )
+        self.guard.check_loss(loss, loaded)
         if self.plan.agreement.marches:
             return self._tell(loaded, loss, 1.0, elapsed_s, outcome.norm)
         weight = float(outcome.weight)
