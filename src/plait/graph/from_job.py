@@ -3,6 +3,7 @@
 In: a job and its opened data. Out: graphs, one per shape, kept for reuse.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,7 +15,15 @@ from plait.graph.graph import Graph
 from plait.job.data.open import Source, open_data
 from plait.job.dtypes import leaf_dtype
 from plait.job.job import Job
+from plait.latest import Latest
 from plait.torch_private import pytree
+
+_KEPT = 12
+"""Graphs that are kept."""
+_SAMPLES = 16
+"""Samples whose shapes are looked at before the run."""
+_LARGEST_BATCH = 64
+"""Samples of a batch that is looked at."""
 
 
 class Captures:
@@ -30,20 +39,70 @@ class Captures:
         self.example = two
         self.narrow: bool | None = None
         """Whether float64 data is given to the model as float32, as it takes no other; None: not known yet."""
-        self._graphs: dict[tuple[int, LeafShapes], Graph] = {}
+        self._graphs = Latest[tuple[int, LeafShapes], Graph](_KEPT)
+        self._seen: tuple[LeafShapes, ...] | None = None
+
+    @property
+    def seen(self) -> tuple[LeafShapes, ...]:
+        """Shapes of a few samples and batches, counting none on dims that count samples; the same on every rank."""
+        if self._seen is None:
+            batches = [self.example, *(self._looked_at() if self.job.collate is not None else ())]
+            self._seen = tuple(dict.fromkeys(self.extents(batch) for batch in batches))
+        return self._seen
+
+    def _looked_at(self) -> Iterator[Any]:
+        """Samples from all over the data, each alone, and two batches; what cannot be read is told when it is used."""
+        count = self.source.num_samples
+        chosen = torch.arange(_SAMPLES) if count is None else torch.linspace(0, count - 1, _SAMPLES).long()
+        size = min(-(-self.job.batch // self.job.accumulate), _LARGEST_BATCH, count or _SAMPLES)
+        groups = [torch.tensor([index]) for index in dict.fromkeys(chosen.tolist())]
+        if count is not None:
+            order = self.job.order(count)
+            assert order is not None
+            groups += [order.at(step).ids[:size] for step in range(min(2, order.num_steps_per_epoch))]
+        for ids in groups:
+            try:
+                batch = self.source.fetch(ids)
+                leaves, spec = pytree.tree_flatten(batch)
+                same = spec == self.layout.spec and [
+                    isinstance(leaf, torch.Tensor) for leaf in leaves
+                ] == list(self.layout.is_tensor)
+            except Exception:
+                continue
+            if same:
+                yield batch
 
     @property
     def first(self) -> Graph | None:
         """Any graph that was captured so far."""
-        return next(iter(self._graphs.values()), None)
+        return next((self._graphs.get(key) for key in self._graphs), None)
 
     def of_size(self, num_samples: int) -> Graph:
         """The graph of a micro-batch of `num_samples` samples shaped like the first one of the data."""
-        return self.of_shapes(num_samples, self.shapes(self.example, num_samples))
+        return self.of_batch(self.example, num_samples)
 
     def of_batch(self, batch: Any, num_samples: int) -> Graph:
         """The graph of a micro-batch of `num_samples` samples of which `batch` is a share."""
         return self.of_shapes(num_samples, self.shapes(batch, num_samples))
+
+    def latest(self, num_samples: int) -> Graph:
+        """Some graph of micro-batches of `num_samples` samples: one that is known, if there is any."""
+        for key in self._graphs:
+            if key[0] == num_samples and (graph := self._graphs.get(key)) is not None:
+                return graph
+        return self.of_size(num_samples)
+
+    def of_leaves(self, shapes: LeafShapes, num_samples: int) -> Graph:
+        """The graph of a micro-batch of `num_samples` samples with leaves like these (`extents`)."""
+        leaves = [
+            ((num_samples, *shape[1:]) if counts else shape, dtype)
+            for (shape, dtype), counts in zip(shapes, self.layout.has_samples, strict=True)
+        ]
+        return self.of_shapes(num_samples, _narrowed(tuple(leaves)) if self.narrow else tuple(leaves))
+
+    def extents(self, batch: Any) -> LeafShapes:
+        """The shapes of a batch's tensors as they come, whatever number of samples they count."""
+        return resize_shapes(self.layout, self.layout.tensors(batch), 0)
 
     def shapes(self, batch: Any, num_samples: int) -> LeafShapes:
         """What identifies the graph of a micro-batch."""
@@ -53,9 +112,11 @@ class Captures:
     def of_shapes(self, num_samples: int, shapes: LeafShapes) -> Graph:
         """The graph of a micro-batch with leaves of these shapes."""
         key = (num_samples, shapes)
-        if key not in self._graphs:
-            self._graphs[key] = self._captured(num_samples, shapes)
-        return self._graphs[key]
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._captured(num_samples, shapes)
+            self._graphs.put(key, graph)
+        return graph
 
     def _captured(self, num_samples: int, shapes: LeafShapes) -> Graph:
         constants = pytree.tree_leaves(self.example)

@@ -8,7 +8,7 @@ that ran it, or that of the forward op it differentiates), `origin` (that forwar
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -68,6 +68,8 @@ class Graph:
     """Whether the weight can be computed before the forward, from the batch alone."""
     static_weight: float | None
     """The weight as a number where it is a constant of the shape."""
+    weight_is_shared: bool = False
+    """Whether the weight is a constant that ranks of `data` add up, each by its share of the samples."""
     gradients: dict[str, str]
     """Parameter name -> node of its gradient (of total * tangent); unused parameters are absent."""
     new_buffers: dict[str, str]
@@ -92,3 +94,11 @@ class Graph:
     def inputs_of(self, kind: InputKind) -> tuple[Input, ...]:
         """The inputs of one kind, in order."""
         return tuple(entry for entry in self.inputs if entry.kind == kind)
+
+
+def weighed_by_share(graph: Graph) -> Graph:
+    """The same graph where other ranks or micro-batches may have other shapes: a weight that is a constant is not
+    known to all any more."""
+    if graph.static_weight is None:
+        return graph
+    return replace(graph, static_weight=None, weight_is_early=True, weight_is_shared=True)

@@ -65,7 +65,7 @@ def compile_program(
     layout: Layout | None = None,
     plans: Mapping[int, Plan] | None = None,
 ) -> Program:
-    """Compile one step of `micro_batches`.
+    """Compile one step of `micro_batches`: the key of the graph of each, which may be its number of samples.
 
     `shares` are the samples of each rank of `data`, nearly equal where not given; `layout` is where the run already
     holds its parameters; `plans` are the plans of micro-batches for whose size ops were chosen anew.
@@ -73,7 +73,7 @@ def compile_program(
     given = (
         tuple(shares)
         if shares is not None
-        else tuple(equal_shares(size, plan.data_ranks) for size in micro_batches)
+        else tuple(equal_shares(graphs[key].num_samples, plan.data_ranks) for key in micro_batches)
     )
     chosen = {
         (size, units): place(graphs[size], (plans or {}).get(size, plan), units)
@@ -106,7 +106,7 @@ def compile_program(
     weights = [graphs[size].static_weight for size in micro_batches]
     program = Program(
         plan=plan,
-        micro_batches=tuple(micro_batches),
+        micro_batches=tuple(graphs[key].num_samples for key in micro_batches),
         shares=given,
         classes=tuple(classes),
         members=tuple(members),
@@ -186,11 +186,17 @@ def _stages(
             there = () if named else moved(found[first].starts, ops[first], ops[size])
             found[size] = assign_stages(graph, plan.num_stages, named, there)
     ranks = plan.mesh.size_of(PIPE)
-    _check_homes(found, found[first], layout, ranks)
+    _check_homes(graphs, found, found[first], layout, ranks)
     return found
 
 
-def _check_homes(found: Mapping[int, Stages], first: Stages, layout: Layout | None, ranks: int) -> None:
+def _check_homes(
+    graphs: Mapping[int, Graph],
+    found: Mapping[int, Stages],
+    first: Stages,
+    layout: Layout | None,
+    ranks: int,
+) -> None:
     """Refuse micro-batches of sizes whose gradients come from other stages: ranks hold a parameter once for all."""
     for size, stages in found.items():
         for name, parts in stages.gradients.items():
@@ -198,8 +204,8 @@ def _check_homes(found: Mapping[int, Stages], first: Stages, layout: Layout | No
             held = set(layout.owners[name]) if layout is not None else homes
             if parts.keys() != first.gradients[name].keys() or not homes <= held:
                 raise PlanError(
-                    f"pipe: in a micro-batch of {size} samples the gradient of {name} comes from the stages"
-                    f" {sorted(parts)}, in others from {sorted(first.gradients[name])}.",
+                    f"pipe: in a micro-batch of {graphs[size].num_samples} samples the gradient of {name} comes from "
+                    f"the stages {sorted(parts)}, in others from {sorted(first.gradients[name])}.",
                     fix="use a batch of which all micro-batches are of one size, or another pipe.cut.",
                 )
 

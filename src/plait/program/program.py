@@ -23,6 +23,7 @@ from plait.program.instructions import (
 )
 from plait.program.layout import Group, Layout
 from plait.program.place.propagate import Gathered
+from plait.program.sized import Sized
 from plait.program.value import Value
 
 _EXCHANGES = (Collective, Send, Recv, Push, PushBuffers, Pull, Exchange, Serve, Leave)
@@ -148,6 +149,8 @@ class RankProgram:
     """Before the first step."""
     epilogue: tuple[Instruction, ...] = ()
     """After the last step."""
+    sized: Sized | None = None
+    """How it follows the sizes of a batch; None: it is for one size alone."""
 
     @property
     def serve(self) -> Serve | None:

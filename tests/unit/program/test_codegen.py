@@ -74,5 +74,5 @@ def test_a_traceback_shows_the_line_that_failed() -> None:
     with pytest.raises(RuntimeError) as raised:
         made.run([torch.ones(2)])
     shown = "".join(traceback.format_exception(raised.value))
-    assert "<plait segment 0.forward_0>" in shown
+    assert "<plait segment 0.forward_0 #" in shown
     assert "aten_view_default(x, [3])" in shown

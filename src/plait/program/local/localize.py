@@ -93,6 +93,8 @@ def ends_of(graph: Graph, placements: Placements, *, summed: bool = False) -> di
     found: dict[str, Placement] = {}
     for name, node in (("total", graph.total), ("weight", graph.weight)):
         found[name] = Partial() if isinstance(placements.of(nodes[node]), Partial) else R
+    if graph.weight_is_shared and placements.axis.name == DATA:
+        found["weight"] = Partial()
     held = {entry.name: placements.of(nodes[entry.node]) for entry in graph.inputs_of("parameter")}
     for name, node in graph.gradients.items():
         own = held.get(name, R)

@@ -8,6 +8,7 @@ The source is kept and shown in tracebacks.
 
 import linecache
 import operator
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -61,22 +62,36 @@ def make_segment(
             lines.append(f"    del {', '.join(dead)}")
     lines.append(f"    return ({', '.join(outputs)}{',' if outputs else ''})")
     source = "\n".join(lines) + "\n"
-    filename = f"<plait segment {name}>"
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    exec(compile(source, filename, "exec"), scope)
     return Segment(
         name=name,
         phase=phase,
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         source=source,
-        run=scope["segment"],
+        run=_function(name, source, scope),
         num_ops=len(nodes),
         flops=sum(node_flops(node) for node in nodes),
         fillable=tuple(outputs.index(fill.output) for fill in fills.values()),
         steps=tuple(steps),
         nodes=tuple(nodes),
     )
+
+
+def with_numbers(segment: Segment, source: str) -> Callable[..., tuple[Any, ...]]:
+    """What runs a segment whose `source` looks numbers up in `n`, its third argument."""
+    scope = {name: value for name, value in segment.run.__globals__.items() if name[:2] in ("f_", "c_")}
+    head, rest = source.split("\n", 1)
+    return _function(segment.name, head.replace("):  #", ", n=()):  #", 1) + "\n" + rest, scope)
+
+
+def _function(name: str, source: str, scope: dict[str, Any]) -> Callable[..., tuple[Any, ...]]:
+    """The function of a source, which tracebacks show for as long as the function lives."""
+    filename = f"<plait segment {name} #{id(scope):x}>"  # alive as long as the function
+    exec(compile(source, filename, "exec"), scope)
+    function: Callable[..., tuple[Any, ...]] = scope.pop("segment")
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    weakref.finalize(function, linecache.cache.pop, filename, None)
+    return function
 
 
 @dataclass(frozen=True, slots=True)

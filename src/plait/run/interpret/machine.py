@@ -15,11 +15,13 @@ from torch import Tensor
 
 from plait.graph.ops.random import random_key
 from plait.job.data.loader import Share
+from plait.latest import Latest
 from plait.plan.plan import DATA
 from plait.program import instructions as ins
 from plait.program.cost.places import places_of
 from plait.program.program import Bucket, Program, RankProgram, Spec
 from plait.program.segment.compiled import CompiledSegments
+from plait.program.sized import Numbers
 from plait.program.value import SQUARES, TOTAL, WEIGHT, Value
 from plait.run.interpret.averaging import Averaging
 from plait.run.interpret.center import Center
@@ -34,6 +36,9 @@ from plait.run.link.links import Finished, Handle, Links
 from plait.run.link.messages import pack, room, unpack
 from plait.run.link.wire import Post
 from plait.torch_private import pytree
+
+_PROGRAMS = 16
+"""Programs of which a machine remembers what it has worked out: memory is bounded."""
 
 
 class Observer(Protocol):
@@ -57,6 +62,16 @@ class StepOutcome:
     def loss(self) -> float:
         """The mean over the whole batch."""
         return float(self.total / self.weight)  # one read: on a GPU each one waits for the device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Known:
+    """What a machine works out once for a program, which it keeps, so that no other gets its id."""
+
+    own: RankProgram
+    constants: dict[Value, Tensor]
+    places: dict[Value, tuple[Bucket, int]]
+    """Gradients that may be made in their bucket, and where."""
 
 
 class Machine:
@@ -97,9 +112,10 @@ class Machine:
         self._values: dict[Value, Any] = state.values()
         self._pending: dict[int, tuple[Handle, ins.Collective | ins.Recv | ins.Pull | ins.Exchange]] = {}
         self._sent: list[Handle] = []
-        self._constants: dict[int, dict[Value, Tensor]] = {}
         self._places: dict[Value, tuple[Bucket, int]] = {}
-        self._places_by_program: dict[int, dict[Value, tuple[Bucket, int]]] = {}
+        self._numbers: Sequence[Numbers] = ()
+        """Of each micro-batch, where the program follows their sizes."""
+        self._known = Latest[int, _Known](_PROGRAMS)
         self._program: Program | None = None
         self._shares: Sequence[Share] = ()
         self._step = 0
@@ -174,10 +190,15 @@ class Machine:
         self._own, self._buckets = own, own.buckets
         self._axes = [name for name, _ in program.plan.mesh.axes]
         self._coordinates = program.plan.mesh.coordinates(self.rank) if own.serve is None else ()
-        self._values |= self._constants_of(own)
-        self._places = self._places_of(program, own)
+        known = self._known_of(program, own)
+        self._values |= known.constants
+        self._places = known.places
+        instructions = own.instructions
+        if own.sized is not None:
+            self._numbers = [own.sized.numbers(_leaves(share)) for share in shares]
+            instructions = own.sized.instructions(instructions, self._numbers)
         entering, done, clock = self.observer.entering, self.observer.done, time.perf_counter_ns
-        for instruction in own.instructions:
+        for instruction in instructions:
             start = clock()
             if isinstance(instruction, ins.Wait):
                 entering(step, instruction, True)
@@ -209,34 +230,30 @@ class Machine:
                 total=self._values.pop(TOTAL), weight=self._values.pop(WEIGHT), norm=self._norm
             )
 
-    def _constants_of(self, own: RankProgram) -> dict[Value, Tensor]:
-        key = id(own)
-        if key not in self._constants:
+    def _known_of(self, program: Program, own: RankProgram) -> "_Known":
+        """What is worked out once for a program."""
+        known = self._known.get(id(own))
+        if known is None:
             device, dtype = self.state.device, self.state.dtype
-            self._constants[key] = {
-                name: tensor.to(
-                    device, dtype if tensor.is_floating_point() and dtype == torch.float64 else None
-                )
-                for name, tensor in own.constants.items()
-            }
-        return self._constants[key]
-
-    def _places_of(self, program: Program, own: RankProgram) -> dict[Value, tuple[Bucket, int]]:
-        """Gradients that may be made in their bucket, and where."""
-        key = id(own)
-        if key not in self._places_by_program:
             places = places_of(own, program.layout.zero)
-            self._places_by_program[key] = {
-                name: (own.buckets[index], position) for name, (index, position) in places.items()
-            }
-        return self._places_by_program[key]
+            known = _Known(
+                own=own,
+                constants={
+                    name: tensor.to(
+                        device, dtype if tensor.is_floating_point() and dtype == torch.float64 else None
+                    )
+                    for name, tensor in own.constants.items()
+                },
+                places={name: (own.buckets[index], position) for name, (index, position) in places.items()},
+            )
+            self._known.put(id(own), known)
+        return known
 
     def _load(self, instruction: ins.Load) -> None:
         number = instruction.micro_batch
         assert number is not None
         share = self._shares[number]
-        leaves = [leaf for leaf in pytree.tree_leaves(share.batch) if isinstance(leaf, Tensor)]
-        for index, leaf in enumerate(leaves):
+        for index, leaf in enumerate(_leaves(share)):
             self._values[Value.batch(index, number)] = self.state.place(leaf)
         key = Value.key(number)
         if key not in instruction.frees:  # nobody reads it where the model draws no random numbers
@@ -251,18 +268,25 @@ class Machine:
             self._values[Value.offset(axis, number)] = share.offset if axis == DATA else coordinate
 
     def _compute(self, instruction: ins.Compute) -> None:
-        assert self._program is not None
-        values = self._values
-        segment = self._program.of(self.rank).segments[instruction.segment]
+        own, values = self._own, self._values
+        assert own is not None
+        segment = own.segments[instruction.segment]
+        run, numbers = segment.run, tuple[Numbers, ...]()
+        if own.sized is not None:
+            if instruction.segment in own.sized.runs:
+                assert instruction.micro_batch is not None
+                run, numbers = own.sized.runs[instruction.segment], (self._numbers[instruction.micro_batch],)
+        elif self.compiled is not None:
+            run = self.compiled.run_of(segment)
         args = [values[name] for name in instruction.reads]
         for name in instruction.frees:  # the segment drops its inputs one by one; nobody else may hold them
             values.pop(name, None)
-        run = segment.run if self.compiled is None else self.compiled.run_of(segment)
         if segment.fillable:
             wanted = [self._places.get(instruction.writes[position]) for position in segment.fillable]
-            results = run(args, [self.store.place(*place) if place else None for place in wanted])
+            into = [self.store.place(*place) if place else None for place in wanted]
+            results = run(args, into, *numbers)
         else:
-            results = run(args)
+            results = run(args, (), *numbers)
         values.update(zip(instruction.writes, results, strict=True))
 
     def _opaque(self, instruction: ins.Opaque) -> None:
@@ -292,7 +316,7 @@ class Machine:
             flat = self._part(source).reshape(-1).view(torch.uint8)
         else:
             tensors = [self._values[name] for name in instruction.reads]
-            flat = pack(tensors, self._described(instruction.reads))
+            flat = pack(tensors, self._described(instruction, instruction.reads))
         self.bytes_sent += instruction.num_bytes
         handle = self.links.send(instruction, flat)
         if not isinstance(
@@ -306,12 +330,17 @@ class Machine:
             like = self._part(made)
             flat = torch.empty_like(like).reshape(-1).view(torch.uint8)
         else:
-            flat = room(self._described(instruction.writes), self.state.device)
+            flat = room(self._described(instruction, instruction.writes), self.state.device)
         self._pending[instruction.id] = (self.links.receive(instruction, flat), instruction)
 
-    def _described(self, names: Sequence[Value]) -> list[Spec]:
-        assert self._own is not None
-        return [self._own.values[name] for name in names]
+    def _described(self, instruction: ins.Instruction, names: Sequence[Value]) -> list[Spec]:
+        own = self._own
+        assert own is not None
+        if own.sized is None:
+            return [own.values[name] for name in names]
+        assert instruction.micro_batch is not None
+        numbers = self._numbers[instruction.micro_batch]
+        return [own.sized.described(name, own.values[name], numbers) for name in names]
 
     def _part(self, value: Value) -> Tensor:
         """What this rank has of a bucket before tied parts are added: the sums of its own shard, or all."""
@@ -336,7 +365,7 @@ class Machine:
                 like = self._part(started.writes[0])
                 self._values[started.writes[0]] = result.view(like.dtype).view(like.shape)
             else:
-                views = unpack(result, self._described(started.writes))
+                views = unpack(result, self._described(started, started.writes))
                 self._values.update(zip(started.writes, views, strict=True))
             return
         source = started.reads[0]
@@ -469,3 +498,7 @@ class Machine:
         )
         handle = self._to_servers().exchange(instruction.flat, flat, strength, self._step)
         self._pending[instruction.id] = (handle, instruction)
+
+
+def _leaves(share: Share) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(share.batch) if isinstance(leaf, Tensor)]

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from plait.latest import Latest
 from plait.program.instructions import Collective, Handler, Instruction, Pull, Serve, Wait
 from plait.program.program import Program
 from plait.trace.recorder import Recorder
@@ -56,6 +57,10 @@ Moment = int | torch.cuda.Event
 """Nanoseconds of the host, or a mark on the device's stream."""
 
 
+_PROGRAMS = 16
+"""Programs that are remembered, so that memory is bounded; one that comes again later is described again."""
+
+
 class WorkerObserver:
     """Writes every instruction to the board and to the recorder; on a GPU, as long as the GPU took for it."""
 
@@ -68,8 +73,8 @@ class WorkerObserver:
         self._place = place
         self._recorder = recorder
         self._base = 0
-        self._bases: dict[int, int] = {}
-        self._programs: list[Program] = []
+        self._num_programs = 0
+        self._bases = Latest[int, tuple[int, Program]](_PROGRAMS)
         self._started: dict[int, int] = {}
         self._handles: tuple[Handler, int] = ("update", 0)
         """What a server does, and since when."""
@@ -89,12 +94,14 @@ class WorkerObserver:
     def use(self, program: Program, rank: int) -> None:
         """Instructions from here on are those of `program`."""
         key = id(program)
-        if key not in self._bases:
-            self._bases[key] = len(self._bases) * _PER_PROGRAM
-            self._programs.append(program)  # keeps the id from being used again
+        known = self._bases.get(key)
+        if known is None:
+            known = (self._num_programs * _PER_PROGRAM, program)  # keeps the id from being used again
+            self._num_programs += 1
+            self._bases.put(key, known)
             if self._recorder is not None:
-                self._describe(program, rank, self._bases[key])
-        self._base = self._bases[key]
+                self._describe(program, rank, known[0])
+        self._base = known[0]
 
     def _describe(self, program: Program, rank: int, base: int) -> None:
         assert self._recorder is not None

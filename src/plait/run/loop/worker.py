@@ -159,6 +159,8 @@ class Worker:
             return None
         with self.watch.observer.beside(loaded.step, "host"):
             program = self.programs.for_step(shares, fragments)
+        for notice in self.programs.news():
+            self.seat.emit({"notice": notice})
         self.watch.observer.use(program, self.seat.rank)
         with torch.no_grad():
             for _ in self.machine.execute(program, loaded.step, shares):

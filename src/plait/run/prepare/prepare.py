@@ -63,7 +63,7 @@ def prepare(
     if programs.capture_error is not None:
         programs.captures.narrow = try_eagerly(job, programs.captures.example)
     else:
-        _try_optimizer(job, programs.captures.of_size(compiled[0].micro_batches[0]))
+        _try_optimizer(job, programs.captures.latest(compiled[0].micro_batches[0]))
         layout = programs.layout
         if layout is not None:
             trained = [name for bucket in compiled[0].buckets for name in bucket.parameters]
@@ -132,7 +132,7 @@ def _recompute_notices(program: Program, programs: Programs) -> list[str]:
 def _notices(program: Program, programs: Programs) -> list[str]:
     found = [*programs.choices, *program.notices, *_recompute_notices(program, programs)]
     if programs.capture_error is None:
-        unused = programs.captures.of_size(program.micro_batches[0]).unused
+        unused = programs.captures.latest(program.micro_batches[0]).unused
         if unused:
             found.append(f"unused by the loss, not trained: {', '.join(unused)}.")
     if program.gathered and program.plan.mesh.size > 1:

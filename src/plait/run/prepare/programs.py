@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from plait.errors import CaptureError, JobError, PlanError
+from plait.graph.capture.capture import LeafShapes
 from plait.graph.from_job import Captures
-from plait.graph.graph import Graph
+from plait.graph.graph import Graph, weighed_by_share
 from plait.job.data.loader import Share
 from plait.job.data.open import Source
 from plait.job.job import Job
@@ -30,6 +31,7 @@ from plait.run.interpret.eager import counts_samples
 from plait.run.interpret.holding import Holding
 from plait.run.interpret.parts import server_layout
 from plait.run.link.links import Links, NoLinks
+from plait.run.prepare.varying import Varying
 from plait.search.place.resolve import resolve_again, resolve_placements
 from plait.torch_private.fake import FAKE_LOGGER
 
@@ -53,9 +55,8 @@ def _needs_inside(plan: Plan) -> str | None:
     return next((f"{name}={size}" for name, size in plan.mesh.axes if name != DATA and size > 1), None)
 
 
-def _told(shapes: Any) -> str:
-    """The shapes of a batch's tensors, for people."""
-    return ", ".join(str(list(shape)) for shape, *_ in shapes)
+_TOLD_AT = 3
+"""Shapes that are compiled one by one before the user is told."""
 
 
 class Programs:
@@ -83,25 +84,77 @@ class Programs:
         self._written = plan
         """The plan as it was given."""
         self._resolved_for: int | None = None
-        self._programs: dict[Any, Program] = {}
+        self._varying: dict[Any, Varying] = {}
+        """By how a step is cut."""
+        self._told_shapes = False
+        self._captured = self._static = False
+        self._news: list[str] = []
         self._parameters: tuple[ParameterShape, ...] | None = None
-        self._plain: dict[Any, Program] = {}
-        """What workers compute in a step, without averages and servers, by shape."""
+        self._plain: Program | None = None
+        """What workers compute in some step, without averages and servers."""
         self._averaged: tuple[Flat, ...] | None = None
 
     def for_step(self, shares: Sequence[Share], fragments: tuple[int, ...] = ()) -> Program:
-        """The program of a step, of whose micro-batches this rank has `shares`.
+        """The program of a step, of whose micro-batches this rank has `shares`: one for all shapes where that can be.
 
         Of workers that do not meet within a step: what one of them does with what `own_shares` leaves. `fragments` of
         the model are averaged in it (`plan.agreement.due`).
         """
-        shapes = tuple((share.sizes, self.captures.shapes(share.batch, sum(share.sizes))) for share in shares)
-        key = (shapes, fragments)
-        if key not in self._programs:
-            if shapes not in self._plain:
-                self._plain[shapes] = self._compile(shares) if shares else self._empty()
-            self._programs[key] = complete(self._plain[shapes], self.plan, self._flats(), fragments)
-        return self._programs[key]
+        units = tuple(share.sizes for share in shares)
+        key = (units, fragments)
+        if key not in self._varying:
+
+            def build(shapes: Sequence[LeafShapes], *, varies: bool) -> Program:
+                step = self._compile(units, shapes, varies) if units else self._empty()
+                self._plain = self._plain or step
+                return complete(step, self.plan, self._flats(), fragments)
+
+            seen = self.captures.seen if shares else ()
+            self._varying[key] = Varying(build, len(units), seen, self._allow_variation)
+        varying = self._varying[key]
+        if self.capture_error is not None:  # what runs eagerly takes any shape
+            return varying.any() or varying.of(())
+        shapes = tuple(self.captures.extents(share.batch) for share in shares)
+        try:
+            program = varying.of(shapes)
+        except CaptureError as error:
+            self._give_up(error, shapes)
+            return self.for_step(shares, fragments)
+        if varying.num_single >= _TOLD_AT and not self._told_shapes:
+            self._told_shapes = True
+            self._news.append(
+                f"{varying.num_single} shapes of a batch so far, each captured and compiled anew, because "
+                f"{varying.reason}. Fix: let `collate` pad to a few sizes, such as multiples of 64."
+            )
+        return program
+
+    def _give_up(self, error: CaptureError, shapes: Sequence[LeafShapes]) -> None:
+        """Run eagerly from here on, where the plan allows it: of these shapes, the model cannot be captured."""
+        if _needs_inside(self.plan) is None:
+            self.capture_error = error
+            return
+        found = "; ".join(
+            ", ".join(str(list(shape[1:])) for shape, _ in own) for own in dict.fromkeys(shapes)
+        )
+        raise JobError(
+            f"a step has samples with tensors of {found}, unlike those before, and {error.what}",
+            fix="give all samples the shapes that the model takes; pad them in `collate`.",
+        ) from error
+
+    def news(self) -> list[str]:
+        """What the user should know since this was asked last."""
+        found, self._news = self._news, []
+        return found
+
+    def _allow_variation(self) -> None:
+        """Called when a shape is unlike all that were seen before the run."""
+        together = self.plan.data_ranks > 1 and not self.plan.agreement.alone
+        if together and self.capture_error is None and self._static:
+            raise JobError(
+                "batches have several shapes, unlike those that were looked at first, and the loss is a mean over all "
+                "of their elements: the shares of a step cannot be weighed.",
+                fix="return (total, weight) from `objective`, so that each share says what it weighs.",
+            )
 
     def round(self) -> list[Program]:
         """The programs of whole steps from one time that weights are mixed to the next; mostly just one."""
@@ -140,7 +193,7 @@ class Programs:
         if self.capture_error is not None:
             buffers = {name: b.to(self._own_dtype(b)) for name, b in self.job.build_model().named_buffers()}
         else:
-            graph = self.captures.of_size(self._first().micro_batches[0])
+            graph = self.captures.latest(self._first().micro_batches[0])
             nodes = graph.nodes()
             given = {entry.name: nodes[entry.node].meta["val"] for entry in graph.inputs_of("buffer")}
             buffers = {name: given[name] for name in graph.new_buffers}
@@ -148,8 +201,8 @@ class Programs:
 
     def _first(self) -> Program:
         """Some step without averages: parameters and buffers are the same in all."""
-        assert self._plain, "prepare compiles a step before any is run"
-        return next(iter(self._plain.values()))
+        assert self._plain is not None, "prepare compiles a step before any is run"
+        return self._plain
 
     def for_sizes(self, sizes: Sequence[tuple[int, ...]], fragments: tuple[int, ...] = ()) -> Program:
         """The program of a step whose micro-batches are shared like this, shaped like the first sample."""
@@ -180,49 +233,25 @@ class Programs:
             return list(shares)
         return [replace(share, sizes=(len(share.ids),)) for share in shares if share.ids]
 
-    def _compile(self, shares: Sequence[Share]) -> Program:
-        sizes = [sum(share.sizes) for share in shares]
-        units = [share.sizes for share in shares]
+    def _compile(
+        self, units: Sequence[tuple[int, ...]], shapes: Sequence[LeafShapes], varies: bool
+    ) -> Program:
         if self.capture_error is None:
-            self._check_shapes(shares)
-            graphs: dict[int, Graph] = {}
             try:
-                with _silent_torch():
-                    for size, share in zip(sizes, shares, strict=True):
-                        graphs[size] = self.captures.of_batch(share.batch, size)
+                graphs, kinds = self._capture(units, shapes)
             except CaptureError as error:
+                if self._captured:
+                    raise
                 if (need := _needs_inside(self.plan)) is not None:
-                    if self._programs:
-                        number = next(i for i, size in enumerate(sizes) if size not in graphs)
-                        found = _told(self.captures.shapes(shares[number].batch, sizes[number]))
-                        raise JobError(
-                            f"micro-batch {number} of a step has tensors of {found}, unlike those before, and "
-                            f"{error.what}",
-                            fix="give all samples the shapes that the model takes; pad them in `collate`.",
-                        ) from error
                     raise PlanError(
                         f"plan {self.plan.name} needs the inside of the model for {need}, but {error.what}",
                         fix=error.fix,
                     ) from error
                 self.capture_error = error
             else:
-                settings = Settings(
-                    clip_norm=self.job.clip_norm,
-                    batch_norm=self.job.batch_norm,
-                    device=self.device,
-                    build_optimizer=self.job.build_optimizer,
-                )
-                plans = self._resolve(graphs, sizes[0])
-                if self.plan.agreement.is_late:  # divided by the weights of all workers, on the server
-                    graphs = {
-                        size: replace(graph, static_weight=None, weight_is_early=False)
-                        for size, graph in graphs.items()
-                    }
-                if self.plan.agreement.alone:
-                    return compile_program(graphs, self._own_plan(), sizes, settings)
-                program = compile_program(graphs, self.plan, sizes, settings, units, self._layout, plans)
-                self._layout = program.layout
-                return program
+                self._captured = True
+                return self._of_graphs(units, graphs, kinds, varies)
+        sizes = [sum(entry) for entry in units]
         return compile_opaque(
             self._own_plan(),
             self._shapes(),
@@ -233,23 +262,48 @@ class Programs:
             buffers=[name for name, _ in self.job.build_model().named_buffers()],
         )
 
+    def _capture(
+        self, units: Sequence[tuple[int, ...]], shapes: Sequence[LeafShapes]
+    ) -> tuple[dict[int, Graph], list[int]]:
+        """Graphs of micro-batches, by kind, and the kind of each: its size, or another number for other shapes."""
+        graphs: dict[int, Graph] = {}
+        kinds: dict[tuple[int, LeafShapes], int] = {}
+        with _silent_torch():
+            for entry, own in zip(units, shapes, strict=True):
+                size = sum(entry)
+                if (size, own) not in kinds:
+                    kind = size if size not in graphs else -len(graphs)
+                    graphs[kind] = self.captures.of_leaves(own, size)
+                    kinds[(size, own)] = kind
+        return graphs, [kinds[(sum(entry), own)] for entry, own in zip(units, shapes, strict=True)]
+
+    def _of_graphs(
+        self, units: Sequence[tuple[int, ...]], graphs: dict[int, Graph], kinds: list[int], varies: bool
+    ) -> Program:
+        settings = Settings(
+            clip_norm=self.job.clip_norm,
+            batch_norm=self.job.batch_norm,
+            device=self.device,
+            build_optimizer=self.job.build_optimizer,
+        )
+        plans = self._resolve(graphs, kinds[0])
+        self._static = self._static or any(graph.static_weight is not None for graph in graphs.values())
+        if varies:
+            graphs = {kind: weighed_by_share(graph) for kind, graph in graphs.items()}
+        if self.plan.agreement.is_late:  # divided by the weights of all workers, on the server
+            graphs = {
+                kind: replace(graph, static_weight=None, weight_is_early=False)
+                for kind, graph in graphs.items()
+            }
+        if self.plan.agreement.alone:
+            return compile_program(graphs, self._own_plan(), kinds, settings)
+        program = compile_program(graphs, self.plan, kinds, settings, units, self._layout, plans)
+        self._layout = program.layout
+        return program
+
     def _own_plan(self) -> Plan:
         """The plan as a step sees it: a worker that meets nobody within a step is the only one."""
         return replace(self.plan, mesh=Mesh(axes=((DATA, 1),))) if self.plan.agreement.alone else self.plan
-
-    def _check_shapes(self, shares: Sequence[Share]) -> None:
-        """Refuse micro-batches of one step that have as many samples of other shapes: they share a program's graph."""
-        first: dict[int, tuple[int, Any]] = {}
-        for number, share in enumerate(shares):
-            size = sum(share.sizes)
-            found = self.captures.shapes(share.batch, size)
-            earlier, wanted = first.setdefault(size, (number, found))
-            if found != wanted:
-                raise JobError(
-                    f"micro-batch {number} of a step has tensors of {_told(found)}, micro-batch {earlier} of "
-                    f"{_told(wanted)}.",
-                    fix="pad the samples of a step to one shape in `collate`, or set accumulate=1.",
-                )
 
     def _resolve(self, graphs: Mapping[int, Graph], first: int) -> dict[int, Plan]:
         """Choose what the plan leaves open: parameters once for the run, ops for every size of a micro-batch."""
@@ -257,18 +311,18 @@ class Programs:
             self.plan, self.choices = resolve_placements(
                 graphs[first], self._written, self.job.build_optimizer
             )
-            self._resolved_for = first
+            self._resolved_for = graphs[first].num_samples
         return {
-            size: self.plan
-            if size == self._resolved_for
+            kind: self.plan
+            if graph.num_samples == self._resolved_for
             else resolve_again(graph, self._written, self.plan, self.job.build_optimizer)
-            for size, graph in graphs.items()
+            for kind, graph in graphs.items()
         }
 
     @property
     def layout(self) -> Layout | None:
         """Where parameters are held, known once a step has been compiled; None: whole on every rank."""
-        assert self._programs, "compile a step first: full_step()"
+        assert self._varying, "compile a step first: full_step()"
         return None if self._layout is None or self._layout.is_whole else self._layout
 
     def holding(self, rank: int, links: Links, device: torch.device) -> Holding | None:

@@ -110,8 +110,7 @@ class SerialRanks:
         for machine, shares in zip(self.machines, by_rank, strict=True):
             if shares or fragments:
                 working.append(machine)
-                first = own[0] if own and not agreement.alone else None
-                own.append(first or self.programs.for_step(shares, fragments))
+                own.append(self.programs.for_step(shares, fragments))
             else:
                 machine.skip(step)
                 if machine.port is not None:
@@ -257,10 +256,10 @@ def _assemble(parts: list[dict[str, Tensor]], layout: Layout | None) -> dict[str
 
 
 def _rounds(programs: Programs, share: Share) -> bool:
-    """Whether the captured model turns float64 into something shorter, as Hugging Face's losses do."""
+    """Whether the captured model turns float64 into something shorter, as Hugging Face's losses do, at any shape."""
     if programs.capture_error is not None:
         return False
-    for node in programs.captures.of_batch(share.batch, sum(share.sizes)).ops():
+    for node in programs.captures.latest(sum(share.sizes)).ops():
         if node.target is torch.ops.aten._to_copy.default:
             before, after = node.all_input_nodes[0].meta["val"].dtype, node.meta["val"].dtype
             if before == torch.float64 and after.is_floating_point and after != torch.float64:
