@@ -199,7 +199,10 @@ class Program:
         return self.classes[self.members[rank]]
 
     def digest(self) -> str:
-        """Equal on all ranks that agree on what they exchange, in which order."""
+        """Equal on all ranks that agree on what they exchange, in which order.
+
+        How much is exchanged within a micro-batch is no part of it: shares may be padded to other lengths.
+        """
         text = hashlib.sha256()
         shapes = () if self.plan.agreement.alone else self.micro_batches  # alone, each has its own
         text.update(repr((self.plan, shapes, self.buckets, self.members)).encode())
@@ -207,5 +210,8 @@ class Program:
             text.update(repr(entry.averages).encode())
             for instruction in entry.everything:
                 if isinstance(instruction, _EXCHANGES):
-                    text.update(repr(replace(instruction, reads=(), writes=(), frees=())).encode())
+                    plain = replace(instruction, reads=(), writes=(), frees=())
+                    if plain.micro_batch is not None:
+                        plain = replace(plain, num_bytes=0)
+                    text.update(repr(plain).encode())
         return text.hexdigest()
