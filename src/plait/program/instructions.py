@@ -11,7 +11,7 @@ from plait.plan.decisions import Compression
 from plait.program.value import Value
 
 Lane = Literal["compute", "communication", "data", "host"]
-Kind = Literal["data", "forward", "backward", "communication", "wait", "update", "host"]
+TimeKind = Literal["data", "forward", "backward", "communication", "wait", "update", "host"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +22,7 @@ class Instruction:
     """Position in the rank's list, which its writer gives it."""
     name: str
     """What a person reads in a timeline."""
-    kind: Kind
+    kind: TimeKind
     """What its time counts as."""
     lane: Lane = "compute"
     """The queue that it runs on."""
@@ -44,7 +44,7 @@ class Instruction:
 class Load(Instruction):
     """Take this rank's share of a micro-batch from the loader."""
 
-    kind: Kind = "data"
+    kind: TimeKind = "data"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +58,7 @@ class Compute(Instruction):
 class Opaque(Instruction):
     """Run the user's model and its backward eagerly: the fallback for models that cannot be captured."""
 
-    kind: Kind = "backward"
+    kind: TimeKind = "backward"
     parameters: tuple[str, ...]
     """Parameters whose gradients it writes after total and weight."""
     buffers: tuple[str, ...]
@@ -69,7 +69,7 @@ class Opaque(Instruction):
 class Collective(Instruction):
     """Start communication along an axis; its result may be used after the `Wait` that names it."""
 
-    kind: Kind = "communication"
+    kind: TimeKind = "communication"
     lane: Lane = "communication"
     op: Literal["all_reduce", "all_gather", "reduce_scatter", "halo", "halo_add"]
     axis: str
@@ -90,7 +90,7 @@ class Collective(Instruction):
 class Send(Instruction):
     """Send values to another rank in one message; the sender does not wait."""
 
-    kind: Kind = "communication"
+    kind: TimeKind = "communication"
     lane: Lane = "communication"
     axis: str
     """The mesh axis along which it travels."""
@@ -104,7 +104,7 @@ class Send(Instruction):
 class Recv(Instruction):
     """Make room for a message; its values may be used after the `Wait` that names it."""
 
-    kind: Kind = "communication"
+    kind: TimeKind = "communication"
     lane: Lane = "communication"
     axis: str
     source: int
@@ -116,7 +116,7 @@ class Recv(Instruction):
 class Wait(Instruction):
     """Block the compute lane until a collective is done or a message is there."""
 
-    kind: Kind = "wait"
+    kind: TimeKind = "wait"
     of: int
     """Id of the `Collective` or `Recv`."""
 
@@ -138,7 +138,7 @@ class Tangent(Instruction):
 class Accumulate(Instruction):
     """Put gradients (and scalars) into a bucket: copied where fresh, else added."""
 
-    kind: Kind = "backward"
+    kind: TimeKind = "backward"
     bucket: int
     fresh: bool
 
@@ -147,7 +147,7 @@ class Accumulate(Instruction):
 class Compress(Instruction):
     """Make what is sent of a bucket; what stays behind is added to the next step's gradients."""
 
-    kind: Kind = "backward"
+    kind: TimeKind = "backward"
     bucket: int
     method: Compression
     part: int = 0
@@ -158,7 +158,7 @@ class Compress(Instruction):
 class Decompress(Instruction):
     """Turn what all ranks have sent of a bucket back into gradients."""
 
-    kind: Kind = "update"
+    kind: TimeKind = "update"
     bucket: int
     method: Compression
 
@@ -167,7 +167,7 @@ class Decompress(Instruction):
 class Keep(Instruction):
     """Keep this rank's part of a summed bucket: taken over where fresh, else added."""
 
-    kind: Kind = "backward"
+    kind: TimeKind = "backward"
     bucket: int
     fresh: bool
 
@@ -176,7 +176,7 @@ class Keep(Instruction):
 class Join(Instruction):
     """Add up the parts of tied gradients that several stages have, in the order of stages."""
 
-    kind: Kind = "update"
+    kind: TimeKind = "update"
     bucket: int
     own: int
     """This rank's coordinate on `pipe`."""
@@ -188,7 +188,7 @@ class Join(Instruction):
 class SquareSum(Instruction):
     """Add up the squares of this rank's gradients, each part of a gradient on one rank alone: for the global norm."""
 
-    kind: Kind = "update"
+    kind: TimeKind = "update"
     axes: tuple[str, ...]
     """The axes over which the sum is going to be summed."""
 
@@ -197,7 +197,7 @@ class SquareSum(Instruction):
 class Finish(Instruction):
     """Turn reduced buckets into gradients ready for the update: divide by a late weight, clip by the global norm."""
 
-    kind: Kind = "update"
+    kind: TimeKind = "update"
     late_weight: bool
     """Whether the gradients still have to be divided by the weight."""
     clip_norm: float | None
@@ -216,14 +216,14 @@ class Stash(Instruction):
 class Update(Instruction):
     """One optimizer step on the parameters that this rank holds."""
 
-    kind: Kind = "update"
+    kind: TimeKind = "update"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commit(Instruction):
     """Make the new values of buffers the current ones."""
 
-    kind: Kind = "update"
+    kind: TimeKind = "update"
     buffers: tuple[str, ...] = field(default=())
     """Buffer names, in the order of `reads`."""
 
@@ -232,7 +232,7 @@ class Commit(Instruction):
 class Flatten(Instruction):
     """Copy weights, or buffers, of this worker into one flat tensor."""
 
-    kind: Kind = "update"
+    kind: TimeKind = "update"
     flat: int
     """Position in the rank's `averages`."""
 
@@ -241,7 +241,7 @@ class Flatten(Instruction):
 class Lookahead(Instruction):
     """Move weights along their momentum, to where their gradients are taken; the flat tensor keeps where they were."""
 
-    kind: Kind = "update"
+    kind: TimeKind = "update"
     flat: int
 
 
@@ -249,7 +249,7 @@ class Lookahead(Instruction):
 class Momentum(Instruction):
     """Take as momentum how far weights are from where they were before `Lookahead`."""
 
-    kind: Kind = "update"
+    kind: TimeKind = "update"
     flat: int
 
 
@@ -260,7 +260,7 @@ class Exchange(Instruction):
     That may be used after the `Wait` that names it.
     """
 
-    kind: Kind = "communication"
+    kind: TimeKind = "communication"
     lane: Lane = "communication"
     flat: int
     rule: Literal["elastic", "share"]
@@ -271,7 +271,7 @@ class Exchange(Instruction):
 class Mix(Instruction):
     """Move weights by those of all workers: to their mean, by an outer step towards it, or by an elastic force."""
 
-    kind: Kind = "update"
+    kind: TimeKind = "update"
     flat: int
     rule: Literal["mean", "outer", "elastic"]
 
@@ -280,7 +280,7 @@ class Mix(Instruction):
 class Push(Instruction):
     """Send a bucket's gradients to the servers, each its part; the worker does not wait."""
 
-    kind: Kind = "communication"
+    kind: TimeKind = "communication"
     lane: Lane = "communication"
     bucket: int
 
@@ -289,7 +289,7 @@ class Push(Instruction):
 class PushBuffers(Instruction):
     """Send new values of buffers to the first server, who saves them."""
 
-    kind: Kind = "communication"
+    kind: TimeKind = "communication"
     lane: Lane = "communication"
     buffers: tuple[str, ...]
     """Buffer names, in the order of `reads`."""
@@ -299,7 +299,7 @@ class PushBuffers(Instruction):
 class Pull(Instruction):
     """Ask the servers for the parameters of a bucket; they may be used after the `Wait` that names it."""
 
-    kind: Kind = "communication"
+    kind: TimeKind = "communication"
     lane: Lane = "communication"
     bucket: int
 
@@ -308,7 +308,7 @@ class Pull(Instruction):
 class Outcome(Instruction):
     """Read the total and the weight of what this worker has computed: the gradients are the servers' affair."""
 
-    kind: Kind = "update"
+    kind: TimeKind = "update"
     late_weight: bool
     """Whether the weight is known only now."""
 
@@ -317,7 +317,7 @@ class Outcome(Instruction):
 class Anchor(Instruction):
     """Before the first step: what workers are drawn to is where they are, and nothing moves yet."""
 
-    kind: Kind = "update"
+    kind: TimeKind = "update"
     center: bool
     """Whether every worker keeps the center; else another rank has it."""
 
@@ -326,7 +326,7 @@ class Anchor(Instruction):
 class Leave(Instruction):
     """After the last step: tell the servers that nothing more comes from this worker."""
 
-    kind: Kind = "communication"
+    kind: TimeKind = "communication"
 
 
 Handler = Literal["push", "buffers", "skip", "exchange", "pull", "bye", "squares", "state", "update"]
@@ -340,7 +340,7 @@ class Serve(Instruction):
     What comes next is not known beforehand: it is a queue with a handler for every kind of message.
     """
 
-    kind: Kind = "update"
+    kind: TimeKind = "update"
     handlers: tuple[Handler, ...]
     """What it may be busy with; the one at position n counts as instruction `id` + 1 + n in a trace."""
     order: Literal["step", "arrival", "turn"]

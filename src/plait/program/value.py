@@ -6,7 +6,7 @@ value millions of times in a run, so it is a tuple of plain things, which is has
 
 from typing import Literal, NamedTuple
 
-Kind = Literal[
+ValueKind = Literal[
     "parameter", "buffer", "stash", "chunk", "batch", "key", "offset", "node", "gradient", "scalar", "bucket", "shard",
     "part", "packed", "gathered", "average", "sum", "center",
 ]  # fmt: skip
@@ -15,7 +15,7 @@ Kind = Literal[
 class Value(NamedTuple):
     """A tensor that instructions name; made by one of the functions below, each of which says how it is printed."""
 
-    kind: Kind
+    kind: ValueKind
     name: str = ""
     """Of a parameter, a buffer, a node of the local graph, a mesh axis or a scalar."""
     number: int = 0

@@ -17,12 +17,12 @@ from plait.report.record import RunRecord, read_run
 from plait.report.summary import Summary, report_json, summarize
 from plait.report.timeline import timeline, typical_step
 from plait.report.traffic import Traffic, staleness_table, traffic_of, traffic_rows
-from plait.trace.span import Kind, Trace
+from plait.trace.span import SpanKind, Trace
 from plait.units import format_bytes, format_seconds
 
 __all__ = ["print_report", "report_json"]
 
-_GLYPHS: dict[Kind, tuple[str, str, str]] = {
+_GLYPHS: dict[SpanKind, tuple[str, str, str]] = {
     "data": ("▄", "yellow", "data"),
     "forward": ("█", "blue", "forward"),
     "backward": ("▓", "magenta", "backward"),
@@ -102,7 +102,7 @@ def print_timeline(trace: Trace, console: Console, *, step: int | None = None) -
     label = len(f"rank {max(trace.ranks)} communication ")
     drawn = timeline(trace, step=chosen, num_cells=max(20, min(160, console.width - label - 1)))
     console.print(Text(f"Step {drawn.step}: {format_seconds(drawn.duration_s)}", style="bold"))
-    used: set[Kind] = set()
+    used: set[SpanKind] = set()
     shown = set(trace.ranks[:_MAX_RANKS])
     for row in drawn.rows:
         if row.rank not in shown:

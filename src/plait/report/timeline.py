@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from plait.trace.span import LANES, Kind, Lane, Span, Trace
+from plait.trace.span import LANES, Lane, Span, SpanKind, Trace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +20,7 @@ class Row:
     """The process."""
     lane: Lane
     """The queue."""
-    cells: tuple[Kind | None, ...]
+    cells: tuple[SpanKind | None, ...]
     """The kind that fills most of each slice of time; `None` where the lane was mostly free."""
 
 
@@ -76,9 +76,9 @@ def timeline(trace: Trace, *, step: int, num_cells: int) -> Timeline:
     return Timeline(step=step, duration_s=end_s - start_s, rows=tuple(rows))
 
 
-def _cells(spans: list[Span], start_s: float, end_s: float, num_cells: int) -> tuple[Kind | None, ...]:
+def _cells(spans: list[Span], start_s: float, end_s: float, num_cells: int) -> tuple[SpanKind | None, ...]:
     width_s = (end_s - start_s) / num_cells
-    filled: list[dict[Kind, float]] = [{} for _ in range(num_cells)]
+    filled: list[dict[SpanKind, float]] = [{} for _ in range(num_cells)]
     if width_s > 0:
         for span in spans:
             first = max(0, int((span.start_s - start_s) / width_s))
@@ -87,7 +87,7 @@ def _cells(spans: list[Span], start_s: float, end_s: float, num_cells: int) -> t
                 left = start_s + index * width_s
                 covered = min(span.end_s, left + width_s) - max(span.start_s, left)
                 filled[index][span.kind] = filled[index].get(span.kind, 0.0) + max(0.0, covered)
-    cells: list[Kind | None] = []
+    cells: list[SpanKind | None] = []
     for kinds in filled:
         free_s = width_s - sum(kinds.values())
         best = max(kinds, key=lambda kind: kinds[kind], default=None)

@@ -28,7 +28,7 @@ from plait.run.checkpoint.state import TrainingState
 from plait.run.interpret.machine import Machine, StepOutcome
 from plait.run.interpret.serial import Unobserved
 from plait.run.interpret.state import ModelState
-from plait.run.link.exchange import ProcessExchange
+from plait.run.link.exchange import ProcessShardFetcher
 from plait.run.link.shared_links import links_between
 from plait.run.prepare.fits import memory_limit
 from plait.run.prepare.prepare import prepare
@@ -152,9 +152,9 @@ class Step:
             yield model
 
     @property
-    def _exchange_parts(self) -> ProcessExchange | None:
+    def _exchange_parts(self) -> ProcessShardFetcher | None:
         holding = self._state.holding
-        return ProcessExchange(holding.layout) if holding is not None else None
+        return ProcessShardFetcher(holding.layout) if holding is not None else None
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:

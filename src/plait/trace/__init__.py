@@ -6,16 +6,16 @@ This folder never runs an instruction and never draws: `report/` does.
 
 from plait.trace.files import read_trace, write_chrome, write_trace
 from plait.trace.recorder import Recorder, clock_offset_ns
-from plait.trace.span import KINDS, LANES, Kind, Lane, Source, Span, Totals, Trace
+from plait.trace.span import KINDS, LANES, Lane, Source, Span, SpanKind, Totals, Trace
 
 __all__ = [
     "KINDS",
     "LANES",
-    "Kind",
     "Lane",
     "Recorder",
     "Source",
     "Span",
+    "SpanKind",
     "Totals",
     "Trace",
     "clock_offset_ns",

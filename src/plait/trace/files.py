@@ -24,7 +24,7 @@ from plait.errors import PlaitError
 from plait.files.document import Format
 from plait.files.shape import read_json
 from plait.files.write import write_whole
-from plait.trace.span import LANES, Kind, Lane, Source, Span, Totals, Trace
+from plait.trace.span import LANES, Lane, Source, Span, SpanKind, Totals, Trace
 
 FORMAT = "plait-trace"
 VERSION = 1
@@ -35,7 +35,7 @@ class Description(NamedTuple):
     """What an instruction is; all that its spans share."""
 
     instruction: int
-    kind: Kind
+    kind: SpanKind
     name: str
     lane: Lane
     micro_batch: int | None

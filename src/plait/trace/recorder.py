@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.trace.files import Description, RankFile, write_rank
-from plait.trace.span import KINDS, LANES, Kind, Lane, Sweep, Totals
+from plait.trace.span import KINDS, LANES, Lane, SpanKind, Sweep, Totals
 
 _OPEN_LIMIT = 50_000
 """Spans of one step after which they are folded all the same: a server may stay in one step for hours."""
@@ -103,7 +103,7 @@ class Recorder:
     def describe(
         self,
         instruction: int,
-        kind: Kind,
+        kind: SpanKind,
         name: str,
         lane: Lane = "compute",
         micro_batch: int | None = None,

@@ -19,13 +19,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-Kind = Literal[
+SpanKind = Literal[
     "data", "forward", "backward", "communication", "wait", "update", "host", "evaluate", "checkpoint"
 ]
 Lane = Literal["compute", "communication", "data", "host"]
 Source = Literal["measured", "simulated"]
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[SpanKind, ...] = get_args(SpanKind)
 LANES: tuple[Lane, ...] = get_args(Lane)
 SOURCES: tuple[Source, ...] = get_args(Source)
 
@@ -40,7 +40,7 @@ class Span:
     """The optimizer step to which it belongs."""
     instruction: int
     """Its id within the rank's program."""
-    kind: Kind
+    kind: SpanKind
     """What sort of work it was."""
     name: str
     """What a person calls it: `all-reduce bucket 3`."""

@@ -20,7 +20,7 @@ from plait.graph.op_family import family
 from plait.program.local.communicate import COLLECTIVES
 from plait.torch_private.ops import OpOverload, base_name
 
-Kind = Literal["matmul", "attention", "memory"]
+WorkKind = Literal["matmul", "attention", "memory"]
 TILE = 128
 """Rows and columns of the result that one processor of a device computes at a time."""
 _READS_ROWS = ("embedding", "index", "index_select", "gather", "own_rows")
@@ -41,7 +41,7 @@ _NO_TIME = (
 class OpWork:
     """What one op asks of a device."""
 
-    kind: Kind
+    kind: WorkKind
     """Matrix products (convolutions too), fused attention, or memory traffic alone."""
     flops: float
     """Arithmetic that counts."""

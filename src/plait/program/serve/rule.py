@@ -24,7 +24,7 @@ class Due:
     """Whose gradients it sums, in this order."""
 
 
-class Rule(Protocol):
+class ServerRule(Protocol):
     """What a server asks."""
 
     staleness: Counter[int]
@@ -216,7 +216,7 @@ class InTurn:
                 return
 
 
-def rule_of(serve: Serve, workers: int, start: int) -> Rule:
+def rule_of(serve: Serve, workers: int, start: int) -> ServerRule:
     """The rule of a server, from step `start` on."""
     match serve.order:
         case "step":

@@ -1,6 +1,6 @@
 """List what ranks exchange in a step, and the changes of placement for which they need not.
 
-In: the local graph and the program of the first rank. Out: `Exchange`s with the op that asked for each.
+In: the local graph and the program of the first rank. Out: `Transfer`s with the op that asked for each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,15 +14,15 @@ from plait.program.local.localize import Change, LocalGraph
 from plait.program.place.op_keys import fold_path
 from plait.program.place.propagate import Placements
 from plait.program.program import Program
-from plait.program.show.listing import Exchange
+from plait.program.show.listing import Transfer
 from plait.program.show.names import Names, folded
 from plait.program.value import SQUARES, WEIGHT
 
 
-def local_changes(local: LocalGraph, chosen: Sequence[Placements], names: Names) -> tuple[Exchange, ...]:
+def local_changes(local: LocalGraph, chosen: Sequence[Placements], names: Names) -> tuple[Transfer, ...]:
     """Changes of placement for which ranks only take a part of what they have."""
 
-    def rows() -> Iterator[Exchange]:
+    def rows() -> Iterator[Transfer]:
         seen: set[Change] = set()
         for node in local.graph.nodes:
             change = node.meta.get("change")
@@ -46,11 +46,11 @@ def _axis_of_piece(change: Change, chosen: Sequence[Placements]) -> str:
 
 def exchanges(
     local: LocalGraph, chosen: Sequence[Placements], program: Program, names: Names
-) -> tuple[Exchange, ...]:
+) -> tuple[Transfer, ...]:
     """What ops ask for in the first micro-batch, and what belongs to the step as a whole."""
     nodes = {node.name: node for node in local.graph.nodes if node.target in COLLECTIVES}
 
-    def rows() -> Iterator[Exchange]:
+    def rows() -> Iterator[Transfer]:
         for instruction in program.of(0).instructions:
             if not isinstance(instruction, Collective):
                 continue
@@ -75,7 +75,7 @@ def _exchange(
     change: Change | None,
     chosen: Sequence[Placements],
     names: Names,
-) -> Exchange:
+) -> Transfer:
     phase, source = node.meta.get("phase", ""), node.meta.get("source", "")
     if change is None:
         user = names(names.nodes[node.meta["lowers"]])
@@ -85,7 +85,7 @@ def _exchange(
         steps = [(change.have[axes.index(name)], change.want[axes.index(name)]) for name in axis.split("+")]
         what, text = names(change.tensor), ", ".join(f"{have} -> {want}" for have, want in steps)
         user = names(change.user) if change.user is not None and change.user != change.tensor else ""
-    return Exchange(
+    return Transfer(
         collective=collective,
         axis=axis,
         num_bytes=num_bytes,
@@ -99,7 +99,7 @@ def _exchange(
     )
 
 
-def _of_the_step(instruction: Collective, program: Program) -> Exchange:
+def _of_the_step(instruction: Collective, program: Program) -> Transfer:
     """Communication that no op of the graph asks for: gradients, parameters of zero3, scalars."""
     source, own = instruction.reads[0], program.of(0)
     if source.kind in ("bucket", "shard", "packed"):
@@ -118,7 +118,7 @@ def _of_the_step(instruction: Collective, program: Program) -> Exchange:
     change = {"all_reduce": "P -> R", "reduce_scatter": "P -> S", "all_gather": "S -> R"}[instruction.op]
     change = "P -> R" if source.kind == "packed" else change
     phase = "update" if instruction.micro_batch is None else ""
-    return Exchange(
+    return Transfer(
         collective=instruction.op,
         axis=instruction.axis,
         num_bytes=instruction.num_bytes,

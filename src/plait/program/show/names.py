@@ -9,7 +9,7 @@ from torch import fx
 
 from plait.graph.graph import Graph
 from plait.program.place.op_keys import exact_keys, find_blocks, fold_path, op_keys
-from plait.program.show.listing import Exchange, Fallback, HeldParameter, PlacedOp
+from plait.program.show.listing import Fallback, HeldParameter, PlacedOp, Transfer
 
 
 class Names:
@@ -34,7 +34,7 @@ class Names:
         return fold_path(node.meta.get("module", ""), self.blocks)
 
 
-Row = TypeVar("Row", HeldParameter, PlacedOp, Exchange, Fallback)
+Row = TypeVar("Row", HeldParameter, PlacedOp, Transfer, Fallback)
 
 
 def folded(rows: Iterator[Row]) -> tuple[Row, ...]:

@@ -17,7 +17,7 @@ from plait.program.value import Value
 from plait.run.link.links import Links
 
 
-class Exchange(Protocol):
+class ShardFetcher(Protocol):
     """How ranks fetch each other's parts; all of them must ask for the same, in the same order."""
 
     def __call__(self, name: str, part: Tensor) -> list[Tensor]:
@@ -90,7 +90,7 @@ class Holding:
         for name, part in self.parameters.items():
             part.copy_(self.layout.take(name, whole[name], self.rank))
 
-    def assemble(self, name: str, part: Tensor, exchange: Exchange) -> Tensor:
+    def assemble(self, name: str, part: Tensor, exchange: ShardFetcher) -> Tensor:
         """The whole of a tensor like a parameter, of which this rank has `part`."""
         return self.layout.assemble(name, exchange(name, part))
 

@@ -17,7 +17,7 @@ from plait.run.interpret.gradients import GradientStore
 from plait.run.interpret.parts import group_of
 from plait.run.interpret.service import Parts, Service
 from plait.run.link.links import NoLinks
-from plait.run.link.wire import Head, Kind
+from plait.run.link.wire import Head, MessageKind
 
 
 class Optimized:
@@ -89,7 +89,7 @@ class Optimized:
         first = self._service.plan.mesh.size
         for place in range(self._servers):
             if place != self._place:
-                head = Head(kind=Kind.SQUARES, index=key[0], number=key[1])
+                head = Head(kind=MessageKind.SQUARES, index=key[0], number=key[1])
                 self._service.streams.send(first + place, head, squares)
 
     def take(self, place: int, head: Head, message: Tensor) -> None:

@@ -15,7 +15,16 @@ from plait.program.program import Bucket, RankProgram
 from plait.run.interpret.averaging import tensors_of, views_of
 from plait.run.interpret.state import ModelState
 from plait.run.link.links import Handle
-from plait.run.link.wire import HEADER_BYTES, Head, Kind, Post, Streams, num_weights, part_of, weights_name
+from plait.run.link.wire import (
+    HEADER_BYTES,
+    Head,
+    MessageKind,
+    Post,
+    Streams,
+    num_weights,
+    part_of,
+    weights_name,
+)
 from plait.torch_private import foreach
 
 
@@ -52,16 +61,18 @@ class Port:
         scalars = flat[num_weights(bucket) :]
         for place, server in enumerate(self._servers):
             start, end = part_of(bucket, place, len(self._servers))
-            self._streams.send(server, Head(kind=Kind.PUSH, index=index, step=step), flat[start:end], scalars)
+            self._streams.send(
+                server, Head(kind=MessageKind.PUSH, index=index, step=step), flat[start:end], scalars
+            )
 
     def push_buffers(self, tensors: Sequence[Tensor], step: int) -> None:
         """Send the first server the buffers."""
-        self._streams.send(self._servers[0], Head(kind=Kind.BUFFERS, step=step), *tensors)
+        self._streams.send(self._servers[0], Head(kind=MessageKind.BUFFERS, step=step), *tensors)
 
     def exchange(self, index: int, flat: Tensor, strength: float, step: int) -> Handle:
         """Send weights; the handle has what the center was."""
         self._asked += 1
-        head = Head(kind=Kind.EXCHANGE, index=index, step=step, number=self._asked, shares=self.shares)
+        head = Head(kind=MessageKind.EXCHANGE, index=index, step=step, number=self._asked, shares=self.shares)
         self._streams.send(self._servers[0], head, torch.tensor([strength], dtype=torch.float64), flat.cpu())
         return _Answer(self, index, self._asked)
 
@@ -69,12 +80,12 @@ class Port:
         """Tell that a step has nothing of this worker; a center does not wait for it."""
         if not self._has_center:
             for server in self._servers:
-                self._streams.send(server, Head(kind=Kind.SKIP, step=step))
+                self._streams.send(server, Head(kind=MessageKind.SKIP, step=step))
 
     def leave(self) -> None:
         """Tell that nothing more comes."""
         for server in self._servers:
-            self._streams.send(server, Head(kind=Kind.BYE, step=self.next_step, shares=self.shares))
+            self._streams.send(server, Head(kind=MessageKind.BYE, step=self.next_step, shares=self.shares))
 
     def pull(self, index: int, step: int) -> Handle:
         """Ask for the weights of a bucket; those of all buckets are asked for at once, and are of one moment."""
@@ -109,7 +120,7 @@ class Port:
     def _ask(self, step: int, *, counts: bool) -> None:
         self._asked += 1
         for server in self._servers:
-            head = Head(kind=Kind.PULL, step=step, number=self._asked, counts=counts)
+            head = Head(kind=MessageKind.PULL, step=step, number=self._asked, counts=counts)
             self._streams.send(server, head)
 
     def take(self, index: int, number: int, place: int, use: Callable[[Tensor], None]) -> bool:

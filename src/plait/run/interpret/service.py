@@ -17,9 +17,9 @@ from torch import Tensor
 from plait.plan.plan import Plan
 from plait.program.instructions import Handler, Serve
 from plait.program.program import RankProgram
-from plait.program.serve.rule import Due, Rule, rule_of
+from plait.program.serve.rule import Due, ServerRule, rule_of
 from plait.run.interpret.state import ModelState
-from plait.run.link.wire import Head, Kind, Post, Streams, weights_name
+from plait.run.link.wire import Head, MessageKind, Post, Streams, weights_name
 
 Part = tuple[Head, Tensor]
 """A message of a contribution, and its bytes."""
@@ -84,7 +84,7 @@ class Service:
         )
         self.streams = Streams(post)
         self.start = state.steps_done
-        self.rule: Rule = rule_of(serve, plan.mesh.size, self.start)
+        self.rule: ServerRule = rule_of(serve, plan.mesh.size, self.start)
         self.workers = [Sender() for _ in range(plan.mesh.size)]
         self.states: dict[tuple[int, int], Tensor] = {}
         """What other servers hold, by (place, step): for a checkpoint."""
@@ -126,22 +126,22 @@ class Service:
     def _take(self, rank: int, head: Head, message: Tensor) -> None:
         self.on_work(_HANDLERS[head.kind], head.step)
         match head.kind:
-            case Kind.STATE:
+            case MessageKind.STATE:
                 self.states[rank - self.plan.mesh.size, head.step] = message.clone()
-            case Kind.SQUARES:
+            case MessageKind.SQUARES:
                 self.holder.take(rank - self.plan.mesh.size, head, message)
-            case Kind.PULL:
+            case MessageKind.PULL:
                 self.workers[rank].asks.append(head)
-            case Kind.BYE:
+            case MessageKind.BYE:
                 self.reached = max(self.reached, head.step)
                 self.workers[rank].shares = head.shares
                 self._leave(rank)
-            case Kind.SKIP:
+            case MessageKind.SKIP:
                 self.workers[rank].pushed.append({})
                 self._complete(rank, head.step)
-            case Kind.PUSH | Kind.BUFFERS | Kind.EXCHANGE:
+            case MessageKind.PUSH | MessageKind.BUFFERS | MessageKind.EXCHANGE:
                 worker = self.workers[rank]
-                index = -1 if head.kind is Kind.BUFFERS else head.index
+                index = -1 if head.kind is MessageKind.BUFFERS else head.index
                 worker.parts[index] = (head, message.clone())
                 if len(worker.parts) == self.holder.num_parts:
                     worker.pushed.append(worker.parts)
@@ -193,13 +193,13 @@ class Service:
         self.streams.send_named(weights_name(index, head.number), rank, head, *self.holder.give(index))
 
 
-_HANDLERS: dict[Kind, Handler] = {
-    Kind.PUSH: "push",
-    Kind.BUFFERS: "buffers",
-    Kind.SKIP: "skip",
-    Kind.PULL: "pull",
-    Kind.BYE: "bye",
-    Kind.SQUARES: "squares",
-    Kind.STATE: "state",
-    Kind.EXCHANGE: "exchange",
+_HANDLERS: dict[MessageKind, Handler] = {
+    MessageKind.PUSH: "push",
+    MessageKind.BUFFERS: "buffers",
+    MessageKind.SKIP: "skip",
+    MessageKind.PULL: "pull",
+    MessageKind.BYE: "bye",
+    MessageKind.SQUARES: "squares",
+    MessageKind.STATE: "state",
+    MessageKind.EXCHANGE: "exchange",
 }

@@ -27,7 +27,7 @@ from plait.run.checkpoint.state import (
     restore_model,
     restore_optimizer,
 )
-from plait.run.interpret.holding import Exchange, Holding
+from plait.run.interpret.holding import Holding, ShardFetcher
 from plait.run.start.agreement import digest_of
 
 
@@ -98,7 +98,7 @@ class ModelState:
         return leaf.to(self.device, leaf_dtype(leaf.dtype, self._asked, self.narrow), non_blocking=True)
 
     @contextmanager
-    def whole_model(self, exchange: Exchange | None) -> Iterator[nn.Module]:
+    def whole_model(self, exchange: ShardFetcher | None) -> Iterator[nn.Module]:
         """The user's module with all of its parameters, for as long as somebody needs to run it."""
         if self.holding is None:
             yield self.model
@@ -120,7 +120,7 @@ class ModelState:
             return self.parameters[name].detach()
         return torch.empty(0, dtype=dtype, device=self.device)
 
-    def _share_buffers(self, exchange: Exchange) -> None:
+    def _share_buffers(self, exchange: ShardFetcher) -> None:
         """Take over the buffers that other stages have changed."""
         assert self.holding is not None
         layout = self.holding.layout
@@ -137,7 +137,7 @@ class ModelState:
         for parameter in self.model.parameters():
             parameter.data = torch.empty(0, dtype=parameter.dtype, device=self.device)
 
-    def to_checkpoint(self, extra: dict[str, Any], exchange: Exchange | None = None) -> TrainingState:
+    def to_checkpoint(self, extra: dict[str, Any], exchange: ShardFetcher | None = None) -> TrainingState:
         """Everything that the next step depends on; where ranks hold parts, all of them must call it."""
         parameters, buffers, aliases, transient = collect_model(self.model)
         optimizer = collect_optimizer(self.optimizer, self.named)
@@ -160,7 +160,7 @@ class ModelState:
             extra=extra,
         )
 
-    def _whole_optimizer(self, state: OptimizerState, exchange: Exchange) -> OptimizerState:
+    def _whole_optimizer(self, state: OptimizerState, exchange: ShardFetcher) -> OptimizerState:
         assert self.holding is not None
         holding, layout = self.holding, self.holding.layout
         own = {

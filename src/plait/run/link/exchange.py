@@ -14,7 +14,7 @@ from plait.program.layout import Layout
 from plait.run.wire.tell import tell
 
 
-class ProcessExchange:
+class ProcessShardFetcher:
     """Between processes, through torch.distributed."""
 
     def __init__(self, layout: Layout) -> None:

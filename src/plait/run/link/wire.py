@@ -18,7 +18,7 @@ HEADER_BYTES = 64
 """Before every message: a cache line."""
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """What a message is."""
 
     PUSH = 0
@@ -43,7 +43,7 @@ class Kind(IntEnum):
 class Head:
     """What a message says beside its tensors."""
 
-    kind: Kind
+    kind: MessageKind
     index: int = 0
     """The bucket, or of squares the worker."""
     step: int = 0
@@ -63,7 +63,9 @@ class Head:
     def of(cls, message: Tensor) -> "Head":
         """Of the message that begins with it."""
         kind, index, step, number, counts, shares, *_ = message[:HEADER_BYTES].view(torch.int64).tolist()
-        return cls(kind=Kind(kind), index=index, step=step, number=number, counts=bool(counts), shares=shares)
+        return cls(
+            kind=MessageKind(kind), index=index, step=step, number=number, counts=bool(counts), shares=shares
+        )
 
 
 class Post(Protocol):

@@ -13,7 +13,7 @@ from plait.errors import CheckpointError
 from plait.run.checkpoint.saver import Notice, Saver
 from plait.run.interpret.parts import Given, Taken
 from plait.run.interpret.service import Service
-from plait.run.link.wire import Head, Kind
+from plait.run.link.wire import Head, MessageKind
 from plait.run.loop.task import Task
 
 SAVE_EVERY = 200
@@ -68,7 +68,7 @@ class Keeper:
         if server.place > 0:
             given = Given(holding.layout)
             state.to_checkpoint(self._extra, given)
-            server.streams.send(first, Head(kind=Kind.STATE, step=step), *given.parts)
+            server.streams.send(first, Head(kind=MessageKind.STATE, step=step), *given.parts)
             return
         others = [(place, step) for place in range(1, server.plan.sync.servers)]
         limit = time.monotonic() + patience_s

@@ -21,7 +21,7 @@ from plait.run.checkpoint.state import snapshot
 from plait.run.interpret.copies import copies_of
 from plait.run.interpret.machine import Machine
 from plait.run.interpret.worker_states import with_workers
-from plait.run.link.exchange import ProcessExchange
+from plait.run.link.exchange import ProcessShardFetcher
 from plait.run.loop.evaluate import Progress, evaluate
 from plait.run.loop.ledger import Ledger
 from plait.run.loop.task import Task
@@ -166,9 +166,9 @@ class Together:
         return tensor
 
     @property
-    def _exchange(self) -> ProcessExchange | None:
+    def _exchange(self) -> ProcessShardFetcher | None:
         holding = self._state.holding
-        return ProcessExchange(holding.layout) if holding is not None else None
+        return ProcessShardFetcher(holding.layout) if holding is not None else None
 
     def _extra(self) -> dict[str, Any]:
         job = self.task.job

@@ -27,7 +27,7 @@ _REPEATS = 9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Exchange:
+class TimedTransfer:
     """Something to time."""
 
     key: str
@@ -43,10 +43,10 @@ class Exchange:
     """Whether the tensor lies where links find it: buckets and chunks of parameters."""
 
 
-def exchanges_of(program: Program, busy: int) -> list[Exchange]:
+def exchanges_of(program: Program, busy: int) -> list[TimedTransfer]:
     """All exchanges that differ, in the same order wherever it is asked."""
     mesh = program.plan.mesh
-    found: dict[str, Exchange] = {}
+    found: dict[str, TimedTransfer] = {}
     for entry in program.classes:
         for instruction in entry.instructions:
             shape: tuple[int, ...] = ()
@@ -68,7 +68,7 @@ def exchanges_of(program: Program, busy: int) -> list[Exchange]:
                 continue
             if size > 1:
                 key = exchange_key(instruction, size, busy)
-                found[key] = Exchange(
+                found[key] = TimedTransfer(
                     key=key,
                     size=size,
                     instruction=instruction,
@@ -79,7 +79,7 @@ def exchanges_of(program: Program, busy: int) -> list[Exchange]:
     return [found[key] for key in sorted(found)]
 
 
-def time_exchanges(exchanges: Sequence[Exchange], rank: int, ranks: int) -> dict[str, float]:
+def time_exchanges(exchanges: Sequence[TimedTransfer], rank: int, ranks: int) -> dict[str, float]:
     """Seconds by key, as this rank saw them; all ranks must be here, in one process group."""
     found: dict[str, float] = {}
     links: dict[int, Links] = {}
@@ -97,7 +97,7 @@ def time_exchanges(exchanges: Sequence[Exchange], rank: int, ranks: int) -> dict
     return found
 
 
-def _collective(exchange: Exchange, like: Collective, links: Links) -> float:
+def _collective(exchange: TimedTransfer, like: Collective, links: Links) -> float:
     instruction = Collective(
         name=like.name, op=like.op, axis=_GROUP, dim=like.dim, extents=like.extents, reads=(Value.bucket(0),),
         writes=(Value.bucket(0),), num_bytes=like.num_bytes,
@@ -117,7 +117,7 @@ def _collective(exchange: Exchange, like: Collective, links: Links) -> float:
     return median(times[1:])
 
 
-def _message(exchange: Exchange, links: Links, place: int) -> float:
+def _message(exchange: TimedTransfer, links: Links, place: int) -> float:
     """Half of the way there and back."""
     flat = torch.zeros(exchange.shape, dtype=torch.uint8)
     times = []

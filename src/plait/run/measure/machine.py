@@ -21,7 +21,7 @@ from plait.cluster.presets import PRESETS, Preset
 from plait.options import Listener
 from plait.program.instructions import Collective
 from plait.program.value import Value
-from plait.run.measure.exchange_times import Exchange, mean_of_ranks, time_exchanges
+from plait.run.measure.exchange_times import TimedTransfer, mean_of_ranks, time_exchanges
 from plait.run.measure.fit import Fit, fit_line, fit_saturating
 from plait.run.measure.load import complaint, foreign_cores, spread
 from plait.run.measure.rates import Rates, measure_rates
@@ -178,9 +178,9 @@ class _Main:
             disconnect()
 
 
-def _shared_all_reduces(ranks: int) -> list[Exchange]:
+def _shared_all_reduces(ranks: int) -> list[TimedTransfer]:
     return [
-        Exchange(
+        TimedTransfer(
             key=f"shared {size}", size=ranks, shape=(size // 4,), dtype=torch.float32, placed=True,
             instruction=Collective(
                 name="all_reduce", op="all_reduce", axis="data", reads=(Value.bucket(0),), num_bytes=size

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from plait.errors import PlanError
-from plait.program.cost.op_time import Kind, OpWork
+from plait.program.cost.op_time import OpWork, WorkKind
 
 Phase = Literal["forward", "input", "weight"]
 """`input`: a backward op that others wait for; `weight`: one that only gradients of parameters need."""
@@ -43,7 +43,7 @@ class OpCost:
     """One kernel of a unit."""
 
     phase: Phase
-    kind: Kind
+    kind: WorkKind
     dtype: str
     flops: Amount
     num_bytes: Amount

@@ -10,11 +10,11 @@ from plait.program.place.rules import (
     spatial,
     views,
 )
-from plait.program.place.rules.base import Op, Rule, find_rule
+from plait.program.place.rules.base import Op, PlacementRule, find_rule
 
 __all__ = [
     "Op",
-    "Rule",
+    "PlacementRule",
     "find_rule",
     "indexing",
     "pointwise",

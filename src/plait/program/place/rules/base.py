@@ -86,19 +86,19 @@ class Op:
         return Strategy(tuple(placements), tuple(outputs))
 
 
-Rule = Callable[[Op], list[Strategy]]
-_TABLE: dict[Any, Rule] = {}
-_LISTS_OUTERS: set[Rule] = set()
-_FURTHER: dict[Any, list[Rule]] = {}
+PlacementRule = Callable[[Op], list[Strategy]]
+_TABLE: dict[Any, PlacementRule] = {}
+_LISTS_OUTERS: set[PlacementRule] = set()
+_FURTHER: dict[Any, list[PlacementRule]] = {}
 
 
-def rule(*targets: Any, outers: bool = False) -> Callable[[Rule], Rule]:
+def rule(*targets: Any, outers: bool = False) -> Callable[[PlacementRule], PlacementRule]:
     """Enter a rule for op packets (all overloads) or single overloads.
 
     `outers`: the rule lists shards with outer parts itself; all others hold for each part as for the whole.
     """
 
-    def enter(function: Rule) -> Rule:
+    def enter(function: PlacementRule) -> PlacementRule:
         for target in targets:
             _TABLE[target] = function
         if outers:
@@ -108,15 +108,15 @@ def rule(*targets: Any, outers: bool = False) -> Callable[[Rule], Rule]:
     return enter
 
 
-def lists_outers(function: Rule | None) -> bool:
+def lists_outers(function: PlacementRule | None) -> bool:
     """Whether a rule lists the shards with outer parts itself."""
     return function in _LISTS_OUTERS
 
 
-def further(*targets: Any) -> Callable[[Rule], Rule]:
+def further(*targets: Any) -> Callable[[PlacementRule], PlacementRule]:
     """Enter strategies of op packets beside those of their rule; none of them holds for outer parts."""
 
-    def enter(function: Rule) -> Rule:
+    def enter(function: PlacementRule) -> PlacementRule:
         for target in targets:
             _FURTHER.setdefault(target, []).append(function)
         return function
@@ -124,12 +124,12 @@ def further(*targets: Any) -> Callable[[Rule], Rule]:
     return enter
 
 
-def further_rules(target: Any) -> list[Rule]:
+def further_rules(target: Any) -> list[PlacementRule]:
     """What was entered beside the rule of an op."""
     return _FURTHER.get(getattr(target, "overloadpacket", None), [])
 
 
-def find_rule(target: Any) -> Rule | None:
+def find_rule(target: Any) -> PlacementRule | None:
     """The rule of an op: its own, that of its packet, or the one for pointwise ops."""
     packet = getattr(target, "overloadpacket", None)
     found = _TABLE.get(target) or _TABLE.get(packet)
@@ -158,8 +158,8 @@ __all__ = [
     "Op",
     "P",
     "Placement",
+    "PlacementRule",
     "R",
-    "Rule",
     "Shard",
     "Strategy",
     "aten",
