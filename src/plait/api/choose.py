@@ -59,16 +59,18 @@ class Choice:
             return ["There is only one plan that fits."]
         return explain(*self.ranking.predictions[:2])
 
-    @property
-    def to_run_it(self) -> str:
-        """What the job must be set to, and what it takes."""
+    def to_use(self, path: str | Path, job: str | None = None, cluster: str | None = None) -> str:
+        """The command that uses the plan in a file on this machine: one that runs it only where it has the devices."""
         best, here = self.best, _devices_here(self.best.cluster)
         settings = f"--set batch={best.batch} --set accumulate={best.num_micro_batches}"
-        if best.plan.ranks <= here and best.cluster.hosts == 1:
-            return settings
+        if best.plan.ranks <= here and best.cluster.hosts == 1 and job is not None:
+            return f"plait run {job} --plan {path} {settings}"
+        needs = f"it needs {best.plan.ranks} devices of {best.cluster.name}, and this machine has {here}"
+        if job is None:
+            return f"for a job of this model, with {settings}; {needs}."
         return (
-            f"{settings}, on {best.plan.ranks} devices of {best.cluster.name}; this machine has {here}. "
-            "Here it can be predicted; --export writes it for other systems."
+            f"plait predict {job} --plan {path} --cluster {cluster or best.cluster.name} {settings}; {needs} "
+            "to run it on (--export writes it for other systems)."
         )
 
     def to_yaml(self) -> str:

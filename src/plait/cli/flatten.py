@@ -10,6 +10,7 @@ import inspect
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -20,11 +21,20 @@ class Text:
     """How a field is written on a command line, where its type alone does not say."""
 
     type: Any
-    metavar: str
-    read: Callable[[Any], Any]
+    """What typer is to take."""
+    metavar: str | None = None
+    """What help shows for it."""
+    read: Callable[[Any], Any] = lambda value: value
+    """From what was written to what the field holds."""
+    option: str | None = None
+    """Its name, where it is not the field's."""
+    help: str | None = None
+    """Where the docstring under the field does not do."""
 
 
-def flattened(texts: Mapping[str, Text]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def flattened(
+    texts: Mapping[str, Text] = MappingProxyType({}),
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace parameters that are groups of options by the options; `texts` are those written in a way of their own.
 
     A parameter `given` receives the names of all options that were given, whatever their values.
@@ -80,7 +90,8 @@ def _options(group: Any, texts: Mapping[str, Text]) -> list[inspect.Parameter]:
         kind = text.type if text is not None else hints[field.name]
         default = field.default if field.default not in (None, MISSING, False) else None
         option = typer.Option(
-            help=helps.get(field.name, ""),
+            *((text.option,) if text is not None and text.option is not None else ()),
+            help=(text.help if text is not None else None) or helps.get(field.name, ""),
             metavar=text.metavar if text is not None else None,
             show_default=str(default) if default is not None else False,
         )

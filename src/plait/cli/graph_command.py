@@ -14,22 +14,16 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 import plait
-from plait.api.settings import parse_settings
-from plait.cli.options import (
-    JobArgument,
-    JsonOption,
-    MeshOption,
-    PlanOption,
-    RanksOption,
-    SetOption,
-    parse_mesh,
-)
+from plait.cli.flatten import flattened
+from plait.cli.options import TEXTS, How, JobArgument, JsonOption
 from plait.errors import CaptureError, DiskError, UsageError
 from plait.files.write import write_whole
 
 
+@flattened(TEXTS)
 def graph(
     job: JobArgument,
+    *,
     batch: Annotated[
         int | None, typer.Option(help="Samples to capture with; the job's own micro-batch by default.")
     ] = None,
@@ -38,21 +32,17 @@ def graph(
         bool,
         typer.Option("--placements", help="Show where every tensor is under a plan, and what is exchanged."),
     ] = False,
-    plan: PlanOption = None,
-    ranks: RanksOption = None,
-    mesh: MeshOption = None,
-    set_: SetOption = None,
+    how: How,
     json_: JsonOption = False,
 ) -> None:
     """Show what one training step of JOB computes: parameters, ops, FLOPs, memory, the costliest modules.
 
     With --placements: where its tensors are under a plan, and what ranks exchange.
     """
-    if not placements and (plan or ranks or mesh or set_):
+    if not placements and how.is_given:
         raise UsageError(
             "--plan, --ranks, --mesh and --set say how a step is run.", fix="add --placements to see it."
         )
-    how = {"plan": plan, "ranks": ranks, "mesh": parse_mesh(mesh), "settings": parse_settings(set_ or [])}
     progress = Console(stderr=json_)  # a machine reads standard output; what is going on is for a person
     try:
         with progress.status(f"Reading {job}"):
@@ -86,11 +76,11 @@ def _captured(job: str, batch: int | None) -> tuple[Any, RenderableType, Any]:
     )
 
 
-def _placed(job: str, batch: int | None, how: dict[str, Any]) -> tuple[Any, RenderableType, Any]:
+def _placed(job: str, batch: int | None, how: How) -> tuple[Any, RenderableType, Any]:
     from plait.cli.placements_view import listing_view  # likewise
     from plait.report.placements_page import placements_page
 
-    placed = plait.placements(job, batch=batch, **how)
+    placed = plait.placements(job, how.plan, how.ranks, mesh=how.mesh, settings=how.settings, batch=batch)
     listing, notices = placed.listing, placed.notices
     view = Group(Text(job, style="bold"), *listing_view(listing, notices))
     return (

@@ -1,11 +1,13 @@
 """Options that commands share, and how their text is read."""
 
 import re
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 import typer
 
+from plait.api.settings import parse_settings
 from plait.cli.flatten import Text
 from plait.errors import UsageError
 from plait.plan.named import NAMED
@@ -16,30 +18,31 @@ JobArgument = Annotated[
         metavar="JOB", help="path.py[:function] or module:function; the function is `job` by default."
     ),
 ]
-PlanOption = Annotated[
-    str | None, typer.Option("--plan", help=f"A plan's name ({', '.join(NAMED)}) or a .yaml file.")
-]
-RunPlanOption = Annotated[
-    str | None, typer.Option("--plan", help=f"`auto`, a plan's name ({', '.join(NAMED)}) or a .yaml file.")
-]
-MeshOption = Annotated[
-    str | None, typer.Option("--mesh", metavar="AXIS=N,...", help="Ranks along each axis: data=2,tensor=2.")
-]
-RanksOption = Annotated[int | None, typer.Option("--ranks", help="Number of processes.")]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change the job (batch=128) or the plan (sync.bucket_mib=4)."
-    ),
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="Of this machine: cpu or cuda.")]
 
 
-def parse_mesh(text: str | None) -> dict[str, int] | None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class How:
+    """The plan, as commands take it."""
+
+    plan: str | None = None
+    """A plan's name or a .yaml file."""
+    ranks: int | None = None
+    """Number of processes."""
+    mesh: Mapping[str, int] | None = None
+    """Ranks along each axis: data=2,tensor=2."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Change the job (batch=128) or the plan (sync.bucket_mib=4)."""
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it says anything."""
+        return self != How()
+
+
+def parse_mesh(text: str) -> dict[str, int]:
     """`data=2,tensor=2` as axes and their sizes."""
-    if text is None:
-        return None
     mesh: dict[str, int] = {}
     for entry in text.split(","):
         name, separator, size = entry.strip().partition("=")
@@ -73,5 +76,10 @@ def parse_counts(text: str) -> list[int]:
         raise UsageError(f"--scale {text!r} is no list of numbers.", fix="write it like 1,2,4,8.") from error
 
 
-TEXTS = {"slow": Text(type=list[str], metavar="RANK=FACTOR", read=parse_slow)}
-"""Fields of `plait.options` that are written in a way of their own."""
+TEXTS: Mapping[str, Text] = {
+    "plan": Text(type=str, help=f"A name ({', '.join(NAMED)}), a .yaml file; `plait run` also takes `auto`."),
+    "mesh": Text(type=str, metavar="AXIS=N,...", read=parse_mesh),
+    "settings": Text(type=list[str], metavar="KEY=VALUE", read=parse_settings, option="--set"),
+    "slow": Text(type=list[str], metavar="RANK=FACTOR", read=parse_slow),
+}
+"""Fields that are written in a way of their own."""

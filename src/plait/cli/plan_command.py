@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from plait.search.choose.scaling import Scaled
 
 
-@flattened({})
+@flattened()
 def plan_(
     job: Annotated[
         str | None, typer.Argument(metavar="JOB", help="path.py[:function] or module:function.")
@@ -78,7 +78,7 @@ def plan_(
         written += plait.export_plan(choice, export, out)
     elif out is not None:
         out.write_text(choice.to_yaml())
-        written.append(f"wrote {out}: plait run {job or 'JOB'} --plan {out} {choice.to_run_it}")
+        written.append(f"wrote {out}: {choice.to_use(out, job, cluster)}")
     _show(choice, written, explain, json_)
 
 

@@ -13,32 +13,22 @@ import typer
 from rich.console import Console
 
 import plait
-from plait.api.settings import parse_settings
-from plait.cli.options import (
-    DeviceOption,
-    JobArgument,
-    JsonOption,
-    MeshOption,
-    PlanOption,
-    RanksOption,
-    SetOption,
-    parse_mesh,
-)
+from plait.cli.flatten import flattened
+from plait.cli.options import TEXTS, DeviceOption, How, JobArgument, JsonOption
 from plait.cli.progress import show_progress
 from plait.cluster.parse import measured_path
 
 
+@flattened(TEXTS)
 def predict(
     job: JobArgument,
-    plan: PlanOption = None,
+    *,
+    how: How,
     cluster: Annotated[
         str | None,
         typer.Option(help="8xA100, 64x8xH100, a YAML file; this machine by default, measured if need be."),
     ] = None,
-    ranks: RanksOption = None,
-    mesh: MeshOption = None,
     memory: Annotated[str | None, typer.Option(help="Memory of a device that may be used: 70GiB.")] = None,
-    set_: SetOption = None,
     trace: Annotated[
         Path | None, typer.Option(help="Write the predicted timeline, for Perfetto or chrome://tracing.")
     ] = None,
@@ -49,11 +39,10 @@ def predict(
 
     A plan without --ranks or --mesh is predicted on the whole of --cluster.
     """
-    settings, axes = parse_settings(set_ or []), parse_mesh(mesh)
     with Console(stderr=json_).status(f"reading {job}") as status:
         found = plait.predict(
-            job, plan, ranks, mesh=axes, settings=settings, cluster=cluster, memory=memory, device=device,
-            listener=lambda event: status.update(event["stage"]),
+            job, how.plan, how.ranks, mesh=how.mesh, settings=how.settings, cluster=cluster, memory=memory,
+            device=device, listener=lambda event: status.update(event["stage"]),
         )  # fmt: skip
     from plait.cli.predict_view import print_prediction  # torch takes seconds: help does not wait for it
     from plait.trace.files import write_chrome

@@ -15,10 +15,9 @@ import typer
 from rich.console import Console
 
 import plait
-from plait.api.settings import parse_settings
 from plait.api.stored import stored_saving, stored_settings
 from plait.cli.flatten import flattened
-from plait.cli.options import TEXTS, JsonOption, MeshOption, RanksOption, RunPlanOption, SetOption, parse_mesh
+from plait.cli.options import TEXTS, How, JsonOption
 from plait.cli.progress import show_progress
 from plait.errors import PlaitError, UsageError
 from plait.files.write import write_or_tell
@@ -42,10 +41,7 @@ def run(
         ),
     ] = None,
     *,
-    plan: RunPlanOption = None,
-    ranks: RanksOption = None,
-    mesh: MeshOption = None,
-    set_: SetOption = None,
+    how: How,
     steps: Annotated[int | None, typer.Option(help="Stop after this many optimizer steps.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/NAME-TIME by default.")] = None,
     device: Annotated[str | None, typer.Option("--device", help="cpu (the default) or cuda.")] = None,
@@ -61,18 +57,17 @@ def run(
 ) -> None:
     """Train JOB and leave a run folder with its plan, metrics, trace and checkpoints."""
     told = Console(stderr=json_)
-    entries = set_ or []
     with show_progress(told, quiet=json_) as listener, _failing_after_start(listener, told) as heard:
-        how: dict[str, Any] = {
-            "plan": plan, "ranks": ranks, "mesh": parse_mesh(mesh), "settings": parse_settings(entries),
-            "steps": steps, "out": out, "trace": trace, "listener": heard, "limits": limits, "trial": trial,
+        options: dict[str, Any] = {
+            "plan": how.plan, "ranks": how.ranks, "mesh": how.mesh, "settings": how.settings, "steps": steps,
+            "out": out, "trace": trace, "listener": heard, "limits": limits, "trial": trial,
         }  # fmt: skip
         if resume is not None:
             own = {name: getattr(saving, name) for name in given & {"checkpoint_every", "record_samples"}}
             kept = replace(stored_saving(stored_settings(resume)), **own)
-            result = plait.resume(resume, job=job, device=device, saving=kept, **how)
+            result = plait.resume(resume, job=job, device=device, saving=kept, **options)
         elif job is not None:
-            result = plait.train(job, device=device or "cpu", saving=saving, **how)
+            result = plait.train(job, device=device or "cpu", saving=saving, **options)
         else:
             raise UsageError("no job was given.", fix="name it: plait run path.py --plan ddp --ranks 2.")
     if trace:

@@ -13,17 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 import plait
-from plait.api.settings import parse_settings
-from plait.cli.options import (
-    DeviceOption,
-    JobArgument,
-    JsonOption,
-    MeshOption,
-    PlanOption,
-    RanksOption,
-    SetOption,
-    parse_mesh,
-)
+from plait.cli.flatten import flattened
+from plait.cli.options import TEXTS, DeviceOption, How, JobArgument, JsonOption
 from plait.cli.progress import show_progress
 
 if TYPE_CHECKING:
@@ -31,24 +22,22 @@ if TYPE_CHECKING:
     from plait.run.proof.verify import Verification
 
 
+@flattened(TEXTS)
 def verify(
     job: JobArgument,
-    plan: PlanOption = None,
-    ranks: RanksOption = None,
-    mesh: MeshOption = None,
+    *,
+    how: How,
     steps: Annotated[int, typer.Option(help="Optimizer steps to compare.")] = 3,
     fp32: Annotated[bool, typer.Option("--fp32", help="Compare in float32 instead of float64.")] = False,
     serial: Annotated[bool, typer.Option("--serial", help="All ranks in this process; 64 are fine.")] = False,
-    set_: SetOption = None,
     device: DeviceOption = "cpu",
     json_: JsonOption = False,
 ) -> None:
     """Run JOB both ways, under a plan and on one process, and compare loss, gradients, weights and buffers."""
-    settings, axes = parse_settings(set_ or []), parse_mesh(mesh)
     with show_progress(Console(stderr=json_), quiet=json_) as listener:
         outcome = plait.verify(
-            job, plan, ranks, mesh=axes, settings=settings, steps=steps, fp32=fp32, serial=serial, device=device,
-            listener=listener,
+            job, how.plan, how.ranks, mesh=how.mesh, settings=how.settings, steps=steps, fp32=fp32, serial=serial,
+            device=device, listener=listener,
         )  # fmt: skip
     print_verification(outcome, Console(), json_output=json_)
     raise typer.Exit(0 if outcome.ok else 1)
