@@ -1,5 +1,7 @@
 """Segments: Python functions that run ops, empty their inputs and keep their source for tracebacks."""
 
+import gc
+import linecache
 import traceback
 from typing import Any
 
@@ -76,3 +78,19 @@ def test_a_traceback_shows_the_line_that_failed() -> None:
     shown = "".join(traceback.format_exception(raised.value))
     assert "<plait segment 0.forward_0 #" in shown
     assert "aten_view_default(x, [3])" in shown
+
+
+def test_two_programs_show_their_own_lines_and_keep_none_for_ever() -> None:
+    """Segments of two programs have the same names; a traceback of one is no reason to show the other's source."""
+    made = [segment(aten.view.default, "x", [extent]) for extent in (3, 5)]
+    for extent, own in zip((3, 5), made, strict=True):
+        with pytest.raises(RuntimeError) as raised:
+            own.run([torch.ones(2)])
+        shown = "".join(traceback.format_exception(raised.value))
+        assert f"aten_view_default(x, [{extent}])" in shown
+        assert f"[{8 - extent}]" not in shown
+    names = {own.run.__code__.co_filename for own in made}
+    assert len(names) == 2 and names <= set(linecache.cache)
+    del made, own, raised
+    gc.collect()
+    assert not names & set(linecache.cache)

@@ -1,6 +1,7 @@
 """Local graphs: local shapes, communication once where placements change, errors where a rule lies."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -118,3 +119,17 @@ def test_what_is_whole_can_become_a_sum() -> None:
     axis = AxisShares(name="data", units=(2, 0, 1, 3))
     (parts,) = run_on_ranks(one_op(aten.neg.default, (x,)), Strategy((P,), (P,)), axis, arrives=R)
     torch.testing.assert_close(parts[0], -x)
+
+
+@pytest.mark.parametrize("output", [0, 1])
+def test_the_shapes_of_attention_are_proven_like_all_others(output: int) -> None:
+    """Its second output, of which the backward makes use, too."""
+    graph = graph_of("gpt", 7)
+    placed = placed_on_data(graph, (4, 3))
+    node = next(n for n in graph.ops() if n.target is torch.ops.plait.attention.default)
+    wrong = list(placed.outputs[node])
+    assert wrong[output] == Shard(0)
+    wrong[output] = R
+    planted = replace(placed, outputs={**placed.outputs, node: tuple(wrong)})
+    with pytest.raises(ProgramError, match=rf"{node.name} .* gives \[4, .* demands \[7, "):
+        localize(graph, [planted], [0], local_batch_norm=False)

@@ -285,7 +285,7 @@ class _Localizer:
             ):
                 continue
             expected = self.local_shape(node, index)
-            if list(actual.shape) != expected and not _is_opaque(node):
+            if list(actual.shape) != expected:
                 raise ProgramError(
                     f"{node.name} ({node.target}) gives {list(actual.shape)} on this rank where its placement "
                     f"{[str(p.outputs[node][index]) for p in self.chosen]} demands {expected}."
@@ -354,11 +354,6 @@ class _Localizer:
             if now != wanted and axis.size > 1:
                 value = self.emit(weighted_share, value, axis.units[coordinate] / axis.total)
         return value
-
-
-def _is_opaque(node: fx.Node) -> bool:
-    """Ops whose secondary outputs have shapes of their own (the log-sum-exp of attention kernels)."""
-    return "attention" in str(node.target)
 
 
 def _map_nodes(value: Any, replace: Any) -> Any:
