@@ -13,11 +13,11 @@ from torch import fx
 from plait.api.settings import parse_settings
 from plait.errors import PlanError
 from plait.graph.graph import Graph
+from plait.graph.storage import is_item, shows_input, storage_bytes
 from plait.plan.decisions import Memory
 from plait.plan.named import resolve
 from plait.plan.plan import Plan, read_plan
 from plait.program.compile import Settings, compile_program, place
-from plait.program.cost.memory import storage_bytes
 from plait.program.instructions import Commit, Compute
 from plait.program.local.localize import LocalGraph, localize
 from plait.program.program import Program
@@ -28,10 +28,9 @@ from plait.program.segment.recompute import (
     forward_nodes,
     frontier,
     is_backward,
-    is_item,
     recompute,
 )
-from plait.program.segment.recompute_choice import _is_alias, _is_dear, _tensors, choose
+from plait.program.segment.recompute_choice import _is_dear, _tensors, choose
 from plait.program.stage.stages import assign_stages
 from plait.search.place.resolve import resolve_placements
 
@@ -114,7 +113,7 @@ def bytes_kept(local: LocalGraph, dropped: set[fx.Node]) -> int:
         if node in seen or node.op != "call_function":
             continue
         seen.add(node)
-        if _is_alias(node):
+        if shows_input(node):
             stack.append(node.all_input_nodes[0])
         elif node in dropped or (is_item(node) and node.args[0] in dropped):
             stack += node.all_input_nodes
@@ -133,7 +132,7 @@ def test_no_choice_of_cheap_ops_keeps_fewer_bytes(name: str) -> None:
     free = [
         node
         for node in forward_nodes(local)
-        if node not in bound and not _is_dear(node, lookups) and not _is_alias(node) and not is_item(node)
+        if node not in bound and not _is_dear(node, lookups) and not shows_input(node) and not is_item(node)
     ]
     assert 2 <= len(free) <= 13
     best = min(bytes_kept(local, set(chosen)) for chosen in subsets(free))

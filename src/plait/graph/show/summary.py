@@ -18,6 +18,7 @@ from plait.graph.cost import node_flops, value_bytes
 from plait.graph.graph import Graph
 from plait.graph.op_family import family, is_view
 from plait.graph.show.module_costs import ModuleCost, module_costs
+from plait.graph.storage import is_item, owner_of
 from plait.torch_private.ops import OpOverload
 
 NUM_LARGEST = 10
@@ -163,20 +164,11 @@ def kept_for_backward(graph: Graph) -> dict[Root, int]:
 
 def memory_root(node: fx.Node) -> Root:
     """The op (and which of its results) whose memory this node's value lies in."""
-    index: int | None = None
-    while node.op == "call_function":
-        if node.target is operator.getitem:
-            # Each part of a split lies in what was split.
-            index = None if is_view(node.args[0].target) else node.args[1]  # type: ignore[union-attr, assignment]
-        elif not is_view(node.target):
-            break
-        source = node.args[0]
-        if not isinstance(source, fx.Node):
-            break
-        node = source
-        if index is not None:
-            break
-    return node, index
+    owner = owner_of(node)
+    if not is_item(owner):
+        return owner, None
+    made, index = owner.args
+    return made, index  # type: ignore[return-value]
 
 
 def _root_value(root: Root) -> Any:

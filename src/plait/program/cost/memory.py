@@ -7,11 +7,12 @@ It never runs anything; memory that a kernel uses inside is not seen.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
 
-from plait.graph.op_family import is_view
+from plait.graph.storage import is_item, shows_input, storage_bytes
 from plait.plan.plan import PIPE
 from plait.program.cost.places import storages_in_place
 from plait.program.instructions import Accumulate, Collective, Compute, Instruction
@@ -186,12 +187,11 @@ def storages_of(nodes: Iterable[fx.Node], values: Mapping[str, Value]) -> dict[V
         made, value = node.meta.get("val"), values[node.name]
         if value.kind in _UNSEEN:
             of[node] = ()
-        elif node.op == "call_function" and _is_item(node):
-            source, index = node.args[0], node.args[1]
-            parts = of.get(source, ())  # type: ignore[arg-type]
-            of[node] = parts[index : index + 1] if isinstance(index, int) and len(parts) > index else parts
-        elif node.all_input_nodes and is_view(node.target):
-            of[node] = of.get(node.all_input_nodes[0], ())
+        elif node.op == "call_function" and shows_input(node):
+            of[node] = of[node.all_input_nodes[0]]
+        elif node.op == "call_function" and is_item(node):
+            index: Any = node.args[1]
+            of[node] = of[node.all_input_nodes[0]][index : index + 1]
         elif isinstance(made, torch.Tensor):
             of[node] = (Storage(value, storage_bytes(made)),)
         elif isinstance(made, (tuple, list)):
@@ -203,12 +203,3 @@ def storages_of(nodes: Iterable[fx.Node], values: Mapping[str, Value]) -> dict[V
             of[node] = ()
         found[value] = of[node]
     return found
-
-
-def _is_item(node: fx.Node) -> bool:
-    return getattr(node.target, "__name__", "") in ("getitem", "item")
-
-
-def storage_bytes(value: torch.Tensor) -> int:
-    """Bytes of the memory that a tensor lies in; more than its own where it shows a part."""
-    return int(value.untyped_storage().nbytes()) if value.numel() else 0

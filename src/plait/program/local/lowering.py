@@ -4,6 +4,7 @@ Entered with `@lower(op, ...)`: a function `(Site) -> fx.Node | list[fx.Node]` t
 with `site.emit` and `site.convert`. Everything else is written as the op itself, with the arguments' local pieces.
 """
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -93,7 +94,7 @@ class Site:
         made = self.emit(
             local.nothings, inputs, shapes, dtypes
         )  # one node, as the op is: it reads its inputs once
-        return [self.emit(item, made, index) for index in range(len(shapes))]
+        return [self.emit(operator.getitem, made, index) for index in range(len(shapes))]
 
 
 Lowering = Callable[[Site], Local]
@@ -124,7 +125,3 @@ def lower_node(site: Site) -> Local:
     if site.is_empty() and packet not in _MEETS:
         return site.nothing()
     return special(site) if special is not None else site.same(*site.args)
-
-
-def item(values: Any, index: int) -> Any:
-    return values[index]

@@ -6,7 +6,6 @@ of the copies. Nothing is communicated twice, random numbers are counted and so 
 come from the originals: the results are the same numbers.
 """
 
-import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -15,10 +14,10 @@ import torch
 from torch import fx
 
 from plait.graph.graph import Graph
+from plait.graph.storage import is_item
 from plait.program.cost.memory import step_memory
 from plait.program.instructions import Compute
 from plait.program.local.localize import LocalGraph
-from plait.program.local.lowering import item
 from plait.program.program import Program
 from plait.program.segment.cut import is_collective
 from plait.program.stage.stages import Stages
@@ -88,11 +87,6 @@ def is_backward(node: fx.Node) -> bool:
 def forward_nodes(local: LocalGraph) -> Iterator[fx.Node]:
     """The computing nodes of a local graph that are not in its backward, in order."""
     return (node for node in local.graph.nodes if node.op == "call_function" and not is_backward(node))
-
-
-def is_item(node: fx.Node) -> bool:
-    """Whether a node takes one of several results of its input."""
-    return node.target in (operator.getitem, item)
 
 
 def op_of(node: fx.Node) -> tuple[str, int]:

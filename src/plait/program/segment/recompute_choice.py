@@ -9,7 +9,6 @@ fewest bytes from which the rest can be had without a product, a convolution, at
 import math
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import Any
 
 import torch
 from scipy.sparse import csr_matrix
@@ -19,12 +18,11 @@ from torch import fx
 from plait.errors import PlanError
 from plait.graph.cost import node_flops
 from plait.graph.graph import Graph
-from plait.graph.op_family import is_view
-from plait.program.cost.memory import storage_bytes
+from plait.graph.storage import is_item, shows_input, storage_bytes
 from plait.program.local.localize import LocalGraph
 from plait.program.place.op_keys import find_blocks
-from plait.program.segment.recompute import Again, forward_nodes, frontier, is_backward, is_item, op_of
-from plait.program.stage.stages import FLOPS_PER_BYTE, Stages
+from plait.program.segment.recompute import Again, forward_nodes, frontier, is_backward, op_of
+from plait.program.stage.stages import Stages, op_cost
 from plait.torch_private import pytree
 
 _LARGEST_BLOCK = 0.75
@@ -64,14 +62,14 @@ def _inside(local: LocalGraph, region_of: dict[fx.Node, str], bound: set[fx.Node
             found.add(node)
     found -= {node for node in found if is_item(node) and node.args[0] not in found}
     for node in reversed(list(forward_nodes(local))):  # who keeps a view keeps the whole
-        if node not in found and _is_alias(node):
+        if node not in found and shows_input(node):
             found.discard(node.all_input_nodes[0])
     return found
 
 
 def _blocks(source: Graph, local: LocalGraph) -> dict[fx.Node, str]:
     """The outermost repeated block of each node; where a model has none, stretches of equal cost."""
-    costs = {node: _cost(node) for node in forward_nodes(local)}
+    costs = {node: op_cost(node) for node in forward_nodes(local)}
     inner = find_blocks(source)
     paths = {node: _numbered(node.meta.get("module", ""), inner) for node in costs}
     held: dict[str, float] = {}
@@ -182,7 +180,7 @@ def _leading_to(last: int, arcs: dict[tuple[int, int], int], first: int) -> set[
 
 def _is_dear(node: fx.Node, lookups: set[str]) -> bool:
     """Whether an op is too costly to run again beside what keeping its result takes."""
-    if _is_alias(node) or not _tensors(node) or is_item(node):
+    if shows_input(node) or not _tensors(node) or is_item(node):
         return False
     if node_flops(node) > 0:
         return True
@@ -195,25 +193,11 @@ def _is_dear(node: fx.Node, lookups: set[str]) -> bool:
 
 def _bytes_kept(node: fx.Node, is_bound: bool) -> int | None:
     """What it takes to keep a node's result; None: it is always had again, from what it shows or belongs to."""
-    if not is_bound and (not _tensors(node) or _is_alias(node)):
+    if not is_bound and (not _tensors(node) or shows_input(node)):
         return None
     if isinstance(node.meta["val"], (tuple, list)) and all(is_item(user) for user in node.users):
         return None
     return sum(storage_bytes(tensor) for tensor in _tensors(node))
-
-
-def _cost(node: fx.Node) -> float:
-    if _is_alias(node) or is_item(node):
-        return 0.0
-    return node_flops(node) + FLOPS_PER_BYTE * sum(storage_bytes(tensor) for tensor in _tensors(node))
-
-
-def _is_alias(node: fx.Node) -> bool:
-    """Whether a node shows the memory of its first input."""
-    if is_item(node):
-        made: Any = node.args[0]
-        return isinstance(made, fx.Node) and is_view(made.target)
-    return is_view(node.target)
 
 
 def _tensors(node: fx.Node) -> list[torch.Tensor]:

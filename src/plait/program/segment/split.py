@@ -5,13 +5,13 @@ of its backward (those that earlier stages wait for, and those that only make gr
 stages one forward and one backward message. Only what somebody needs is kept.
 """
 
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import fx
 
 from plait.errors import ProgramError
+from plait.graph.storage import is_item
 from plait.program.local.localize import LocalGraph
 from plait.program.stage.schedules.messages import Direction
 from plait.program.stage.stages import Stages
@@ -149,7 +149,7 @@ class _Splitter:
             if direction == "backward"
             for name in names
         }
-        weights = self._weights(backward, sent)
+        weights = only_for_gradients(backward, self._belongs, sent)
         return StageGraph(
             stage=stage,
             forward=tuple(forward),
@@ -172,24 +172,22 @@ class _Splitter:
     def _sorted(self, names: Mapping[str, None]) -> tuple[str, ...]:
         return tuple(sorted(names, key=lambda name: self.order[self.by_name[name]]))
 
-    def _weights(self, backward: list[fx.Node], sent: set[str]) -> set[fx.Node]:
-        """Ops that only gradients of parameters need: all readers are such ops, and belong to the same forward op.
+    def _belongs(self, reader: fx.Node, node: fx.Node) -> bool:
+        """To the same forward op; or to one that reads parameters alone, such as the transpose of a weight."""
+        own = reader.meta.get("origin", "")
+        return own == node.meta.get("origin", "") or own in self.stages.of_parameters
 
-        Or to one that reads parameters alone: the gradient of a transposed weight is transposed.
-        """
-        inside = set(backward)
-        found: set[fx.Node] = set()
-        for node in reversed(backward):
-            users = [user for user in node.users if user in inside]
-            origin = node.meta.get("origin", "")
-            alone = all(user in found and self._belongs(user, origin) for user in users)
-            if alone and node.name not in sent:
-                found.add(node)
-        for node in backward:  # an output stays with the op that makes it
-            if node in found and node.target is operator.getitem and node.args[0] not in found:
-                found.discard(node)
-        return found
 
-    def _belongs(self, node: fx.Node, origin: str) -> bool:
-        own = node.meta.get("origin", "")
-        return own == origin or own in self.stages.of_parameters
+def only_for_gradients(
+    backward: Sequence[fx.Node], belongs: Callable[[fx.Node, fx.Node], bool], sent: Collection[str] = ()
+) -> set[fx.Node]:
+    """Ops of a backward, given in order, that nothing but gradients of parameters needs.
+
+    They are not `sent`, and all their readers are such ops too and belong with them: `belongs(reader, node)`.
+    """
+    inside, found = set(backward), set[fx.Node]()
+    for node in reversed(backward):
+        readers = [user for user in node.users if user in inside]
+        if node.name not in sent and all(user in found and belongs(user, node) for user in readers):
+            found.add(node)
+    return {node for node in found if not is_item(node) or node.args[0] in found}  # with the op that makes it

@@ -1,18 +1,20 @@
 """Where to cut a row of ops into stages: about equal costs, little to send, and no more memory than there is.
 
-In: ops in order with their costs. Out: the places where the second and later stages begin. Dynamic programming over
-places; it knows nothing of backward ops, which follow their forward ops.
+In: ops in order with their costs. Out: the places where the second and later stages begin. It knows nothing of backward
+ops, which follow their forward ops.
 """
 
 import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
+import numpy as np
 from torch import fx
 
 from plait.errors import PlanError
 from plait.graph.cost import value_bytes
+from plait.program.stage.partition import Array, best_starts, between
 from plait.units import format_bytes
 
 
@@ -51,7 +53,7 @@ def starts_by_cost(
     """Where the second and later stages begin: the best balance within 2 %, and of those what sends least.
 
     `room` and, for every op, (bytes of parameters that it is the first to use, bytes that it keeps for the backward):
-    balance is given up step by step until every stage has room.
+    the best balance of those cuts in which every stage has room.
     """
     inside = [place for place in range(1, len(forward)) if places is None or place in places]
     if len(inside) + 1 < num_stages:
@@ -62,17 +64,15 @@ def starts_by_cost(
     crossing = _crossing_bytes(forward)
     sums = [0.0, *accumulate(costs)]
     points = _points(sums, crossing, inside, max(_MOST_POINTS, 4 * num_stages))
-    at = [sums[point] for point in points]
-    allowed = _least_limit(at, num_stages) * 1.02
+    table, sent = between([sums[point] for point in points]), np.array([crossing[p] for p in points])
+    sent[-1] = 0.0  # nothing crosses the end
     needs = _Needs(room, memory, points) if room is not None else None
-    while True:
-        found = _best_starts(at, [crossing[point] for point in points], num_stages, allowed, needs)
-        if found is not None:
-            return [points[start] for start in found]
-        if allowed > sums[-1]:
-            assert needs is not None
-            raise needs.refusal(num_stages)
-        allowed *= 1.1
+    tables = [table if needs is None else needs.limited(table, stage) for stage in range(num_stages)]
+    found = best_starts(tables, lambda found: np.broadcast_to(sent, found.shape), _SLACK)
+    if found is None:
+        assert needs is not None
+        raise needs.refusal(num_stages)
+    return [points[start] for start in found[0]]
 
 
 class _Needs:
@@ -82,55 +82,28 @@ class _Needs:
         held = [0, *accumulate(own for own, _ in memory)]
         kept = [0, *accumulate(saved for _, saved in memory)]
         self.room = room
-        self.held = [held[point] for point in points]
-        self.kept = [kept[point] for point in points]
+        self.states = room.held * held[-1] / room.parameter_parts
+        self.activations = kept[-1] / room.activation_parts
+        self._states = between([room.held * held[point] / room.parameter_parts for point in points])
+        self._activations = between([kept[point] / room.activation_parts for point in points])
 
-    def fits(self, stage: int, start: int, end: int) -> bool:
-        """Whether a stage between two points has room."""
-        states = self.room.held * (self.held[end] - self.held[start]) / self.room.parameter_parts
-        activations = (self.kept[end] - self.kept[start]) / self.room.activation_parts
-        return states + self.room.in_flight[stage] * activations <= self.room.limit_bytes
+    def limited(self, costs: Array, stage: int) -> Array:
+        """The costs of a stage, infinite where it has no room."""
+        needed = self._states + self.room.in_flight[stage] * self._activations
+        return np.where(needed <= self.room.limit_bytes, costs, np.inf)
 
     def refusal(self, num_stages: int) -> PlanError:
         """No cut has room."""
-        states = self.room.held * self.held[-1] / self.room.parameter_parts
-        activations = self.kept[-1] / self.room.activation_parts
         return PlanError(
             f"pipe: no cut into {num_stages} stages fits in {format_bytes(self.room.limit_bytes)} a rank: weights, "
-            f"gradients and optimizer state take {format_bytes(states)} in all, the activations of a micro-batch "
-            f"{format_bytes(activations)}, of which up to {max(self.room.in_flight)} are kept.",
+            f"gradients and optimizer state take {format_bytes(self.states)} in all, the activations of a micro-batch "
+            f"{format_bytes(self.activations)}, of which up to {max(self.room.in_flight)} are kept.",
             fix="use more stages, more and smaller micro-batches, a schedule that keeps fewer, or raise memory.limit.",
         )
 
 
-def _best_starts(
-    at: Sequence[float], crossing: Sequence[float], num_stages: int, allowed: float, needs: _Needs | None
-) -> list[int] | None:
-    """The cut that sends least of those whose stages cost at most `allowed` and have room, by points; None: none."""
-    last = len(at) - 1
-    best: list[list[float]] = [[0.0] + [float("inf")] * last]
-    came: list[list[int]] = [[0] * (last + 1)]
-    for stage in range(1, num_stages + 1):
-        row, back = [float("inf")] * (last + 1), [0] * (last + 1)
-        for end in range(stage, last + 1):
-            for start in range(end - 1, stage - 2, -1):
-                if at[end] - at[start] > allowed or (needs and not needs.fits(stage - 1, start, end)):
-                    break
-                value = best[stage - 1][start] + (crossing[end] if end < last else 0.0)
-                if value < row[end]:
-                    row[end], back[end] = value, start
-        best.append(row)
-        came.append(back)
-    if best[num_stages][last] == float("inf"):
-        return None
-    starts = []
-    end = last
-    for stage in range(num_stages, 1, -1):
-        end = came[stage][end]
-        starts.append(end)
-    return sorted(starts)
-
-
+_SLACK = 1.02
+"""How much costlier the costliest stage may be than need be where that sends less."""
 _MOST_POINTS = 256
 """Places that are considered for a cut; more make the search slower, not the balance better."""
 
@@ -146,27 +119,6 @@ def _points(sums: Sequence[float], crossing: Sequence[float], inside: Sequence[i
         if stretch not in chosen or crossing[point] < crossing[chosen[stretch]]:
             chosen[stretch] = point
     return [0, *sorted(chosen.values()), count]
-
-
-def _least_limit(sums: Sequence[float], num_stages: int) -> float:
-    """The least cost of the costliest stage, found by halving."""
-    largest = max(b - a for a, b in pairwise(sums))
-    low, high = max(largest, sums[-1] / num_stages), sums[-1]
-    for _ in range(50):
-        middle = (low + high) / 2
-        if _stages_needed(sums, middle) <= num_stages:
-            high = middle
-        else:
-            low = middle
-    return high
-
-
-def _stages_needed(sums: Sequence[float], limit: float) -> int:
-    needed, start = 1, 0.0
-    for a, b in pairwise(sums):
-        if b - start > limit:
-            needed, start = needed + 1, a
-    return needed
 
 
 def _crossing_bytes(forward: Sequence[fx.Node]) -> list[float]:

@@ -16,7 +16,7 @@ from torch import fx
 from plait.errors import PlanError
 from plait.graph.cost import node_flops, value_bytes
 from plait.graph.graph import Graph
-from plait.graph.op_family import is_view
+from plait.graph.storage import is_item, shows_input
 from plait.program.stage.cut_by_cost import Room, real_users, starts_by_cost
 
 FLOPS_PER_BYTE = 10.0
@@ -66,7 +66,7 @@ def assign_stages(
     free = _free_nodes(graph)
     forward = _forward(graph, free)
     backward_cost = _backward_costs(graph)
-    costs = [_cost(node) + backward_cost.get(node.name, 0.0) for node in forward]
+    costs = [op_cost(node) + backward_cost.get(node.name, 0.0) for node in forward]
     if cut:
         starts = _starts_by_module(forward, num_stages, cut)
     elif not starts:
@@ -106,8 +106,11 @@ def _free_nodes(graph: Graph) -> set[fx.Node]:
     return {node for node in graph.ops() if node not in tied}
 
 
-def _cost(node: fx.Node) -> float:
-    return node_flops(node) + FLOPS_PER_BYTE * (0 if is_view(node.target) else value_bytes(node.meta["val"]))
+def op_cost(node: fx.Node) -> float:
+    """FLOPs of an op, with what it writes counted in; a result of several is written by the op that makes it."""
+    if shows_input(node) or is_item(node):
+        return 0.0
+    return node_flops(node) + FLOPS_PER_BYTE * value_bytes(node.meta["val"])
 
 
 def _memory(graph: Graph, forward: Sequence[fx.Node]) -> list[tuple[int, int]]:
@@ -120,9 +123,8 @@ def _memory(graph: Graph, forward: Sequence[fx.Node]) -> list[tuple[int, int]]:
     found = []
     for node in forward:
         own = sum(held.pop(source, 0) for source in node.all_input_nodes)
-        kept = any(user.meta.get("phase") == "backward" for user in real_users(node)) and not is_view(
-            node.target
-        )
+        read_later = any(user.meta.get("phase") == "backward" for user in real_users(node))
+        kept = read_later and not shows_input(node)
         found.append((own, value_bytes(node.meta["val"]) if kept else 0))
     return found
 
@@ -132,7 +134,7 @@ def _backward_costs(graph: Graph) -> dict[str, float]:
     for node in graph.ops():
         if node.meta["phase"] == "backward":
             origin = node.meta.get("origin", "")
-            found[origin] = found.get(origin, 0.0) + _cost(node)
+            found[origin] = found.get(origin, 0.0) + op_cost(node)
     return found
 
 
@@ -266,7 +268,8 @@ def _spread(graph: Graph, free: set[fx.Node], runs: dict[fx.Node, set[int]]) -> 
 def _copies(node: fx.Node) -> bool:
     """Views that are no smaller than what they show: cheaper to show again than to send."""
     if (
-        not is_view(node.target)
+        not shows_input(node)
+        or is_item(node)
         or len(node.all_input_nodes) != 1
         or not isinstance(node.meta["val"], torch.Tensor)
     ):

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from plait.graph.graph import Graph
+from plait.graph.storage import owner_of
 from plait.plan.mesh import Mesh
 from plait.plan.plan import DATA, TENSOR, Plan
 from plait.program.compile import place
@@ -22,14 +23,13 @@ from plait.program.local.localize import LocalGraph, localize
 from plait.program.place.op_keys import find_blocks
 from plait.program.segment.recompute import is_backward
 from plait.program.segment.recompute_choice import choose
+from plait.program.segment.split import only_for_gradients
 from plait.search.place.resolve import resolve_placements
 from plait.search.predict.model_costs import Amount, CollectiveCost, ModelCosts, OpCost, Phase, UnitCosts
 from plait.search.predict.unit_nodes import (
     elements_of,
-    only_for_gradients,
     random_masks,
     readers_of,
-    storage_of,
 )
 from plait.torch_private import pytree
 
@@ -68,7 +68,8 @@ class UnitReader:
         self.twin = dict(zip(few.graph.nodes, many.graph.nodes, strict=True))
         self.blocks = find_blocks(graph)
         self.unit_of, self.keys = self._units()
-        self.weights = only_for_gradients(self.nodes, self.unit_of)
+        backward, unit_of = [node for node in self.nodes if is_backward(node)], self.unit_of
+        self.weights = only_for_gradients(backward, lambda reader, node: unit_of[reader] == unit_of[node])
         self.masks = random_masks(self.nodes) | random_masks(twins)
         last = len(self.keys) - 1
         loss = {n for n in self.nodes if self.unit_of[n] == last and not n.meta.get("module", "")}
@@ -219,8 +220,8 @@ class UnitReader:
             if is_backward(node) or node in again:
                 continue
             if any(is_backward(user) or (user in again and node not in again) for user in node.users):
-                made = storage_of(node)
-                found[storage_of(made.all_input_nodes[0]) if self.is_regathered(made) else made] = None
+                made = owner_of(node)
+                found[owner_of(made.all_input_nodes[0]) if self.is_regathered(made) else made] = None
         found = {node: None for node in found if node.op == "call_function"}
         return _line(
             *(sum(self.num_bytes(n) for n in side) for side in (found, [self.twin[n] for n in found]))
@@ -234,12 +235,12 @@ class UnitReader:
             place_of = {node: at for at, node in enumerate(backward)}
             dying: dict[int, list[fx.Node]] = {}
             for node in backward:
-                if storage_of(node) is node and not any(user.op == "output" for user in readers_of(node)):
+                if owner_of(node) is node and not any(user.op == "output" for user in readers_of(node)):
                     last = max((place_of.get(user, len(backward)) for user in readers_of(node)), default=0)
                     dying.setdefault(last, []).append(node)
             alive = most = 0.0
             for at, node in enumerate(backward):
-                if storage_of(node) is node and not any(user.op == "output" for user in readers_of(node)):
+                if owner_of(node) is node and not any(user.op == "output" for user in readers_of(node)):
                     alive += self.num_bytes(node)
                 most = max(most, alive)
                 alive -= sum(self.num_bytes(gone) for gone in dying.get(at, ()))
@@ -249,7 +250,7 @@ class UnitReader:
     def leaves(self, index: int) -> Amount:
         """What the forward of later units reads of this one, or of those before it."""
         found = {
-            storage_of(node): None
+            owner_of(node): None
             for node in self.nodes
             if not is_backward(node)
             and self.unit_of[node] <= index

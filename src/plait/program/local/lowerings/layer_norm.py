@@ -1,5 +1,6 @@
 """Layer norm over dims that ranks hold pieces of: the statistics of whole rows are exchanged, two numbers a row."""
 
+import operator
 from collections.abc import Sequence
 from math import prod
 
@@ -8,7 +9,7 @@ from torch import Tensor, fx
 
 from plait.program.local.communicate import all_gather, all_reduce
 from plait.program.local.functions import combine_statistics
-from plait.program.local.lowering import Local, Site, item, lower
+from plait.program.local.lowering import Local, Site, lower
 from plait.program.local.lowerings.pieces import cutting, is_empty_beside, of_input
 from plait.program.local.lowerings.softmax import wide
 from plait.program.place.rules.base import aten
@@ -59,7 +60,7 @@ def layer_norm(site: Site) -> Local:
         rows = site.emit(all_gather, rows, axis.name, 0, [1] * axis.size)
         rows = site.emit(joined_statistics, rows, list(axis.units))
     both = site.emit(mean_and_rstd, rows, eps, site.shape(1), site.node.meta["val"][1].dtype)
-    mean, rstd = site.emit(item, both, 0), site.emit(item, both, 1)
+    mean, rstd = site.emit(operator.getitem, both, 0), site.emit(operator.getitem, both, 1)
     return [site.emit(own_normalized, x, weight, bias, mean, rstd), mean, rstd]
 
 

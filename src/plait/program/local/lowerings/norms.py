@@ -1,5 +1,6 @@
 """Normalization whose statistics are those of all ranks that have samples or rows of a channel."""
 
+import operator
 from math import prod
 from typing import Any
 
@@ -9,7 +10,7 @@ from plait.plan.plan import DATA
 from plait.program.local import functions as local
 from plait.program.local import spatial as local_spatial
 from plait.program.local.communicate import all_gather, all_reduce
-from plait.program.local.lowering import Local, Site, item, lower
+from plait.program.local.lowering import Local, Site, lower
 from plait.program.place.placement import Shard
 from plait.program.place.rules.base import aten, ours
 
@@ -52,7 +53,7 @@ def batch_norm(site: Site) -> Local:
         own = _met_batch_norm(site, meeting) if meeting else site.same(*site.args)
     if not apart:
         return own
-    parts = own if isinstance(own, list) else [site.emit(item, own, index) for index in range(5)]
+    parts = own if isinstance(own, list) else [site.emit(operator.getitem, own, index) for index in range(5)]
     axis, coordinate = site.axes[apart[0]], site.coordinates[apart[0]]
     fraction = axis.units[coordinate] / max(axis.total, 1)
     averaged = [  # all ranks keep the same running statistics
@@ -68,7 +69,7 @@ def _met_batch_norm(site: Site, meeting: list[int]) -> list[fx.Node]:
     rows = site.emit(local.batch_statistics, x, mean)
     rows = site.emit(all_gather, rows, _joint(site, meeting), 0, [1] * len(counts))
     both = site.emit(local.combine_statistics, rows, counts)
-    batch_mean, batch_var = site.emit(item, both, 0), site.emit(item, both, 1)
+    batch_mean, batch_var = site.emit(operator.getitem, both, 0), site.emit(operator.getitem, both, 1)
     return [
         site.emit(local.normalize, x, weight, bias, batch_mean, batch_var, eps),
         batch_mean,
@@ -122,7 +123,7 @@ def group_norm(site: Site) -> Local:
     ranks = len(_fractions(site, meeting))
     rows = site.emit(all_gather, rows, _joint(site, meeting), 0, [1] * ranks)
     both = site.emit(local_spatial.combine_groups, rows, eps)
-    mean, rstd = site.emit(item, both, 0), site.emit(item, both, 1)
+    mean, rstd = site.emit(operator.getitem, both, 0), site.emit(operator.getitem, both, 1)
     y = site.emit(local_spatial.normalize_groups, x, weight, bias, mean, rstd)
     dtype = site.node.meta["val"][1].dtype
     return [y, *(site.emit(local_spatial.rounded, statistic, dtype) for statistic in (mean, rstd))]
@@ -143,6 +144,6 @@ def group_norm_backward(site: Site) -> Local:
     count = sizes[1] // sizes[3] * sizes[2] * ranks
     return [
         site.emit(local_spatial.group_input_gradient, grad, x, weight, mean, rstd, sums, count),
-        site.emit(item, both, 0),
-        site.emit(item, both, 1),
+        site.emit(operator.getitem, both, 0),
+        site.emit(operator.getitem, both, 1),
     ]

@@ -4,6 +4,7 @@
 they belong to. The op itself runs without padding on the dims that are cut: the halo holds it at the two ends.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from torch import fx
 
 from plait.program.local import spatial as local
 from plait.program.local.communicate import halo, halo_add
-from plait.program.local.lowering import Local, Site, item, lower
+from plait.program.local.lowering import Local, Site, lower
 from plait.program.local.lowerings import products
 from plait.program.place.placement import Shard
 from plait.program.place.rules.base import Op, aten
@@ -102,11 +103,14 @@ def convolution_backward(site: Site) -> Local:
         wide = with_halos(site, grad, cuts)
         mask = [mask[0], mask[1], False]
         both = site.same(wide, x, weight, None, stride, padding, dilation, True, extra, groups, mask)
-        return [*(site.emit(item, both, index) for index in (0, 1)), site.emit(local.bias_gradient, grad)]
+        return [
+            *(site.emit(operator.getitem, both, index) for index in (0, 1)),
+            site.emit(local.bias_gradient, grad),
+        ]
     wide = with_halos(site, x, cuts)
     sizes = [grad.meta["val"].shape[1]] if sizes is not None else None
     all_three = site.same(grad, wide, weight, sizes, stride, padding, dilation, False, extra, groups, mask)
-    grads = [site.emit(item, all_three, index) for index in range(3)]
+    grads = [site.emit(operator.getitem, all_three, index) for index in range(3)]
     return [without_halos(site, grads[0], cuts) if mask[0] else grads[0], *grads[1:]]
 
 
@@ -120,7 +124,7 @@ def max_pool(site: Site) -> Local:
     padding = _set(op.arg("padding"), cuts, first, spatial, lambda cut: 0)
     sizes = (op.arg("kernel_size"), op.arg("stride"), padding, op.arg("dilation"), op.arg("ceil_mode"))
     both = site.same(wide, *sizes)
-    values, indices = site.emit(item, both, 0), site.emit(item, both, 1)
+    values, indices = site.emit(operator.getitem, both, 0), site.emit(operator.getitem, both, 1)
     extents, whole = wide.meta["val"].shape[first:], op.shapes[0][first:]
     shifts = _starts(site, cuts, first, spatial)
     return [values, site.emit(local.moved_indices, indices, list(extents), shifts, list(whole))]

@@ -3,11 +3,13 @@
 No rank ever sees a whole row of logits: the others add what it lacks.
 """
 
+import operator
+
 import torch
 from torch import Tensor
 
 from plait.program.local.communicate import all_reduce
-from plait.program.local.lowering import Local, Site, item, lower
+from plait.program.local.lowering import Local, Site, lower
 from plait.program.local.lowerings.pieces import cutting, of_input, of_output, own_index, piece
 from plait.program.place.rules.base import aten
 
@@ -106,7 +108,7 @@ def cross_entropy(site: Site) -> Local:
         both = site.same(scores, labels, class_weight, kind, ignored)
     else:
         both = site.emit(own_losses, scores, labels, class_weight, kind, ignored, *own.arguments)
-    total, weight = (site.emit(item, both, index) for index in (0, 1))
+    total, weight = (site.emit(operator.getitem, both, index) for index in (0, 1))
     if reduction == 1:
         for index in sorted(apart):
             weight = site.emit(all_reduce, weight, site.axes[index].name)
