@@ -3,7 +3,7 @@
 In: a `Program`. Out: nothing, or a `ProgramError` that names the instructions at fault. Checked for each rank: every
 value is written before it is read and freed once, after its last use; every collective and every message is awaited
 exactly once, before its result is used; every gradient of every micro-batch is added up once, and summed over ranks
-exactly once. Whether the ranks meet is in `check_messages.py`.
+exactly once. Whether the ranks meet is in `messages.py`.
 """
 
 from plait.errors import ProgramError

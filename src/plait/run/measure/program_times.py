@@ -1,7 +1,7 @@
 """Time what a program is made of, on this machine, under the load that a run of it would have.
 
 In: a program, what is known already. Out: seconds of its ops, updates and exchanges, by the names in
-`program/timing/op_key.py`. As many processes as the program has ranks (of one host) are busy at once, with as many
+`program/cost/op_key.py`. As many processes as the program has ranks (of one host) are busy at once, with as many
 threads each as in a run. The program itself is not run: how its parts overlap and wait is left to the simulator.
 """
 
