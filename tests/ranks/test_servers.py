@@ -185,6 +185,27 @@ def test_an_interrupted_run_goes_on(plan: str, tmp_path: Path) -> None:
     assert sorted({line["step"] for line in lines})[-3:] == [saved, saved + 1, saved + 2]
 
 
+@pytest.mark.parametrize(
+    ("plan", "settings"),
+    [("server-stale", {}), ("easgd", {"elastic": {"variant": "round-robin", "tau": 1}})],
+)
+def test_without_worker_0_an_interrupted_run_ends_and_is_saved(
+    plan: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """It is worker 0 who says which step is the last."""
+    kill, stop = KillsAt(rank=0, step=3), KillsAt(rank=None, step=10)
+
+    def listen(event: dict[str, Any]) -> None:
+        kill(event)
+        if kill.notices:  # its death was told
+            stop(event)
+
+    stopped = plait.train(slow_job(), plan, 3, out=tmp_path, listener=listen, settings=settings, trace=False)
+    assert "rank 0 of 3 was killed" in kill.notices[0]
+    assert stopped.stopped == "interrupted"
+    assert 10 < load_checkpoint(tmp_path).step < 60
+
+
 def run(job: Job, plan: str, ranks: int, out: Path, resume: Path | None = None, **settings: Any) -> None:
     plait.train(job, plan, ranks, out=out, resume=resume, trace=False, settings={"sync": settings})
 

@@ -35,7 +35,7 @@ def ranking_view(title: str, ranking: Ranking, limit_bytes: float) -> Group:
         parts.append(Text("cost/1k: money for 1,000 steps on all devices", "dim"))
     if rejected:
         parts.append(_rejected(rejected))
-    parts.append(_relaxed())
+    parts.append(_relaxed(ranking))
     parts += [Text.assemble(("notice  ", "yellow"), notice) for notice in ranking.notices]
     return Group(*parts)
 
@@ -93,13 +93,27 @@ def _rejected(rejected: Sequence[tuple[str, str]]) -> Table:
     return table
 
 
-def _relaxed() -> Table:
+def _relaxed(ranking: Ranking) -> Table:
     title = "Not ranked: changes what is computed, so that only you can choose it"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
     table.add_column("plan")
+    for name in ("step", "samples/s", "sent"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("what it does instead", overflow="fold")
+    priced = {found.plan.name: found for found in ranking.relaxed}
     for name, what in relaxed().items():
-        table.add_row(Text(name), Text(what))
+        found = priced.get(name)
+        cells = ["–", "–", "–"]
+        if found is not None and not found.fits:
+            cells = ["does not fit", "–", "–"]
+        elif found is not None:
+            sent = sum(found.sent_bytes.values())
+            cells = [
+                format_seconds(found.step_s),
+                format_rate(found.samples_per_s),
+                format_bytes(sent) if sent else "–",
+            ]
+        table.add_row(*map(Text, (name, *cells, what)))
     return table
 
 
@@ -109,6 +123,7 @@ def ranking_json(ranking: Ranking) -> dict[str, Any]:
         "plans": [found.as_json() for found in ranking.predictions],
         "rejected": [{"plan": plan, "reason": reason} for plan, reason in folded(ranking.rejected)],
         "relaxed": relaxed(),
+        "relaxed_plans": [found.as_json() for found in ranking.relaxed],
         "num_candidates": ranking.num_candidates,
         "num_predicted": ranking.num_predicted,
         "seconds": ranking.seconds,

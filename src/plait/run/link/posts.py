@@ -2,7 +2,7 @@
 
 In: a mesh, the number of servers, a rank. Out: links for the mesh, and a `Post`. Messages go through memory that the
 host's processes share, whatever device they compute on; where there is none, through the parent's store: slower, but
-everywhere. What lies there at once is bounded by the rule of the servers: a worker that is ahead gets no weights.
+everywhere. At most one step of every worker lies there: the next one begins with weights, which come after it is taken.
 """
 
 import time

@@ -25,8 +25,6 @@ _MOST_SIZES = 8
 """Micro-batches that are tried for one mesh."""
 _MOST_SCHEDULED = 16384
 """Micro-batches times stages of a schedule; longer ones are worth no more than the time to plan them."""
-_SAME_RESULT = ("all-reduce", "server-sync")
-"""Rules of `sync` under which a step is what one process computes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,6 +178,6 @@ def relaxed() -> dict[str, str]:
     found = {}
     for name, function in NAMED.items():
         plan = function(1)
-        if plan.pipe.asynchronous or plan.sync.rule not in _SAME_RESULT:
+        if plan.pipe.asynchronous or plan.agreement.alone:
             found[name] = (function.__doc__ or "").strip().splitlines()[0]
     return found

@@ -83,7 +83,8 @@ def ranking_of(oracle: SketchOracle, request: Request) -> Ranking:
     found = search.ranking(misfits, notices)
     if not found.predictions:
         raise _nothing(found, oracle)
-    return replace(found, predictions=tuple(map(oracle.with_cut, found.predictions[: request.top])))
+    predictions = tuple(map(oracle.with_cut, found.predictions[: request.top]))
+    return replace(found, predictions=predictions, relaxed=oracle.relaxed() if request.named is None else ())
 
 
 def simplest(predictions: Sequence[Prediction], within: float = 0.02) -> Prediction:

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from plait.cluster.cluster import Cluster
+from plait.plan.named import NAMED
 from plait.plan.plan import PIPE, TENSOR, Plan
 from plait.search.choose.candidates import Candidate
 from plait.search.choose.subject import Subject
 from plait.search.predict.model_costs import CollectiveCost, ModelCosts
 from plait.search.predict.prediction import Prediction
+from plait.search.predict.relaxed import relaxed_prediction
 from plait.search.predict.sketch import Sketcher
 
 
@@ -105,6 +107,19 @@ class SketchOracle:
             batch=candidate.batch,
             limit_bytes=self.limit_bytes,
         )
+
+    def relaxed(self) -> tuple[Prediction, ...]:
+        """Plans whose workers do not sum gradients, on all devices; servers count among them."""
+        found, ranks = [], self.cluster.size
+        on_host = self.cluster.hosts == 1 and self.cluster.device.name.startswith("cpu")
+        names = [name for name, make in NAMED.items() if make(1).sync.rule != "all-reduce"]
+        for plan in [NAMED[name](ranks) for name in names]:
+            if plan.ranks > ranks:  # no device is left for a worker
+                continue
+            if plan.agreement.weights != "shared" or on_host:  # one memory, that of a host
+                sketcher, batch = self.sketcher(plan), self.subject.job.batch
+                found.append(relaxed_prediction(sketcher, plan, batch=batch, limit_bytes=self.limit_bytes))
+        return tuple(found)
 
     def with_cut(self, prediction: Prediction) -> Prediction:
         """The prediction with the modules with which its plan's stages begin, where all of them have names."""

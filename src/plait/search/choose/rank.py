@@ -68,6 +68,8 @@ class Ranking:
     """Time of the search."""
     notices: tuple[str, ...] = ()
     """What a person should know: a time limit, axes that cannot be used."""
+    relaxed: tuple[Prediction, ...] = ()
+    """Plans whose workers do not sum gradients, which only a person can choose; in no order."""
 
 
 @dataclass(slots=True)
