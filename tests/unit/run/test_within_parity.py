@@ -5,7 +5,7 @@ Where a plan cannot be used, the refusal is the test: what, and what to do inste
 """
 
 import pytest
-from tests.unit.run.within import PLANS, SMALL_BUCKETS, assert_equal, assert_refused, check, reference
+from tests.unit.run.within import CELLS, PLANS, SMALL_BUCKETS, assert_equal, assert_refused, check, reference
 
 from plait.errors import JobError, PlanError
 from plait.plan.named import resolve
@@ -21,8 +21,7 @@ REFUSED = {("mlp", "domain"): ("nothing of the batch can be cut", "batch.0 [7, 1
 """(case, plan) -> what the error says."""
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(("plan", "ranks"), CELLS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_computes_what_one_process_does(name: str, plan: str, ranks: int) -> None:
     if (name, plan) in REFUSED:

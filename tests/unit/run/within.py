@@ -40,6 +40,12 @@ PLANS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "domain": ("domain", {}),
 }
 """Name in these tests -> name of the plan, its settings."""
+CELLS = (
+    ("zero1", 4), ("zero2", 2), ("zero3", 4), ("megatron", 2), ("megatron", 4), ("sequence", 4), ("tensor", 2),
+    ("domain", 2), ("domain", 4),
+)  # fmt: skip
+"""Plans and ranks under which every model is tried. Of ZeRO one number of ranks each: what it cuts has no shape, and
+uneven and empty shards are tried on 3 and 7 ranks. The solver's placements on 4 ranks are tried on one model."""
 
 
 def check(
