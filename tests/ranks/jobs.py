@@ -4,8 +4,10 @@ One file that the command line can load by its path: `jobs.py:dropout` and so on
 a step.
 """
 
+import itertools
 import os
 import signal
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -174,3 +176,28 @@ def children() -> set[int]:
             if int(stat[1]) == os.getpid():
                 found.add(int(path.name))
     return found
+
+
+def with_helper() -> Job:
+    """The data starts a helper in its process group and one that is detached; the ids of both are written down."""
+    folder = Path(os.environ["HELPERS"])
+
+    def start() -> None:
+        for detached in (False, True):
+            path = folder / f"{os.getpid()}-{detached}"
+            if not path.exists():
+                helper = subprocess.Popen(["sleep", "300"], start_new_session=detached)
+                path.write_text(str(helper.pid))
+        time.sleep(0.001)
+
+    return replace(slow(), data=Marked(None, start))
+
+
+def ever_slower() -> Job:
+    """Steps of which the later ones take so long that nobody waits for their end."""
+    count = itertools.count()
+
+    def read() -> None:
+        time.sleep(0.0005 if next(count) < 100 else 20.0)
+
+    return replace(slow(), data=Marked(None, read))

@@ -17,6 +17,8 @@ from plait.plan.plan import read_plan
 
 REMEMBERED = ("job", "settings", "steps", "device", "checkpoint_every", "record_samples")
 """What a run writes down of how it was started, and `resume` takes from there unless it is given anew."""
+_OF_JOB = ("job_file", "job_sha256")
+"""What a run remembers of its job's file."""
 _FORMAT = Format(noun="the environment of a run", error=UsageError, fix="give JOB and --plan again.")
 
 
@@ -27,6 +29,8 @@ class _Remembered(msgspec.Struct):
     device: str | None = None
     checkpoint_every: int | None = None
     record_samples: bool | None = None
+    job_file: str | None = None
+    job_sha256: str | None = None
 
 
 def stored_settings(folder: Path) -> dict[str, Any]:
@@ -39,7 +43,7 @@ def stored_settings(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     remembered = read_json(path, _Remembered, _FORMAT)
-    stored = {key: value for key in REMEMBERED if (value := getattr(remembered, key)) is not None}
+    stored = {key: value for key in (*REMEMBERED, *_OF_JOB) if (value := getattr(remembered, key)) is not None}
     if (folder / "plan.yaml").exists():
         stored["plan_file"] = folder / "plan.yaml"
         stored["plan"] = read_plan(folder / "plan.yaml").name

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from plait.api.trust import check_remembered, fingerprint
 from plait.api.auto import choose_for_run
 from plait.api.given import given_job, name_of
 from plait.api.settings import merged, parse_settings, write_settings
@@ -85,6 +86,7 @@ def _remembering(
         "device": device,
         "checkpoint_every": saving.checkpoint_every,
         "record_samples": saving.record_samples,
+        **fingerprint(job),
         **saving.remembered,
     }
     name = name_of(job) if saving.name == Saving().name else saving.name
@@ -107,11 +109,13 @@ def resume(
     saving: Saving | None = None,
     limits: Limits = Limits(),
     trial: Trial = Trial(),
+    trust_job: bool = False,
 ) -> Result:
     """Go on with the run in `folder`, on any number of ranks; what is not given is as it was.
 
     A run that was started from a job that is named (`plait run path.py`, `plait.train("path.py", ...)`) knows its job;
-    of others it must be given.
+    of others it must be given. What is about to be imported is told; a file that has changed since, or that is another
+    user's, is refused unless `trust_job`.
     """
     stored = stored_settings(Path(folder))
     given = job if job is not None else stored.get("job")
@@ -119,6 +123,10 @@ def resume(
         raise UsageError(
             f"{folder} does not say which job it ran.", fix="name it: plait run path.py --plan ddp --ranks 2."
         )
+    if job is None:
+        told = check_remembered(Path(folder), stored, trust=trust_job)
+        if listener is not None:
+            listener({"told": f"resume: {told}"})
     same = ranks is None and not mesh
     plan = plan or (stored["plan_file"] if "plan_file" in stored and same else stored.get("plan"))
     return train(

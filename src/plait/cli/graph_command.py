@@ -14,6 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 import plait
+from plait.cli.console import plain_console, waiting
 from plait.cli.flatten import flattened
 from plait.cli.options import TEXTS, How, JobArgument, JsonOption
 from plait.errors import CaptureError, DiskError, UsageError
@@ -43,9 +44,9 @@ def graph(
         raise UsageError(
             "--plan, --ranks, --mesh and --set say how a step is run.", fix="add --placements to see it."
         )
-    progress = Console(stderr=json_)  # a machine reads standard output; what is going on is for a person
+    progress = plain_console(to_stderr=json_)  # a machine reads standard output; what is going on is for a person
     try:
-        with progress.status(f"Reading {job}"):
+        with waiting(progress, f"Reading {job}"):
             found = _placed(job, batch, how) if placements else _captured(job, batch)
     except CaptureError as error:
         _refuse(error, job, json_, progress)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 import plait
+from plait.cli.console import plain_console
 from plait.cli.options import JsonOption
 from plait.errors import UsageError
 from plait.units import format_bytes, format_seconds
@@ -31,7 +32,7 @@ def report(
     if json_:
         print(json.dumps(report_json(folder)))
     else:
-        print_report(folder, Console())
+        print_report(folder, plain_console())
 
 
 def compare(
@@ -61,7 +62,7 @@ def compare(
             "–" if row.memory_bytes is None else format_bytes(row.memory_bytes),
             "–" if row.final_loss is None else f"{row.final_loss:.4g}",
         )  # fmt: skip
-    Console().print(table)
+    plain_console().print(table)
 
 
 def export(
@@ -70,4 +71,4 @@ def export(
     out: Annotated[Path | None, typer.Option(help="The file to write; beside the run by default.")] = None,
 ) -> None:
     """Write the trained weights under the model's own names."""
-    Console().print(f"wrote {plait.export(folder, to=to, out=out)}")  # type: ignore[arg-type]
+    plain_console().print(f"wrote {plait.export(folder, to=to, out=out)}")  # type: ignore[arg-type]

@@ -19,13 +19,16 @@ from plait.cli.graph_command import graph
 from plait.cli.look_back import compare, export, report
 from plait.cli.plan_command import plan_
 from plait.cli.predict_command import measure, predict
-from plait.cli.run_command import FailedRunError, run
+from plait.cli.run_command import FailedRunError, StoppedAtOnceError, run
 from plait.cli.validate_command import validate
 from plait.cli.verify_command import verify
 from plait.errors import ClusterError, JobError, PlaitError, PlanError, UsageError
 
 _BadCommandLine: Any = typer.BadParameter.__mro__[2]
 """ClickException: click's own, or that of the copy which newer versions of typer carry."""
+
+_CTRL_C = 130
+"""What typer makes of Ctrl-C."""
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -48,14 +51,22 @@ def call(arguments: Sequence[str]) -> int:
     try:
         given = [argument for argument in arguments if argument != "--debug"]
         outcome: Any = app(args=given, prog_name="plait", standalone_mode=False)
+        if outcome == _CTRL_C:
+            raise KeyboardInterrupt
         return int(outcome) if isinstance(outcome, int) else 0
     except typer.Exit as done:
+        if done.exit_code == _CTRL_C:
+            print("interrupted", file=sys.stderr)
+            return 1
         return int(done.exit_code)
     except _BadCommandLine as error:
         error.show()
         return 2
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
+        return 1
+    except StoppedAtOnceError as stopped:
+        print(stopped, file=sys.stderr)
         return 1
     except FailedRunError as failed:
         if debug:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 import plait
+from plait.cli.console import plain_console
 from plait.api.settings import parse_settings
 from plait.cli.flatten import flattened
 from plait.cli.options import JsonOption, parse_counts
@@ -91,7 +92,7 @@ def _show_scaling(
     )
     from plait.report.scaling_picture import scaling_picture
 
-    console = Console()
+    console = plain_console()
     title = f"{name} on {cluster}: {'one batch' if same_batch else 'batch grows with devices'}"
     if json_:
         print(json.dumps(scaling_json(rows)))
@@ -110,7 +111,7 @@ def _show_scaling(
 def _show(choice: "plait.Choice", written: list[str], explain: bool, json_: bool) -> None:
     from plait.cli.plan_view import ranking_json, ranking_view  # likewise
 
-    console = Console()
+    console = plain_console()
     best = choice.best
     if json_:
         said = ranking_json(choice.ranking) | {"explained": choice.why, "written": written}

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 import plait
+from plait.cli.console import plain_console, waiting
 from plait.cli.flatten import flattened
 from plait.cli.options import TEXTS, DeviceOption, How, JobArgument, JsonOption
 from plait.cli.progress import show_progress
@@ -39,10 +40,10 @@ def predict(
 
     A plan without --ranks or --mesh is predicted on the whole of --cluster.
     """
-    with Console(stderr=json_).status(f"reading {job}") as status:
+    with waiting(plain_console(to_stderr=json_), f"reading {job}") as say:
         found = plait.predict(
             job, how.plan, how.ranks, mesh=how.mesh, settings=how.settings, cluster=cluster, memory=memory,
-            device=device, listener=lambda event: status.update(event["stage"]),
+            device=device, listener=lambda event: say(event["stage"]),
         )  # fmt: skip
     from plait.cli.predict_view import print_prediction  # torch takes seconds: help does not wait for it
     from plait.trace.files import write_chrome
@@ -52,7 +53,7 @@ def predict(
     if json_:
         print(json.dumps(found.prediction.as_json() | {"job": job, "notices": list(found.notices)}))
     else:
-        print_prediction(found, Console())
+        print_prediction(found, plain_console())
     raise typer.Exit(0 if found.prediction.fits else 1)
 
 
@@ -64,7 +65,7 @@ def measure(
     json_: JsonOption = False,
 ) -> None:
     """Measure this machine: rates, memory, links, start-up; about ten seconds."""
-    with show_progress(Console(stderr=json_), quiet=json_) as listener:
+    with show_progress(plain_console(to_stderr=json_), quiet=json_) as listener:
         measured = plait.measure(device, out=out, listener=listener)
     path = out or measured_path()
     if json_:
@@ -73,7 +74,7 @@ def measure(
         return
     from plait.cli.predict_view import print_measured  # likewise
 
-    console = Console()
+    console = plain_console()
     print_measured(measured, console)
     use = "this" if out is None else path
     console.print(f"wrote {path}: use it with --cluster {use}", highlight=False, soft_wrap=True)

@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from plait.run.measure.machine import Measured
 from plait.run.measure.predict import Predicted
@@ -36,9 +37,9 @@ def print_prediction(found: Predicted, console: Console) -> None:
     for notice in found.notices:
         console.print(f"notice: {notice}", highlight=False, soft_wrap=True)
     if p.fits:
-        console.print("[green]fits[/green]")
+        console.print(Text("fits", style="green"))
     else:
-        console.print(f"[red]does not fit[/red]: {p.reason}", highlight=False)
+        console.print(Text.assemble(("does not fit", "red"), f": {p.reason}"))
 
 
 def print_measured(measured: Measured, console: Console) -> None:
@@ -64,7 +65,7 @@ def print_measured(measured: Measured, console: Console) -> None:
     for what, residuals in notes["residuals"].items():
         console.print(f"residuals of {what}: {_residuals(residuals)}", highlight=False, soft_wrap=True)
     if notes["notice"]:
-        console.print(f"[yellow]notice[/yellow]: {notes['notice']}", highlight=False, soft_wrap=True)
+        console.print(Text.assemble(("notice", "yellow"), f": {notes['notice']}"), soft_wrap=True)
 
 
 def _told(latency_s: float, bandwidth: float) -> str:

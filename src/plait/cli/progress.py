@@ -28,8 +28,8 @@ def show_progress(console: Console, *, quiet: bool) -> Iterator[Callable[[dict[s
         yield _Lines(console)
         return
     with Progress(
-        TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[numbers]}"),
-        TimeRemainingColumn(), console=console, transient=False,
+        TextColumn("{task.description}", style="bold", markup=False), BarColumn(), MofNCompleteColumn(),
+        TextColumn("{task.fields[numbers]}", markup=False), TimeRemainingColumn(), console=console, transient=False,
     ) as progress:  # fmt: skip
         yield _Bar(progress)
 

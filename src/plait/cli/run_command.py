@@ -13,13 +13,15 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 import plait
+from plait.cli.console import plain_console
 from plait.api.stored import stored_saving, stored_settings
 from plait.cli.flatten import flattened
 from plait.cli.options import TEXTS, How, JsonOption
 from plait.cli.progress import show_progress
-from plait.errors import PlaitError, UsageError
+from plait.errors import CheckpointError, PlaitError, UsageError
 from plait.files.write import write_or_tell
 from plait.options import Limits, Listener, Saving, Trial
 
@@ -30,6 +32,10 @@ class FailedRunError(Exception):
     def __init__(self, error: PlaitError) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+class StoppedAtOnceError(Exception):
+    """The user did not wait for the end of a step and a last save; says what is left."""
 
 
 @flattened(TEXTS)
@@ -48,6 +54,9 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(help="Continue the run in this folder, on any number of ranks.")
     ] = None,
+    trust_job: Annotated[
+        bool, typer.Option(help="Resume with the job that the folder names, even if changed or another's.")
+    ] = False,
     trace: Annotated[bool, typer.Option(help="Record every instruction of every rank.")] = True,
     json_: JsonOption = False,
     saving: Saving,
@@ -56,7 +65,7 @@ def run(
     given: frozenset[str],
 ) -> None:
     """Train JOB and leave a run folder with its plan, metrics, trace and checkpoints."""
-    told = Console(stderr=json_)
+    told = plain_console(to_stderr=json_)
     with show_progress(told, quiet=json_) as listener, _failing_after_start(listener, told) as heard:
         options: dict[str, Any] = {
             "plan": how.plan, "ranks": how.ranks, "mesh": how.mesh, "settings": how.settings, "steps": steps,
@@ -65,7 +74,9 @@ def run(
         if resume is not None:
             own = {name: getattr(saving, name) for name in given & {"checkpoint_every", "record_samples"}}
             kept = replace(stored_saving(stored_settings(resume)), **own)
-            result = plait.resume(resume, job=job, device=device, saving=kept, **options)
+            result = plait.resume(
+                resume, job=job, device=device, saving=kept, trust_job=trust_job, **options
+            )
         elif job is not None:
             result = plait.train(job, device=device or "cpu", saving=saving, **options)
         else:
@@ -83,8 +94,9 @@ def run(
     else:
         if result.stopped not in (None, "interrupted"):
             told.print(f"stopped: {result.stopped}", highlight=False, soft_wrap=True)
-        where = f"run folder: [bold]{result.folder}[/bold]  (plait report {result.folder})"
-        told.print(where, highlight=False, soft_wrap=True)
+        folder = str(result.folder)
+        where = Text.assemble("run folder: ", (folder, "bold"), f"  (plait report {folder})")
+        told.print(where, soft_wrap=True)
     if result.stopped == "interrupted":
         print(f"interrupted and saved; to go on: plait run --resume {result.folder}", file=sys.stderr)
         raise typer.Exit(1)
@@ -93,11 +105,11 @@ def run(
 @contextmanager
 def _failing_after_start(listener: Listener, console: Console) -> Iterator[Listener]:
     """The listener; once it was told that training started, errors are those of a failed run."""
-    started = False
+    started: str | None = None
 
     def heard(event: dict[str, Any]) -> None:
         nonlocal started
-        started = started or "started" in event
+        started = event.get("started", started)
         if "told" in event:
             console.print(event["told"], highlight=False, soft_wrap=True)
         listener(event)
@@ -105,6 +117,23 @@ def _failing_after_start(listener: Listener, console: Console) -> Iterator[Liste
     try:
         yield heard
     except PlaitError as error:
-        if started:
+        if started is not None:
             raise FailedRunError(error) from error
         raise
+    except KeyboardInterrupt as error:
+        raise StoppedAtOnceError(_left_behind(started)) from error
+
+
+def _left_behind(folder: str | None) -> str:
+    from plait.run.checkpoint.store import locate_checkpoint  # torch takes seconds: help does not wait for it
+
+    if folder is None:
+        return "interrupted before training began: nothing was saved."
+    try:
+        last = locate_checkpoint(Path(folder), on_notice=lambda text: None)
+    except CheckpointError:
+        return f"interrupted and ended at once: nothing was saved in {folder}."
+    return (
+        f"interrupted and ended at once: nothing was saved after {last.name};"
+        f" to go on from there: plait run --resume {folder}"
+    )

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import plait
+from plait.cli.console import plain_console
 from plait.cli.options import JsonOption
 
 
@@ -22,7 +23,7 @@ def validate(
 ) -> None:
     """Predict published measurements and show how far off the predictions are."""
     columns = (TextColumn("predicting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=plain_console(to_stderr=True), transient=True) as progress:
         task = progress.add_task("predicting", total=None)
         found = plait.validate(
             cases, progress=lambda done, total: progress.update(task, completed=done, total=total)
@@ -36,7 +37,7 @@ def validate(
     if json_:
         print(json.dumps(validation_json(found), indent=1))
         return
-    console = Console()
+    console = plain_console()
     for table in tables(found.summaries):
         console.print(table)
     tell_skipped(found.summaries, found.bad_lines, console)

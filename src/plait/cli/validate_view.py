@@ -9,7 +9,6 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from plait.api.validate import Validation
@@ -40,7 +39,7 @@ def _step_table(summaries: Sequence[SourceSummary]) -> Table:
         if step is not None and naive is not None:
             rank = "" if summary.rank is None else f"{summary.rank:.3f}"
             table.add_row(
-                escape(summary.source), f"{summary.num_predicted}/{summary.num_cases}", *_percents(step), rank,
+                summary.source, f"{summary.num_predicted}/{summary.num_cases}", *_percents(step), rank,
                 f"{naive.median:.1%}",
             )  # fmt: skip
     return table
@@ -57,7 +56,7 @@ def _memory_table(summaries: Sequence[SourceSummary]) -> Table:
             continue
         errors = ("0", "", "", "") if memory is None else (str(memory.count), *_percents(memory))
         table.add_row(
-            escape(summary.source), *errors, _share(summary.num_failed_rejected, summary.num_failed),
+            summary.source, *errors, _share(summary.num_failed_rejected, summary.num_failed),
             _share(summary.num_good_rejected, summary.num_good),
         )  # fmt: skip
     return table
@@ -73,7 +72,7 @@ def _other_table(summaries: Sequence[SourceSummary]) -> Table:
         for what, name in names.items():
             if what in summary.errors:
                 errors = summary.errors[what]
-                table.add_row(escape(summary.source), name, str(errors.count), *_percents(errors))
+                table.add_row(summary.source, name, str(errors.count), *_percents(errors))
     return table
 
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import plait
+from plait.cli.console import plain_console
 from plait.cli.flatten import flattened
 from plait.cli.options import TEXTS, DeviceOption, How, JobArgument, JsonOption
 from plait.cli.progress import show_progress
@@ -34,12 +36,12 @@ def verify(
     json_: JsonOption = False,
 ) -> None:
     """Run JOB both ways, under a plan and on one process, and compare loss, gradients, weights and buffers."""
-    with show_progress(Console(stderr=json_), quiet=json_) as listener:
+    with show_progress(plain_console(to_stderr=json_), quiet=json_) as listener:
         outcome = plait.verify(
             job, how.plan, how.ranks, mesh=how.mesh, settings=how.settings, steps=steps, fp32=fp32, serial=serial,
             device=device, listener=listener,
         )  # fmt: skip
-    print_verification(outcome, Console(), json_output=json_)
+    print_verification(outcome, plain_console(), json_output=json_)
     raise typer.Exit(0 if outcome.ok else 1)
 
 
@@ -56,7 +58,7 @@ def print_verification(outcome: "Verification", console: Console, *, json_output
     for column in ("what", "largest relative difference", "tolerance", "where", ""):
         table.add_column(column)
     for difference in outcome.differences:
-        mark = "[green]ok[/green]" if difference.ok else "[red]differs[/red]"
+        mark = Text("ok", style="green") if difference.ok else Text("differs", style="red")
         table.add_row(
             difference.kind, f"{difference.largest:.1e}", f"{difference.tolerance:.0e}", difference.name, mark
         )
@@ -64,13 +66,14 @@ def print_verification(outcome: "Verification", console: Console, *, json_output
     for notice in outcome.notices:
         console.print(f"notice: {notice}", highlight=False, soft_wrap=True)
     if outcome.first is None:
-        console.print("[green]equal[/green]: the plan computes what one process computes.")
+        console.print(Text.assemble(("equal", "green"), ": the plan computes what one process computes."))
     else:
         first = outcome.first
-        console.print(
-            f"[red]not equal[/red]: the first tensor that differs is the {first.kind} {first.name}: "
-            f"{first.largest:.3e} over a tolerance of {first.tolerance:.0e}.", soft_wrap=True,
-        )  # fmt: skip
+        told = (
+            f": the first tensor that differs is the {first.kind} {first.name}: "
+            f"{first.largest:.3e} over a tolerance of {first.tolerance:.0e}."
+        )
+        console.print(Text.assemble(("not equal", "red"), told), soft_wrap=True)
 
 
 def _as_json(outcome: "Verification") -> dict[str, object]:

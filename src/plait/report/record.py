@@ -163,17 +163,20 @@ class _Line(msgspec.Struct):
     evaluate: dict[str, Any] | None = None
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
+
 class _Totals(msgspec.Struct):
     """What `totals.json` may say; the rest of it is not looked at."""
 
-    steps: int | None = None
-    workers: int | None = None
-    servers: int | None = None
-    updates: int | None = None
-    staleness: dict[int, int] | None = None
-    shares_by_worker: dict[int, int] | None = None
-    bytes_sent: dict[int, int] | None = None
-    gradient_bytes: int | None = None
+    steps: Count | None = None
+    workers: Count | None = None
+    servers: Count | None = None
+    updates: Count | None = None
+    staleness: dict[Count, Count] | None = None
+    shares_by_worker: dict[Count, Count] | None = None
+    bytes_sent: dict[Count, Count] | None = None
+    gradient_bytes: Count | None = None
 
 
 _FORMAT = Format(noun="an object", error=PlaitError, fix="run the job again.", max_bytes=64 << 20)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
 from plait.run.prepare.room import check_room
 from plait.run.start.device import check_device
+from plait.run.start.guardian import Guardian
 from plait.run.start.launch import Seat, launch
 from plait.run.start.outside import refuse_many_starts
 from plait.run.start.processes import Start
@@ -104,7 +106,7 @@ def train(
     dtype = torch.float64 if trial.dtype == "float64" else torch.float32
     check_shared(chosen, device)
     folder = make_run_folder(Path(out) if out else None, saving.name, resuming=resume is not None)
-    with locked(folder), _room_for_last_words(folder):
+    with locked(folder), _room_for_last_words(folder), Guardian() as guardian:
         try:
             checkpoint = _located(resume, tell)
             start_step = _continued_from(checkpoint, job) if checkpoint else 0
@@ -158,7 +160,7 @@ def train(
             )
         tell({"started": str(folder), "total_steps": total_steps, "start_step": start_step})
         summary = _run_until_right(
-            task, programs, Again(on_bad_loss=limits.on_bad_loss, tell=tell), start_step
+            task, programs, Again(on_bad_loss=limits.on_bad_loss, tell=tell), start_step, guardian
         )
         say = lambda text: tell({"notice": text})  # noqa: E731
         write_or_tell(lambda: write_totals(folder, chosen, summary), say)
@@ -240,11 +242,13 @@ def _continued_from(checkpoint: Path, job: Job) -> int:
     return state.step
 
 
-def _run_until_right(task: Task, programs: Programs, again: Again, start_step: int) -> dict[str, Any]:
+def _run_until_right(
+    task: Task, programs: Programs, again: Again, start_step: int, guardian: Guardian
+) -> dict[str, Any]:
     """Run; after a spoiled step from the last good checkpoint on, where that is wanted and there is one."""
     while True:
         try:
-            summary = run_all(task, programs, again.tell, _run_ranks)
+            summary = run_all(task, programs, again.tell, partial(_run_ranks, guardian))
         except SpoiledError as error:
             task = again.task_after(task, error)
             continue
@@ -254,6 +258,7 @@ def _run_until_right(task: Task, programs: Programs, again: Again, start_step: i
 
 
 def _run_ranks(
+    guardian: Guardian,
     task: Task,
     programs: Programs,
     on_event: Callable[[int, dict[str, Any]], bool | None],
@@ -274,6 +279,7 @@ def _run_ranks(
         on_event=on_event,
         run_dir=task.folder,
         dispensable=dispensable,
+        guardian=guardian,
     )
 
 

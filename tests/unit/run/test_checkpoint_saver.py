@@ -53,9 +53,10 @@ def test_complaint_12_a_save_that_hangs_is_reported_and_blocks_nobody(
     assert saver.poll() == [], "said once"
     saver.submit(small_state(2))
     saver.submit(small_state(3))
-    assert [(notice.kind, notice.step) for notice in saver.poll()] == [("skipped", 2)]
-    closing = [(notice.kind, notice.step) for notice in saver.close()]
-    assert closing == [("slow", 1), ("skipped", 3)]
+    assert saver.poll() == [], "told together, once the save under way has ended"
+    slow, skipped = saver.close()
+    assert [(notice.kind, notice.step) for notice in (slow, skipped)] == [("slow", 1), ("skipped", 3)]
+    assert skipped.message == "the 2 checkpoints of steps 2 to 3 are skipped: step 1 was still being written"
     assert not list(tmp_path.iterdir())
 
 
@@ -84,3 +85,16 @@ def test_saver_reports_a_failure_and_goes_on(tmp_path: Path) -> None:
     folder.unlink()
     saver.submit(small_state(2))
     assert [notice.kind for notice in saver.close()] == ["saved"]
+
+
+def test_saves_that_fail_one_after_the_other_are_told_twice(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.write_text("in the way")
+    saver = Saver(folder)
+    for step in range(1, 5):
+        saver.submit(small_state(step))
+        while saver._writing is not None or saver._waiting is not None:
+            pass
+    first, last = saver.close()
+    assert (first.kind, first.step, last.kind, last.step) == ("failed", 1, "failed", 4)
+    assert last.message.endswith("(and 2 before it)")

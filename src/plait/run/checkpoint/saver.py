@@ -50,6 +50,11 @@ class Saver:
         self._slow_reported = False
         self._closing = False
         self._notices: list[Notice] = []
+        self._skipped: list[int] = []
+        """Steps whose states were replaced while the one under way was written; told together when it is."""
+        self._failed: list[Notice] = []
+        """Failures in a row after the first, which was told; the last of them is told at the end."""
+        self._has_failed = False
 
     def submit(self, state: TrainingState) -> None:
         """Copy `state` and have it written; returns when the copy is made."""
@@ -57,7 +62,7 @@ class Saver:
         with self._changed:
             assert not self._closing, "submit after close"
             if self._waiting is not None:
-                self._skip(self._waiting)
+                self._skipped.append(self._waiting.step)
             self._waiting = copied
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="checkpoint-saver", daemon=True)
@@ -86,8 +91,10 @@ class Saver:
                 elapsed_s = time.monotonic() - self._started_s
                 self._note_slow(self._writing, elapsed_s, "it is given up; the last good checkpoint stays")
             if self._waiting is not None:
-                self._skip(self._waiting)
+                self._skipped.append(self._waiting.step)
                 self._waiting = None
+            self._note_skipped()
+            self._note_failed()
         if self._thread is not None:
             self._thread.join(timeout=max(0.0, deadline_s - time.monotonic()))
         return self.poll()
@@ -105,8 +112,14 @@ class Saver:
                 self._writing, self._started_s, self._slow_reported = state, time.monotonic(), False
             notice = self._save(state)
             with self._changed:
+                self._note_skipped()
                 self._writing = None
-                self._notices.append(notice)
+                if notice.kind == "failed" and self._has_failed:
+                    self._failed.append(notice)
+                else:
+                    self._note_failed()
+                    self._notices.append(notice)
+                self._has_failed = notice.kind == "failed"
                 self._changed.notify_all()
 
     def _save(self, state: TrainingState) -> Notice:
@@ -129,7 +142,23 @@ class Saver:
         )
         self._notices.append(Notice(kind="slow", step=state.step, message=what))
 
-    def _skip(self, state: TrainingState) -> None:
-        busy = self._writing.step if self._writing is not None else "an earlier state"
-        what = f"the checkpoint of step {state.step} is skipped: step {busy} was still being written"
-        self._notices.append(Notice(kind="skipped", step=state.step, message=what))
+    def _note_skipped(self) -> None:
+        if not self._skipped:
+            return
+        busy = f"step {self._writing.step}" if self._writing is not None else "an earlier state"
+        first, last, count = self._skipped[0], self._skipped[-1], len(self._skipped)
+        which = (
+            f"checkpoint of step {last} is"
+            if count == 1
+            else f"{count} checkpoints of steps {first} to {last} are"
+        )
+        what = f"the {which} skipped: {busy} was still being written"
+        self._notices.append(Notice(kind="skipped", step=last, message=what))
+        self._skipped.clear()
+
+    def _note_failed(self) -> None:
+        if self._failed:
+            more = f" (and {len(self._failed) - 1} before it)" if len(self._failed) > 1 else ""
+            last = self._failed[-1]
+            self._notices.append(Notice(kind="failed", step=last.step, message=f"{last.message}{more}"))
+            self._failed.clear()

@@ -10,7 +10,6 @@ times of what one process differs from itself when its batch is halved.
 
 import copy
 import json
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from plait.run.interpret.copies import spread
 from plait.run.interpret.serial import Reduce, add_up
 from plait.run.proof.compare import FP32, FP32_FLOOR, Difference, compare, largest_by_kind, norm, relative
 from plait.run.proof.deviation import deviation_of
+from plait.run.proof.scratch import scratch_folder
 from plait.run.proof.serial_run import Record, run_serially
 from plait.run.train import train
 
@@ -247,8 +247,8 @@ def _rounding_notice(reference: Record) -> list[str]:
 def _run_processes(
     job: Job, plan: Plan, steps: int, dtype: torch.dtype, device: str, tell: Listener
 ) -> Record:
-    with tempfile.TemporaryDirectory(prefix="plait-verify-") as scratch:
-        folder = Path(scratch) / "run"
+    with scratch_folder() as scratch:
+        folder = scratch / "run"
         result = train(
             job,
             plan,

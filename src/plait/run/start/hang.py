@@ -227,6 +227,8 @@ def process_state(pid: int) -> str:
 
 
 def _ranks(ranks: Sequence[int], one: str, many: str) -> str:
+    if not ranks:
+        return f"no rank {one}"
     if len(ranks) == 1:
         return f"rank {ranks[0]} {one}"
     return f"ranks {', '.join(map(str, ranks))} {many}"

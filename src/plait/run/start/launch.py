@@ -23,6 +23,7 @@ from plait.errors import RunError, UsageError
 from plait.files.write import write_last_words
 from plait.run.start.board import Board
 from plait.run.start.child import Main, Seat
+from plait.run.start.guardian import Guardian
 from plait.run.start.interfaces import choose_interfaces
 from plait.run.start.monitor import Interrupted, Interrupts, Limits, Monitor
 from plait.run.start.processes import Crew, Start, choose_start, close_crew, end_crew, start_crew
@@ -48,6 +49,7 @@ def launch(
     run_dir: Path | None = None,
     grace_s: float = 30.0,
     dispensable: Collection[int] = (),
+    guardian: Guardian | None = None,
 ) -> list[Any]:
     """Run `main(seat)` in `ranks` processes and return what each returned, by rank.
 
@@ -65,11 +67,12 @@ def launch(
     how = choose_start(start, threads_per_rank)
     crew = Crew(processes=[], board=Board.create(ranks), ranks=ranks)
     with ExitStack() as stack:
+        guardian = guardian if guardian is not None else stack.enter_context(Guardian())
         stack.callback(close_crew, crew)
         interrupts = stack.enter_context(Interrupts())
         after = stack.enter_context(ExitStack())
         stack.callback(end_crew, crew, _TERM_S)
-        switchboard = Switchboard(start_crew(crew, main, how, threads=threads_per_rank))
+        switchboard = Switchboard(start_crew(crew, main, how, threads=threads_per_rank, guardian=guardian))
         after.callback(switchboard.close)  # after the workers, who would otherwise complain of its loss
         switchboard.start()  # its thread, after the forks; until then a request waits in its socket
         monitor = Monitor(

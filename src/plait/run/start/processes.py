@@ -32,6 +32,7 @@ import cloudpickle
 
 from plait.run.start.board import Board, anonymous_file
 from plait.run.start.child import Child, Main, run_child
+from plait.run.start.guardian import Guardian
 from plait.run.start.packing import write_payload
 
 Start = Literal["auto", "fork", "spawn"]
@@ -53,6 +54,7 @@ class Process:
         self.pipe = pipe  # read end, not blocking
         self.stacks = stacks  # the file into which it dumps its stacks
         self.exit_code: int | None = None  # negative for a signal
+        self.on_end: Callable[[int], None] = lambda group: None
         self._reap = reap
 
     def poll(self) -> int | None:
@@ -60,6 +62,7 @@ class Process:
         if self.exit_code is None and self._has_ended():
             self.signal(signal.SIGKILL)
             self.exit_code = self._reap()
+            self.on_end(self.pid)
         return self.exit_code
 
     def _has_ended(self) -> bool:
@@ -195,6 +198,7 @@ def start_crew(
     how: Literal["fork", "spawn"],
     *,
     threads: int,
+    guardian: Guardian,
 ) -> list[socket.socket]:
     """Start every rank into `crew.processes`; on an error those already started are in there, for the caller to end.
 
@@ -221,13 +225,17 @@ def start_crew(
                 if payload is None:
                     others = [process.pipe for process in crew.processes]
                     ends = [end.fileno() for end in lines]
-                    process = start_forked(main, child, read_end, [read_end, *ends, *others])
+                    process = start_forked(
+                        main, child, read_end, [guardian.fileno(), read_end, *ends, *others]
+                    )
                 else:
                     process = start_spawned(payload, child, read_end)
             finally:
                 os.close(write_end)
                 far_end.close()
             crew.processes.append(process)
+            guardian.watch(process.pid)
+            process.on_end = guardian.forget
         return lines
     except BaseException:
         for line in lines:

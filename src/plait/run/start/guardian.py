@@ -1,0 +1,98 @@
+"""Nothing that a run has started outlives it, also where the run is killed and cannot clean up.
+
+In: the process groups of ranks as they come and go. Out: a tiny process beside the run that waits for the run's end. If
+it comes without a word, the run was killed: the groups of its ranks are ended, with whatever datasets started in them,
+and so is every process that inherited the run's mark in its environment, also from a run of one rank. Ranks themselves
+die with their parent (`die_with_parent`). What leaves its group and wipes its environment gets away.
+"""
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from types import TracebackType
+from typing import IO, Self
+from uuid import uuid4
+
+_MARK = "PLAIT_RUN"
+_CODE = """
+import os, signal, sys
+mark, groups, rest = sys.argv[1].encode(), set(), b""
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+while data := os.read(0, 65536):
+    *lines, rest = (rest + data).split(b"\\n")
+    for line in lines:
+        (groups.add if line[:1] == b"+" else groups.discard)(int(line[1:]))
+if b"end" in rest:
+    sys.exit()
+def end(kill, pid):
+    try:
+        kill(pid, signal.SIGKILL)
+    except OSError:
+        pass
+for group in groups:
+    end(os.killpg, group)
+for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+    try:
+        with open(f"/proc/{int(name)}/environ", "rb") as file:
+            if mark in file.read().split(b"\\0"):
+                end(os.kill, int(name))
+    except (OSError, ValueError):
+        continue
+"""
+
+
+class Guardian:
+    """Held for as long as a run lasts."""
+
+    def __init__(self) -> None:
+        self._token = f"{_MARK}={os.getpid()}-{uuid4().hex}"
+        self._before: str | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        clean = {name: value for name, value in os.environ.items() if name != _MARK}
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _CODE, self._token],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, bufsize=0, cwd="/",
+            env=clean, start_new_session=True,
+        )  # fmt: skip
+        self._before = os.environ.get(_MARK)
+        os.environ[_MARK] = self._token.partition("=")[2]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._before is None:
+            os.environ.pop(_MARK, None)
+        else:
+            os.environ[_MARK] = self._before
+        assert self._process is not None
+        self._say(b"end")
+        with suppress(OSError):
+            self._stdin.close()
+        self._process.wait()
+
+    def fileno(self) -> int:
+        """Its line, which no other process may keep open."""
+        return self._stdin.fileno()
+
+    def watch(self, group: int) -> None:
+        """A process group belongs to the run."""
+        self._say(b"+%d\n" % group)
+
+    def forget(self, group: int) -> None:
+        """It is gone; its number may be another's soon."""
+        self._say(b"-%d\n" % group)
+
+    @property
+    def _stdin(self) -> IO[bytes]:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+    def _say(self, text: bytes) -> None:
+        with suppress(OSError):  # somebody has killed it: the run goes on without
+            self._stdin.write(text)

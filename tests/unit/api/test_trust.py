@@ -1,0 +1,43 @@
+"""What `--resume` imports is said, and refused where the user cannot know it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from plait.api.trust import check_remembered, fingerprint
+from plait.errors import UsageError
+
+
+def test_a_job_that_changed_is_imported_only_if_the_user_says_so(tmp_path: Path) -> None:
+    file, folder = tmp_path / "mine.py", tmp_path / "run"
+    folder.mkdir()
+    file.write_text("def job(): ...")
+    stored = {"job": f"{file}:job", **fingerprint(f"{file}:job")}
+    told = check_remembered(folder, stored, trust=False)
+    assert told == f"imports {file}, as {folder}/environment.json says"
+    file.write_text("import os")
+    with pytest.raises(UsageError, match="has changed since the run") as raised:
+        check_remembered(folder, stored, trust=False)
+    assert f"plait run {file}:job --resume {folder}" in (raised.value.fix or "")
+    assert check_remembered(folder, stored, trust=True) == told
+    file.unlink()
+    with pytest.raises(UsageError, match="cannot be read"):
+        check_remembered(folder, stored, trust=False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_folder_of_another_user_is_not_believed(tmp_path: Path) -> None:
+    file, folder = tmp_path / "theirs.py", tmp_path / "run"
+    folder.mkdir()
+    file.write_text("")
+    stored = {"job": str(file), **fingerprint(str(file))}
+    os.chown(folder, 65534, 65534)
+    with pytest.raises(UsageError, match="belongs to another user"):
+        check_remembered(folder, stored, trust=False)
+    assert check_remembered(folder, stored, trust=True)
+
+
+def test_a_module_is_known_by_its_file() -> None:
+    assert fingerprint("json:loads")["job_file"].endswith("json/__init__.py")
+    assert fingerprint("no_such_module:job") == {}
