@@ -43,7 +43,9 @@ def stored_settings(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     remembered = read_json(path, _Remembered, _FORMAT)
-    stored = {key: value for key in (*REMEMBERED, *_OF_JOB) if (value := getattr(remembered, key)) is not None}
+    stored = {
+        key: value for key in (*REMEMBERED, *_OF_JOB) if (value := getattr(remembered, key)) is not None
+    }
     if (folder / "plan.yaml").exists():
         stored["plan_file"] = folder / "plan.yaml"
         stored["plan"] = read_plan(folder / "plan.yaml").name

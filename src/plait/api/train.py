@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from plait.api.trust import check_remembered, fingerprint
 from plait.api.auto import choose_for_run
 from plait.api.given import given_job, name_of
 from plait.api.settings import merged, parse_settings, write_settings
 from plait.api.stored import stored_saving, stored_settings
+from plait.api.trust import check_remembered, fingerprint
 from plait.errors import UsageError
 from plait.job.generators import kept_generators
 from plait.job.job import Job

@@ -44,7 +44,9 @@ def graph(
         raise UsageError(
             "--plan, --ranks, --mesh and --set say how a step is run.", fix="add --placements to see it."
         )
-    progress = plain_console(to_stderr=json_)  # a machine reads standard output; what is going on is for a person
+    progress = plain_console(
+        to_stderr=json_
+    )  # a machine reads standard output; what is going on is for a person
     try:
         with waiting(progress, f"Reading {job}"):
             found = _placed(job, batch, how) if placements else _captured(job, batch)

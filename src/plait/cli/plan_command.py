@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 import plait
-from plait.cli.console import plain_console
 from plait.api.settings import parse_settings
+from plait.cli.console import plain_console
 from plait.cli.flatten import flattened
 from plait.cli.options import JsonOption, parse_counts
 from plait.errors import PlanError, UsageError

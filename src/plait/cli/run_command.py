@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.text import Text
 
 import plait
-from plait.cli.console import plain_console
 from plait.api.stored import stored_saving, stored_settings
+from plait.cli.console import plain_console
 from plait.cli.flatten import flattened
 from plait.cli.options import TEXTS, How, JsonOption
 from plait.cli.progress import show_progress
@@ -74,9 +74,7 @@ def run(
         if resume is not None:
             own = {name: getattr(saving, name) for name in given & {"checkpoint_every", "record_samples"}}
             kept = replace(stored_saving(stored_settings(resume)), **own)
-            result = plait.resume(
-                resume, job=job, device=device, saving=kept, trust_job=trust_job, **options
-            )
+            result = plait.resume(resume, job=job, device=device, saving=kept, trust_job=trust_job, **options)
         elif job is not None:
             result = plait.train(job, device=device or "cpu", saving=saving, **options)
         else:

@@ -17,6 +17,7 @@ from plait.units import format_bytes
 
 _RESERVE = ".reserve"
 _RESERVE_BYTES = 64 << 10
+"""Room for `failure.txt` and the stacks of a few ranks, 5 to 20 KiB each as seen."""
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
