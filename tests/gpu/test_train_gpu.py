@@ -1,6 +1,6 @@
 """Training on one CUDA device: the same jobs, checked against the CPU.
 
-Two ranks share the device over gloo: NCCL refuses two ranks on one GPU.
+Two ranks share the device over sockets of the run: NCCL refuses two ranks on one GPU.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Plans that cut models and samples, on a GPU: two ranks share it over gloo, and equal one CPU process."""
+"""Plans that cut models and samples, on a GPU: two ranks share it over sockets of the run, and equal one CPU process."""
 
 from pathlib import Path
 
