@@ -254,7 +254,7 @@ def _ids(folder: Path) -> tuple[dict[int, list[int]], list[int]]:
             entry = json.loads(line)
             if entry["step"] in found:
                 twice.append(entry["step"])
-            found[entry["step"]] = sorted(entry["ids"])
+            found[entry["step"]] = sorted(found.get(entry["step"], []) + entry["ids"])
     return found, twice
 
 
@@ -320,7 +320,7 @@ def try_fault(
 def _check_result(case: Case, name: str, undisturbed: Reference, folder: Path, was_killed: bool) -> list[str]:
     wrong: list[str] = []
     found, twice = _ids(folder)
-    if twice:
+    if twice and not case.free:  # shares of one step may have been taken before and after
         wrong.append(f"steps {twice[:5]} stand twice")
     taken = Counter(number for ids in found.values() for number in ids)
     repeated = [number for number, count in taken.items() if count > 1]
