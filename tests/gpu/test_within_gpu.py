@@ -1,4 +1,4 @@
-"""Plans that cut models and samples, on a GPU that two ranks share over sockets of the run: equal to one CPU process."""
+"""Plans that cut models and samples, on a GPU that two ranks share: equal to one CPU process."""
 
 from pathlib import Path
 
