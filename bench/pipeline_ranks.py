@@ -157,8 +157,7 @@ def sleeping(machine: Machine) -> Callable[[Any], None]:
     """A rank that sleeps where it would compute, and goes on with zeros of the right shapes."""
 
     def compute(instruction: ins.Compute) -> None:
-        assert machine._own is not None
-        described = machine._own.values
+        described = machine._at.own.values
         kind, _, number = instruction.segment.split(".")[-1].rpartition("_")
         kind = instruction.segment.split(".")[-2] if kind == "backward" else kind
         if number == "0":  # the first piece of an action takes its time

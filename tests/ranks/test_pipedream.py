@@ -16,7 +16,7 @@ from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.plan.plan import PIPE
 from plait.run.link.shared_links import links_between
-from plait.run.loop import worker
+from plait.run.loop import rank as loop_rank
 from plait.run.prepare.prepare import prepare
 from plait.run.proof.verify import in_float64, verify
 
@@ -52,7 +52,7 @@ def test_processes_compute_what_is_written_out(
     name: str, mesh: dict[str, int], share: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through shared memory and through sockets: messages may leave late, weights change early."""
-    monkeypatch.setattr(worker, "links_between", partial(links_between, share=share))
+    monkeypatch.setattr(loop_rank, "links_between", partial(links_between, share=share))
     job, plan = job_of(name), resolve("pipedream", None, None, mesh)
     layout = prepare(job, plan, "cpu", torch.float64, lambda event: None).layout
     assert layout is not None

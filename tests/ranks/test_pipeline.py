@@ -24,7 +24,7 @@ from plait.run.checkpoint.store import load_checkpoint
 from plait.run.interpret.machine import Machine
 from plait.run.link import links
 from plait.run.link.shared_links import links_between
-from plait.run.loop import worker
+from plait.run.loop import rank as loop_rank
 from plait.run.proof.verify import Reference, reference_of, verify
 
 pytestmark = pytest.mark.timeout(120)
@@ -59,7 +59,7 @@ SHARED: tuple[tuple[str, str, dict[str, int]], ...] = (
 def test_processes_compute_what_one_does(
     name: str, plan: str, mesh: dict[str, int], share: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "links_between", partial(links_between, share=share))
+    monkeypatch.setattr(loop_rank, "links_between", partial(links_between, share=share))
     known = reference(name)
     found = verify(known.job, plan, mesh=mesh, against=known)
     assert found.ok, found.first
@@ -68,7 +68,7 @@ def test_processes_compute_what_one_does(
 
 def test_messages_need_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL has no tags; what skips to the second stage of a rank is sent long before it is needed there."""
-    monkeypatch.setattr(worker, "links_between", partial(links_between, share=False))
+    monkeypatch.setattr(loop_rank, "links_between", partial(links_between, share=False))
     monkeypatch.setattr(links, "_tag", lambda message, flat: 0)
     known = reference("moe_capacity")
     found = verify(known.job, "interleaved", mesh={"pipe": 2}, against=known)
@@ -129,7 +129,7 @@ def at_stage_1(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> N
     exact = Machine._compute
 
     def compute(machine: Machine, instruction: Compute) -> None:
-        here = (machine._step, instruction.stage, instruction.micro_batch, instruction.kind)
+        here = (machine.step, instruction.stage, instruction.micro_batch, instruction.kind)
         if here == (2, 1, 1, "backward"):
             action()
         exact(machine, instruction)

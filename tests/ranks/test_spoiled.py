@@ -27,7 +27,7 @@ def after_update(monkeypatch: pytest.MonkeyPatch, step: int, action: Callable[[M
 
     def update(machine: Machine, instruction: Update) -> None:
         exact(machine, instruction)
-        if machine._step == step:
+        if machine.step == step:
             action(machine)
 
     monkeypatch.setattr(Machine, "_update", update)

@@ -18,7 +18,7 @@ import plait
 from plait.errors import WorkerError
 from plait.run.checkpoint.store import load_checkpoint
 from plait.run.link.shared_links import links_between
-from plait.run.loop import worker
+from plait.run.loop import rank as loop_rank
 from plait.run.proof.verify import Reference, reference_of, verify
 
 pytestmark = pytest.mark.timeout(120)
@@ -59,7 +59,7 @@ def test_processes_compute_what_one_does(
     name: str, plan: str, mesh: dict[str, int], share: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through shared memory and through sockets."""
-    monkeypatch.setattr(worker, "links_between", partial(links_between, share=share))
+    monkeypatch.setattr(loop_rank, "links_between", partial(links_between, share=share))
     known = reference(name)
     found = verify(known.job, plan, mesh=mesh, settings=SETTINGS, against=known)
     assert found.ok, found.first
@@ -124,7 +124,7 @@ def test_a_rank_that_dies_in_the_middle_of_a_step_ends_the_run(
         monkeypatch.setattr(links, "start", start, raising=False)
         return links
 
-    monkeypatch.setattr(worker, "links_between", dying)
+    monkeypatch.setattr(loop_rank, "links_between", dying)
     job = ZOO["gpt"].job(batch=7, steps=20, num_samples=70)
     with pytest.raises(WorkerError, match="was killed by SIGKILL") as caught:
         plait.train(job, "zero3", 3, settings=SETTINGS, out=tmp_path / "run")

@@ -64,9 +64,7 @@ class Run:
 
     def step(self, number: int) -> Program:
         assert self.ranks.run(number)
-        program = self.machines[0]._program
-        assert program is not None
-        return program
+        return self.machines[0]._at.program
 
 
 class Held(Unobserved):

@@ -103,7 +103,7 @@ def test_nothing_of_a_micro_batch_is_left_after_a_step() -> None:
     ranks = machines(program, 2)
     run_step(ranks, program, 0, shares((4, 3)))
     for machine in ranks:
-        assert not [name for name in machine._values if name[0].isdigit() and "offset" not in name]
+        assert not [v for v in machine._values if v.micro_batch is not None and v.kind != "offset"]
 
 
 def test_a_deadlock_is_told_with_who_waits_for_what() -> None:

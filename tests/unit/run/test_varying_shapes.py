@@ -263,7 +263,7 @@ def test_a_few_captures_serve_all_shapes(name: str, monkeypatch: pytest.MonkeyPa
     used = set()
     for step in range(20):
         assert ranks.run(step)
-        used |= {id(ranks.machines[0]._program)}
+        used |= {id(ranks.machines[0]._at.program)}
     assert len(used) <= 2, "a record may stretch the program once"
     assert len(calls) - before <= 2, (before, len(calls))
     assert before <= (5 if name != "pictures" else 24), "one size is learned from a few"

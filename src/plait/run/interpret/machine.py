@@ -15,11 +15,9 @@ from torch import Tensor
 
 from plait.graph.ops.random import random_key
 from plait.job.data.loader import Share
-from plait.latest import Latest
 from plait.plan.plan import DATA
 from plait.program import instructions as ins
-from plait.program.cost.places import places_of
-from plait.program.program import Bucket, Program, RankProgram, Spec
+from plait.program.program import Bucket, Program
 from plait.program.segment.compiled import CompiledSegments
 from plait.program.sized import Numbers
 from plait.program.value import SQUARES, TOTAL, WEIGHT, Value
@@ -32,13 +30,10 @@ from plait.run.interpret.optimized import Optimized
 from plait.run.interpret.port import Port
 from plait.run.interpret.service import Service
 from plait.run.interpret.state import ModelState
-from plait.run.link.links import Finished, Handle, Links
-from plait.run.link.messages import pack, room, unpack
+from plait.run.interpret.step import Step, Steps, leaves_of
+from plait.run.interpret.traffic import Traffic
+from plait.run.link.links import Links
 from plait.run.link.wire import Post
-from plait.torch_private import pytree
-
-_PROGRAMS = 16
-"""Programs of which a machine remembers what it has worked out: memory is bounded."""
 
 
 class Observer(Protocol):
@@ -62,16 +57,6 @@ class StepOutcome:
     def loss(self) -> float:
         """The mean over the whole batch."""
         return float(self.total / self.weight)  # one read: on a GPU each one waits for the device
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Known:
-    """What a machine works out once for a program, which it keeps, so that no other gets its id."""
-
-    own: RankProgram
-    constants: dict[Value, Tensor]
-    places: dict[Value, tuple[Bucket, int]]
-    """Gradients that may be made in their bucket, and where."""
 
 
 class Machine:
@@ -105,33 +90,22 @@ class Machine:
         """Whether an answer of a server may be waited for; else others must move meanwhile."""
         self.outcome: StepOutcome | None = None
         """Of the last step; None where this rank had no samples of its own."""
-        self.bytes_sent = 0
-        """In all collectives and messages so far; a collective counts what it gathers or sums once."""
         self.slowdown = 1.0
         """How much longer this rank takes to compute than it needs: for trying out a straggler."""
         self._values: dict[Value, Any] = state.values()
-        self._pending: dict[int, tuple[Handle, ins.Collective | ins.Recv | ins.Pull | ins.Exchange]] = {}
-        self._sent: list[Handle] = []
-        self._places: dict[Value, tuple[Bucket, int]] = {}
-        self._numbers: Sequence[Numbers] = ()
-        """Of each micro-batch, where the program follows their sizes."""
-        self._known = Latest[int, _Known](_PROGRAMS)
-        self._program: Program | None = None
-        self._shares: Sequence[Share] = ()
-        self._step = 0
-        self._own: RankProgram | None = None
-        self._buckets: tuple[Bucket, ...] = ()
-        self._axes: list[str] = []
-        self._coordinates: tuple[int, ...] = ()
+        self._traffic = Traffic(links, state, self.store, self._values)
+        self._steps = Steps(rank, state)
+        self._now: Step | None = None
+        """The step that is executed; None: none yet."""
         self._norm: Tensor | None = None
         self._run: dict[type, Callable[[Any], None]] = {
             ins.Load: self._load,
             ins.Compute: self._compute,
             ins.Opaque: self._opaque,
-            ins.Collective: self._collective,
-            ins.Send: self._send,
-            ins.Recv: self._recv,
-            ins.Join: self._join,
+            ins.Collective: lambda i: self._traffic.collective(self._at, i),
+            ins.Send: lambda i: self._traffic.send(self._at, i),
+            ins.Recv: lambda i: self._traffic.recv(self._at, i),
+            ins.Join: lambda i: self._traffic.join(self._at, i),
             ins.Tally: self._tally,
             ins.Tangent: self._tangent,
             ins.Accumulate: self._accumulate,
@@ -185,27 +159,15 @@ class Machine:
 
     def execute(self, program: Program, step: int, shares: Sequence[Share]) -> Iterator[None]:
         """One step, under the caller's `torch.no_grad`: a generator must not change the mode of its caller."""
-        own = program.of(self.rank)
-        self._program, self._shares, self._step, self._norm = program, shares, step, None
-        self._own, self._buckets = own, own.buckets
-        self._axes = [name for name, _ in program.plan.mesh.axes]
-        self._coordinates = program.plan.mesh.coordinates(self.rank) if own.serve is None else ()
-        known = self._known_of(program, own)
-        self._values |= known.constants
-        self._places = known.places
-        instructions = own.instructions
-        if own.sized is not None:
-            self._numbers = [own.sized.numbers(_leaves(share)) for share in shares]
-            instructions = own.sized.instructions(instructions, self._numbers)
+        now = self._steps.step(program, step, shares)
+        self._now, self._norm = now, None
+        self._values |= now.known.constants
         entering, done, clock = self.observer.entering, self.observer.done, time.perf_counter_ns
-        for instruction in instructions:
+        for instruction in now.instructions:
             start = clock()
             if isinstance(instruction, ins.Wait):
                 entering(step, instruction, True)
-                handle, started = self._pending.pop(instruction.of)
-                while not handle.ready():
-                    yield
-                self._arrive(started, handle.result())
+                yield from self._traffic.wait(now, instruction)
             elif isinstance(instruction, ins.Serve):
                 assert self.service is not None
                 yield from self.service.execute()
@@ -218,11 +180,7 @@ class Machine:
             for name in instruction.frees:
                 self._values.pop(name, None)
             done(step, instruction, start, clock())
-        for handle in self._sent:
-            while not handle.ready():
-                yield
-            handle.result()
-        self._sent.clear()
+        yield from self._traffic.drain()
         self.state.steps_done = step + 1
         self.outcome = None
         if shares:
@@ -230,59 +188,55 @@ class Machine:
                 total=self._values.pop(TOTAL), weight=self._values.pop(WEIGHT), norm=self._norm
             )
 
-    def _known_of(self, program: Program, own: RankProgram) -> "_Known":
-        """What is worked out once for a program."""
-        known = self._known.get(id(own))
-        if known is None:
-            device, dtype = self.state.device, self.state.dtype
-            places = places_of(own, program.layout.zero)
-            known = _Known(
-                own=own,
-                constants={
-                    name: tensor.to(
-                        device, dtype if tensor.is_floating_point() and dtype == torch.float64 else None
-                    )
-                    for name, tensor in own.constants.items()
-                },
-                places={name: (own.buckets[index], position) for name, (index, position) in places.items()},
-            )
-            self._known.put(id(own), known)
-        return known
+    @property
+    def bytes_sent(self) -> int:
+        """In all collectives and messages so far; a collective counts what it gathers or sums once."""
+        return self._traffic.bytes_sent
+
+    @property
+    def step(self) -> int:
+        """The number of the step that is executed, or was last."""
+        return self._at.number
+
+    @property
+    def _at(self) -> Step:
+        assert self._now is not None, "no step is executed"
+        return self._now
 
     def _load(self, instruction: ins.Load) -> None:
         number = instruction.micro_batch
         assert number is not None
-        share = self._shares[number]
-        for index, leaf in enumerate(_leaves(share)):
+        share = self._at.shares[number]
+        for index, leaf in enumerate(leaves_of(share)):
             self._values[Value.batch(index, number)] = self.state.place(leaf)
         key = Value.key(number)
         if key not in instruction.frees:  # nobody reads it where the model draws no random numbers
             self._values[key] = random_key(
                 seed=self.state.job.seed,
-                step=self._step,
+                step=self._at.number,
                 micro_batch=number,
                 first_sample=share.offset,
                 device=self.state.device,
             )
-        for axis, coordinate in zip(self._axes, self._coordinates, strict=True):
+        for axis, coordinate in self._at.coordinates:
             self._values[Value.offset(axis, number)] = share.offset if axis == DATA else coordinate
 
     def _compute(self, instruction: ins.Compute) -> None:
-        own, values = self._own, self._values
-        assert own is not None
+        now, values = self._at, self._values
+        own = now.own
         segment = own.segments[instruction.segment]
         run, numbers = segment.run, tuple[Numbers, ...]()
         if own.sized is not None:
             if instruction.segment in own.sized.runs:
                 assert instruction.micro_batch is not None
-                run, numbers = own.sized.runs[instruction.segment], (self._numbers[instruction.micro_batch],)
+                run, numbers = own.sized.runs[instruction.segment], (now.numbers[instruction.micro_batch],)
         elif self.compiled is not None:
             run = self.compiled.run_of(segment)
         args = [values[name] for name in instruction.reads]
         for name in instruction.frees:  # the segment drops its inputs one by one; nobody else may hold them
             values.pop(name, None)
         if segment.fillable:
-            wanted = [self._places.get(instruction.writes[position]) for position in segment.fillable]
+            wanted = [now.known.places.get(instruction.writes[position]) for position in segment.fillable]
             into = [self.store.place(*place) if place else None for place in wanted]
             results = run(args, into, *numbers)
         else:
@@ -292,89 +246,8 @@ class Machine:
     def _opaque(self, instruction: ins.Opaque) -> None:
         number = instruction.micro_batch
         assert number is not None
-        results = run_eagerly(self.state, self._shares[number], instruction, self._step, number)
+        results = run_eagerly(self.state, self._at.shares[number], instruction, self._at.number, number)
         self._values.update(zip(instruction.writes, results, strict=True))
-
-    def _collective(self, instruction: ins.Collective) -> None:
-        source = instruction.reads[0]
-        out = None
-        if source.kind == "bucket":
-            tensor = self.store.flat(self._bucket(source.number))
-        else:
-            tensor = self._values[source]
-            if instruction.op == "all_reduce" and instruction.writes != instruction.reads:
-                tensor = tensor.clone(memory_format=torch.contiguous_format)
-        if source.kind == "chunk":
-            assert self.state.holding is not None
-            out = self.state.holding.room(source.number)
-        self.bytes_sent += instruction.num_bytes
-        self._pending[instruction.id] = (self.links.start(instruction, tensor, out), instruction)
-
-    def _send(self, instruction: ins.Send) -> None:
-        source = instruction.reads[0]
-        if source.kind in ("bucket", "shard"):
-            flat = self._part(source).reshape(-1).view(torch.uint8)
-        else:
-            tensors = [self._values[name] for name in instruction.reads]
-            flat = pack(tensors, self._described(instruction, instruction.reads))
-        self.bytes_sent += instruction.num_bytes
-        handle = self.links.send(instruction, flat)
-        if not isinstance(
-            handle, Finished
-        ):  # else it has left: its memory is free long before the end of the step
-            self._sent.append(handle)
-
-    def _recv(self, instruction: ins.Recv) -> None:
-        made = instruction.writes[0]
-        if made.kind == "part":
-            like = self._part(made)
-            flat = torch.empty_like(like).reshape(-1).view(torch.uint8)
-        else:
-            flat = room(self._described(instruction, instruction.writes), self.state.device)
-        self._pending[instruction.id] = (self.links.receive(instruction, flat), instruction)
-
-    def _described(self, instruction: ins.Instruction, names: Sequence[Value]) -> list[Spec]:
-        own = self._own
-        assert own is not None
-        if own.sized is None:
-            return [own.values[name] for name in names]
-        assert instruction.micro_batch is not None
-        numbers = self._numbers[instruction.micro_batch]
-        return [own.sized.described(name, own.values[name], numbers) for name in names]
-
-    def _part(self, value: Value) -> Tensor:
-        """What this rank has of a bucket before tied parts are added: the sums of its own shard, or all."""
-        return self.store.whole_or_kept(self._bucket(value.number))
-
-    def _join(self, instruction: ins.Join) -> None:
-        parts = {instruction.own: self._part(instruction.reads[0])}
-        parts |= {
-            at: self._values[name] for at, name in zip(instruction.parts, instruction.reads[1:], strict=True)
-        }
-        first, *rest = (parts[at] for at in sorted(parts))
-        total = first.clone()
-        for part in rest:
-            total.add_(part)
-        parts[instruction.own].copy_(total)
-
-    def _arrive(self, started: ins.Collective | ins.Recv | ins.Pull | ins.Exchange, result: Tensor) -> None:
-        if isinstance(started, ins.Pull):
-            return  # written to the parameters as it came
-        if isinstance(started, ins.Recv):
-            if started.writes[0].kind == "part":
-                like = self._part(started.writes[0])
-                self._values[started.writes[0]] = result.view(like.dtype).view(like.shape)
-            else:
-                views = unpack(result, self._described(started, started.writes))
-                self._values.update(zip(started.writes, views, strict=True))
-            return
-        source = started.reads[0]
-        if source.kind == "chunk":
-            assert self._program is not None
-            group = self._program.layout.groups[source.number]
-            self._values.update(zip(started.writes, group.views(result), strict=True))
-        else:
-            self._values[started.writes[0]] = result
 
     def _tally(self, instruction: ins.Tally) -> None:
         parts = [self._values[name] for name in instruction.reads]
@@ -395,7 +268,7 @@ class Machine:
             )
 
     def _bucket(self, index: int) -> Bucket:
-        return self._buckets[index]
+        return self._at.own.buckets[index]
 
     def _accumulate(self, instruction: ins.Accumulate) -> None:
         bucket = self._bucket(instruction.bucket)
@@ -406,16 +279,14 @@ class Machine:
         self._values[instruction.writes[0]] = None
 
     def _compress(self, instruction: ins.Compress) -> None:
-        assert self._program is not None
         bucket, before = self._bucket(instruction.bucket), [self._values[n] for n in instruction.reads[1:]]
         self._values[instruction.writes[0]] = self.compressor.compress(
-            bucket, self.store.flat(bucket), self._program.plan.sync, instruction.part, *before or (None,)
+            bucket, self.store.flat(bucket), self._at.program.plan.sync, instruction.part, *before or (None,)
         )
 
     def _decompress(self, instruction: ins.Decompress) -> None:
-        assert self._program is not None
         bucket, sums = self._bucket(instruction.bucket), [self._values[name] for name in instruction.reads]
-        self.compressor.decompress(bucket, self.store.flat(bucket), self._program.plan.sync, sums)
+        self.compressor.decompress(bucket, self.store.flat(bucket), self._at.program.plan.sync, sums)
 
     def _keep(self, instruction: ins.Keep) -> None:
         name = instruction.reads[0]
@@ -423,12 +294,11 @@ class Machine:
         self.store.keep(self._bucket(instruction.bucket), part, fresh=instruction.fresh)
 
     def _square_sum(self, instruction: ins.SquareSum) -> None:
-        self._values[instruction.writes[0]] = self.store.squares(self._buckets, instruction.axes)
+        self._values[instruction.writes[0]] = self.store.squares(self._at.own.buckets, instruction.axes)
 
     def _finish(self, instruction: ins.Finish) -> None:
-        assert self._program is not None
-        program = self._program
-        scalars = self.store.scalars(self._buckets)
+        program = self._at.program
+        scalars = self.store.scalars(self._at.own.buckets)
         self._values[TOTAL] = scalars["total"].clone()
         weight: Any = program.total_weight
         if instruction.late_weight:
@@ -437,7 +307,7 @@ class Machine:
             weight = self._values[WEIGHT]
         self._values[WEIGHT] = weight
         self._norm = self.store.finish(
-            self._buckets,
+            self._at.own.buckets,
             late_weight=weight if instruction.late_weight else None,
             clip_norm=instruction.clip_norm,
             squares=self._values.get(SQUARES),
@@ -449,21 +319,19 @@ class Machine:
 
     def _push(self, instruction: ins.Push) -> None:
         bucket = self._bucket(instruction.bucket)
-        self._to_servers().push(instruction.bucket, bucket, self.store.flat(bucket), self._step)
+        self._to_servers().push(instruction.bucket, bucket, self.store.flat(bucket), self._at.number)
 
     def _push_buffers(self, instruction: ins.PushBuffers) -> None:
         self._to_servers().push_buffers(
-            [self.state.buffers[name] for name in instruction.buffers], self._step
+            [self.state.buffers[name] for name in instruction.buffers], self._at.number
         )
 
     def _pull(self, instruction: ins.Pull) -> None:
-        handle = self._to_servers().pull(instruction.bucket, self._step)
-        self._pending[instruction.id] = (handle, instruction)
+        self._traffic.keep(instruction, self._to_servers().pull(instruction.bucket, self._at.number))
 
     def _outcome(self, instruction: ins.Outcome) -> None:
-        assert self._program is not None
-        scalars = self.store.scalars(self._buckets)
-        weight: Any = self._program.total_weight
+        scalars = self.store.scalars(self._at.own.buckets)
+        weight: Any = self._at.program.total_weight
         if instruction.late_weight:
             weight = scalars["weight"].clone()
         self._values[TOTAL] = scalars["total"].clone()
@@ -474,10 +342,10 @@ class Machine:
             self._values[name] = self._values[source].clone()
 
     def _update(self, instruction: ins.Update) -> None:
-        self.state.schedule.apply(self.state.optimizer, self._step)
-        self.store.hand_over(self._buckets)
+        self.state.schedule.apply(self.state.optimizer, self._at.number)
+        self.store.hand_over(self._at.own.buckets)
         self.state.optimizer.step()
-        self.store.take_back(self._buckets)
+        self.store.take_back(self._at.own.buckets)
 
     def _commit(self, instruction: ins.Commit) -> None:
         for name, source in zip(instruction.buffers, instruction.reads, strict=True):
@@ -485,20 +353,14 @@ class Machine:
             self.state.buffers[name].copy_(new)
 
     def _average(self, instruction: ins.Flatten | ins.Lookahead | ins.Momentum | ins.Mix) -> None:
-        assert self._program is not None and self._own is not None
-        flat = self._own.averages[instruction.flat]
-        self.averaging.execute(instruction, flat, self._program.plan, self._values)
+        flat = self._at.own.averages[instruction.flat]
+        self.averaging.execute(instruction, flat, self._at.program.plan, self._values)
 
     def _exchange(self, instruction: ins.Exchange) -> None:
-        assert self._program is not None
-        plan, flat = self._program.plan, self._values[instruction.reads[0]]
-        self.state.schedule.apply(self.state.optimizer, self._step)
+        plan, flat = self._at.program.plan, self._values[instruction.reads[0]]
+        self.state.schedule.apply(self.state.optimizer, self._at.number)
         strength = (
             1 / plan.mesh.size if instruction.rule == "share" else self.averaging.rate * plan.elastic.rho
         )
-        handle = self._to_servers().exchange(instruction.flat, flat, strength, self._step)
-        self._pending[instruction.id] = (handle, instruction)
-
-
-def _leaves(share: Share) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(share.batch) if isinstance(leaf, Tensor)]
+        handle = self._to_servers().exchange(instruction.flat, flat, strength, self._at.number)
+        self._traffic.keep(instruction, handle)

@@ -1,0 +1,118 @@
+"""The step that a rank is at: its program, its samples, and what is worked out once for a program.
+
+In: a program, a rank's share of the batch. Out: a `Step`, which instructions are executed within.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from plait.job.data.loader import Share
+from plait.latest import Latest
+from plait.program.cost.places import places_of
+from plait.program.instructions import Instruction
+from plait.program.program import Bucket, Program, RankProgram, Spec
+from plait.program.sized import Numbers
+from plait.program.value import Value
+from plait.run.interpret.state import ModelState
+from plait.torch_private import pytree
+
+_PROGRAMS = 16
+"""Programs of which a rank remembers what it has worked out: memory is bounded."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Known:
+    """What is worked out once for a program, which is kept, so that no other gets its id."""
+
+    own: RankProgram
+    constants: dict[Value, Tensor]
+    """As the model holds them: on its device, in its dtype."""
+    places: dict[Value, tuple[Bucket, int]]
+    """Gradients that may be made in their bucket, and where."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One step of one rank."""
+
+    number: int
+    program: Program
+    own: RankProgram
+    """This rank's part of the program."""
+    known: Known
+    shares: Sequence[Share]
+    """This rank's samples, by micro-batch."""
+    numbers: Sequence[Numbers]
+    """Of each micro-batch, where the program follows their sizes."""
+    coordinates: Sequence[tuple[str, int]]
+    """Where this rank is on each axis; none of a server's."""
+
+    @property
+    def instructions(self) -> Sequence[Instruction]:
+        """What to do, in this order."""
+        sized = self.own.sized
+        return (
+            self.own.instructions
+            if sized is None
+            else sized.instructions(self.own.instructions, self.numbers)
+        )
+
+    def described(self, instruction: Instruction, values: Sequence[Value]) -> list[Spec]:
+        """What the tensors of a message are like."""
+        if self.own.sized is None:
+            return [self.own.values[value] for value in values]
+        assert instruction.micro_batch is not None
+        numbers = self.numbers[instruction.micro_batch]
+        return [self.own.sized.described(value, self.own.values[value], numbers) for value in values]
+
+
+class Steps:
+    """Makes the steps of one rank."""
+
+    def __init__(self, rank: int, state: ModelState) -> None:
+        self._rank, self._state = rank, state
+        self._known = Latest[int, Known](_PROGRAMS)
+
+    def step(self, program: Program, number: int, shares: Sequence[Share]) -> Step:
+        """A step of a program with this rank's samples."""
+        own, axes = program.of(self._rank), [name for name, _ in program.plan.mesh.axes]
+        on_mesh = own.serve is None
+        return Step(
+            number=number,
+            program=program,
+            own=own,
+            known=self._known_of(program, own),
+            shares=shares,
+            numbers=[own.sized.numbers(leaves_of(share)) for share in shares]
+            if own.sized is not None
+            else (),
+            coordinates=tuple(zip(axes, program.plan.mesh.coordinates(self._rank), strict=True))
+            if on_mesh
+            else (),
+        )
+
+    def _known_of(self, program: Program, own: RankProgram) -> Known:
+        known = self._known.get(id(own))
+        if known is None:
+            device, dtype = self._state.device, self._state.dtype
+            places = places_of(own, program.layout.zero)
+            known = Known(
+                own=own,
+                constants={
+                    value: tensor.to(
+                        device, dtype if tensor.is_floating_point() and dtype == torch.float64 else None
+                    )
+                    for value, tensor in own.constants.items()
+                },
+                places={value: (own.buckets[index], position) for value, (index, position) in places.items()},
+            )
+            self._known.put(id(own), known)
+        return known
+
+
+def leaves_of(share: Share) -> list[Tensor]:
+    """The tensors of a share of a micro-batch."""
+    return [leaf for leaf in pytree.tree_leaves(share.batch) if isinstance(leaf, Tensor)]
