@@ -18,6 +18,7 @@ Recompute = Literal["none", "selective", "full"]
 Compression = Literal["none", "fp16", "bf16", "powersgd", "topk"]
 Variant = Literal["round-robin", "sync", "async"]
 Compile = Literal["auto", "on", "off"]
+Transport = Literal["auto", "shared", "sockets", "nccl"]
 COMPILE: tuple[str, ...] = get_args(Compile)
 """Whether segments are compiled."""
 
@@ -216,6 +217,18 @@ class Domain:
             raise PlanError(
                 f"domain.dim={self.dim!r} is no dim beside the samples'.", fix="set it to 1 or more."
             )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Links:
+    """How ranks reach each other."""
+
+    transport: Transport = "auto"
+    """`auto`: shared memory between processes of one host, NCCL where every rank has a GPU; or one of them by name.
+    `nccl` also with ranks that share a GPU, over NCCL's sockets: slow, to try what runs on many."""
+
+    def __post_init__(self) -> None:
+        _check_choice("links.transport", self.transport, get_args(Transport))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,6 +25,7 @@ from plait.plan.decisions import (
     Domain,
     Elastic,
     Hogwild,
+    Links,
     Memory,
     Pipe,
     Sync,
@@ -53,6 +54,7 @@ _GROUPS: Mapping[str, type] = {
     "tensor": Tensor,
     "domain": Domain,
     "pipe": Pipe,
+    "links": Links,
 }
 _SCALARS = ("compile",)
 """Decisions that are no group."""
@@ -97,6 +99,8 @@ class Plan:
     """How samples are cut over `domain`."""
     pipe: Pipe = Pipe()
     """How the model is cut over `pipe`."""
+    links: Links = Links()
+    """How ranks reach each other."""
     compile: Compile = "auto"
     """Whether segments of the step are put through Inductor: `auto`, where that is expected to pay."""
     placements: tuple[AxisPlacements, ...] = ()

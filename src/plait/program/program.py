@@ -194,6 +194,20 @@ class Program:
         """Bytes of all gradients of a step, as they are before anybody compresses or cuts them."""
         return sum(bucket.num_bytes for bucket in self.buckets if bucket.parameters)
 
+    def pairs(self) -> tuple[tuple[str, int, int], ...]:
+        """Who sends messages to whom: (axis, sender, receiver), each once, in the same order on every rank."""
+        mesh = self.plan.mesh
+        return tuple(
+            sorted(
+                {
+                    (instruction.axis, rank, mesh.group(rank, instruction.axis)[instruction.to])
+                    for rank in range(mesh.size)
+                    for instruction in self.of(rank).instructions
+                    if isinstance(instruction, Send)
+                }
+            )
+        )
+
     def of(self, rank: int) -> RankProgram:
         """What one rank does."""
         return self.classes[self.members[rank]]

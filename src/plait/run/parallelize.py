@@ -29,6 +29,7 @@ from plait.run.interpret.machine import Machine, StepOutcome
 from plait.run.interpret.serial import Unobserved
 from plait.run.interpret.state import ModelState
 from plait.run.link.exchange import ProcessShardFetcher
+from plait.run.link.links import ProcessLinks
 from plait.run.link.shared_links import links_between
 from plait.run.prepare.fits import memory_limit
 from plait.run.prepare.prepare import prepare
@@ -53,6 +54,8 @@ class Step:
         self._source = programs.captures.source
         self._programs = programs
         links = links_between(plan.mesh, rank, device, timeout_s=_TIMEOUT_S)
+        if isinstance(links, ProcessLinks):
+            links.meet(programs.full_step().pairs(), device)
         self._state = ModelState(job, device, holding=self._programs.holding(rank, links, device))
         compiled = CompiledSegments(device) if plan.compile == "on" else None
         self._machine = Machine(rank, self._state, links, Unobserved(), compiled)

@@ -38,7 +38,7 @@ from plait.run.prepare.fits import memory_limit
 from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
 from plait.run.prepare.room import check_room
-from plait.run.start.device import check_device
+from plait.run.start.device import check_device, check_transport
 from plait.run.start.guardian import Guardian
 from plait.run.start.launch import Seat, launch
 from plait.run.start.outside import refuse_many_starts
@@ -102,6 +102,7 @@ def train(
         job = replace(job, steps=steps, epochs=None)
     tell = listener if listener is not None else (lambda event: None)
     check_device(device)
+    check_transport(chosen, device)
     check_slow(trial.slow, chosen, device)
     dtype = torch.float64 if trial.dtype == "float64" else torch.float32
     check_shared(chosen, device)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from plait.errors import PlanError
+from plait.errors import PlanError, UsageError
 from plait.plan.ddp import ddp
 from plait.plan.decisions import SCHEDULE_NAMES, Sync
 from plait.plan.mesh import Mesh
@@ -13,6 +13,7 @@ from plait.plan.named import NAMED, resolve
 from plait.plan.plan import DATA, Plan, plan_from, read_plan, with_settings
 from plait.plan.single import single
 from plait.program.stage.schedules import SCHEDULES
+from plait.run.start.device import check_transport
 
 
 def test_a_named_plan_has_as_many_ranks_as_asked_for() -> None:
@@ -170,3 +171,15 @@ def test_a_plan_is_a_value() -> None:
     with pytest.raises(AttributeError):
         ddp(2).name = "other"  # type: ignore[misc]
     assert isinstance(ddp(2), Plan)
+
+
+def test_links_that_a_run_cannot_have_are_refused() -> None:
+    with pytest.raises(PlanError, match="links.transport"):
+        resolve("ddp", 2, {"links": {"transport": "pigeon"}})
+    with pytest.raises(UsageError, match="this run is on processors"):
+        check_transport(resolve("ddp", 2, {"links": {"transport": "nccl"}}), "cpu")
+    with pytest.raises(UsageError, match="ranks without one"):
+        check_transport(resolve("server-sync", 3, {"links": {"transport": "nccl"}}), "cuda")
+    with pytest.raises(UsageError, match="memory of processors"):
+        check_transport(resolve("ddp", 2, {"links": {"transport": "shared"}}), "cuda")
+    check_transport(resolve("ddp", 2), "cuda")

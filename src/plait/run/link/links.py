@@ -159,6 +159,20 @@ class ProcessLinks:
         self._ways: Mapping[tuple[str, bool], Any] = _ways(mesh, rank) if dist.get_backend() == "nccl" else {}
         """Along an axis, up or down: the groups in which messages travel."""
 
+    def meet(self, pairs: Sequence[tuple[str, int, int]], device: torch.device) -> None:
+        """Connect the pairs (axis, sender, receiver) of a program, in an order that is the same on all ranks.
+
+        NCCL connects two ranks at their first message, and waits for the other one: ranks whose first messages are with
+        different peers would wait in a circle.
+        """
+        token = torch.zeros(1, device=device)
+        for axis, sender, receiver in pairs if self._ways else ():
+            way = self._ways[axis, sender < receiver]
+            if self._rank == sender:
+                dist.send(token, receiver, way)
+            elif self._rank == receiver:
+                dist.recv(token, sender, way)
+
     def start(self, collective: Collective, tensor: Tensor, out: Tensor | None = None) -> Handle:
         """Begin a collective without waiting for it."""
         axes = meeting_axes(self._mesh, collective.axis)

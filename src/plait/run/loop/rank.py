@@ -24,7 +24,7 @@ from plait.run.interpret.machine import Machine
 from plait.run.interpret.optimized import Optimized
 from plait.run.interpret.state import ModelState
 from plait.run.interpret.worker_states import restore_workers
-from plait.run.link.links import Links
+from plait.run.link.links import Links, ProcessLinks
 from plait.run.link.posts import posts_between
 from plait.run.link.shared_links import links_between
 from plait.run.link.wire import Post
@@ -65,10 +65,16 @@ def run_rank(task: Task, seat: Seat, programs: Programs, model: SharedModel | No
 
 
 def _backend(task: Task) -> GroupKind:
-    """nccl where every worker has a GPU of its own, and nobody has none."""
-    plan = task.plan
-    enough = task.device == "cuda" and plan.ranks <= torch.cuda.device_count()
-    return "nccl" if enough and plan.ranks == plan.mesh.size else "plait"
+    """nccl where every worker has a GPU of its own, and nobody has none; or where the plan asks for it."""
+    plan, transport = task.plan, task.plan.links.transport
+    if transport == "nccl" or (
+        transport == "auto"
+        and task.device == "cuda"
+        and plan.ranks <= torch.cuda.device_count()
+        and plan.ranks == plan.mesh.size
+    ):
+        return "nccl"
+    return "plait"
 
 
 class _Rank:
@@ -87,6 +93,8 @@ class _Rank:
         self.program: Program = programs.full_step()
         self.watch = Watch.of(task, seat, device)
         links, post = self._links(device)
+        if isinstance(links, ProcessLinks):
+            links.meet(self.program.pairs(), device)
         seat.board.enter(-1, -1, "build the model")
         if model is not None:
             self.state = model.adopt(seat.rank)
@@ -131,7 +139,8 @@ class _Rank:
     def _links(self, device: torch.device) -> tuple[Links, Post | None]:
         plan, seat, timeout_s = self.task.plan, self.seat, self.task.timeout_s
         if plan.ranks == plan.mesh.size:
-            return links_between(plan.mesh, seat.rank, device, timeout_s=timeout_s), None
+            share = plan.links.transport != "sockets"
+            return links_between(plan.mesh, seat.rank, device, timeout_s=timeout_s, share=share), None
         return posts_between(
             plan.mesh,
             plan.sync.servers,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from plait.errors import RunError, UsageError
+from plait.plan.plan import Plan
 
 
 def check_device(device: str) -> None:
@@ -21,6 +22,19 @@ def check_device(device: str) -> None:
         raise UsageError(
             f"device cuda was asked for, but torch {torch.__version__} is built without it.",
             fix="use --device cpu, or install a CUDA build of torch.",
+        )
+
+
+def check_transport(plan: Plan, device: str) -> None:
+    """Refuse links that this run cannot have."""
+    transport = plan.links.transport
+    if transport == "nccl" and (device != "cuda" or plan.ranks != plan.mesh.size):
+        why = f"plan {plan.name} has ranks without one" if device == "cuda" else "this run is on processors"
+        raise UsageError(f"links.transport=nccl reaches GPUs only; {why}.", fix="use links.transport=auto.")
+    if transport == "shared" and device != "cpu":
+        raise UsageError(
+            "links.transport=shared is memory of processors; this run is on GPUs.",
+            fix="use links.transport=auto.",
         )
 
 

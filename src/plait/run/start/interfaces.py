@@ -12,8 +12,14 @@ _CHOICES = ("NCCL_SOCKET_IFNAME", "NCCL_COMM_ID", "NCCL_IB_HCA")
 """What makes NCCL use other interfaces than the one we give it."""
 
 
-def choose_interfaces() -> None:
-    """Keep NCCL's own sockets on this host, or say that the environment does not."""
+def choose_interfaces(sharing: int | None = None) -> None:
+    """Keep NCCL's own sockets on this host, or say that the environment does not.
+
+    `sharing` is the number of a rank that shares its GPU with others, which NCCL allows between hosts only: such a rank
+    says that it is on a host of its own.
+    """
+    if sharing is not None:
+        os.environ["NCCL_HOSTID"] = f"plait-{sharing}"
     chosen = {name: os.environ[name] for name in _CHOICES if name in os.environ}
     if chosen:
         told = ", ".join(f"{name}={value}" for name, value in chosen.items())

@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
@@ -111,7 +112,7 @@ def connect(seat: Seat, backend: GroupKind = "plait", *, timeout_s: float) -> No
     store.connections += 1
     group.register()
     if backend == "nccl":
-        choose_interfaces()
+        choose_interfaces(seat.rank if seat.ranks > torch.cuda.device_count() else None)
     dist.init_process_group(
         backend,
         store=PrefixStore(f"group {store.connections}", store),
