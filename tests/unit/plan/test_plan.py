@@ -123,7 +123,7 @@ def test_a_plan_without_ranks_on_its_own_axis_is_refused(plan: str, mesh: dict[s
         ("- ddp", "line 1: expected a plan, a table; it holds a list"),
         ("", "expected a plan, a table; it holds nothing"),
         ("plan: ddp\nsync:\n  servers: two", "line 3: sync.servers='two': expected a whole number"),
-        ("plan: ddp\nsync: {rule: foo}", "line 2: sync.rule='foo': expected one of all-reduce, diloco"),
+        ("plan: ddp\nsync: {rule: foo}", "line 2: sync.rule='foo' is unknown"),
         ("plan: ddp\nsync:\n  bucket_mib: -1", "line 3: sync.bucket_mib=-1.0 is not a size"),
         ("plan: ddp\nmesh:\n  data: true", "line 3: mesh.data=true: expected a whole number"),
         ("plan: ddp\nmesh:\n  data: 0", "line 3: axis data=0"),
