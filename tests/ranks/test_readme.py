@@ -36,3 +36,18 @@ def test_every_named_plan_has_a_row() -> None:
     rows = [line for line in README.read_text().splitlines() if line.startswith("| `")]
     for name in NAMED:
         assert any(f"`{name}`" in row for row in rows), name
+
+
+@pytest.mark.timeout(180)
+def test_the_example_of_the_python_page_runs(tmp_path: Path) -> None:
+    text = (README.parent / "docs" / "python.md").read_text()
+    example = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert example is not None
+    (tmp_path / "examples").symlink_to(README.parent / "examples")
+    script = tmp_path / "page.py"
+    script.write_text(example[1])
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=170, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "plan: " in done.stdout
