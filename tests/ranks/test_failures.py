@@ -258,7 +258,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "not a setting": ((PLAIN, "--set", "batches=3"), "there is no such setting"),
     "not a plan setting": ((PLAIN, "--set", "sync.bucket=3"), "no setting sync.bucket"),
     "not key=value": ((PLAIN, "--set", "batch"), "not KEY=VALUE"),
-    "unreadable value": ((PLAIN, "--set", "batch=["), "cannot be read"),
+    "unreadable value": ((PLAIN, "--set", "batch=["), "is not YAML"),
     "folder in use": ((PLAIN, "--out", "used"), "used already holds a run"),
     "folder cannot be made": ((PLAIN, "--out", "bad.py/run"), "cannot be made"),
     "resume nothing": (("--resume", "nowhere"), "there is no run folder nowhere"),

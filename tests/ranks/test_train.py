@@ -227,7 +227,7 @@ def test_complaint_20_fresh_interpreters_take_lambdas_too(
 
 
 def test_train_wants_a_job() -> None:
-    with pytest.raises(JobError, match="train takes a plait.Job, not function"):
+    with pytest.raises(JobError, match="a plait.Job, or text that names one, was expected, not function"):
         plait.train(jobs.plain)  # type: ignore[arg-type]
 
 
@@ -351,7 +351,7 @@ def test_buffers_of_an_uncapturable_model_stay_equal_on_all_ranks(accumulate: in
     record = run_serially(job, plait.resolve("ddp", 2), 3, torch.float64)
     assert record.spread == 0.0
     assert float(record.buffers["norm.running_mean"].abs().sum()) > 0
-    assert any("each rank's own share" in notice for notice in record.notices)
+    assert any("its own share alone" in notice for notice in record.notices)
 
 
 def test_ranks_without_samples_keep_the_buffers_of_the_others() -> None:
