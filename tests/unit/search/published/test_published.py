@@ -13,7 +13,7 @@ from plait.search.published.compare import SourceSummary, summarize
 from plait.search.published.predictor import Outcome, predict_cases
 from plait.search.published.setup import UnclearError, setup_of
 
-FILE = Path(__file__).parents[2] / "golden" / "published.jsonl"
+FILE = Path(__file__).parents[3] / "golden" / "published.jsonl"
 """A part of the public cases, chosen by hashes of their ids among a few shapes of models."""
 
 

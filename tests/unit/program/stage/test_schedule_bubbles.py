@@ -13,7 +13,7 @@ from plait.program.stage.schedules import SCHEDULES
 from plait.program.stage.schedules.base import Action, Costs
 from plait.program.stage.schedules.zero_bubble import zero_bubble_h2
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 GOLDEN = json.loads((ROOT / "tests" / "golden" / "pipeline_schedules.json").read_text())
 CASES = {case["id"]: case for case in GOLDEN["cases"]}
 
