@@ -199,6 +199,16 @@ def _pause(of_parent: bool) -> Fault:
     return hit
 
 
+def _stop_a_rank(run: Run, choice: random.Random) -> None:
+    """Of a run that has no ranks (yet), the only process: then it goes on, for nobody is there who could tell."""
+    ranks = run.ranks()
+    if not ranks:
+        _pause(True)(run, choice)
+        return
+    with suppress(ProcessLookupError):
+        os.kill(choice.choice(ranks), signal.SIGSTOP)
+
+
 def _interrupt_twice(run: Run, choice: random.Random) -> None:
     for _ in range(2):
         with suppress(ProcessLookupError):
@@ -223,7 +233,7 @@ FAULTS: dict[str, Fault] = {
     "kill a rank": _signal(signal.SIGKILL, False),
     "kill the parent": _signal(signal.SIGKILL, True),
     "crash a rank": _signal(signal.SIGSEGV, False),
-    "stop a rank": _signal(signal.SIGSTOP, False),
+    "stop a rank": _stop_a_rank,
     "pause a rank": _pause(False),
     "pause the parent": _pause(True),
     "SIGTERM": _signal(signal.SIGTERM, True),
@@ -298,7 +308,7 @@ def try_fault(
     if left and ended.code is not None:
         wrong.append(f"{len(left)} processes were left")
     run.end()
-    if ended.told.get("error") == "TRACEBACK":
+    if ended.told.get("error") == "TRACEBACK" and not _tells_of_memory(name, ended.told["text"]):
         wrong.append(f"an error that is not ours: {ended.told['text']}")
     if name in HARMLESS and ended.code != 0:
         wrong.append(f"a pause ended it: {ended.told}")
@@ -315,6 +325,11 @@ def try_fault(
             return wrong, ended.seconds
     wrong += _check_result(case, name, undisturbed, folder, was_killed)
     return wrong, ended.seconds
+
+
+def _tells_of_memory(name: str, text: str) -> bool:
+    """The parent itself had none left: that is the cause, and it is told."""
+    return name == "no memory" and ("MemoryError" in text or "Cannot allocate memory" in text)
 
 
 def _check_result(case: Case, name: str, undisturbed: Reference, folder: Path, was_killed: bool) -> list[str]:

@@ -79,3 +79,22 @@ def test_a_step_is_written_once_all_that_can_come_has_come(tmp_path: Path) -> No
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     assert rounds.tickets == {0: 4, 1: 1}
+
+
+def test_tickets_end_with_a_whole_step_and_none_that_was_taken_is_dropped() -> None:
+    """Three workers, steps of four shares; the run is to stop while all of them hold tickets."""
+    counter, stopping, ends = itertools.count(), [False], list[int]()
+
+    def end() -> int | None:
+        if not stopping[0]:
+            return None
+        if not ends:
+            ends.append(-(-int(repr(counter)[6:-1]) // 4) * 4)
+        return ends[0]
+
+    workers = [tickets(counter.__next__, 4, 10, end) for _ in range(3)]
+    used = [next(workers[number % 3]) for number in range(7)]
+    stopping[0] = True
+    for worker in workers:
+        used += worker
+    assert sorted(used) == [(10 + number // 4, number % 4) for number in range(8)]

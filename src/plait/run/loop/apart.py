@@ -15,7 +15,7 @@ from plait.run.interpret.machine import Machine
 from plait.run.loop.evaluate import evaluate
 from plait.run.loop.shares import ShareLog
 from plait.run.loop.task import Task
-from plait.run.loop.tickets import shared_count, tickets
+from plait.run.loop.tickets import shared_count, shared_end, tickets
 from plait.run.loop.watch import Watch
 from plait.run.loop.worker import write_gradients
 from plait.run.prepare.programs import Programs
@@ -32,7 +32,9 @@ class Apart:
         self._agreement, self._workers = task.plan.agreement, task.plan.mesh.size
         takes_next = self._agreement.takes_next
         self.places: Iterable[tuple[int, int]] | None = (
-            tickets(shared_count(seat), self._workers, start) if takes_next else None
+            tickets(shared_count(seat), self._workers, start, shared_end(seat, self._workers))
+            if takes_next
+            else None
         )
         self.stopped: str | None = None
         self._log = ShareLog(task.folder, seat.rank)
@@ -88,9 +90,9 @@ class Apart:
 
     def ends(self, loaded: LoadedStep) -> bool:
         """Where all have their own share of every step, worker 0 says which is the last; if it has died, nobody can,
-        and everybody ends where it is."""
+        and everybody ends where it is. Those who take what is next are given no more, and use what they have."""
         if self._agreement.takes_next:
-            return self.seat.board.stop_requested()
+            return False
         leaderless = self.seat.board.stop_requested() and self.seat.board.is_gone(0)
         return self.seat.board.stop_after(loaded.step, self._agreement.round or 1) or leaderless
 
