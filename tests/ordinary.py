@@ -726,6 +726,13 @@ class ConditionOnValue(Base):
 # ---- layers
 
 
+@case()
+class Dropped(Base):
+    def middle(self, h: Tensor) -> Tensor:
+        noisy = F.dropout(h, 0.3) + 0.1 * torch.randn_like(h)
+        return noisy.tanh() * torch.bernoulli(torch.full_like(h, 0.8))
+
+
 @case(tokens)
 class SparseEmbedding(nn.Module):
     def __init__(self) -> None:

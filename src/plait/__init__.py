@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from plait.run.measure.machine import Measured
     from plait.run.measure.predict import Predicted
     from plait.run.parallelize import Step, parallelize
-    from plait.run.proof.verify import Verification
     from plait.run.train import Result
+    from plait.run.verify import Verification
 
 _HOME = {
     "Choice": "api.choose",
@@ -78,7 +78,7 @@ _HOME = {
     "Trial": "options",
     "Until": "job.job",
     "Validation": "api.validate",
-    "Verification": "run.proof.verify",
+    "Verification": "run.verify",
     "capture": "api.graphs",
     "choose": "api.choose",
     "compare": "report.compare",

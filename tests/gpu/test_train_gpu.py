@@ -9,8 +9,8 @@ import pytest
 import torch
 from tests.zoo import ZOO
 
-from plait.run.proof.verify import verify
 from plait.run.train import train
+from plait.run.verify import verify
 
 pytestmark = [
     pytest.mark.gpu,

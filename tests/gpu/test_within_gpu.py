@@ -6,7 +6,7 @@ import pytest
 from tests.zoo import ZOO
 
 from plait.plan.named import resolve
-from plait.run.proof.verify import verify
+from plait.run.verify import verify
 
 pytestmark = [
     pytest.mark.gpu,

@@ -24,7 +24,7 @@ from plait.run.checkpoint.store import load_checkpoint
 from plait.run.measure.predict import predict_job
 from plait.run.prepare.prepare import prepare
 from plait.run.proof.serial_run import SerialRanks
-from plait.run.proof.verify import verify
+from plait.run.verify import verify
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -22,7 +22,7 @@ from plait.plan.named import resolve
 from plait.run.checkpoint.store import load_checkpoint
 from plait.run.prepare.prepare import prepare
 from plait.run.proof.serial_run import SerialRanks
-from plait.run.proof.verify import verify
+from plait.run.verify import verify
 
 pytestmark = pytest.mark.timeout(120)
 

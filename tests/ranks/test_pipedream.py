@@ -18,7 +18,7 @@ from plait.plan.plan import PIPE
 from plait.run.link.shared_links import links_between
 from plait.run.loop import rank as loop_rank
 from plait.run.prepare.prepare import prepare
-from plait.run.proof.verify import in_float64, verify
+from plait.run.verify import in_float64, verify
 
 pytestmark = pytest.mark.timeout(120)
 

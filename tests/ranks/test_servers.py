@@ -17,7 +17,7 @@ import plait
 from plait.errors import WorkerError
 from plait.job.job import Job
 from plait.run.checkpoint.store import load_checkpoint
-from plait.run.proof.verify import Reference, reference_of, verify
+from plait.run.verify import Reference, reference_of, verify
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -18,7 +18,7 @@ from plait.errors import UsageError
 from plait.run.interpret.copies import copies_of
 from plait.run.interpret.state import ModelState
 from plait.run.loop import worker
-from plait.run.proof.verify import Verification, verify
+from plait.run.verify import Verification, verify
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -109,7 +109,7 @@ def test_the_command_exits_1_and_names_the_first_tensor(
     def faulty(*arguments: Any, **options: Any) -> Verification:
         return verify(*arguments, **options, reduce=forget_last)
 
-    monkeypatch.setattr("plait.run.proof.verify.verify", faulty)
+    monkeypatch.setattr("plait.run.verify.verify", faulty)
     assert jobs.cli("verify", jobs.reference("plain"), "--ranks", "8", "--serial") == 1
     told = " ".join(capsys.readouterr().out.split())
     assert "not equal: the first tensor that differs is the loss step 0" in told

@@ -19,7 +19,7 @@ from plait.errors import WorkerError
 from plait.run.checkpoint.store import load_checkpoint
 from plait.run.link.shared_links import links_between
 from plait.run.loop import rank as loop_rank
-from plait.run.proof.verify import Reference, reference_of, verify
+from plait.run.verify import Reference, reference_of, verify
 
 pytestmark = pytest.mark.timeout(120)
 

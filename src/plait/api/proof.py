@@ -11,8 +11,8 @@ from plait.api.given import given_job
 from plait.job.job import Job
 from plait.options import Listener
 from plait.plan.plan import Plan
-from plait.run.proof import verify as proving
-from plait.run.proof.verify import Verification
+from plait.run import verify as proving
+from plait.run.verify import Verification
 
 
 def verify(

@@ -21,7 +21,9 @@ from plait.cli.progress import show_progress
 
 if TYPE_CHECKING:
     from plait.run.proof.compare import Difference
-    from plait.run.proof.verify import Verification
+    from plait.run.verify import Verification
+
+_EAGER, _PLAN = "your code / one process", "one process / plan"
 
 
 @flattened(TEXTS)
@@ -55,25 +57,27 @@ def print_verification(outcome: "Verification", console: Console, *, json_output
     table = Table(
         title=f"{outcome.plan.name} ({axes}, {how}) against one process: {outcome.steps} steps in {outcome.dtype}"
     )
-    for column in ("what", "largest relative difference", "tolerance", "where", ""):
+    for column in ("sides", "what", "largest relative difference", "tolerance", "where", ""):
         table.add_column(column)
-    for difference in outcome.differences:
-        mark = Text("ok", style="green") if difference.ok else Text("differs", style="red")
-        table.add_row(
-            difference.kind, f"{difference.largest:.1e}", f"{difference.tolerance:.0e}", difference.name, mark
-        )
+    for sides, differences in ((_EAGER, outcome.eager), (_PLAN, outcome.differences)):
+        for difference in differences:
+            mark = Text("ok", style="green") if difference.ok else Text("differs", style="red")
+            numbers = f"{difference.largest:.1e}", f"{difference.tolerance:.0e}"
+            table.add_row(sides, difference.kind, *numbers, difference.name, mark)
     console.print(table)
     for notice in outcome.notices:
         console.print(f"notice: {notice}", highlight=False, soft_wrap=True)
-    if outcome.first is None:
-        console.print(Text.assemble(("equal", "green"), ": the plan computes what one process computes."))
-    else:
-        first = outcome.first
-        told = (
-            f": the first tensor that differs is the {first.kind} {first.name}: "
-            f"{first.largest:.3e} over a tolerance of {first.tolerance:.0e}."
-        )
-        console.print(Text.assemble(("not equal", "red"), told), soft_wrap=True)
+    if outcome.ok:
+        also = ", which is what your own code computes in a plain loop" if outcome.eager else ""
+        told = f": the plan computes what one process computes{also}."
+        console.print(Text.assemble(("equal", "green"), told), soft_wrap=True)
+    for sides, first in ((_EAGER, outcome.eager_first), (_PLAN, outcome.first)):
+        if first is not None:
+            told = (
+                f": {sides}: the first tensor that differs is the {first.kind} {first.name}: "
+                f"{first.largest:.3e} over a tolerance of {first.tolerance:.0e}."
+            )
+            console.print(Text.assemble(("not equal", "red"), told), soft_wrap=True)
 
 
 def _as_json(outcome: "Verification") -> dict[str, object]:
@@ -95,5 +99,7 @@ def _as_json(outcome: "Verification") -> dict[str, object]:
         "serial": outcome.serial,
         "differences": [entry(difference) for difference in outcome.differences],
         "first": entry(outcome.first),
+        "eager": [entry(difference) for difference in outcome.eager],
+        "eager_first": entry(outcome.eager_first),
         "notices": list(outcome.notices),
     }

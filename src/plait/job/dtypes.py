@@ -3,7 +3,8 @@
 In: a model's tensors, the dtype of a run (float64 for verification, else float32). Out: dtypes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -20,3 +21,15 @@ def leaf_dtype(leaf: torch.dtype, dtype: torch.dtype, narrow: bool) -> torch.dty
     if leaf.is_floating_point and dtype == torch.float64:
         return torch.float64
     return torch.float32 if narrow and leaf == torch.float64 else leaf
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Tensors that code makes without a dtype follow a run in float64; other runs leave torch's default alone."""
+    before = torch.get_default_dtype()
+    if dtype == torch.float64:
+        torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -13,7 +13,7 @@ from tests.zoo import ZOO
 
 from plait.graph.from_job import Captures
 from plait.job.job import Job
-from plait.run.proof.verify import Reference, Verification, in_float64, reference_of, verify
+from plait.run.verify import Reference, Verification, in_float64, reference_of, verify
 
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-2")
 """Every synchronous one."""

@@ -15,6 +15,7 @@ from plait.job.data.open import open_data
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.run.proof.serial_run import Record, run_serially
+from plait.run.verify import verify
 
 Plain = tuple[list[float], list[dict[str, Tensor]], nn.Module]
 
@@ -78,7 +79,7 @@ TOLD_ON_TWO_RANKS = {"KeepsActivation", "RecentNorms", "ConditionOnValue", "stat
 
 
 @pytest.mark.filterwarnings("ignore")  # the user's code gives them, here as in the plain loop
-@pytest.mark.parametrize("name", [name for name in CASES if name != "LateUnfreeze"])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("LateUnfreeze", "Dropped")])
 def test_equals_the_plain_loop(name: str) -> None:
     # Compiling takes seconds and changes nothing; torch's fused attention cannot be differentiated twice.
     stance = "default" if name == "ConditionalOp" else "force_eager"
@@ -108,3 +109,19 @@ def test_state_outside_of_the_model_is_as_before_when_capture_has_failed() -> No
         Captures(job).of_size(4)
     calls = job.objective.__closure__[0].cell_contents  # type: ignore[union-attr,index]
     assert calls == [0]
+
+
+@pytest.mark.parametrize("name", ["wgan_gp", "Dropped", "CheckpointedPlain"])
+def test_verify_compares_one_process_with_the_users_own_code(name: str) -> None:
+    outcome = verify(CASES[name](), "ddp", 2, serial=True, steps=2)
+    assert outcome.ok
+    assert {difference.kind for difference in outcome.eager} == {"loss", "gradient", "weight"}
+    assert all(difference.largest < 1e-12 for difference in outcome.eager)
+
+
+def test_verify_says_that_capture_lost_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plait.graph.capture.stand_ins._Reentrant.apply", lambda f, _, *args: 2 * f(*args))
+    outcome = verify(CASES["CheckpointedReentrant"](), "ddp", 2, serial=True, steps=2)
+    assert outcome.first is None  # the plan computes what one process computes, which is wrong
+    assert outcome.eager_first is not None and not outcome.ok
+    assert outcome.eager_first.name == "step 0" and outcome.eager_first.kind == "loss"

@@ -16,7 +16,7 @@ from plait.job.job import Job
 from plait.job.reference import load_job
 from plait.plan.named import resolve
 from plait.program.show.listing import Listing
-from plait.run.proof.verify import verify
+from plait.run.verify import verify
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PLAN = EXAMPLES / "alexnet_two_devices.yaml"

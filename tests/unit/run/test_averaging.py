@@ -23,7 +23,7 @@ from plait.program.simulate.simulator import simulate
 from plait.run.parallelize import parallelize
 from plait.run.prepare.prepare import prepare
 from plait.run.proof.serial_run import SerialRanks
-from plait.run.proof.verify import verify
+from plait.run.verify import verify
 
 
 def assert_same(ours: Tensor, theirs: Tensor) -> None:

@@ -12,7 +12,7 @@ import plait
 from plait.run.interpret.copies import distance, spread
 from plait.run.proof.compare import compare, relative
 from plait.run.proof.serial_run import Record
-from plait.run.proof.verify import verify
+from plait.run.verify import verify
 
 INF, NAN = math.inf, math.nan
 

@@ -13,7 +13,7 @@ from plait.errors import PlanError
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.run.prepare.programs import Programs
-from plait.run.proof.verify import verify
+from plait.run.verify import verify
 
 WIDTH = 8
 

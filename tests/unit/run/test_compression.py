@@ -25,7 +25,7 @@ from plait.run.interpret.compression import GUESS_SEED, Compressor
 from plait.run.link.links import NoLinks
 from plait.run.prepare.programs import Programs
 from plait.run.proof.serial_run import run_serially
-from plait.run.proof.verify import verify
+from plait.run.verify import verify
 from plait.units import format_bytes
 
 RATE, SHAPES = 0.1, ((12, 9), (12,), (5, 4, 3), (2, 2))

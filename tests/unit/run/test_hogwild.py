@@ -18,7 +18,7 @@ from plait.run.checkpoint.store import load_checkpoint
 from plait.run.loop.shared_model import SharedModel, check_shared
 from plait.run.loop.task import Task
 from plait.run.proof.serial_run import run_serially
-from plait.run.proof.verify import verify
+from plait.run.verify import verify
 
 VOCAB, LENGTH = 40, 6
 

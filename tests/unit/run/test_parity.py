@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from plait.job.job import Job
 from plait.run.interpret.serial import Reduce
-from plait.run.proof.verify import verify
+from plait.run.verify import verify
 
 LARGE = {"resnet_bn", "lstm", "hf_gpt2", "hf_llama", "hf_bert", "hf_vit", "hf_t5", "encoder"}
 """Graphs of 300 nodes and more: all three steps on 3 ranks, one step on 2 and 4, to keep the tests fast."""

@@ -21,7 +21,7 @@ from plait.run.interpret import serial
 from plait.run.interpret.serial import add_up
 from plait.run.prepare.prepare import prepare
 from plait.run.proof.serial_run import SerialRanks
-from plait.run.proof.verify import Reference, verify
+from plait.run.verify import Reference, verify
 
 CLIP = 0.05
 """Below the norm of every step here: the clipped gradients carry it."""

@@ -17,7 +17,7 @@ from plait.plan.named import resolve
 from plait.program.cost.memory import step_memory
 from plait.program.segment.recompute import step_flops
 from plait.run.prepare.prepare import effect_of_recompute, prepare
-from plait.run.proof.verify import Verification, verify
+from plait.run.verify import Verification, verify
 
 MODULES: Mapping[str, list[str]] = {
     "gpt": ["blocks.*"],

@@ -12,7 +12,7 @@ from plait.errors import UsageError
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.run.proof.serial_run import run_serially
-from plait.run.proof.verify import Reference, reference_of, verify
+from plait.run.verify import Reference, reference_of, verify
 
 
 def without_statistics(**fields: Any) -> Job:

@@ -21,7 +21,7 @@ from plait.plan.named import resolve
 from plait.run.interpret.state import ModelState
 from plait.run.prepare.prepare import prepare
 from plait.run.proof.serial_run import SerialRanks, run_serially
-from plait.run.proof.verify import verify
+from plait.run.verify import verify
 
 WORDS, WIDTH, STEPS = 17, 8, 4
 

@@ -17,7 +17,7 @@ from plait.errors import PlanError
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
-from plait.run.proof.verify import Verification, verify
+from plait.run.verify import Verification, verify
 
 OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "zero": (0, 1, 2, 3),

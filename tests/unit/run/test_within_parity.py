@@ -11,7 +11,7 @@ from plait.errors import JobError, PlanError
 from plait.plan.named import resolve
 from plait.program.layout import Layout
 from plait.run.prepare.prepare import prepare
-from plait.run.proof.verify import verify
+from plait.run.verify import verify
 
 NAMES = (
     *("mlp", "lstm", "gpt", "gpt_tied", "gpt_dropout", "masked_gpt", "ignore_index"),

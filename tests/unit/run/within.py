@@ -12,7 +12,7 @@ from tests.zoo import ZOO
 
 from plait.errors import PlanError
 from plait.run.interpret.serial import Reduce, add_up
-from plait.run.proof.verify import Reference, Verification, reference_of, verify
+from plait.run.verify import Reference, Verification, reference_of, verify
 
 BATCH, STEPS = 7, 3
 """No number of ranks divides the batch."""

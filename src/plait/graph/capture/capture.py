@@ -24,7 +24,7 @@ from plait.graph.capture.steady import trace_steady
 from plait.graph.capture.trace import Subject, Traced
 from plait.graph.graph import BatchLayout, Graph, Input
 from plait.job.copies import copy_of, in_dtype
-from plait.job.dtypes import leaf_dtype, scalar_dtype
+from plait.job.dtypes import default_dtype, leaf_dtype, scalar_dtype
 from plait.job.job import Job
 from plait.torch_private.fake import FakeTensorMode
 
@@ -65,7 +65,8 @@ def capture(
     )
     try:
         refuse_late_hooks(model)
-        traced = trace_steady(subject, mode)
+        with default_dtype(dtype):
+            traced = trace_steady(subject, mode)
         module = functionalize(traced.module, mode) if mutates(traced.module.graph) else traced.module
         return _assemble(subject, traced, module)
     except (JobError, CaptureError):

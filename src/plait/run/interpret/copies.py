@@ -6,6 +6,7 @@ In: the states of ranks. Out: the parts by name and place, and how far copies ar
 import math
 from collections.abc import Iterable, Mapping
 
+import torch
 from torch import Tensor
 
 from plait.plan.plan import PIPE
@@ -39,6 +40,8 @@ def distance(ours: Tensor, theirs: Tensor) -> float:
     """
     if ours.shape != theirs.shape:
         return math.inf
+    if ours.is_complex() and theirs.is_complex():
+        ours, theirs = torch.view_as_real(ours.detach()), torch.view_as_real(theirs.detach())
     a, b = ours.detach().double().cpu(), theirs.detach().double().cpu()
     same = (a == b) | (a.isnan() & b.isnan())
     if bool(same.all()):

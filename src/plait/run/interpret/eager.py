@@ -15,7 +15,7 @@ from plait.errors import JobError, PlaitError
 from plait.graph.capture.watch import Watch
 from plait.job.copies import copy_of
 from plait.job.data.loader import Share
-from plait.job.dtypes import leaf_dtype
+from plait.job.dtypes import default_dtype, leaf_dtype
 from plait.job.job import Job
 from plait.job.origin import fix_of, told
 from plait.program.instructions import Opaque
@@ -33,14 +33,13 @@ def run_eagerly(state: ModelState, share: Share, model: Opaque, step: int, micro
         gradients: list[Any] = [torch.zeros_like(tensor) for tensor in tensors]
         return [zero, zero.clone(), *gradients, *_buffers(state, model.buffers, share)]
     batch = pytree.tree_map_only(Tensor, state.place, share.batch)
-    seed = (state.job.seed * 1_000_003 + step) * 1_000_003 + micro_batch * 65_537 + share.offset
     with (
         torch.random.fork_rng(devices=[state.device] if state.device.type == "cuda" else []),
         torch.enable_grad(),
     ):
-        torch.manual_seed(seed % (1 << 63))
+        torch.manual_seed(seed_of(state.job, step, micro_batch, share.offset))
         frozen = [(name, p) for name, p in state.parameters.items() if not p.requires_grad]
-        with state.job.autocast(state.device.type):
+        with state.job.autocast(state.device.type), default_dtype(state.asked):
             result = state.job.objective_of(state.model, batch)
             total, weight = total_and_weight(state.job, batch, len(share.ids), result)
         _refuse_late_training(frozen)
@@ -50,6 +49,11 @@ def run_eagerly(state: ModelState, share: Share, model: Opaque, step: int, micro
         torch.zeros_like(t) if g is None else g * weight for t, g in zip(tensors, found, strict=True)
     ]
     return [total.detach(), weight.detach(), *gradients, *_buffers(state, model.buffers, share)]
+
+
+def seed_of(job: Job, step: int, micro_batch: int, offset: int) -> int:
+    """Of torch's generator, for a share that begins at sample `offset` of a micro-batch."""
+    return ((job.seed * 1_000_003 + step) * 1_000_003 + micro_batch * 65_537 + offset) % (1 << 63)
 
 
 def _backward(loss: Tensor, tensors: list[nn.Parameter]) -> list[Tensor | None]:

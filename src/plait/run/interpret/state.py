@@ -45,7 +45,8 @@ class ModelState:
         self.device = device
         self.narrow = False
         """Whether float64 data is given to the model as float32, which is all that it takes."""
-        self._asked = dtype
+        self.asked = dtype
+        """float64 for verification, else float32: the dtypes that the user made."""
         self.holding = holding
         model = job.build_model()
         if model is job.model:  # the user's own instance stays as it was given
@@ -95,7 +96,7 @@ class ModelState:
 
     def place(self, leaf: Tensor) -> Tensor:
         """A tensor of a batch on this rank's device, in the dtype that the model takes."""
-        return leaf.to(self.device, leaf_dtype(leaf.dtype, self._asked, self.narrow), non_blocking=True)
+        return leaf.to(self.device, leaf_dtype(leaf.dtype, self.asked, self.narrow), non_blocking=True)
 
     @contextmanager
     def whole_model(self, exchange: ShardFetcher | None) -> Iterator[nn.Module]:

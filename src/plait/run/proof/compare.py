@@ -99,7 +99,8 @@ def norm(tensors: Iterable[Tensor]) -> float:
 
 
 def _finite(tensor: Tensor) -> Tensor:
-    return torch.nan_to_num(tensor.detach().double(), nan=0.0, posinf=0.0, neginf=0.0)
+    parts = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    return torch.nan_to_num(parts.double(), nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _tensors(

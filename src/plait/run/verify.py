@@ -1,7 +1,8 @@
-"""Prove that a plan computes what one process computes.
+"""Prove that a plan computes what one process computes, and that what one process computes is the user's own code.
 
 In: a job, a plan. Out: the largest differences in loss, gradients, weights and buffers after k steps, and the
-first tensor that differs beyond the tolerance. The reference is the `single` plan on the same micro-batches.
+first tensor that differs beyond the tolerance. The reference is the `single` plan on the same micro-batches, itself
+compared with the user's module and loss in a plain PyTorch loop (`eager_run.py`).
 
 Tolerances (float64): 1e-9 of the tensor's largest value, with a floor of 1e-12 of the global norm. In fp32:
 losses and the first step's gradients within 1e-5 with a floor of 1e-5 of the global norm; weights within 10
@@ -20,8 +21,10 @@ from torch import nn
 
 from plait.errors import UsageError
 from plait.graph.from_job import Captures
+from plait.graph.ops.replay import NotReplayableError
 from plait.job.generators import kept_generators
 from plait.job.job import Job
+from plait.job.origin import told
 from plait.options import Listener, Trial
 from plait.plan.named import resolve, usual_ranks
 from plait.plan.plan import Plan
@@ -30,6 +33,7 @@ from plait.run.interpret.copies import spread
 from plait.run.interpret.serial import Reduce, add_up
 from plait.run.proof.compare import FP32, FP32_FLOOR, Difference, compare, largest_by_kind, norm, relative
 from plait.run.proof.deviation import deviation_of
+from plait.run.proof.eager_run import run_eager
 from plait.run.proof.scratch import scratch_folder
 from plait.run.proof.serial_run import Record, run_serially
 from plait.run.train import train
@@ -55,11 +59,15 @@ class Verification:
     first: Difference | None
     """The first tensor over its tolerance, in the order of computation."""
     notices: tuple[str, ...]
+    eager: tuple[Difference, ...] = ()
+    """The same of one process against the user's own code in a plain loop; empty: not compared, as a notice says."""
+    eager_first: Difference | None = None
+    """The first tensor in which one process differs from the user's own code."""
 
     @property
     def ok(self) -> bool:
         """Whether everything is within its tolerance."""
-        return self.first is None
+        return self.first is None and self.eager_first is None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +87,8 @@ class Reference:
     """Of losses and gradients."""
     weight_tolerance: float
     """Of weights and buffers."""
+    eager: tuple[Difference, ...] | str
+    """How far the user's own code in a plain loop is from it, tensor by tensor; or why that is not known."""
 
 
 @kept_generators()
@@ -111,7 +121,33 @@ def reference_of(
     return Reference(
         job=job, steps=steps, dtype=dtype, captures=captures, record=record, rough=rough,
         tolerance=tolerance, weight_tolerance=weight_tolerance,
+        eager=_against_eager(job, record, captures, dtype, rough, tolerance, weight_tolerance, tell),
     )  # fmt: skip
+
+
+def _against_eager(
+    job: Job, record: Record, captures: Captures, dtype: torch.dtype, rough: bool, tolerance: float,
+    weight_tolerance: float, tell: Listener,
+) -> tuple[Difference, ...] | str:  # fmt: skip
+    """One process against the user's own module and loss, run eagerly on the same samples."""
+    if captures.source.num_samples is None:
+        return "a stream is read once"
+    tell({"stage": f"the user's own code in a plain loop, {len(record.losses)} steps"})
+    try:
+        eager = run_eager(job, len(record.losses), dtype, captures)
+    except NotReplayableError:
+        return "its random numbers cannot be drawn in the same order"
+    except Exception as error:
+        return f"it fails in {str(dtype).removeprefix('torch.')}{told(error)}"
+    return tuple(
+        compare(
+            eager,
+            replace(record, spread=None),
+            rough=rough,
+            tolerance=tolerance,
+            weight_tolerance=weight_tolerance,
+        )
+    )
 
 
 @kept_generators()
@@ -148,7 +184,7 @@ def verify(
     _refuse_what_depends_on_time(chosen)
     tell = listener if listener is not None else (lambda event: None)
     known = against if against is not None else reference_of(job, steps=steps, fp32=fp32, listener=tell)
-    job, dtype = known.job, known.dtype
+    job, dtype, eager = known.job, known.dtype, known.eager
     deviation = deviation_of(chosen)
     if deviation is not None:
         known = _own_reference(known, chosen, deviation, serial, tell)
@@ -177,7 +213,12 @@ def verify(
             *_batch_norm_notice(job, record, chosen),
             *_rounding_notice(known.record),
             *_deviation_notice(deviation),
+            *([f"not compared with the user's own code: {eager}."] if isinstance(eager, str) else []),
         ),
+        eager=() if isinstance(eager, str) else largest_by_kind(eager),
+        eager_first=None
+        if isinstance(eager, str)
+        else next((difference for difference in eager if not difference.ok), None),
     )
 
 

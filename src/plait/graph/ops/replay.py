@@ -1,0 +1,68 @@
+"""Let eager code draw the numbers of a captured graph.
+
+In: the nodes of a graph and the key of a micro-step. Out: a mode under which the k-th random op of the user's code
+returns what the graph's k-th random op returns, so that both can be compared with dropout on. Where the two do not
+match, it says so.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from plait.graph.ops import random as random_ops
+from plait.torch_private.dispatch import TorchDispatchMode
+from plait.torch_private.ops import schema_of
+
+_IN_PLACE = ("aten::bernoulli_", "aten::uniform_", "aten::normal_", "aten::random_")
+_NEW = ("aten::bernoulli", "aten::rand", "aten::rand_like", "aten::randn", "aten::randn_like", "aten::normal",
+        "aten::randint", "aten::randint_like")  # fmt: skip
+
+
+class NotReplayableError(Exception):
+    """The user's code draws numbers in another way than its graph."""
+
+
+class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While active, random ops of eager code return the numbers of the graph."""
+
+    def __init__(self, nodes: Iterable[fx.Node], key: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        drawn = [n for n in nodes if n.op == "call_function" and n.target in random_ops.IMPLEMENTATIONS]
+        self._nodes: dict[int, fx.Node] = {node.args[1]: node for node in drawn}  # type: ignore[misc]
+        self._key = key
+        self._next = 0
+
+    @property
+    def any(self) -> bool:
+        """Whether the graph draws numbers at all."""
+        return bool(self._nodes)
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        name = schema_of(func).name
+        if name not in _IN_PLACE and name not in _NEW:
+            return func(*args, **(kwargs or {}))
+        like = args[0] if name in _IN_PLACE else func(*args, **(kwargs or {}))
+        value = self._draw(like, name, args)
+        return like.copy_(value) if name in _IN_PLACE else value
+
+    def _draw(self, like: Tensor, name: str, args: Sequence[Any]) -> Tensor:
+        node = self._nodes.get(self._next)
+        self._next += 1
+        if node is None or list(node.args[2]) != list(like.shape):  # type: ignore[arg-type]
+            raise NotReplayableError
+        value = random_ops.IMPLEMENTATIONS[node.target](self._key, *node.args[1:], **node.kwargs)
+        target = node.target
+        if "bernoulli" in name and target is torch.ops.plait.uniform.default:
+            value = value < (args[1] if name.endswith("_") else args[0])
+        elif name == "aten::normal" and any(isinstance(entry, Tensor) for entry in args[:2]):
+            mean, std = (*args[:2], 1.0)[:2]
+            value = value * std + mean
+        return value.to(like.dtype)

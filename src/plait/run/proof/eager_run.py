@@ -1,0 +1,167 @@
+"""The user's own module and loss in a plain PyTorch loop, on the samples that a run has.
+
+In: a job, graphs of it (for the numbers that it draws and the weights of its micro-batches). Out: a `Record` like those
+of other runs. Nothing of what capture made of the model is run: only its random numbers are taken over.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from plait.errors import CaptureError
+from plait.graph.capture.stand_ins import stand_ins
+from plait.graph.capture.watch import Watch
+from plait.graph.from_job import Captures
+from plait.graph.graph import Graph
+from plait.graph.ops.random import random_key
+from plait.graph.ops.replay import Draws
+from plait.job.data.loader import Share
+from plait.job.dtypes import default_dtype
+from plait.job.job import Job
+from plait.job.order import micro_batch_sizes
+from plait.plan.named import resolve
+from plait.run.interpret.eager import seed_of, total_and_weight
+from plait.run.interpret.state import ModelState
+from plait.run.prepare.programs import Programs
+from plait.run.proof.serial_run import Record
+from plait.torch_private import pytree
+
+
+def run_eager(job: Job, steps: int, dtype: torch.dtype, captures: Captures) -> Record:
+    """Train for `steps` steps in the way that people write it; raises NotReplayableError."""
+    programs = Programs(job, captures.source, resolve("single", 1), torch.device("cpu"), dtype, captures)
+    state = ModelState(job, torch.device("cpu"), dtype)
+    state.narrow = bool(captures.narrow)
+    order = job.order(captures.source.num_samples)
+    assert order is not None, "a stream has no order of its own"
+    losses, norms, gradients = [], [], []
+    watch = Watch({"loss": job.loss, "objective": job.objective})
+    try:
+        for step in range(steps):
+            ids = order.at(step).ids
+            sizes = micro_batch_sizes(len(ids), job.accumulate)
+            batches = [captures.source.fetch(part) for part in torch.split(ids, list(sizes))]
+            losses.append(_gradients(state, programs, batches, sizes, step, dtype))
+            if job.clip_norm is not None:
+                norm = nn.utils.clip_grad_norm_([p for _, p in state.named], job.clip_norm)
+                norms.append(float(norm))
+            gradients.append(
+                {n: p.grad.to_dense().detach().clone() for n, p in state.named if p.grad is not None}
+            )
+            state.schedule.apply(state.optimizer, step)
+            state.optimizer.step()
+    finally:
+        watch.restore()
+    return Record(
+        losses=tuple(losses),
+        norms=tuple(norms) or None,
+        gradients=tuple(gradients),
+        weights={name: parameter.detach() for name, parameter in state.parameters.items()},
+        buffers=dict(state.model.named_buffers()),
+        spread=None,
+        notices=(),
+    )
+
+
+def _gradients(
+    state: ModelState,
+    programs: Programs,
+    batches: list[Any],
+    sizes: tuple[int, ...],
+    step: int,
+    dtype: torch.dtype,
+) -> float:
+    """One step's gradients into the parameters; returns the loss of the whole batch."""
+    state.optimizer.zero_grad(set_to_none=True)
+    graphs = [_graph_of(programs.captures, batch, size) for batch, size in zip(batches, sizes, strict=True)]
+    nodes = [_nodes_of(programs, batch, size) for batch, size in zip(batches, sizes, strict=True)]
+    placed = [pytree.tree_map_only(Tensor, state.place, batch) for batch in batches]
+    known = [weight_of(graph, batch) for graph, batch in zip(graphs, placed, strict=True)]
+    loss, whole = 0.0, 0.0
+    kept: list[Tensor | None] = [None] * len(state.named)
+    for number, (own, batch, size, early) in enumerate(zip(nodes, placed, sizes, known, strict=True)):
+        with drawing(state.job, own, step, number, dtype):
+            result = state.job.objective_of(state.model, batch)
+            total, counted = total_and_weight(state.job, batch, size, result)
+            mean = result if isinstance(result, Tensor) else total / counted
+            weight = early if early is not None else float(counted)
+            if mean.requires_grad and weight > 0:
+                mean.backward()  # type: ignore[no-untyped-call]
+        loss, whole = loss + float(mean.detach()) * weight, whole + weight
+        if len(sizes) > 1:
+            kept = [_plus(old, p.grad, weight) for old, (_, p) in zip(kept, state.named, strict=True)]
+            state.optimizer.zero_grad(set_to_none=True)
+    if len(sizes) > 1:
+        for (_, parameter), gradient in zip(state.named, kept, strict=True):
+            parameter.grad = gradient / whole if gradient is not None else None
+    return loss / whole if whole else float("nan")
+
+
+def _plus(old: Tensor | None, gradient: Tensor | None, weight: float) -> Tensor | None:
+    if gradient is None:
+        return old
+    return gradient * weight if old is None else old + gradient * weight
+
+
+def _graph_of(captures: Captures, batch: Any, size: int) -> Graph | None:
+    try:
+        return captures.of_batch(batch, size)
+    except CaptureError:
+        return None
+
+
+def _nodes_of(programs: Programs, batch: Any, size: int) -> list[fx.Node]:
+    """What one process runs: its random ops know which dims hold samples."""
+    if programs.capture_error is not None:
+        return []
+    share = Share(batch=batch, ids=tuple(range(size)), sizes=(size,), offset=0, global_offset=0)
+    (own,) = programs.for_step([share]).classes
+    return [node for segment in own.segments.values() for node in segment.nodes]
+
+
+@contextmanager
+def drawing(
+    job: Job, nodes: Sequence[fx.Node], step: int, micro_batch: int, dtype: torch.dtype
+) -> Iterator[None]:
+    """Eager code as a run has it: its precision, its random numbers, float64 where a run is in float64."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        torch.manual_seed(seed_of(job, step, micro_batch, 0))
+        stack.enter_context(job.autocast("cpu"))
+        draws = Draws(nodes, random_key(seed=job.seed, step=step, micro_batch=micro_batch))
+        if draws.any:  # what is checkpointed would draw twice
+            stack.enter_context(stand_ins())
+            stack.enter_context(draws)
+        stack.enter_context(default_dtype(dtype))
+        yield
+
+
+def weight_of(graph: Graph | None, batch: Any) -> float | None:
+    """The weight of a micro-batch as the graph reads it, where it depends on the batch alone."""
+    if graph is None or not graph.weight_is_early:
+        return None
+    if graph.static_weight is not None:
+        return graph.static_weight
+    held = dict(zip([e.node for e in graph.inputs_of("batch")], graph.batch.tensors(batch), strict=True))
+    values: dict[fx.Node, Any] = {}
+    needed, stack = set[fx.Node](), [graph.nodes()[graph.weight]]
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack.extend(node.all_input_nodes)
+    for node in graph.graph.nodes:
+        if node not in needed:
+            continue
+        if node.op == "placeholder":
+            values[node] = held[node.name]
+        elif node.op == "get_attr":
+            values[node] = node.meta["constant"]
+        else:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)
+    return float(values[graph.nodes()[graph.weight]])
