@@ -1,7 +1,8 @@
 """Compile (graphs, plan) into a Program: what every rank does in one training step.
 
 In: one captured graph per micro-batch size (or the names of an uncapturable model's parameters), a resolved plan, the
-sizes of the micro-batches. Out: a checked `Program`. It is the only place that knows both a plan and a graph.
+sizes of the micro-batches. Out: a checked `Program`. Rooms below do one step each (place, local, stage, segment, write,
+check); here is their order, and what they hand on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,10 +22,9 @@ from plait.program.local.localize import LocalGraph, ends_of, localize
 from plait.program.place.pins import input_placements, pinned_strategies
 from plait.program.place.placement import AxisShares, Placement, Shard, Strategy
 from plait.program.place.propagate import Placements, propagate
-from plait.program.program import Bucket, Program, RankProgram
-from plait.program.segment.buckets import Ends, bucket_reads, make_buckets, sums_of
-from plait.program.segment.cut import Piece, cut
-from plait.program.segment.gathers import groups_by_input
+from plait.program.program import Program, RankProgram
+from plait.program.segment.buckets import Ends, make_buckets, sums_of
+from plait.program.segment.cut import Piece
 from plait.program.segment.groups import make_layout
 from plait.program.segment.recompute import Again, recompute
 from plait.program.segment.recompute_choice import choose
@@ -34,14 +34,16 @@ from plait.program.stage.cut_by_cost import Room
 from plait.program.stage.cut_places import moved, same_places
 from plait.program.stage.schedules import SCHEDULES
 from plait.program.stage.schedules.validity import peak_in_flight
-from plait.program.stage.stages import Stages, assign_stages, forward_ops
+from plait.program.stage.stages import assign_stages, forward_ops
 from plait.program.stage.versions import notices_of, versions
+from plait.program.stage.where import Stages
 from plait.program.write import compression
 from plait.program.write.averaging import Flat, with_averaging
 from plait.program.write.build import StepBuilder
 from plait.program.write.pipedream import Updates, check_suits, shows_again
 from plait.program.write.pipeline import PipelineWriter
-from plait.program.write.push_pull import SERVERS, buckets_by_input, with_servers
+from plait.program.write.push_pull import SERVERS, with_servers
+from plait.program.write.step_pieces import early_pieces, ends_of_buckets, step_pieces
 from plait.units import parse_bytes
 
 
@@ -267,7 +269,7 @@ class _Compiler:
             if key not in done:
                 local = self._localize(key, rank)
                 done[key] = (
-                    local, *_pieces(graph, local, buckets, self.layout, f"{len(done)}.", settings.device)
+                    local, *step_pieces(graph, local, buckets, self.layout, f"{len(done)}.", settings.device)
                 )  # fmt: skip
             builder.add_micro_batch(graph, *done[key], number)
         return builder.finish()
@@ -314,10 +316,10 @@ class _Compiler:
             graph = self.graphs[key[0]]
             if key not in done:
                 (local, parts), prefix = self._split(key, rank), f"{len(done)}."
-                early = _early_pieces(graph, local, prefix, self.settings.device, {})
+                early = early_pieces(graph, local, prefix, self.settings.device, {})
                 own = {
                     part.stage: stage_pieces(
-                        part, local, _ends_of_buckets(part, local, builder.buckets), prefix,
+                        part, local, ends_of_buckets(part, local, builder.buckets), prefix,
                         self.settings.device, apart=apart,
                     )
                     for part in parts
@@ -331,62 +333,3 @@ class _Compiler:
             seen = versions(by_rank, coordinate, vertical_sync=pipe.vertical_sync)
             updates = Updates(builder, micro, actions, seen)
         return PipelineWriter(builder, micro, by_rank, coordinate, updates)
-
-
-def _ends_of_buckets(part: StageGraph, local: LocalGraph, buckets: Sequence[Bucket]) -> list[str]:
-    """The last gradient of each bucket that a stage fills."""
-    order = {node.name: index for index, node in enumerate(local.graph.nodes)}
-    found = []
-    for bucket in buckets:
-        names = [part.gradients[name] for name in bucket.parameters if name in part.gradients]
-        found += [max(names, key=order.__getitem__)] if names else []
-    return found
-
-
-def _pieces(
-    graph: Graph,
-    local: LocalGraph,
-    buckets: tuple[Bucket, ...],
-    layout: Layout,
-    prefix: str,
-    device: torch.device,
-) -> tuple[list[Piece], list[Piece]]:
-    """(pieces that compute the weight early, pieces of the rest)."""
-    nodes = list(local.graph.nodes)
-    by_name = {node.name: node for node in nodes}
-    order = {node.name: index for index, node in enumerate(nodes)}
-    ends = []
-    for index in range(len(buckets)):
-        names = bucket_reads(graph, local, buckets, index)
-        ends += [max(names, key=order.__getitem__)] if names else []
-    served = any(bucket.axis == SERVERS for bucket in buckets)
-    group_of = buckets_by_input(graph, buckets) if served else groups_by_input(graph, layout)
-    early = _early_pieces(graph, local, prefix, device, group_of)
-    wanted = {local.total, *local.gradients.values(), *local.new_buffers.values()}
-    if graph.static_weight is None and not graph.weight_is_early:
-        wanted.add(local.weight)
-    needed = set().union(*(_ancestors(by_name[name]) for name in wanted))
-    rest = cut([n for n in nodes if n in needed], wanted, ends, prefix, device, group_of, groups_stay=served)
-    return early, rest
-
-
-def _early_pieces(
-    graph: Graph, local: LocalGraph, prefix: str, device: torch.device, group_of: Mapping[str, int]
-) -> list[Piece]:
-    """What computes the weight of a micro-batch from the batch alone."""
-    if graph.static_weight is not None or not graph.weight_is_early:
-        return []
-    nodes = list(local.graph.nodes)
-    needed = _ancestors(next(node for node in nodes if node.name == local.weight))
-    return cut([n for n in nodes if n in needed], {local.weight}, (), f"{prefix}weight_", device, group_of)
-
-
-def _ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:
-    seen: set[torch.fx.Node] = set()
-    stack = [node]
-    while stack:
-        current = stack.pop()
-        if current not in seen:
-            seen.add(current)
-            stack.extend(current.all_input_nodes)
-    return seen

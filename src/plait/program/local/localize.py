@@ -23,7 +23,7 @@ from plait.program.local.lowering import Local, Site, lower_node
 from plait.program.local.lowerings import REGISTERED as _REGISTERED  # noqa: F401
 from plait.program.place.placement import Partial, Placement, R, Replicate, Shard
 from plait.program.place.propagate import Placements
-from plait.program.stage.stages import Stages
+from plait.program.stage.where import Stages
 from plait.torch_private import pytree
 
 

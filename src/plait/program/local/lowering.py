@@ -66,14 +66,6 @@ class Site:
             for s in self.strategies
         )
 
-    def cut_axis(self) -> int | None:
-        """The axis whose ranks have pieces of the first tensor's samples, where there are several ranks."""
-        for index, (axis, strategy) in enumerate(zip(self.axes, self.strategies, strict=True)):
-            first = strategy.inputs[0] if strategy.inputs else None
-            if axis.size > 1 and isinstance(first, Shard) and first.dim == 0:
-                return index
-        return None
-
     def is_empty(self) -> bool:
         """Whether this rank has no units of an axis along which the op's inputs are cut."""
         return any(

@@ -65,7 +65,7 @@ def cut(
     """
     groups = _groups(nodes, cut_after, group_of or {}, groups_stay)
     wanted_set = set(wanted)
-    readers = _readers(groups, wanted_set)
+    readers = _readers(groups)
     pieces: list[Piece] = []
     count = 0
     for group in groups:
@@ -129,7 +129,7 @@ def _groups(
     return groups + [Await(node) for node in pending]
 
 
-def _readers(groups: Sequence[object], wanted: Collection[str]) -> dict[str, int]:
+def _readers(groups: Sequence[object]) -> dict[str, int]:
     """For each name, the index of the last segment that reads it; a collective counts as a later one."""
     last: dict[str, int] = {}
     index = 0

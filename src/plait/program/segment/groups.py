@@ -12,7 +12,7 @@ from plait.plan.plan import DATA, PIPE, Plan
 from plait.program.layout import Group, Held, Layout
 from plait.program.place.placement import R
 from plait.program.place.propagate import Placements
-from plait.program.stage.stages import Stages
+from plait.program.stage.where import Stages
 
 
 def make_layout(

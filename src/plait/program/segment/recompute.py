@@ -20,7 +20,7 @@ from plait.program.instructions import Compute
 from plait.program.local.localize import LocalGraph
 from plait.program.program import Program
 from plait.program.segment.cut import is_collective
-from plait.program.stage.stages import Stages
+from plait.program.stage.where import Stages
 from plait.units import format_bytes, format_flops
 
 

@@ -22,7 +22,8 @@ from plait.graph.storage import is_item, shows_input, storage_bytes
 from plait.program.local.localize import LocalGraph
 from plait.program.place.op_keys import find_blocks
 from plait.program.segment.recompute import Again, forward_nodes, frontier, is_backward, op_of
-from plait.program.stage.stages import Stages, op_cost
+from plait.program.stage.stages import op_cost
+from plait.program.stage.where import Stages
 from plait.torch_private import pytree
 
 _LARGEST_BLOCK = 0.75

@@ -14,7 +14,7 @@ from plait.errors import ProgramError
 from plait.graph.storage import is_item
 from plait.program.local.localize import LocalGraph
 from plait.program.stage.schedules.messages import Direction
-from plait.program.stage.stages import Stages
+from plait.program.stage.where import Stages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

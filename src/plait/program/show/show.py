@@ -46,7 +46,7 @@ def list_placements(graph: Graph, plan: Plan, program: Program, *, local_batch_n
         parameters=_parameters(graph, several, program, names),
         ops=_ops(graph, several, names),
         exchanges=(*local_changes(local, chosen, names), *exchanges(local, chosen, program, names)),
-        fallbacks=_fallbacks(graph, several, names),
+        fallbacks=_fallbacks(several, names),
         totals=_totals(program),
     )
 
@@ -106,7 +106,7 @@ def _ops(graph: Graph, chosen: Sequence[Placements], names: Names) -> tuple[Plac
     return folded(rows())
 
 
-def _fallbacks(graph: Graph, chosen: Sequence[Placements], names: Names) -> tuple[Fallback, ...]:
+def _fallbacks(chosen: Sequence[Placements], names: Names) -> tuple[Fallback, ...]:
     def rows() -> Iterator[Fallback]:
         for index, placements in enumerate(chosen):
             others = [*chosen[:index], *chosen[index + 1 :]]

@@ -23,8 +23,8 @@ from plait.program.segment.cut import Piece, Start
 from plait.program.segment.recompute import Again, forward_nodes, frontier, recompute
 from plait.program.segment.stage_pieces import MicroBatch
 from plait.program.stage.schedules.base import Action
-from plait.program.stage.stages import Stages
 from plait.program.stage.versions import version_read
+from plait.program.stage.where import Stages
 from plait.program.value import WEIGHT, Value
 from plait.program.write.build import StepBuilder
 from plait.torch_private import pytree

@@ -73,18 +73,6 @@ class Sketcher:
         return self._times[key]
 
 
-def sketch_prediction(
-    costs: ModelCosts,
-    plan: Plan,
-    micro_batch: int,
-    batch: int,
-    cluster: Cluster,
-    state: StateBytes | None = None,
-) -> Prediction:
-    """A prediction from scratch; a `Sketcher` is quicker where there are many."""
-    return Sketcher(costs, cluster, state or StateBytes()).predict(plan, micro_batch=micro_batch, batch=batch)
-
-
 @lru_cache(maxsize=256)
 def course_of(schedule: str, ranks: int, per_rank: int, micro_batches: int) -> Course:
     """A schedule in the order of its clocks; many plans share one."""

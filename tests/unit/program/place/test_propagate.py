@@ -9,7 +9,7 @@ from tests.unit.program.one_op import one_op
 from tests.unit.run.training import CASES
 
 from plait.program.place.conversion_cost import conversion_cost
-from plait.program.place.placement import AxisShares, P, Partial, Placement, R, Shard
+from plait.program.place.placement import AxisShares, P, Partial, Placement, R, Shard, overlaps
 from plait.program.place.propagate import candidates, propagate
 from plait.program.place.rules import Op, dtensor_fallback
 
@@ -116,3 +116,15 @@ def test_a_view_keeps_count_of_the_parts_before_a_cut() -> None:
     assert (Shard(1), Shard(0, 2)) in listed
     assert (Shard(1, 2), Shard(0, 4)) in listed
     assert (Shard(1, 2), Shard(0, 2)) not in listed
+
+
+def test_two_axes_do_not_cut_the_same_digit_of_a_dim() -> None:
+    """6 = 2 x 3: what one axis cuts in 2 the other may cut in 3 inside of each half, and not across them."""
+    two, three = AxisShares(name="data", units=(1, 1)), AxisShares(name="tensor", units=(1, 1, 1))
+    assert overlaps(Shard(0), two, Shard(0), three)
+    assert overlaps(Shard(0), two, Shard(0), two)
+    assert not overlaps(Shard(0), two, Shard(1), three)
+    assert not overlaps(Shard(0), two, Shard(0, 2), three)
+    assert not overlaps(Shard(0, 2), three, Shard(0), two)
+    assert overlaps(Shard(0), three, Shard(0, 2), two), "halves do not begin where thirds do"
+    assert not overlaps(R, two, Shard(0), three)

@@ -9,7 +9,8 @@ from plait.errors import PlanError
 from plait.graph.graph import Graph
 from plait.program.stage.cut_by_cost import Room
 from plait.program.stage.cut_places import moved, same_places
-from plait.program.stage.stages import Stages, assign_stages, forward_ops
+from plait.program.stage.stages import assign_stages, forward_ops
+from plait.program.stage.where import Stages
 
 NAMES = ("mlp", "gpt", "gpt_tied", "unet", "resnet_bn", "moe_capacity", "hf_llama")
 
