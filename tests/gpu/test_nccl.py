@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from plait.run.proof.verify import verify
 from tests.zoo import ZOO
 
 from plait.plan.named import resolve
+from plait.run.verify import verify
 
 pytestmark = [
     pytest.mark.gpu,
