@@ -113,7 +113,7 @@ class Run:
         return [pid for pid, stat in _everybody() if stat[3] == str(self.pid) and stat[0] not in "ZX"]
 
     def ranks(self) -> list[int]:
-        return [pid for pid, stat in _everybody() if stat[1] == str(self.pid) and stat[0] not in "ZX"]
+        return [pid for pid in self.members() if pid != self.pid]
 
     def is_over(self) -> bool:
         if self.code is None:

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from plait.run.start.board import LABEL_BYTES, Board, Entry, State
+from plait.run.start.child import run_child
 from plait.run.start.hang import Patience, find_hang, trim_stack
 
 
@@ -215,7 +216,7 @@ def test_a_stack_is_cut_where_the_worker_was_started() -> None:
     dump = (
         "Current thread 0x1 (most recent call first):\n"
         '  File "job.py", line 3 in load\n'
-        '  File "x/start/child.py", line 140 in run_child\n'
+        f'  File "{run_child.__code__.co_filename}", line 140 in run_child\n'
         '  File "x/launch.py", line 9 in launch\n'
     )
     assert trim_stack(dump).splitlines()[1:] == ['  File "job.py", line 3 in load']

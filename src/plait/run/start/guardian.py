@@ -15,6 +15,9 @@ from typing import IO, Self
 from uuid import uuid4
 
 _MARK = "PLAIT_RUN"
+"""The variable of the environment by which what a run has started is known."""
+_END_S = 2.0
+"""For which it may take to end by itself."""
 _CODE = """
 import os, signal, sys
 mark, groups, rest = sys.argv[1].encode(), set(), b""
@@ -73,7 +76,11 @@ class Guardian:
         self._say(b"end")
         with suppress(OSError):
             self._stdin.close()
-        self._process.wait()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:  # somebody has stopped it
+            self._process.kill()
+            self._process.wait()
 
     def fileno(self) -> int:
         """Its line, which no other process may keep open."""
