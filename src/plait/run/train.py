@@ -120,8 +120,7 @@ def train(
             discard_if_empty(folder)
             raise
         chosen = programs.plan
-        if checkpoint is not None:
-            write_left_shares(folder, start_step, samples=saving.record_samples)
+        write_left_shares(folder, start_step, samples=saving.record_samples)
         write_whole(folder / "plan.yaml", chosen.to_yaml())
         write_environment(
             folder,

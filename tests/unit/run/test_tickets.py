@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plait.files.records import read_records
 from plait.job.data.loader import Loader
 from plait.job.data.open import open_data
 from plait.job.order import SampleOrder
 from plait.run.loop.journal import Journal
-from plait.run.loop.ledger import Ledger
+from plait.run.loop.ledger import Ledger, write_left_shares
+from plait.run.loop.shares import ShareLog
 from plait.run.loop.tickets import tickets
 
 
@@ -98,3 +100,30 @@ def test_tickets_end_with_a_whole_step_and_none_that_was_taken_is_dropped() -> N
     for worker in workers:
         used += worker
     assert sorted(used) == [(10 + number // 4, number % 4) for number in range(8)]
+
+
+def test_shares_that_a_killed_parent_left_are_written_once_and_only_for_steps_that_are_not_done_again(
+    tmp_path: Path,
+) -> None:
+    for rank in (0, 1):
+        log = ShareLog(tmp_path, rank)
+        for step in range(4):
+            log.write({"share": share(step, rank, 1.0 + rank, 10.0 + step)})
+        log.close()
+    with Journal(tmp_path, lambda event: None, keep_below=None, samples=False) as journal:
+        journal.write_step({"step": 0, "epoch": 0, "loss": 9.0}, torch.empty(0, dtype=torch.int64))
+    with (tmp_path / "shares.jsonl").open("a") as torn:
+        torn.write('{"torn')
+    assert write_left_shares(tmp_path, 3, samples=False) == [1, 2]
+    entries = read_records(tmp_path / "metrics.jsonl").entries
+    assert [(entry["step"], entry["loss"]) for entry in entries] == [(0, 9.0), (1, 0.75), (2, 0.75)]
+    assert not (tmp_path / "shares.jsonl").exists()
+
+
+def test_a_run_that_starts_anew_does_not_find_the_shares_of_another(tmp_path: Path) -> None:
+    log = ShareLog(tmp_path, 0)
+    log.write({"share": share(0, 0, 1.0, 1.0)})
+    log.close()
+    assert write_left_shares(tmp_path, 0, samples=False) == []
+    assert not (tmp_path / "shares.jsonl").exists()
+    assert not (tmp_path / "metrics.jsonl").exists()

@@ -18,7 +18,7 @@ from plait.files.records import read_records
 from plait.job.job import Until
 from plait.run.loop.evaluate import Progress
 from plait.run.loop.journal import Journal
-from plait.run.loop.shares import drop_shares, left_shares
+from plait.run.loop.shares import Event, drop_shares, left_shares
 
 _RATE_STEPS = 10
 """Steps over which the rate is told."""
@@ -135,9 +135,13 @@ class Ledger:
 
 
 def write_left_shares(folder: Path, below: int, *, samples: bool) -> list[int]:
-    """Write down what a parent that was killed had not, of steps below the one with which its run goes on; which."""
+    """Write down what a parent that was killed had not, of steps below the one with which its run goes on; which.
+
+    Nothing of it is left afterwards: a run that starts anew does not find the shares of another.
+    """
     events = left_shares(folder)
-    if not events:
+    if not any(_is_below(event, below) for event in events):
+        drop_shares(folder)
         return []
     lines = read_records(folder / "metrics.jsonl").entries if (folder / "metrics.jsonl").exists() else ()
     written = {(entry.get("step"), "evaluate" in entry) for entry in lines}
@@ -147,11 +151,17 @@ def write_left_shares(folder: Path, below: int, *, samples: bool) -> list[int]:
         ledger.resume_at(min((share.ended_s for share in shares), default=0.0))
         for event in events:
             share, measured = event.share, event.evaluated
-            if share is not None and share.step < below and (share.step, False) not in written:
+            if not _is_below(event, below):
+                continue
+            if share is not None and (share.step, False) not in written:
                 ledger.take_share(event.rank, msgspec.structs.asdict(share))
-            step = (measured or {}).get("step")
-            if measured and isinstance(step, int) and step < below and (step, True) not in written:
+            if measured and (measured["step"], True) not in written:
                 ledger.write_evaluation(measured)
         ledger.close()
     drop_shares(folder)
     return sorted(ledger.losses)
+
+
+def _is_below(event: Event, step: int) -> bool:
+    number = event.share.step if event.share is not None else (event.evaluated or {}).get("step")
+    return isinstance(number, int) and number < step
