@@ -40,8 +40,16 @@ for number, sizes in enumerate(SHARES):
     share = tuple(torch.stack(column) for column in zip(*mine)) if mine else None
     losses.append(step(share))
 weights = {name: tensor.tolist() for name, tensor in step.model.state_dict().items()}
+local = plait.parallelize(loop_job(), "local-sgd", settings={"average": {"every": 2}})
+apart = []
+for number, sizes in enumerate(SHARES):
+    mine = samples[10 * number + sum(sizes[:rank]) : 10 * number + sum(sizes[: rank + 1])]
+    apart.append(local(tuple(torch.stack(column) for column in zip(*mine)) if mine else None))
+    held = {name: tensor.tolist() for name, tensor in local.model.named_parameters()}
+    if number == 1:
+        averaged = held
 with open(f"{sys.argv[1]}/{rank}.json", "w") as file:
-    json.dump({"losses": losses, "weights": weights}, file)
+    json.dump({"losses": losses, "weights": weights, "apart": apart, "averaged": averaged, "last": held}, file)
 """
 
 
@@ -61,10 +69,19 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, object
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, folder],
         capture_output=True, text=True, timeout=80, check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return {rank: json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)}
+
+
+def test_workers_that_average_now_and_then_may_be_called_too(told: dict[int, dict[str, object]]) -> None:
+    """Averaged after the second step, whoever had samples of it; the third is rank 1's alone."""
+    assert told[0]["averaged"] == told[1]["averaged"] == told[0]["last"] != told[1]["last"]
+    first, second = told[0]["apart"], told[1]["apart"]
+    assert isinstance(first, list) and isinstance(second, list)
+    assert [loss == loss for loss in first] == [True, True, False]  # NaN is no loss
+    assert [loss == loss for loss in second] == [True, False, True]
 
 
 def alone() -> tuple[list[float], plait.Step]:

@@ -5,6 +5,7 @@ In: a job, a plan, and processes that torchrun (or anything that sets RANK and W
 call.
 """
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,10 +25,11 @@ from plait.options import Listener
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.program.segment.compiled import CompiledSegments
-from plait.run.checkpoint.state import TrainingState
+from plait.run.checkpoint.state import TrainingState, snapshot
 from plait.run.interpret.machine import Machine, StepOutcome
 from plait.run.interpret.serial import Unobserved
 from plait.run.interpret.state import ModelState
+from plait.run.interpret.worker_states import with_workers
 from plait.run.link.exchange import ProcessShardFetcher
 from plait.run.link.links import ProcessLinks
 from plait.run.link.shared_links import links_between
@@ -44,7 +46,10 @@ _TIMEOUT_S = 1800.0
 
 
 class Step:
-    """Callable: trains one step on this rank's share and returns the loss of the whole batch."""
+    """Callable: trains one step on this rank's share and returns the loss of the whole batch.
+
+    Where workers train on their own between two averages, it is the loss of this rank's share; NaN where that is empty.
+    """
 
     def __init__(self, job: Job, programs: Programs, rank: int, device: torch.device) -> None:
         self._rank = rank
@@ -61,6 +66,8 @@ class Step:
         self._machine = Machine(rank, self._state, links, Unobserved(), compiled)
         check_agreement("program", programs.full_step().digest(), plan.ranks)
         check_agreement("initial weights", self._state.digest(), plan.ranks)
+        with torch.no_grad():
+            self._machine.begin(programs.full_step())
 
     def __call__(self, share: Any) -> float:
         """One optimizer step; `share` is this rank's part of the batch, None or zero rows where it has none."""
@@ -74,14 +81,18 @@ class Step:
         sizes = self._exchange(count)
         if sum(sizes) == 0:
             raise UsageError("all ranks gave an empty share.", fix="end the loop when the data ends.")
-        shares = self._split(batch, sizes)
-        program = self._programs.for_step(shares)
-        self._state.narrow = bool(self._programs.captures.narrow)
+        shares = self._programs.own_shares(self._split(batch, sizes))
         step = self._state.steps_done
+        fragments = self._plan.agreement.due(step, False)
+        if not shares and not fragments:
+            self._machine.skip(step)
+            return math.nan
+        program = self._programs.for_step(shares, fragments)
+        self._state.narrow = bool(self._programs.captures.narrow)
         with torch.no_grad():
             for _ in self._machine.execute(program, step, shares):
                 raise AssertionError("a process waits inside its links, never outside")
-        return self.outcome.loss
+        return self.outcome.loss if shares else math.nan
 
     def _exchange(self, count: int) -> tuple[int, ...]:
         if self._plan.mesh.size == 1:
@@ -150,9 +161,22 @@ class Step:
 
     @contextmanager
     def whole_model(self) -> Iterator[nn.Module]:
-        """The module with all of its parameters, for evaluation; all ranks must enter it."""
-        with self._state.whole_model(self._exchange_parts) as model:
+        """The module with all of its parameters, for evaluation; all ranks must enter it.
+
+        Of workers that train on their own, what they have together: their mean, or their center.
+        """
+        with (
+            self._machine.averaging.shown(self._plan, self._add_up),
+            self._state.whole_model(self._exchange_parts) as model,
+        ):
             yield model
+
+    def _add_up(self, tensor: Tensor) -> Tensor:
+        if self._plan.mesh.size > 1:
+            placed = tensor.to(self._device) if dist.get_backend() == "nccl" else tensor
+            dist.all_reduce(placed)
+            return placed.cpu()
+        return tensor
 
     @property
     def _exchange_parts(self) -> ProcessShardFetcher | None:
@@ -166,7 +190,29 @@ class Step:
 
     def checkpoint(self) -> TrainingState:
         """What `plait.run.checkpoint.store.save_checkpoint` takes; all ranks must call it."""
-        return self._state.to_checkpoint({"seed": self._job.seed}, self._exchange_parts)
+        state, averaging = self._state, self._machine.averaging
+        with averaging.shown(self._plan, self._add_up):
+            saved = state.to_checkpoint({"seed": self._job.seed}, self._exchange_parts)
+            saved = (
+                snapshot(saved) if self._plan.agreement.averages else saved
+            )  # before each has its own back
+        return with_workers(saved, state, averaging, self._plan, self._rank)
+
+
+def _refuse_what_is_no_loop_of_steps(plan: Plan) -> None:
+    """A loop of the user's own makes its steps on all ranks together, and does not say when an epoch ends."""
+    agreement = plan.agreement
+    if not agreement.marches:
+        beside = "a rank that makes no steps" if plan.sync.servers else "memory that only a parent can share"
+        raise PlanError(
+            f"plan {plan.name} needs {beside}, and workers that are not all at one step; a loop of your own is none.",
+            fix="use plait.train, or a plan whose workers march, such as ddp or local-sgd.",
+        )
+    if agreement.round is None:
+        raise PlanError(
+            f"plan {plan.name} averages at the end of an epoch, of which a loop of your own says nothing.",
+            fix="set average.every to a number of steps.",
+        )
 
 
 @kept_generators()
@@ -190,15 +236,11 @@ def parallelize(
     if dist.is_initialized():
         rank, ranks = dist.get_rank(), dist.get_world_size()
     chosen = resolve(plan, ranks if not isinstance(plan, Plan) else None, settings, mesh)
+    _refuse_what_is_no_loop_of_steps(chosen)
     if chosen.ranks != ranks:
         raise PlanError(
             f"the plan is for {chosen.ranks} ranks, but {ranks} processes were started.",
             fix=f"start {chosen.ranks} processes, or drop the mesh from the plan.",
-        )
-    if chosen.agreement.alone or not chosen.agreement.marches:
-        raise PlanError(
-            f"plan {chosen.name} has a loop of its own: its workers do not make each step together.",
-            fix="use plait.train, or a synchronous plan such as ddp.",
         )
     tell = listener if listener is not None else (lambda event: None)
     check_device(device)

@@ -251,6 +251,25 @@ def test_one_worker_is_one_process() -> None:
             verify(job, plan, ranks, serial=True)
 
 
-def test_a_loop_of_the_users_own_takes_synchronous_plans_alone() -> None:
-    with pytest.raises(PlanError, match="local-sgd has a loop of its own"):
-        parallelize(case_job("mlp", torch.float32), "local-sgd")
+def test_a_loop_of_the_users_own_takes_plans_whose_workers_march() -> None:
+    job = case_job("mlp", torch.float32)
+    for plan, told in (
+        ("hogwild", "memory that only a parent"),
+        ("server-async", "a rank that makes no steps"),
+    ):
+        with pytest.raises(PlanError, match=told):
+            parallelize(job, resolve(plan, 1 if plan == "hogwild" else 2))
+    with pytest.raises(PlanError, match="at the end of an epoch"):
+        parallelize(job, "local-sgd", settings={"average": {"every": "epoch"}})
+    batch = tuple(
+        torch.stack([torch.as_tensor(value) for value in column])
+        for column in zip(*list(job.data)[:6], strict=True)
+    )
+    steps = [parallelize(job, plan) for plan in ("single", "local-sgd")]
+    for _ in range(3):
+        first, second = (step(batch) for step in steps)
+        assert first == second
+    with steps[1].whole_model() as model:
+        assert all(
+            torch.equal(a, b) for a, b in zip(model.parameters(), steps[0].model.parameters(), strict=True)
+        )
