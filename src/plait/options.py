@@ -46,6 +46,8 @@ class Limits:
 
     memory: str | None = None
     """Refuse a plan that needs more of a device than this: 70GiB."""
+    check: bool = True
+    """Hold the captured step against the model's own code once, before the run."""
     hang_s: float = 300.0
     """Report a hang after so many seconds; sooner where a rank does nothing."""
     compare_every: int = 100

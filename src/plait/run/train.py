@@ -38,6 +38,7 @@ from plait.run.prepare.fits import memory_limit
 from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
 from plait.run.prepare.room import check_room
+from plait.run.proof.first_step import check_capture
 from plait.run.start.device import check_device, check_transport
 from plait.run.start.guardian import Guardian
 from plait.run.start.launch import Seat, launch
@@ -114,6 +115,9 @@ def train(
             programs = prepare(
                 job, chosen, device, dtype, tell, limit_bytes=memory_limit(device, limits.memory)
             )
+            comparing = trial.record_gradients or dtype != torch.float32
+            if limits.check and not comparing and (line := check_capture(job, programs)) is not None:
+                tell({"notice": line})
             saves = saving.checkpoint_every is not None or programs.plan.sync.servers > 0
             check_room(folder, programs, on_the_way=saves)
         except BaseException:

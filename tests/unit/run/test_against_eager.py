@@ -1,6 +1,8 @@
 """What plait computes is what a plain PyTorch loop on the user's own module computes, or the user is told."""
 
 import copy
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +15,10 @@ from plait.errors import CaptureError, JobError
 from plait.graph.from_job import Captures
 from plait.job.data.open import open_data
 from plait.job.job import Job
+from plait.options import Limits
 from plait.plan.named import resolve
 from plait.run.proof.serial_run import Record, run_serially
+from plait.run.train import train
 from plait.run.verify import verify
 
 Plain = tuple[list[float], list[dict[str, Tensor]], nn.Module]
@@ -125,3 +129,27 @@ def test_verify_says_that_capture_lost_something(monkeypatch: pytest.MonkeyPatch
     assert outcome.first is None  # the plan computes what one process computes, which is wrong
     assert outcome.eager_first is not None and not outcome.ok
     assert outcome.eager_first.name == "step 0" and outcome.eager_first.kind == "loss"
+
+
+def told_by_training(name: str, folder: Path, **limits: Any) -> list[str]:
+    heard: list[dict[str, Any]] = []
+    train(
+        CASES[name](), "single", out=folder / "run", steps=1, listener=heard.append, limits=Limits(**limits)
+    )
+    return [event["notice"] for event in heard if "notice" in event]
+
+
+@pytest.mark.parametrize("name", ["Dropped", "third_derivative", "OddBuffers"])
+def test_a_run_says_that_its_capture_was_checked(name: str, tmp_path: Path) -> None:
+    (line,) = [text for text in told_by_training(name, tmp_path) if text.startswith("capture")]
+    found = re.fullmatch(r"capture checked: gradients equal eager's to (\S+)\.", line)
+    assert found is not None and float(found[1]) < 1e-5
+
+
+def test_a_capture_that_lost_something_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plait.graph.capture.stand_ins._Reentrant.apply", lambda f, _, *args: 2 * f(*args))
+    with pytest.raises(CaptureError, match="not what the model's own code computes: .* in last,"):
+        told_by_training("CheckpointedReentrant", tmp_path)
+    assert not any(
+        "capture" in text for text in told_by_training("CheckpointedReentrant", tmp_path, check=False)
+    )

@@ -3,6 +3,7 @@
 In: what tracing found or raised. Out: a `CaptureError`. Never changes a graph.
 """
 
+import sysconfig
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from plait.torch_private.autograd import late_hooks_of
 
 _PACKAGE = str(Path(__file__).resolve().parents[2])
 _TORCH = str(Path(torch.__file__).parent)
+_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 
 
 def refuse_late_hooks(model: nn.Module) -> None:
@@ -81,4 +83,6 @@ def explain(error: Exception) -> CaptureError:
 
 
 def _is_library(filename: str) -> bool:
-    return filename.startswith((_PACKAGE, _TORCH, "<")) or "site-packages" in filename
+    """Torch, Python and plait; a model's own library is where the line is that the user wants to see."""
+    inside = filename.startswith(_STANDARD_LIBRARY) and "site-packages" not in filename
+    return inside or filename.startswith((_PACKAGE, _TORCH, "<"))

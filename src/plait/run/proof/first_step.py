@@ -1,0 +1,99 @@
+"""Hold the captured step against the user's own code once, on the first micro-batch, before a run starts.
+
+In: a job and its graphs. Out: one line that says how close they are, or why they were not compared; raises where the
+two differ. It costs two steps of one process and nothing after.
+"""
+
+import os
+from dataclasses import replace
+
+import torch
+
+from plait.errors import CaptureError
+from plait.graph.graph import Graph
+from plait.graph.ops.replay import NotReplayableError
+from plait.job.generators import kept_generators
+from plait.job.job import Job
+from plait.job.order import micro_batch_sizes
+from plait.job.origin import told
+from plait.plan.named import resolve
+from plait.run.prepare.programs import Programs
+from plait.run.proof.compare import Difference, compare
+from plait.run.proof.eager_run import run_eager
+from plait.run.proof.serial_run import run_serially
+from plait.units import format_bytes
+
+_TOLERANCE = 1e-3
+"""In float32, of a gradient's largest value: other kernels differ by 1e-6, a lost op by far more."""
+_ROUGH_TOLERANCE = 0.1
+"""The same where numbers have 8 or 11 bits."""
+_SHARE_OF_MEMORY = 0.25
+"""Of what the machine has free."""
+
+
+def check_capture(job: Job, programs: Programs) -> str | None:
+    """What to tell of the comparison; None: there is nothing to compare."""
+    source = programs.captures.source
+    if programs.capture_error is not None or source.num_samples is None or programs.device.type != "cpu":
+        return None
+    size = micro_batch_sizes(min(job.batch, source.num_samples), job.accumulate)[0]
+    graph = programs.captures.of_size(size)
+    needed, free = _needed_bytes(graph), _free_bytes()
+    if needed > free * _SHARE_OF_MEMORY:
+        return f"capture not checked: it takes {format_bytes(needed)} of {format_bytes(free)} that are free."
+    one = replace(
+        job, batch=size, accumulate=1, steps=1, epochs=None, clip_norm=None, evaluate=None, evaluate_every=None,
+        metrics=None, until=None,
+    )  # fmt: skip
+    threads = torch.get_num_threads()
+    torch.set_num_threads(
+        1 if programs.plan.ranks > 1 else threads
+    )  # a pool of threads does not survive a fork
+    try:
+        with kept_generators():
+            found = _differences(one, programs)
+    except NotReplayableError:
+        return "capture not checked: its random numbers cannot be drawn in the same order."
+    except Exception as error:
+        return f"capture not checked: the model's own code fails{told(error)}"
+    finally:
+        torch.set_num_threads(threads)
+    wrong = [difference for difference in found if not difference.ok]
+    if wrong:
+        _refuse(wrong)
+    largest = max((d.largest for d in found if d.kind == "gradient"), default=0.0)
+    return f"capture checked: gradients equal eager's to {largest:.0e}."
+
+
+def _differences(job: Job, programs: Programs) -> list[Difference]:
+    captures = programs.captures
+    eager = run_eager(job, 1, captures.dtype, captures)
+    record = run_serially(job, resolve("single", 1), 1, captures.dtype, captures=captures)
+    short = any(g.dtype in (torch.bfloat16, torch.float16) for g in eager.gradients[0].values())
+    tolerance = _ROUGH_TOLERANCE if short or job.precision == "bf16" else _TOLERANCE
+    found = compare(eager, record, rough=True, tolerance=tolerance, weight_tolerance=tolerance)
+    return [difference for difference in found if difference.kind in ("loss", "gradient")]
+
+
+def _refuse(wrong: list[Difference]) -> None:
+    """The backward goes from the last layer to the first: the last one that differs is where it begins."""
+    gradients = [difference for difference in wrong if difference.kind == "gradient"]
+    first = gradients[-1] if gradients else wrong[0]
+    name = first.name.removesuffix(" at step 0")
+    module = name.rpartition(".")[0] or "the model itself"
+    place = f"the gradient of {name}, in {module}," if gradients else "the loss"
+    raise CaptureError(
+        f"the captured step is not what the model's own code computes: {place} differs by {first.largest:.1e} of its "
+        f"largest value ({len(gradients)} gradients differ).",
+        fix="look for Python state or side effects there, which capture cannot see; --no-check runs it as captured.",
+    )
+
+
+def _needed_bytes(graph: Graph) -> int:
+    """Parameters, gradients and activations of both sides, roughly: every value of the graph is alive."""
+    values = [node.meta.get("val") for node in graph.graph.nodes]
+    return 2 * sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor))
+
+
+def _free_bytes() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
