@@ -24,7 +24,8 @@ def missing(text: str, folder: Path) -> Iterator[str]:
     for name in {*NAMED.findall(text), *LINKED.findall(text)} - NOT_OURS:
         wanted = name.rstrip("/")
         if any(
-            (base / wanted).exists() for base in (folder, ROOT, SOURCE, ROOT / "tests", ROOT / "examples")
+            (base / wanted).exists()
+            for base in (folder, ROOT, SOURCE.parent, SOURCE, ROOT / "tests", ROOT / "examples")
         ):
             continue
         bare = "/" not in wanted
