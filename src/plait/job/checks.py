@@ -27,4 +27,10 @@ def problems(job: Job, num_samples: int | None, ranks: int) -> list[str]:
         found.append(
             f"the data has {num_samples} samples, fewer than ranks={ranks}; use at most {num_samples} ranks"
         )
+    if job.lengths is not None and num_samples is None:
+        found.append("lengths are given for a stream, which has its own order; leave lengths out")
+    elif job.lengths is not None and len(job.lengths) != num_samples:
+        found.append(
+            f"there are {len(job.lengths)} lengths for {num_samples} samples; give one for each, in the data's order"
+        )
     return found

@@ -5,7 +5,7 @@ trusted: this is where they are checked. Never calls the user's functions.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -131,7 +131,23 @@ def _choices(job: Any) -> list[Problem]:
             found.append(Problem(what=f"{name} is {getattr(job, name)!r}.", fix=f"set {name} to {options}."))
     if not isinstance(job.shuffle, bool):
         found.append(Problem(what=f"shuffle is {job.shuffle!r}.", fix="set shuffle to True or False."))
+    if job.lengths is not None:
+        found += _lengths(job)
     return found
+
+
+def _lengths(job: Any) -> list[Problem]:
+    if not isinstance(job.lengths, Sequence) or not all(is_whole(n) and n >= 0 for n in job.lengths):
+        what = f"lengths is {describe(job.lengths)}."
+        return [Problem(what=what, fix="give one whole number >= 0 for every sample.")]
+    if not job.shuffle:
+        return [
+            Problem(
+                what="lengths with shuffle=False: samples are not put together by length.",
+                fix="leave out one of the two.",
+            )
+        ]
+    return []
 
 
 def _measuring(job: Any) -> list[Problem]:

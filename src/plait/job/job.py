@@ -84,6 +84,8 @@ class Job:
     """List of samples -> batch whose tensors have the samples on dim 0; None: torch's default_collate."""
     shuffle: bool = True
     """Whether each epoch gets its own order of samples; a stream is always read in its own."""
+    lengths: Sequence[int] | None = None
+    """The length of every sample: those of about the same length then share a step, so that little is padded."""
     batch_norm: Literal["global", "local"] = "global"
     """Statistics over the whole micro-batch, or over each rank's share."""
 
@@ -92,6 +94,8 @@ class Job:
             value = getattr(self, name)
             if is_whole(value):
                 object.__setattr__(self, name, int(value))
+        if isinstance(self.lengths, Tensor):
+            object.__setattr__(self, "lengths", tuple(self.lengths.tolist()))
         if self.epochs is None and self.steps is None:
             object.__setattr__(self, "epochs", 1)
         _refuse("job", job_problems(self))
@@ -118,6 +122,7 @@ class Job:
             accumulate=self.accumulate,
             seed=self.seed,
             shuffle=self.shuffle,
+            lengths=None if self.lengths is None else tuple(self.lengths),
         )
 
     def seed_everything(self) -> None:

@@ -1,8 +1,9 @@
 """Which samples are in step k, and how a step is split.
 
-Goes in: the number of samples, the batch, `accumulate`, the seed. Comes out: the sample ids of any step,
-computed from its number alone, so that a resumed run, or one with other ranks, sees the same ids. Never
-reads a sample, never depends on the number of ranks, never drops or repeats a sample within an epoch.
+Goes in: the number of samples, the batch, `accumulate`, the seed, maybe the samples' lengths. Comes out: the
+sample ids of any step, computed from its number alone, so that a resumed run, or one with other ranks, sees the
+same ids. Never reads a sample, never depends on the number of ranks, never drops or repeats a sample within an
+epoch.
 """
 
 import hashlib
@@ -12,6 +13,9 @@ import torch
 from torch import Tensor
 
 from plait.errors import DataError, JobError
+
+_STEPS_SORTED_TOGETHER = 50
+"""As Hugging Face's LengthGroupedSampler: enough that lengths in a step are near, few enough that steps stay random."""
 
 
 def split(size: int, parts: int) -> tuple[int, ...]:
@@ -56,6 +60,8 @@ class SampleOrder:
     """Decides the permutation of every epoch."""
     shuffle: bool = True
     """False: the order in which the data is stored."""
+    lengths: tuple[int, ...] | None = None
+    """Of every sample, where samples of about the same length are to share a step."""
     _epochs: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -86,13 +92,28 @@ class SampleOrder:
         """All sample ids of an epoch, in order."""
         ids = self._epochs.get(epoch)
         if ids is None:
-            ids = self._permutation(epoch) if self.shuffle else torch.arange(self.num_samples)
+            ids = torch.arange(self.num_samples)
+            if self.shuffle:
+                ids = self._permutation(epoch) if self.lengths is None else self._grouped(epoch)
             self._epochs.clear()
             self._epochs[epoch] = ids
         return ids
 
     def _permutation(self, epoch: int) -> Tensor:
+        return torch.randperm(self.num_samples, generator=self._generator(f"{self.seed}:{epoch}"))
+
+    def _grouped(self, epoch: int) -> Tensor:
+        """Sorted by length within every so many steps, then steps in any order; the last one stays the smaller one."""
+        ids, lengths = self._permutation(epoch), torch.tensor(self.lengths)
+        together = self.batch * _STEPS_SORTED_TOGETHER
+        parts = [ids[begin : begin + together] for begin in range(0, self.num_samples, together)]
+        ids = torch.cat([part[torch.argsort(lengths[part], stable=True)] for part in parts])
+        num_full = self.num_samples // self.batch
+        order = torch.randperm(num_full, generator=self._generator(f"{self.seed}:{epoch}:steps"))
+        full = ids[: num_full * self.batch].view(num_full, self.batch)[order]
+        return torch.cat([full.flatten(), ids[num_full * self.batch :]])
+
+    def _generator(self, text: str) -> torch.Generator:
         # A hash, not seed + epoch: otherwise epoch 1 of seed 0 would be epoch 0 of seed 1.
-        digest = hashlib.blake2b(f"{self.seed}:{epoch}".encode(), digest_size=8).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-        return torch.randperm(self.num_samples, generator=generator)
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)

@@ -151,6 +151,8 @@ class RankProgram:
     """After the last step."""
     sized: Sized | None = None
     """How it follows the sizes of a batch; None: it is for one size alone."""
+    same_sizes: bool = False
+    """Whether ranks of `data` whose micro-batches vary exchange activations: they must have the same extents."""
 
     @property
     def serve(self) -> Serve | None:
@@ -211,6 +213,17 @@ class Program:
     def of(self, rank: int) -> RankProgram:
         """What one rank does."""
         return self.classes[self.members[rank]]
+
+    def meets_within(self, *, sums: bool) -> bool:
+        """Whether ranks of `data` exchange what they compute within a micro-batch: whole tensors, or also `sums`."""
+        return any(
+            isinstance(i, Collective)
+            and DATA in i.axis.split("+")
+            and i.reads[0].kind == "node"
+            and (sums or i.op != "all_reduce")
+            for entry in self.classes
+            for i in entry.instructions
+        )
 
     def digest(self) -> str:
         """Equal on all ranks that agree on what they exchange, in which order.

@@ -89,3 +89,39 @@ def test_what_cannot_be_ordered_is_refused() -> None:
         SampleOrder(num_samples=4, batch=2, accumulate=3)
     with pytest.raises(IndexError):
         SampleOrder(num_samples=4, batch=2).at(-1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 900), st.integers(1, 16), st.integers(0, 99), st.integers(0, 2))
+def test_grouped_by_length_every_epoch_holds_every_sample_once(
+    num_samples: int, batch: int, seed: int, epoch: int
+) -> None:
+    lengths = tuple((index * 7919) % 101 for index in range(num_samples))
+    order = SampleOrder(num_samples=num_samples, batch=batch, seed=seed, lengths=lengths)
+    ids = order.epoch_ids(epoch)
+    assert sorted(ids.tolist()) == list(range(num_samples))
+    assert torch.equal(
+        ids, SampleOrder(num_samples=num_samples, batch=batch, seed=seed, lengths=lengths).epoch_ids(epoch)
+    )
+
+
+def test_grouped_by_length_pads_little_and_stays_random() -> None:
+    generator = torch.Generator().manual_seed(0)
+    lengths = tuple(torch.randint(1, 500, (4000,), generator=generator).tolist())
+
+    def steps(order: SampleOrder) -> list[list[int]]:
+        return [
+            [lengths[i] for i in order.at(step).ids.tolist()] for step in range(order.num_steps_per_epoch)
+        ]
+
+    plain, grouped = (SampleOrder(num_samples=4000, batch=16, lengths=given) for given in (None, lengths))
+    padded = [
+        sum(max(step) * len(step) for step in steps(order)) / sum(lengths) for order in (plain, grouped)
+    ]
+    assert padded[0] > 1.7 and padded[1] < 1.05
+    means = torch.tensor([sum(step) / len(step) for step in steps(grouped)])
+    first, second = means[:-1], means[1:]
+    assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 0.2, (
+        "long and short steps alternate"
+    )
+    assert not torch.equal(grouped.epoch_ids(0), grouped.epoch_ids(1))

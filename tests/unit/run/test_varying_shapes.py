@@ -322,3 +322,35 @@ def test_a_mean_over_elements_that_varies_late_is_refused_where_shares_cannot_be
         run_serially(job, resolve("ddp", 2), 3, torch.float64)
     losses = run_serially(job, resolve("single", 1), 3, torch.float64).losses
     assert len(losses) == 3
+
+
+class Normed(Pictures):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.second(self.norm(self.first(x)).relu()).relu().mean((2, 3)))
+        return out
+
+
+def test_batch_statistics_over_shares_of_different_sizes_are_refused() -> None:
+    job = replace(job_of("pictures"), model=Normed)
+    with pytest.raises(JobError, match="padded to different sizes"):
+        run_serially(job, resolve("ddp", 2), 2, torch.float64)
+    assert (
+        len(run_serially(replace(job, batch_norm="local"), resolve("ddp", 2), 2, torch.float64).losses) == 2
+    )
+
+
+def test_samples_grouped_by_length_train_alike_on_any_number_of_ranks() -> None:
+    plain = job_of("causal")
+    grouped = replace(plain, lengths=[len(sample) for sample in plain.data])
+    one, two = (
+        run_serially(grouped, resolve(plan, n), 3, torch.float64) for plan, n in (("single", 1), ("ddp", 2))
+    )
+    assert one.losses == pytest.approx(two.losses, rel=1e-12)
+    with pytest.raises(JobError, match="5 lengths for 32 samples"):
+        run_serially(replace(plain, lengths=[1] * 5), resolve("single", 1), 1, torch.float64)
+    with pytest.raises(JobError, match="shuffle=False"):
+        replace(plain, lengths=[1] * 32, shuffle=False)

@@ -30,7 +30,7 @@ from plait.run.interpret.optimized import Optimized
 from plait.run.interpret.port import Port
 from plait.run.interpret.service import Service
 from plait.run.interpret.state import ModelState
-from plait.run.interpret.step import Step, Steps, leaves_of
+from plait.run.interpret.step import compare_sizes, Step, Steps, leaves_of
 from plait.run.interpret.traffic import Traffic
 from plait.run.link.links import Links
 from plait.run.link.wire import Post
@@ -162,6 +162,8 @@ class Machine:
         now = self._steps.step(program, step, shares)
         self._now, self._norm = now, None
         self._values |= now.known.constants
+        if now.own.same_sizes and shares:
+            yield from compare_sizes(now, self.links)
         entering, done, clock = self.observer.entering, self.observer.done, time.perf_counter_ns
         for instruction in now.instructions:
             start = clock()

@@ -3,20 +3,23 @@
 In: a program, a rank's share of the batch. Out: a `Step`, which instructions are executed within.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from plait.errors import JobError
 from plait.job.data.loader import Share
 from plait.latest import Latest
+from plait.plan.plan import DATA
 from plait.program.cost.places import places_of
-from plait.program.instructions import Instruction
+from plait.program.instructions import Collective, Instruction
 from plait.program.program import Bucket, Program, RankProgram, Spec
 from plait.program.sized import Numbers
 from plait.program.value import Value
 from plait.run.interpret.state import ModelState
+from plait.run.link.links import Links
 from plait.torch_private import pytree
 
 _PROGRAMS = 16
@@ -116,3 +119,23 @@ class Steps:
 def leaves_of(share: Share) -> list[Tensor]:
     """The tensors of a share of a micro-batch."""
     return [leaf for leaf in pytree.tree_leaves(share.batch) if isinstance(leaf, Tensor)]
+
+
+def compare_sizes(step: Step, links: Links) -> Iterator[None]:
+    """Refuse micro-batches of other extents on other ranks of `data`, where these compute on them together."""
+    own = [extent for share in step.shares for leaf in leaves_of(share) for extent in leaf.shape[1:]]
+    ranks = step.program.plan.data_ranks
+    meeting = Collective(
+        id=-1, name="compare sizes", kind="communication", op="all_gather", axis=DATA, extents=(len(own),) * ranks
+    )  # fmt: skip
+    handle = links.start(meeting, torch.tensor(own))
+    while not handle.ready():
+        yield
+    found = handle.result().view(ranks, -1)
+    if not bool((found == found[0]).all()):
+        told = "; ".join(f"share {at}: {row.tolist()}" for at, row in enumerate(found))
+        raise JobError(
+            f"step {step.number}: shares are padded to different sizes ({told}), and ranks compute on them together: "
+            "batch statistics or whole tensors.",
+            fix="let `collate` pad all samples to one size, or set batch_norm='local'.",
+        )

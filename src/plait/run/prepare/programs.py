@@ -87,7 +87,7 @@ class Programs:
         self._varying: dict[Any, Varying] = {}
         """By how a step is cut."""
         self._told_shapes = False
-        self._captured = self._static = False
+        self._captured = self._static = self._meets = False
         self._news: list[str] = []
         self._parameters: tuple[ParameterShape, ...] | None = None
         self._plain: Program | None = None
@@ -149,6 +149,12 @@ class Programs:
     def _allow_variation(self) -> None:
         """Called when a shape is unlike all that were seen before the run."""
         together = self.plan.data_ranks > 1 and not self.plan.agreement.alone
+        if together and self.capture_error is None and self._meets:
+            raise JobError(
+                "batches have several shapes, unlike those that were looked at first, and ranks exchange what they "
+                "compute on them, for batch statistics or whole tensors.",
+                fix="let `collate` pad all samples to one shape.",
+            )
         if together and self.capture_error is None and self._static:
             raise JobError(
                 "batches have several shapes, unlike those that were looked at first, and the loss is a mean over all "
@@ -299,6 +305,12 @@ class Programs:
             return compile_program(graphs, self._own_plan(), kinds, settings)
         program = compile_program(graphs, self.plan, kinds, settings, units, self._layout, plans)
         self._layout = program.layout
+        # where statistics are local, what is summed are the running ones, which weigh shares by their samples
+        self._meets = program.meets_within(sums=self.job.batch_norm == "global")
+        if varies and self._meets:
+            program = replace(
+                program, classes=tuple(replace(entry, same_sizes=True) for entry in program.classes)
+            )
         return program
 
     def _own_plan(self) -> Plan:
