@@ -30,7 +30,7 @@ from plait.run.interpret.optimized import Optimized
 from plait.run.interpret.port import Port
 from plait.run.interpret.service import Service
 from plait.run.interpret.state import ModelState
-from plait.run.interpret.step import compare_sizes, Step, Steps, leaves_of
+from plait.run.interpret.step import Step, Steps, compare_sizes, leaves_of
 from plait.run.interpret.traffic import Traffic
 from plait.run.link.links import Links
 from plait.run.link.wire import Post

@@ -19,6 +19,7 @@ from plait.graph.graph import Graph, weighed_by_share
 from plait.job.data.loader import Share
 from plait.job.data.open import Source
 from plait.job.job import Job
+from plait.latest import Latest
 from plait.plan.mesh import Mesh
 from plait.plan.plan import DATA, Plan
 from plait.program.compile import Settings, compile_program, complete
@@ -55,6 +56,8 @@ def _needs_inside(plan: Plan) -> str | None:
     return next((f"{name}={size}" for name, size in plan.mesh.axes if name != DATA and size > 1), None)
 
 
+_CUTS = 32
+"""Ways to cut a step whose programs are kept."""
 _TOLD_AT = 3
 """Shapes that are compiled one by one before the user is told."""
 
@@ -84,7 +87,7 @@ class Programs:
         self._written = plan
         """The plan as it was given."""
         self._resolved_for: int | None = None
-        self._varying: dict[Any, Varying] = {}
+        self._varying = Latest[Any, Varying](_CUTS)
         """By how a step is cut."""
         self._told_shapes = False
         self._captured = self._static = self._meets = False
@@ -102,7 +105,8 @@ class Programs:
         """
         units = tuple(share.sizes for share in shares)
         key = (units, fragments)
-        if key not in self._varying:
+        varying = self._varying.get(key)
+        if varying is None:
 
             def build(shapes: Sequence[LeafShapes], *, varies: bool) -> Program:
                 step = self._compile(units, shapes, varies) if units else self._empty()
@@ -110,8 +114,8 @@ class Programs:
                 return complete(step, self.plan, self._flats(), fragments)
 
             seen = self.captures.seen if shares else ()
-            self._varying[key] = Varying(build, len(units), seen, self._allow_variation)
-        varying = self._varying[key]
+            varying = Varying(build, len(units), seen, self._allow_variation)
+            self._varying.put(key, varying)
         if self.capture_error is not None:  # what runs eagerly takes any shape
             return varying.any() or varying.of(())
         shapes = tuple(self.captures.extents(share.batch) for share in shares)
@@ -334,7 +338,7 @@ class Programs:
     @property
     def layout(self) -> Layout | None:
         """Where parameters are held, known once a step has been compiled; None: whole on every rank."""
-        assert self._varying, "compile a step first: full_step()"
+        assert len(self._varying), "compile a step first: full_step()"
         return None if self._layout is None or self._layout.is_whole else self._layout
 
     def holding(self, rank: int, links: Links, device: torch.device) -> Holding | None:
