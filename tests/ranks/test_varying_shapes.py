@@ -1,9 +1,8 @@
 """Shares padded to different lengths, in real processes."""
 
 import pytest
+from plait.run.verify import verify
 from tests.unit.run.test_varying_shapes import job_of
-
-from plait.run.proof.verify import verify
 
 pytestmark = pytest.mark.timeout(180)
 
