@@ -1,8 +1,9 @@
 """Shares padded to different lengths, in real processes."""
 
 import pytest
-from plait.run.verify import verify
 from tests.unit.run.test_varying_shapes import job_of
+
+from plait.run.verify import verify
 
 pytestmark = pytest.mark.timeout(180)
 
