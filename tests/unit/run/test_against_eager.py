@@ -153,3 +153,8 @@ def test_a_capture_that_lost_something_stops_the_run(tmp_path: Path, monkeypatch
     assert not any(
         "capture" in text for text in told_by_training("CheckpointedReentrant", tmp_path, check=False)
     )
+
+
+def test_checkpointing_is_told_with_the_module_that_it_wraps() -> None:
+    (notice,) = Captures(CASES["CheckpointedFirstLayer"]()).of_size(4).notices
+    assert "torch.utils.checkpoint around first:" in notice and "memory.recompute" in notice

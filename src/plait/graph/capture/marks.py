@@ -91,6 +91,11 @@ class Marks:
             for handle in handles:
                 handle.remove()
 
+    @property
+    def module(self) -> str:
+        """The path of the module that is running."""
+        return self._path[-1]
+
     def _leave(self) -> None:
         self._path.pop()
 

@@ -16,9 +16,20 @@ from plait.torch_private.modules import BatchNorm, check_dims, replaced
 
 
 @contextmanager
-def stand_ins() -> Iterator[None]:
-    """While active, the parts of torch named above do what can be traced."""
-    with replaced(_batch_norm, _Reentrant, _nothing), torch.compiler.set_stance("force_eager"):
+def stand_ins(on_checkpoint: Callable[[Any], None] = lambda function: None) -> Iterator[None]:
+    """While active, the parts of torch named above do what can be traced; `on_checkpoint` is told what is wrapped."""
+
+    class Noted:
+        @staticmethod
+        def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+            on_checkpoint(function)
+            return _Reentrant.apply(function, preserve, *args)
+
+    def plain(function: Callable[..., Any], *_: Any, **__: Any) -> Iterator[None]:
+        on_checkpoint(function)
+        yield
+
+    with replaced(_batch_norm, Noted, plain), torch.compiler.set_stance("force_eager"):
         yield
 
 
@@ -30,10 +41,6 @@ class _Reentrant:
         wanted = any(leaf.requires_grad for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor))
         with torch.set_grad_enabled(torch.is_grad_enabled() and wanted):
             return function(*args)
-
-
-def _nothing(*_: Any, **__: Any) -> Iterator[None]:
-    yield
 
 
 _forward = BatchNorm.forward
