@@ -242,6 +242,8 @@ FAULTS: dict[str, Fault] = {
     "full disk": _no_more_files,
     "no memory": _no_more_memory,
 }
+LOSES_A_RANK = ("kill a rank", "crash a rank", "stop a rank", "no memory")
+"""Where the plan can spare it the run goes on, without the share that it held."""
 HARMLESS = ("pause a rank", "pause the parent")
 
 
@@ -314,7 +316,7 @@ def try_fault(
         wrong.append(f"a pause ended it: {ended.told}")
     if _newest(folder) < before:
         wrong.append(f"the checkpoint of step {before} is gone")
-    was_killed = ended.code not in (0,) or name.startswith("kill")
+    was_killed = ended.code != 0 or name in LOSES_A_RANK
     if ended.code != 0 or ended.told.get("stopped") == "interrupted":
         resumable = _newest(folder) >= 0
         again = Run(case, folder if resumable else folder / "new", resume=resumable)
