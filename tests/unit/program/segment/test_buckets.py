@@ -69,3 +69,23 @@ def test_one_rank_sums_nothing() -> None:
 
 def test_buckets_do_not_depend_on_the_number_of_ranks() -> None:
     assert buckets("gpt", 2, 0.01) == buckets("gpt", 5, 0.01)
+
+
+def test_only_gradients_that_are_summed_alike_and_of_one_dtype_share_a_bucket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = graph_of("mlp", 7)
+    plan, placed = resolve("ddp", 2), [placed_on_data(graph, (4, 3))]
+    sums = sums_of(graph, [ends_of(graph, p) for p in placed], [p.axis for p in placed])
+    layout = make_layout(graph, placed, plan, sums)
+    names = sorted(graph.gradients)
+
+    def alone(found: tuple[Bucket, ...], name: str) -> bool:
+        return [bucket.parameters for bucket in found if name in bucket.parameters] == [(name,)]
+
+    apart = make_buckets(graph, {**sums, names[1]: ("data", "tensor")}, layout, plan)
+    assert alone(apart, names[1]) and not alone(apart, names[2])
+    meta = graph.nodes()[graph.gradients[names[2]]].meta
+    monkeypatch.setitem(meta, "val", meta["val"].float())
+    other = make_buckets(graph, sums, layout, plan)
+    assert alone(other, names[2]) and not alone(other, names[1])
