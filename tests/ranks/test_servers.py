@@ -118,7 +118,12 @@ class KillsAt:
             if self._rank is None:
                 os.kill(os.getpid(), signal.SIGINT)
                 return
-            pids = sorted(jobs.children() - self._before)  # started in the order of ranks
+            forked = Path("/proc/self/cmdline").read_bytes()  # unlike the run's guardian
+            pids = sorted(
+                pid
+                for pid in jobs.children() - self._before
+                if Path(f"/proc/{pid}/cmdline").read_bytes() == forked
+            )  # started in the order of ranks
             os.kill(pids[self._rank], signal.SIGKILL)
 
 
