@@ -335,13 +335,14 @@ class Normed(Pictures):
         return out
 
 
-def test_batch_statistics_over_shares_of_different_sizes_are_refused() -> None:
+def test_ranks_that_compute_together_are_padded_alike() -> None:
     job = replace(job_of("pictures"), model=Normed)
-    with pytest.raises(JobError, match="padded to different sizes"):
-        run_serially(job, resolve("ddp", 2), 2, torch.float64)
-    assert (
-        len(run_serially(replace(job, batch_norm="local"), resolve("ddp", 2), 2, torch.float64).losses) == 2
+    one, two = (
+        run_serially(job, resolve(plan, n), 2, torch.float64) for plan, n in (("single", 1), ("ddp", 2))
     )
+    assert one.losses == pytest.approx(two.losses, rel=1e-11)
+    for name, buffer in one.buffers.items():
+        assert torch.allclose(buffer.double(), two.buffers[name].double(), rtol=1e-9), name
 
 
 def test_samples_grouped_by_length_train_alike_on_any_number_of_ranks() -> None:

@@ -23,6 +23,9 @@ from plait.job.data.source import Source, Stream
 from plait.job.order import SampleOrder, micro_batch_sizes, shares
 from plait.job.origin import where
 
+Rows = Callable[[Any, int, int], Any]
+"""(batch, first sample, number of samples) -> these samples of it."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Share:
@@ -75,17 +78,19 @@ class Loader:
         epochs: int | None = None,
         depth: int = 2,
         places: Iterable[tuple[int, int]] | None = None,
+        rows: Rows | None = None,
     ) -> None:
         """Steps start_step up to, not including, stop_step, or to the end of the `epochs`-th pass over the data.
 
         `order` is None for a stream, which every rank walks from its start, keeping its own share. `places` are
         (step, share) in the order of steps, instead of this rank's share of every step; each is asked for when there
-        is room for it, `depth` ahead.
+        is room for it, `depth` ahead. `rows`, where given, takes a share out of the whole micro-batch, which every rank
+        then reads, so that all are padded alike.
         """
         assert 0 <= rank < ranks
         assert depth >= 1
         assert start_step >= 0
-        cut = _Cut(accumulate=accumulate, ranks=ranks)
+        cut = _Cut(accumulate=accumulate, ranks=ranks, rows=rows)
         wanted: Iterable[tuple[int, int]] = ((step, rank) for step in itertools.count(start_step))
         wanted = _below(stop_step, wanted if places is None else places)
         if isinstance(source, Stream):
@@ -188,6 +193,7 @@ class _Cut:
 
     accumulate: int
     ranks: int
+    rows: Rows | None
 
     def of(
         self,
@@ -208,7 +214,10 @@ class _Cut:
             first = begin + offset
             mine = ids[first : first + sizes[share]].tolist()
             try:
-                batch = read(items[first : first + len(mine)])
+                if self.rows is None:
+                    batch = read(items[first : first + len(mine)])
+                else:
+                    batch = self.rows(read(items[begin : begin + size]), offset, len(mine))
             except Exception as error:
                 raise _named(error, step, mine) from error
             micro_batches.append(

@@ -1,8 +1,8 @@
 """Functions of a few sizes, found from examples.
 
-In: points (one size per variable) and a number at each of them. Out: the forms that agree with all: constants, a*x + b,
-k * floor((x + b) / s) + e, and their sums and products over several variables. Where two forms agree on the points but
-not on a domain, it names a point that tells them apart. It never guesses beyond these families.
+In: points (one size per variable) and a number at each of them. Out: the form that agrees with all: a constant, a*x + b,
+k * floor((x + b) / s) + e, q*x*x + a*x + b, or sums and products of these over several variables. Where several agree on
+the points but not on a domain, it names a point that tells them apart. It never guesses beyond these families.
 """
 
 import itertools
@@ -17,6 +17,8 @@ Point = tuple[int, ...]
 
 _LARGEST_STRIDE = 64
 """Of a floor: five layers of stride 2 make 32."""
+_FOR_SQUARES = 5
+"""Sizes at which a parabola must hold: it has three numbers of its own."""
 _FOR_FLOORS = 7
 """Sizes at which a form with a floor must hold: it has four numbers of its own, and few points fit by chance."""
 _TRIED, _MOST_TRIED = 96, 400
@@ -27,7 +29,7 @@ _STRIDES = (10007, 10009, 10037, 10039)
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """(k * floor((a * x + b) / s) + e) / d of one variable; the division by d must leave nothing."""
+    """(k * floor((a * x + b) / s) + q * x * x + e) / d of one variable; the division by d must leave nothing."""
 
     variable: int
     k: int
@@ -36,17 +38,19 @@ class Term:
     s: int
     e: int
     d: int = 1
+    q: int = 0
 
     def __call__(self, point: Point) -> int:
         """Its value, times `d`."""
-        return self.k * ((self.a * point[self.variable] + self.b) // self.s) + self.e
+        x = point[self.variable]
+        return self.k * ((self.a * x + self.b) // self.s) + self.q * x * x + self.e
 
     def over(self, sizes: Iterable[int]) -> list[int | None]:
         """Its values at sizes of its variable, each a whole number or None."""
-        a, b, s, k, e, d = self.a, self.b, self.s, self.k, self.e, self.d
+        a, b, s, k, e, d, q = self.a, self.b, self.s, self.k, self.e, self.d, self.q
         if d == 1:
-            return [k * ((a * x + b) // s) + e for x in sizes]
-        found = [divmod(k * ((a * x + b) // s) + e, d) for x in sizes]
+            return [k * ((a * x + b) // s) + q * x * x + e for x in sizes]
+        found = [divmod(k * ((a * x + b) // s) + q * x * x + e, d) for x in sizes]
         return [None if rest else value for value, rest in found]
 
     def text(self, name: str) -> str:
@@ -56,6 +60,7 @@ class Term:
         inner = f"({inner}) // {self.s}" if self.s > 1 else f"({inner})" if self.b else inner
         if self.k != 1:
             inner = f"{self.k} * ({inner})"
+        inner += f" + {self.q} * {name} * {name}" if self.q else ""
         return f"({inner} + {self.e})" if self.e else f"({inner})"
 
 
@@ -158,11 +163,8 @@ def _term(variable: int, along: Mapping[int, int], sizes: Range) -> Term | int |
         only = next(iter(behaviours.items()), None)
         if only is None or None in only[0]:
             return None
-        return (
-            only[1]
-            if only[1].s == 1 or len(along) >= min(_FOR_FLOORS, len(members))
-            else _between(along, sizes)
-        )
+        needed = _FOR_SQUARES if only[1].q else _FOR_FLOORS if only[1].s > 1 else 0
+        return only[1] if len(along) >= min(needed, len(members)) else _between(along, sizes)
     largest = [max(Counter(column).values()) for column in zip(*behaviours, strict=True)]
     best = members[largest.index(min(largest))]
     return best if best not in along else None
@@ -188,6 +190,10 @@ def _terms(variable: int, along: Mapping[int, int]) -> Iterator[Term]:
         yield Term(variable, 1, int(slope * d), 0, 1, int(start * d), d)
         if slope.denominator == 1:
             return
+    square = _square(variable, along)
+    if square is not None:
+        yield square
+        return
     for s in range(2, _LARGEST_STRIDE + 1):
         for b in range(s):
             t0, t1 = (x0 + b) // s, (x1 + b) // s
@@ -197,6 +203,23 @@ def _terms(variable: int, along: Mapping[int, int]) -> Iterator[Term]:
             e = y0 - k * t0
             if all(k * ((x + b) // s) + e == y for x, y in along.items()):
                 yield Term(variable, k, 1, b, s, e)
+
+
+def _square(variable: int, along: Mapping[int, int]) -> Term | None:
+    """The parabola of whole numbers through three points and more."""
+    (x0, y0), (x1, y1), *rest = along.items()
+    if not rest:
+        return None
+    x2, y2 = rest[0]
+    first, second = Fraction(y1 - y0, x1 - x0), Fraction(y2 - y1, x2 - x1)
+    q = (second - first) / (x2 - x0)
+    slope = first - q * (x0 + x1)
+    start = y0 - slope * x0 - q * x0 * x0
+    if q == 0 or any(part.denominator != 1 for part in (q, slope, start)):
+        return None
+    if any(q * x * x + slope * x + start != y for x, y in along.items()):
+        return None
+    return Term(variable, 1, int(slope), 0, 1, int(start), 1, int(q))
 
 
 def _joined(terms: Sequence[Term], first: int) -> Iterator[Form]:

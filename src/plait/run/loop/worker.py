@@ -133,6 +133,7 @@ class Worker:
             epochs=job.epochs,
             depth=2 if places is None else 1,
             places=places,
+            rows=self.programs.rows,
         )
 
     def _timed(self, loader: Loader) -> Iterator[LoadedStep]:

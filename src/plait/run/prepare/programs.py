@@ -16,7 +16,7 @@ from plait.errors import CaptureError, JobError, PlanError
 from plait.graph.capture.capture import LeafShapes
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph, weighed_by_share
-from plait.job.data.loader import Share
+from plait.job.data.loader import Rows, Share
 from plait.job.data.open import Source
 from plait.job.job import Job
 from plait.latest import Latest
@@ -34,6 +34,7 @@ from plait.run.interpret.parts import server_layout
 from plait.run.link.links import Links, NoLinks
 from plait.run.prepare.varying import Varying
 from plait.search.place.resolve import resolve_again, resolve_placements
+from plait.torch_private import pytree
 from plait.torch_private.fake import FAKE_LOGGER
 
 
@@ -144,6 +145,20 @@ class Programs:
             f"a step has samples with tensors of {found}, unlike those before, and {error.what}",
             fix="give all samples the shapes that the model takes; pad them in `collate`.",
         ) from error
+
+    @property
+    def rows(self) -> Rows | None:
+        """How shares are taken out of whole micro-batches, where ranks must be padded alike; None: they need not."""
+        return self._rows if any(entry.same_sizes for entry in self.full_step().classes) else None
+
+    def _rows(self, batch: Any, start: int, count: int) -> Any:
+        leaves, spec = pytree.tree_flatten(batch)
+        counts = iter(self.captures.layout.has_samples)
+        cut = [
+            leaf[start : start + count] if isinstance(leaf, torch.Tensor) and next(counts) else leaf
+            for leaf in leaves
+        ]
+        return pytree.tree_unflatten(cut, spec)
 
     def news(self) -> list[str]:
         """What the user should know since this was asked last."""

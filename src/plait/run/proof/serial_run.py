@@ -275,7 +275,7 @@ def _loaded(
     for own in range(plan.data_ranks):
         with Loader(
             source=programs.captures.source, order=order, batch=job.batch, accumulate=job.accumulate, rank=own,
-            ranks=plan.data_ranks, start_step=step, stop_step=step + 1, depth=1,
+            ranks=plan.data_ranks, start_step=step, stop_step=step + 1, depth=1, rows=programs.rows,
         ) as loader:  # fmt: skip
             loaded = next(iter(loader), None)
         if loaded is None:
