@@ -1,8 +1,8 @@
 """Functions of a few sizes, found from examples.
 
-In: points (one size per variable) and a number at each of them. Out: the form that agrees with all: a constant, a*x + b,
-k * floor((x + b) / s) + e, q*x*x + a*x + b, or sums and products of these over several variables. Where several agree on
-the points but not on a domain, it names a point that tells them apart. It never guesses beyond these families.
+In: points (one size per variable) and a number at each of them. Out: the form that agrees with all: a constant,
+a*x + b, k * floor((x + b) / s) + e, q*x*x + a*x + b, or sums and products of these over several variables. Where
+several agree on the points but not on a domain, it names a point that tells them apart. It never guesses beyond these.
 """
 
 import itertools
