@@ -23,7 +23,7 @@ from plait.program.place.pins import input_placements, pinned_strategies
 from plait.program.place.placement import AxisShares, Placement, Shard, Strategy
 from plait.program.place.propagate import Placements, propagate
 from plait.program.program import Program, RankProgram
-from plait.program.segment.buckets import Ends, make_buckets, sums_of
+from plait.program.segment.buckets import SCALARS, Ends, make_buckets, scalar, sums_of
 from plait.program.segment.cut import Piece
 from plait.program.segment.groups import make_layout
 from plait.program.segment.recompute import Again, recompute
@@ -91,7 +91,7 @@ def compile_program(
     if plan.pipe.asynchronous:
         check_suits(plan, graphs, settings.clip_norm, stages)
     if stages:
-        sums |= {name: (PIPE, *sums[name]) for name in ("total", "weight")}
+        sums |= {name: (PIPE, *sums[name]) for name in map(scalar, SCALARS)}
     if layout is None:
         layout = make_layout(first, placed, plan, sums, stages.get(micro_batches[0]))
     compiler = _Compiler(graphs, chosen, plan, micro_batches, given, ends, sums, layout, settings, stages)

@@ -26,16 +26,25 @@ Ends = Sequence[Mapping[str, Placement]]
 """How what leaves a graph is placed, per axis."""
 
 
+SCALARS = ("total", "weight")
+"""What is summed over ranks beside gradients."""
+
+
+def scalar(name: str) -> str:
+    """What `sums_of` calls a scalar: no parameter can be called so, and some are called `weight`."""
+    return f"..{name}"
+
+
 def sums_of(graph: Graph, ends: Ends, axes: Sequence[AxisShares]) -> dict[str, tuple[str, ...]]:
-    """For each gradient, `total` and `weight`: the axes over which it is still to be summed."""
-    names = ["total", "weight", *(f"gradient:{name}" for name in graph.gradients)]
+    """For each parameter's gradient, and each scalar: the axes over which it is still to be summed."""
+    ended = {scalar(name): name for name in SCALARS} | {name: f"gradient:{name}" for name in graph.gradients}
     return {
-        name.removeprefix("gradient:"): tuple(
+        name: tuple(
             axis.name
             for axis, end in zip(axes, ends, strict=True)
-            if isinstance(end[name], Partial) and axis.size > 1
+            if isinstance(end[key], Partial) and axis.size > 1
         )
-        for name in names
+        for name, key in ended.items()
     }
 
 
@@ -119,10 +128,10 @@ def _with_scalars(
     """
     nodes = graph.nodes()
     late = graph.static_weight is None and not graph.weight_is_early
-    wanted = [name for name in ("total", *(("weight",) if late else ())) if sums[name]]
+    wanted = [name for name in ("total", *(("weight",) if late else ())) if sums[scalar(name)]]
     dtype = nodes[graph.total].meta["val"].dtype
-    for axis in dict.fromkeys("+".join(sums[name]) for name in wanted):
-        names = tuple(name for name in wanted if "+".join(sums[name]) == axis)
+    for axis in dict.fromkeys("+".join(sums[scalar(name)]) for name in wanted):
+        names = tuple(name for name in wanted if "+".join(sums[scalar(name)]) == axis)
         for index in reversed(range(len(buckets))):
             bucket = buckets[index]
             alike = bucket.axis == axis and bucket.dtype == dtype and PIPE not in axis
