@@ -33,8 +33,8 @@ from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.program import instructions as ins
+from plait.run.hold.state import ModelState
 from plait.run.interpret.machine import Machine
-from plait.run.interpret.state import ModelState
 from plait.run.link.links import Links
 from plait.run.link.shared_links import links_between
 from plait.run.prepare.programs import Programs

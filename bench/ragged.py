@@ -25,9 +25,9 @@ from plait.job.data.loader import Loader
 from plait.job.data.open import open_data
 from plait.job.job import Job
 from plait.plan.named import resolve
+from plait.run.hold.state import ModelState
 from plait.run.interpret.machine import Machine
 from plait.run.interpret.serial import Unobserved
-from plait.run.interpret.state import ModelState
 from plait.run.link.links import NoLinks
 from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs

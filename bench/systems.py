@@ -31,9 +31,9 @@ from plait.job.data.open import open_data
 from plait.job.job import Job
 from plait.job.order import SampleOrder
 from plait.plan.named import resolve
+from plait.run.hold.state import ModelState
 from plait.run.interpret.machine import Machine
 from plait.run.interpret.observer import WorkerObserver
-from plait.run.interpret.state import ModelState
 from plait.run.link.shared_links import links_between
 from plait.run.prepare.programs import Programs
 from plait.run.start.allocator import keep_freed_memory

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import plait
 from plait.errors import UsageError
-from plait.run.interpret.copies import copies_of
-from plait.run.interpret.state import ModelState
+from plait.run.hold.copies import copies_of
+from plait.run.hold.state import ModelState
 from plait.run.loop import worker
 from plait.run.verify import Verification, verify
 

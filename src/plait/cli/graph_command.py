@@ -65,7 +65,7 @@ def graph(
 
 
 def _captured(job: str, batch: int | None) -> tuple[Any, RenderableType, Any]:
-    from plait.cli.graph_view import summary_values, summary_view  # torch takes seconds: help does not wait
+    from plait.cli.views.graph import summary_values, summary_view  # torch takes seconds: help does not wait
     from plait.graph.show.draw import draw_html
     from plait.graph.show.summary import summarize, to_json
 
@@ -80,7 +80,7 @@ def _captured(job: str, batch: int | None) -> tuple[Any, RenderableType, Any]:
 
 
 def _placed(job: str, batch: int | None, how: How) -> tuple[Any, RenderableType, Any]:
-    from plait.cli.placements_view import listing_view  # likewise
+    from plait.cli.views.placements import listing_view  # likewise
     from plait.report.placements_page import placements_page
 
     placed = plait.placements(job, how.plan, how.ranks, mesh=how.mesh, settings=how.settings, batch=batch)

@@ -85,7 +85,7 @@ def plan_(
 def _show_scaling(
     rows: "Sequence[Scaled]", name: str, cluster: str, same_batch: bool, json_: bool, svg: Path | None
 ) -> None:
-    from plait.cli.plan_view import (  # torch takes seconds: help does not wait for it
+    from plait.cli.views.plan import (  # torch takes seconds: help does not wait for it
         scaling_json,
         scaling_view,
     )
@@ -108,7 +108,7 @@ def _show_scaling(
 
 
 def _show(choice: "plait.Choice", written: list[str], explain: bool, json_: bool) -> None:
-    from plait.cli.plan_view import ranking_json, ranking_view  # likewise
+    from plait.cli.views.plan import ranking_json, ranking_view  # likewise
 
     console = plain_console()
     best = choice.best

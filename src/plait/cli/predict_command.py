@@ -44,7 +44,7 @@ def predict(
             job, how.plan, how.ranks, mesh=how.mesh, settings=how.settings, cluster=cluster, memory=memory,
             device=device, listener=lambda event: say(event["stage"]),
         )  # fmt: skip
-    from plait.cli.predict_view import print_prediction  # torch takes seconds: help does not wait for it
+    from plait.cli.views.predict import print_prediction  # torch takes seconds: help does not wait for it
     from plait.trace.files import write_chrome
 
     if trace is not None:
@@ -71,7 +71,7 @@ def measure(
         said = {"file": str(path), "cluster": asdict(measured.cluster), "measured": measured.notes}
         print(json.dumps(said))
         return
-    from plait.cli.predict_view import print_measured  # likewise
+    from plait.cli.views.predict import print_measured  # likewise
 
     console = plain_console()
     print_measured(measured, console)

@@ -27,7 +27,7 @@ def validate(
         found = plait.validate(
             cases, progress=lambda done, total: progress.update(task, completed=done, total=total)
         )
-    from plait.cli.validate_view import (  # after torch, which takes seconds
+    from plait.cli.views.validate import (  # after torch, which takes seconds
         tables,
         tell_skipped,
         validation_json,

@@ -26,10 +26,10 @@ from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.program.segment.compiled import CompiledSegments
 from plait.run.checkpoint.state import TrainingState, snapshot
+from plait.run.hold.state import ModelState
+from plait.run.hold.worker_states import with_workers
 from plait.run.interpret.machine import Machine, StepOutcome
 from plait.run.interpret.serial import Unobserved
-from plait.run.interpret.state import ModelState
-from plait.run.interpret.worker_states import with_workers
 from plait.run.link.exchange import ProcessShardFetcher
 from plait.run.link.links import ProcessLinks
 from plait.run.link.shared_links import links_between

@@ -27,9 +27,6 @@ from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.run.checkpoint.store import load_checkpoint, locate_checkpoint
 from plait.run.loop.again import Again
-from plait.run.loop.folder import discard_if_empty, make_run_folder, write_environment, write_totals
-from plait.run.loop.ledger import write_left_shares
-from plait.run.loop.lock import locked
 from plait.run.loop.parent import run_all
 from plait.run.loop.rank import run_rank
 from plait.run.loop.shared_model import SharedModel, check_shared
@@ -39,6 +36,9 @@ from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
 from plait.run.prepare.room import check_room
 from plait.run.proof.first_step import check_capture
+from plait.run.record.folder import discard_if_empty, make_run_folder, write_environment, write_totals
+from plait.run.record.ledger import write_left_shares
+from plait.run.record.lock import locked
 from plait.run.start.device import check_device, check_transport
 from plait.run.start.guardian import Guardian
 from plait.run.start.launch import Seat, launch

@@ -29,7 +29,7 @@ from plait.options import Listener, Trial
 from plait.plan.named import resolve, usual_ranks
 from plait.plan.plan import Plan
 from plait.run.checkpoint.store import load_checkpoint
-from plait.run.interpret.copies import spread
+from plait.run.hold.copies import spread
 from plait.run.interpret.serial import Reduce, add_up
 from plait.run.proof.compare import FP32, FP32_FLOOR, Difference, compare, largest_by_kind, norm, relative
 from plait.run.proof.deviation import deviation_of

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from plait import Job, Until
 from plait.job.data.open import open_data
-from plait.run.interpret.state import ModelState
-from plait.run.loop.evaluate import Progress, evaluate
+from plait.run.hold.state import ModelState
+from plait.run.record.evaluate import Progress, evaluate
 
 CPU = torch.device("cpu")
 

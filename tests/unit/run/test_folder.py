@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from plait.errors import UsageError
-from plait.run.loop.folder import discard_if_empty, make_run_folder, write_environment
-from plait.run.loop.lock import locked
+from plait.run.record.folder import discard_if_empty, make_run_folder, write_environment
+from plait.run.record.lock import locked
 
 
 def test_names_do_not_clash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_a_folder_has_one_writer_and_says_who(tmp_path: Path) -> None:
 
 def test_the_lock_of_a_dead_holder_is_taken_over(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from plait.run.loop.lock import locked\n"
+        "import sys, time; from pathlib import Path; from plait.run.record.lock import locked\n"
         "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True)

@@ -1,5 +1,7 @@
 """Parameters may have any name, also those that plait uses for scalars of the step."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -22,7 +24,7 @@ class Named(nn.Module):
 
 @pytest.mark.parametrize("model", [Named, lambda: nn.Linear(4, 3)])
 @pytest.mark.parametrize("mesh", [{"data": 2}, {"pipe": 2}, {"pipe": 2, "data": 2}])
-def test_a_parameter_called_weight_or_total(model: object, mesh: dict[str, int]) -> None:
+def test_a_parameter_called_weight_or_total(model: Callable[[], nn.Module], mesh: dict[str, int]) -> None:
     job = Job(
         model=model, data=(torch.randn(16, 4), torch.randint(0, 3, (16,))), loss=nn.CrossEntropyLoss(),
         optimizer=lambda p: torch.optim.SGD(p, lr=0.1), batch=8, accumulate=2, steps=2,

@@ -6,7 +6,7 @@ import torch
 from plait.plan.mesh import Mesh
 from plait.program.layout import Held, Layout
 from plait.program.place.placement import AxisShares, Replicate, Shard
-from plait.run.interpret.replicas import digest, outvoted, replicas_of
+from plait.run.hold.replicas import digest, outvoted, replicas_of
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from plait.plan.mesh import Mesh
 from plait.program.instructions import Collective
 from plait.program.program import Program
 from plait.program.value import WEIGHT
+from plait.run.hold.state import ModelState
 from plait.run.interpret.machine import Machine
 from plait.run.interpret.serial import Mailboxes, SerialLinks, Unobserved, add_up, run_step
-from plait.run.interpret.state import ModelState
 
 
 def collective(op: str = "all_reduce", dim: int = 0, extents: tuple[int, ...] = ()) -> Collective:

@@ -13,10 +13,10 @@ from plait.files.records import read_records
 from plait.job.data.loader import Loader
 from plait.job.data.open import open_data
 from plait.job.order import SampleOrder
-from plait.run.loop.journal import Journal
-from plait.run.loop.ledger import Ledger, write_left_shares
-from plait.run.loop.shares import ShareLog
 from plait.run.loop.tickets import tickets
+from plait.run.record.journal import Journal
+from plait.run.record.ledger import Ledger, write_left_shares
+from plait.run.record.shares import ShareLog
 
 
 class Numbers(torch.utils.data.IterableDataset[Tensor]):

@@ -18,7 +18,7 @@ from plait.job.data.open import open_data
 from plait.job.job import Job
 from plait.job.order import micro_batch_sizes, shares
 from plait.plan.named import resolve
-from plait.run.interpret.state import ModelState
+from plait.run.hold.state import ModelState
 from plait.run.prepare.prepare import prepare
 from plait.run.proof.serial_run import SerialRanks, run_serially
 from plait.run.verify import verify

@@ -19,9 +19,9 @@ from plait.job.data.open import open_data
 from plait.job.job import Job
 from plait.job.order import SampleOrder
 from plait.plan.named import resolve
+from plait.run.hold.state import ModelState
 from plait.run.interpret.machine import Machine
 from plait.run.interpret.serial import Mailboxes, Reduce, SerialLinks, Unobserved, add_up, run_step
-from plait.run.interpret.state import ModelState
 from plait.run.prepare.programs import Programs
 
 BATCH, NUM_SAMPLES, STEPS = 7, 19, 3

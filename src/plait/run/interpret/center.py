@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from plait.program.serve.rule import Due
-from plait.run.interpret.averaging import tensors_of, views_of
+from plait.run.hold.averaging import tensors_of, views_of
 from plait.run.interpret.service import Parts, Service
 from plait.run.link.wire import Head
 from plait.torch_private import foreach

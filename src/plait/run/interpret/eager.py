@@ -19,7 +19,7 @@ from plait.job.dtypes import default_dtype, leaf_dtype
 from plait.job.job import Job
 from plait.job.origin import fix_of, told
 from plait.program.instructions import Opaque
-from plait.run.interpret.state import ModelState
+from plait.run.hold.state import ModelState
 from plait.torch_private import pytree
 
 _ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)

@@ -21,15 +21,15 @@ from plait.program.program import Bucket, Program
 from plait.program.segment.compiled import CompiledSegments
 from plait.program.sized import Numbers
 from plait.program.value import SQUARES, TOTAL, WEIGHT, Value
-from plait.run.interpret.averaging import Averaging
+from plait.run.hold.averaging import Averaging
+from plait.run.hold.gradients import GradientStore
+from plait.run.hold.state import ModelState
 from plait.run.interpret.center import Center
 from plait.run.interpret.compression import Compressor
 from plait.run.interpret.eager import run_eagerly
-from plait.run.interpret.gradients import GradientStore
 from plait.run.interpret.optimized import Optimized
 from plait.run.interpret.port import Port
 from plait.run.interpret.service import Service
-from plait.run.interpret.state import ModelState
 from plait.run.interpret.step import Step, Steps, compare_sizes, leaves_of
 from plait.run.interpret.traffic import Traffic
 from plait.run.link.links import Links

@@ -13,8 +13,8 @@ from torch import Tensor
 from plait.plan.plan import DATA
 from plait.program.program import Bucket
 from plait.program.serve.rule import Due
-from plait.run.interpret.gradients import GradientStore
-from plait.run.interpret.parts import group_of
+from plait.run.hold.gradients import GradientStore
+from plait.run.hold.parts import group_of
 from plait.run.interpret.service import Parts, Service
 from plait.run.link.links import NoLinks
 from plait.run.link.wire import Head, MessageKind

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from plait.plan.plan import Plan
 from plait.program.program import Bucket, RankProgram
-from plait.run.interpret.averaging import tensors_of, views_of
-from plait.run.interpret.state import ModelState
+from plait.run.hold.averaging import tensors_of, views_of
+from plait.run.hold.state import ModelState
 from plait.run.link.links import Handle
 from plait.run.link.wire import (
     HEADER_BYTES,

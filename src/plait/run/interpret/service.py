@@ -18,7 +18,7 @@ from plait.plan.plan import Plan
 from plait.program.instructions import Handler, Serve
 from plait.program.program import RankProgram
 from plait.program.serve.rule import Due, ServerRule, rule_of
-from plait.run.interpret.state import ModelState
+from plait.run.hold.state import ModelState
 from plait.run.link.wire import Head, MessageKind, Post, Streams, weights_name
 
 Part = tuple[Head, Tensor]

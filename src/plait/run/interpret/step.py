@@ -18,7 +18,7 @@ from plait.program.instructions import Collective, Instruction
 from plait.program.program import Bucket, Program, RankProgram, Spec
 from plait.program.sized import Numbers
 from plait.program.value import Value
-from plait.run.interpret.state import ModelState
+from plait.run.hold.state import ModelState
 from plait.run.link.links import Links
 from plait.torch_private import pytree
 

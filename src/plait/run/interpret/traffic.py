@@ -12,8 +12,8 @@ from torch import Tensor
 
 from plait.program import instructions as ins
 from plait.program.value import Value
-from plait.run.interpret.gradients import GradientStore
-from plait.run.interpret.state import ModelState
+from plait.run.hold.gradients import GradientStore
+from plait.run.hold.state import ModelState
 from plait.run.interpret.step import Step
 from plait.run.link.links import Finished, Handle, Links
 from plait.run.link.messages import pack, room, unpack

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from plait.job.data.loader import LoadedStep
 from plait.run.interpret.machine import Machine
-from plait.run.loop.evaluate import evaluate
-from plait.run.loop.shares import ShareLog
 from plait.run.loop.task import Task
 from plait.run.loop.tickets import shared_count, shared_end, tickets
 from plait.run.loop.watch import Watch
 from plait.run.loop.worker import write_gradients
 from plait.run.prepare.programs import Programs
+from plait.run.record.evaluate import evaluate
+from plait.run.record.shares import ShareLog
 from plait.run.start.launch import Seat
 
 

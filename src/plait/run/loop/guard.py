@@ -11,8 +11,8 @@ from statistics import median
 from plait.errors import SpoiledError
 from plait.job.data.loader import LoadedStep
 from plait.plan.plan import Plan
-from plait.run.interpret.replicas import compare_replicas
-from plait.run.interpret.state import ModelState
+from plait.run.hold.replicas import compare_replicas
+from plait.run.hold.state import ModelState
 
 _WINDOW = 32
 """Losses that a new one is held against."""

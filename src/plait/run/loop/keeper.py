@@ -11,7 +11,7 @@ from typing import Any
 
 from plait.errors import CheckpointError
 from plait.run.checkpoint.saver import Notice, Saver
-from plait.run.interpret.parts import Given, Taken
+from plait.run.hold.parts import Given, Taken
 from plait.run.interpret.service import Service
 from plait.run.link.wire import Head, MessageKind
 from plait.run.loop.task import Task

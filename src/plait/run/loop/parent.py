@@ -13,14 +13,14 @@ from plait.errors import CheckpointError, PlaitError, RunError, WorkerError
 from plait.options import Listener
 from plait.plan.plan import Plan
 from plait.run.checkpoint.store import load_checkpoint, locate_checkpoint
-from plait.run.interpret.state import ModelState
-from plait.run.loop.evaluate import evaluate
-from plait.run.loop.journal import Journal
-from plait.run.loop.ledger import Ledger
+from plait.run.hold.state import ModelState
 from plait.run.loop.shared_saver import OnEvent, StartRanks, on_shared_model
-from plait.run.loop.shares import drop_shares
 from plait.run.loop.task import Task
 from plait.run.prepare.programs import Programs
+from plait.run.record.evaluate import evaluate
+from plait.run.record.journal import Journal
+from plait.run.record.ledger import Ledger
+from plait.run.record.shares import drop_shares
 from plait.run.start.device import choose_device
 from plait.run.start.launch import Interrupted
 

@@ -20,24 +20,24 @@ from plait.program.segment.compiled import CompiledSegments, pays
 from plait.program.serve.rule import histogram
 from plait.run.checkpoint.state import TrainingState
 from plait.run.checkpoint.store import load_checkpoint
+from plait.run.hold.state import ModelState
+from plait.run.hold.worker_states import restore_workers
 from plait.run.interpret.machine import Machine
 from plait.run.interpret.optimized import Optimized
-from plait.run.interpret.state import ModelState
-from plait.run.interpret.worker_states import restore_workers
 from plait.run.link.links import Links, ProcessLinks
 from plait.run.link.posts import posts_between
 from plait.run.link.shared_links import links_between
 from plait.run.link.wire import Post
 from plait.run.loop.apart import Apart
-from plait.run.loop.journal import Journal
 from plait.run.loop.keeper import Keeper
-from plait.run.loop.ledger import Ledger
 from plait.run.loop.shared_model import SharedModel
 from plait.run.loop.task import Task
 from plait.run.loop.together import Together
 from plait.run.loop.watch import Watch
 from plait.run.loop.worker import Company, Worker
 from plait.run.prepare.programs import Programs
+from plait.run.record.journal import Journal
+from plait.run.record.ledger import Ledger
 from plait.run.start.agreement import check_agreement
 from plait.run.start.allocator import keep_freed_memory
 from plait.run.start.device import choose_device, exact_products

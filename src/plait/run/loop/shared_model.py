@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from plait.errors import PlanError
 from plait.plan.plan import Plan
 from plait.run.checkpoint.store import load_checkpoint
-from plait.run.interpret.state import ModelState
+from plait.run.hold.state import ModelState
 from plait.run.link.shared_memory import is_suitable
 from plait.run.loop.task import Task
 from plait.run.start.board import anonymous_file

@@ -18,16 +18,16 @@ from plait.errors import CheckpointError
 from plait.job.data.loader import LoadedStep
 from plait.run.checkpoint.saver import Notice, Saver
 from plait.run.checkpoint.state import snapshot
-from plait.run.interpret.copies import copies_of
+from plait.run.hold.copies import copies_of
+from plait.run.hold.worker_states import with_workers
 from plait.run.interpret.machine import Machine
-from plait.run.interpret.worker_states import with_workers
 from plait.run.link.exchange import ProcessShardFetcher
-from plait.run.loop.evaluate import Progress, evaluate
-from plait.run.loop.ledger import Ledger
 from plait.run.loop.task import Task
 from plait.run.loop.watch import Watch
 from plait.run.loop.worker import write_gradients
 from plait.run.prepare.programs import Programs
+from plait.run.record.evaluate import Progress, evaluate
+from plait.run.record.ledger import Ledger
 from plait.run.start.launch import Seat
 
 _SAVED = "saved before the run was spoiled"

@@ -17,10 +17,10 @@ from plait.job.data.loader import LoadedStep, Loader
 from plait.program.program import Program
 from plait.run.interpret.machine import Machine, StepOutcome
 from plait.run.loop.guard import Guard
-from plait.run.loop.journal import peak_bytes
 from plait.run.loop.task import Task
 from plait.run.loop.watch import Watch
 from plait.run.prepare.programs import Programs
+from plait.run.record.journal import peak_bytes
 from plait.run.start.launch import Seat
 
 

@@ -28,9 +28,9 @@ from plait.program.opaque import ParameterShape, compile_opaque
 from plait.program.program import Program
 from plait.program.value import Value
 from plait.program.write.averaging import Flat, flats_of
+from plait.run.hold.holding import Holding
+from plait.run.hold.parts import server_layout
 from plait.run.interpret.eager import counts_samples
-from plait.run.interpret.holding import Holding
-from plait.run.interpret.parts import server_layout
 from plait.run.link.links import Links, NoLinks
 from plait.run.prepare.varying import Varying
 from plait.search.place.resolve import resolve_again, resolve_placements

@@ -23,8 +23,8 @@ from plait.job.dtypes import default_dtype
 from plait.job.job import Job
 from plait.job.order import micro_batch_sizes
 from plait.plan.named import resolve
+from plait.run.hold.state import ModelState
 from plait.run.interpret.eager import seed_of, total_and_weight
-from plait.run.interpret.state import ModelState
 from plait.run.prepare.programs import Programs
 from plait.run.proof.serial_run import Record
 from plait.torch_private import pytree

@@ -18,8 +18,9 @@ from plait.plan.plan import Plan
 from plait.program.layout import Layout
 from plait.program.program import Program
 from plait.program.segment.compiled import CompiledSegments
-from plait.run.interpret.copies import copies_of, has_current, spread
-from plait.run.interpret.gradients import GradientStore
+from plait.run.hold.copies import copies_of, has_current, spread
+from plait.run.hold.gradients import GradientStore
+from plait.run.hold.state import ModelState
 from plait.run.interpret.machine import Machine, StepOutcome
 from plait.run.interpret.optimized import Optimized
 from plait.run.interpret.serial import (
@@ -31,7 +32,6 @@ from plait.run.interpret.serial import (
     add_up,
     run_step,
 )
-from plait.run.interpret.state import ModelState
 from plait.run.loop.shared_model import on_model_of
 from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs

@@ -21,7 +21,7 @@ import torch
 from plait.errors import UsageError
 from plait.files.write import release_reserve, write_whole
 from plait.plan.plan import Plan
-from plait.run.loop import lock
+from plait.run.record import lock
 
 
 def make_run_folder(out: Path | None, name: str, *, resuming: bool) -> Path:

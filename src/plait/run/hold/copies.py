@@ -11,7 +11,7 @@ from torch import Tensor
 
 from plait.plan.plan import PIPE
 from plait.program.layout import Layout
-from plait.run.interpret.state import ModelState
+from plait.run.hold.state import ModelState
 
 
 def has_current(layout: Layout | None, buffer: str, rank: int) -> bool:

@@ -16,9 +16,9 @@ import torch
 
 from plait.files.records import read_records
 from plait.job.job import Until
-from plait.run.loop.evaluate import Progress
-from plait.run.loop.journal import Journal
-from plait.run.loop.shares import Event, drop_shares, left_shares
+from plait.run.record.evaluate import Progress
+from plait.run.record.journal import Journal
+from plait.run.record.shares import Event, drop_shares, left_shares
 
 _RATE_STEPS = 10
 """Steps over which the rate is told."""

@@ -22,7 +22,7 @@ from plait.plan.plan import Plan
 from plait.program.instructions import Flatten, Lookahead, Mix, Momentum
 from plait.program.program import Bucket
 from plait.program.value import Value
-from plait.run.interpret.state import ModelState
+from plait.run.hold.state import ModelState
 from plait.run.link.links import Links
 from plait.torch_private import foreach
 

@@ -18,8 +18,8 @@ from plait.errors import RunError
 from plait.plan.plan import Plan
 from plait.program.program import Spec
 from plait.run.checkpoint.state import TrainingState, collect_optimizer, restore_optimizer
-from plait.run.interpret.averaging import Averaging
-from plait.run.interpret.state import ModelState
+from plait.run.hold.averaging import Averaging
+from plait.run.hold.state import ModelState
 from plait.run.link.messages import pack, room, unpack
 from plait.run.wire.tell import tell
 

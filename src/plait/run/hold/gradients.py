@@ -11,7 +11,7 @@ from torch import Tensor
 
 from plait.plan.plan import DATA
 from plait.program.program import Bucket
-from plait.run.interpret.state import ModelState
+from plait.run.hold.state import ModelState
 from plait.run.link.links import Links
 from plait.torch_private import foreach
 

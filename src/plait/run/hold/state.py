@@ -27,7 +27,7 @@ from plait.run.checkpoint.state import (
     restore_model,
     restore_optimizer,
 )
-from plait.run.interpret.holding import Holding, ShardFetcher
+from plait.run.hold.holding import Holding, ShardFetcher
 from plait.run.start.agreement import digest_of
 
 

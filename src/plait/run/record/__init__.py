@@ -1,0 +1,1 @@
+"""What a run writes down: steps, samples, evaluations, and the folder that they are in."""
