@@ -33,8 +33,9 @@ Options that belong together are values: `Saving`, `Limits` and `Trial` of a run
 """
 
 from importlib import import_module as _import_module
-from importlib import metadata as _metadata
 from typing import TYPE_CHECKING, Any
+
+from plait.version import VERSION as _VERSION
 
 if TYPE_CHECKING:
     from plait.api.choose import Choice, choose, export_plan, scale
@@ -101,7 +102,7 @@ _HOME = {
 """Where each name lives. It is imported when it is first asked for: torch takes seconds, `import plait` should not."""
 _ROOMS = ("cluster", "errors", "graph", "job", "plan", "program", "report", "run", "search", "trace", "units")
 
-__version__ = _metadata.version("plait")
+__version__ = _VERSION
 __all__ = [
     "Choice",
     "Comparison",

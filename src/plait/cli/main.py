@@ -7,7 +7,7 @@ bad usage. A traceback is shown only with --debug.
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 os.environ.setdefault(
     "TORCH_CPP_LOG_LEVEL", "ERROR"
@@ -23,6 +23,7 @@ from plait.cli.run_command import FailedRunError, StoppedAtOnceError, run
 from plait.cli.validate_command import validate
 from plait.cli.verify_command import verify
 from plait.errors import ClusterError, JobError, PlaitError, PlanError, UsageError
+from plait.version import VERSION
 
 _BadCommandLine: Any = typer.BadParameter.__mro__[2]
 """ClickException: click's own, or that of the copy which newer versions of typer carry."""
@@ -30,11 +31,28 @@ _BadCommandLine: Any = typer.BadParameter.__mro__[2]
 _CTRL_C = 130
 """What typer makes of Ctrl-C."""
 
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        print(f"plait {VERSION}")
+        raise typer.Exit
+
+
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
-    help="Train one unmodified PyTorch model in every way the field knows.",
     epilog="With --debug, anywhere, an error shows where in plait it came from.",
 )  # fmt: skip
+
+
+@app.callback()
+def _plait(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and end.", is_eager=True, callback=_tell_version),
+    ] = False,
+) -> None:
+    """Train one unmodified PyTorch model in every way the field knows."""
+
 
 for _command in (run, graph, plan_, predict, measure, validate, verify, report, compare, export):
     app.command(name=_command.__name__.removesuffix("_"))(_command)

@@ -6,7 +6,6 @@ the state. Reading believes nothing: each field is checked for its type, each na
 
 import json
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +20,7 @@ from plait.files.document import Document, read_bytes
 from plait.files.shape import decode_python_json, shaped
 from plait.run.checkpoint.files import FORMAT, sync
 from plait.run.checkpoint.state import OptimizerState, TrainingState
+from plait.version import VERSION
 
 FORMAT_VERSION = 1
 """Of what is written; a reader of another refuses it."""
@@ -49,7 +49,7 @@ def write_json(folder: Path, state: TrainingState) -> None:
     """Everything that is not a tensor. NaN and infinity are written as Python's json module writes them."""
     data = {
         "format": FORMAT_VERSION,
-        "plait": _plait_version(),
+        "plait": VERSION,
         "step": state.step,
         "dtypes": {name: _dtype(tensor) for name, tensor in (state.parameters | state.buffers).items()},
         "buffers": list(state.buffers),
@@ -116,7 +116,7 @@ def read_state(folder: Path) -> TrainingState:
     if written.format != FORMAT_VERSION:
         raise CheckpointError(
             f"{where} has format {written.format!r}, written by plait {written.plait!r};"
-            f" this plait ({_plait_version()}) reads format {FORMAT_VERSION}",
+            f" this plait ({VERSION}) reads format {FORMAT_VERSION}",
             fix="resume with the plait version that wrote it.",
         )
     data = decode_python_json(content, _State, str(where), FORMAT)
@@ -200,10 +200,3 @@ def _require_json(value: Any, where: str) -> None:
             f"{where} is a {type(value).__name__}; a checkpoint's values are JSON: text, numbers, lists and objects",
             fix="convert it first, for example with list(...) or .item().",
         )
-
-
-def _plait_version() -> str:
-    try:
-        return version("plait")
-    except PackageNotFoundError:
-        return "not installed"

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from plait.errors import UsageError
 from plait.files.write import release_reserve, write_whole
 from plait.plan.plan import Plan
 from plait.run.record import lock
+from plait.version import VERSION
 
 
 def make_run_folder(out: Path | None, name: str, *, resuming: bool) -> Path:
@@ -82,7 +82,7 @@ def write_environment(folder: Path, extra: Mapping[str, Any], *, start_step: int
     with suppress(OSError, msgspec.DecodeError):
         before = msgspec.json.decode(path.read_bytes(), type=_Begun).first_step
     content = {
-        "plait": version("plait"),
+        "plait": VERSION,
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "platform": platform.platform(),
