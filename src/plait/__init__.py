@@ -23,6 +23,7 @@ What to call. Names and options are those of the command line; `help(plait.train
                 resume                 go on with a run, on any ranks           plait run --resume
                 parallelize            a step inside a loop of your own
     check       verify                 does a plan compute what one process does    plait verify
+                doctor                 what works on this machine               plait doctor
     look back   read_run               everything in a run folder               plait report
                 write_page             a page that shows it                     plait report
                 compare                runs and predictions side by side        plait compare
@@ -39,6 +40,7 @@ from plait.version import VERSION as _VERSION
 
 if TYPE_CHECKING:
     from plait.api.choose import Choice, choose, export_plan, scale
+    from plait.api.doctor import Diagnosis, doctor
     from plait.api.graphs import Placed, capture, placements
     from plait.api.machine import measure
     from plait.api.predict import predict
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Choice": "api.choose",
     "Comparison": "report.compare",
+    "Diagnosis": "api.doctor",
     "Job": "job.job",
     "Limits": "options",
     "Measured": "run.measure.machine",
@@ -83,6 +86,7 @@ _HOME = {
     "capture": "api.graphs",
     "choose": "api.choose",
     "compare": "report.compare",
+    "doctor": "api.doctor",
     "export": "api.runs",
     "export_plan": "api.choose",
     "load_job": "job.reference",
@@ -106,6 +110,7 @@ __version__ = _VERSION
 __all__ = [
     "Choice",
     "Comparison",
+    "Diagnosis",
     "Job",
     "Limits",
     "Measured",
@@ -126,6 +131,7 @@ __all__ = [
     "capture",
     "choose",
     "compare",
+    "doctor",
     "export",
     "export_plan",
     "load_job",

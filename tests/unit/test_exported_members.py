@@ -16,17 +16,18 @@ from plait.options import SYSTEMS
 from plait.search.export import EXPORTERS
 
 FUNCTIONS = {
-    "capture", "choose", "compare", "export", "export_plan", "load_job", "measure", "parallelize", "placements",
-    "predict", "read_run", "resolve", "resume", "scale", "train", "validate", "verify", "write_page",
+    "capture", "choose", "compare", "doctor", "export", "export_plan", "load_job", "measure", "parallelize",
+    "placements", "predict", "read_run", "resolve", "resume", "scale", "train", "validate", "verify", "write_page",
 }  # fmt: skip
 VALUES = {
-    "Choice", "Comparison", "Job", "Limits", "Measured", "Placed", "PlaitError", "Plan", "Predicted", "Result",
-    "RunRecord", "Saving", "Search", "Step", "Trial", "Until", "Validation", "Verification",
+    "Choice", "Comparison", "Diagnosis", "Job", "Limits", "Measured", "Placed", "PlaitError", "Plan", "Predicted",
+    "Result", "RunRecord", "Saving", "Search", "Step", "Trial", "Until", "Validation", "Verification",
 }  # fmt: skip
 COMMANDS = {
     "run": ("train", "resume"), "graph": ("capture", "placements"), "plan": ("choose", "scale", "export_plan"),
     "predict": ("predict",), "measure": ("measure",), "validate": ("validate",), "verify": ("verify",),
     "report": ("read_run", "write_page"), "compare": ("compare",), "export": ("export",),
+    "doctor": ("doctor",),
 }  # fmt: skip
 """Which functions do what a command does."""
 

@@ -1,4 +1,4 @@
-"""The command line: `plait run | plan | predict | measure | validate | graph | verify | report | compare | export`.
+"""The command line: `plait run`, `plan`, `predict`, `verify`, `report`, ...: one command a file of this folder, or two.
 
 Commands parse and print; what they do is in `plait`'s own functions, of the same names. Exit codes: 0 ok, 1 failed, 2
 bad usage. A traceback is shown only with --debug.
@@ -15,6 +15,7 @@ os.environ.setdefault(
 
 import typer
 
+from plait.cli.doctor_command import doctor
 from plait.cli.graph_command import graph
 from plait.cli.look_back import compare, export, report
 from plait.cli.plan_command import plan_
@@ -54,7 +55,7 @@ def _plait(
     """Train one unmodified PyTorch model in every way the field knows."""
 
 
-for _command in (run, graph, plan_, predict, measure, validate, verify, report, compare, export):
+for _command in (run, graph, plan_, predict, measure, validate, verify, report, compare, export, doctor):
     app.command(name=_command.__name__.removesuffix("_"))(_command)
 
 
