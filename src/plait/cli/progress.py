@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from plait.units import format_bytes, format_seconds
+from plait.units import format_bytes, format_count, format_seconds
 
 _LINE_EVERY_S = 2.0
 """Between two lines where the output is no terminal: 30 lines a minute can be read."""
@@ -89,7 +89,8 @@ class _Lines:
 
 def _said(event: dict[str, Any]) -> list[str]:
     """Sentences for a person in an event."""
-    said = [f"notice: {text}" for text in event.get("notices", [])]
+    said = _about(event["run"]) if "run" in event else []
+    said += [f"notice: {text}" for text in event.get("notices", [])]
     if "notice" in event:
         said.append(f"notice: {event['notice']}")
     if event.get("compiled_s", 0.0) > 2.0:
@@ -99,6 +100,34 @@ def _said(event: dict[str, Any]) -> list[str]:
         values = "  ".join(f"{name} {value:.4g}" for name, value in measured.items())
         said.append(f"evaluation after step {event['metrics']['step'] + 1}: {values}")
     return said
+
+
+def _about(run: dict[str, Any]) -> list[str]:
+    """What a run is about to do, in two lines: what is trained and how, on how much and where to."""
+    frozen = run["num_parameters"] - run["num_trainable"]
+    parameters = format_count(run["num_parameters"]) + " parameters"
+    if frozen:
+        parameters += f" ({format_count(frozen)} frozen)"
+    axes = [f"{axis}={size}" for axis, size in run["mesh"].items() if size > 1]
+    if run["servers"]:
+        axes.append(f"servers={run['servers']}")
+    ranks = f"{run['ranks']} rank{'s' * (run['ranks'] != 1)}" + (f" ({', '.join(axes)})" if axes else "")
+    batch = f"batch {run['batch']}"
+    if run["accumulate"] > 1:
+        batch += f" in {run['accumulate']} micro-batches"
+    total, first = run["total_steps"], run["start_step"] + 1
+    if total is None:
+        steps = "steps until the data ends"
+    elif first > total:
+        steps = f"none of {total} steps left"
+    elif first > 1:
+        steps = f"steps {first} to {total}"
+    else:
+        steps = f"{total} step{'s' * (total != 1)}"
+    return [
+        f"{run['model']}, {parameters}; plan {run['plan']}, {ranks} on {run['device']}",
+        f"{batch}, {steps}; run folder {run['folder']}",
+    ]
 
 
 def _numbers(metrics: dict[str, Any]) -> str:

@@ -82,6 +82,8 @@ class Graph:
     """What the user should know: how the loss was read, which ops draw random numbers, and so on."""
     precision: str
     """The job's precision, baked into the ops."""
+    model: str = ""
+    """The class of the model that was captured."""
 
     def nodes(self) -> dict[str, fx.Node]:
         """Every node by name."""

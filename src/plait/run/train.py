@@ -31,6 +31,7 @@ from plait.run.loop.parent import run_all
 from plait.run.loop.rank import run_rank
 from plait.run.loop.shared_model import SharedModel, check_shared
 from plait.run.loop.task import Task
+from plait.run.prepare.about import about
 from plait.run.prepare.fits import memory_limit
 from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
@@ -112,9 +113,12 @@ def train(
         try:
             checkpoint = _located(resume, tell)
             start_step = _continued_from(checkpoint, job) if checkpoint else 0
+            said: list[dict[str, Any]] = []
             programs = prepare(
-                job, chosen, device, dtype, tell, limit_bytes=memory_limit(device, limits.memory)
+                job, chosen, device, dtype, said.append, limit_bytes=memory_limit(device, limits.memory)
             )
+            for event in ({"run": about(programs, folder, device, start_step)}, *said):
+                tell(event)
             comparing = trial.record_gradients or dtype != torch.float32
             if limits.check and not comparing and (line := check_capture(job, programs)) is not None:
                 tell({"notice": line})

@@ -3,6 +3,7 @@
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from plait.cli.progress import show_progress
@@ -54,6 +55,38 @@ def test_notices_and_evaluations_are_told() -> None:
         "evaluation after step 10: loss 0.25  accuracy 0.5",
         "one process, 3 steps",
     ]
+
+
+RUN = {
+    "model": "Net", "num_parameters": 12_400_000, "num_trainable": 12_400_000, "plan": "ddp", "ranks": 2,
+    "mesh": {"data": 2}, "servers": 0, "device": "cpu", "batch": 64, "accumulate": 1, "total_steps": 48,
+    "start_step": 0, "folder": "runs/x",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_run_says_what_it_does(terminal: bool) -> None:
+    text = shown([{"run": RUN}], terminal=terminal)
+    assert "Net, 12.4M parameters; plan ddp, 2 ranks (data=2) on cpu\n" in text
+    assert "batch 64, 48 steps; run folder runs/x\n" in text
+    assert shown([{"run": RUN}], quiet=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"num_trainable": 400_000}, "12.4M parameters (12.0M frozen);"),
+        ({"ranks": 1, "mesh": {"data": 1}, "plan": "single"}, "plan single, 1 rank on cpu"),
+        ({"ranks": 3, "servers": 1}, "3 ranks (data=2, servers=1)"),
+        ({"accumulate": 4}, "batch 64 in 4 micro-batches, 48 steps;"),
+        ({"total_steps": None}, "batch 64, steps until the data ends;"),
+        ({"total_steps": 1}, "batch 64, 1 step;"),
+        ({"start_step": 10}, "batch 64, steps 11 to 48;"),
+        ({"start_step": 48}, "batch 64, none of 48 steps left;"),
+    ],
+)
+def test_a_run_says_what_is_special_about_it(changed: dict[str, Any], words: str) -> None:
+    assert words in shown([{"run": RUN | changed}])
 
 
 def test_a_terminal_gets_a_bar() -> None:

@@ -159,6 +159,7 @@ def _assemble(subject: Subject, traced: Traced, module: fx.GraphModule) -> Graph
         unused=tuple(name for name in trainable if name not in traced.reached),
         notices=traced.notices,
         precision=subject.job.precision,
+        model=type(subject.model).__name__,
     )
 
 
