@@ -12,6 +12,7 @@
     │   ├── WorkerError   one rank raised or died; names the rank and carries its traceback
     │   ├── HangError     ranks wait for each other; names the operation, who waits and who is missing
     │   ├── DiskError     a file of the run cannot be written: no room, or no permission
+    │   ├── StepError     an op of a captured step raised or made NaN; names the user's line, module and samples
     │   └── SpoiledError  a step gave what cannot be right: a loss that is no number, weights that differ between ranks
     └── CheckpointError   a checkpoint cannot be written or read
 
@@ -89,6 +90,28 @@ class HangError(RunError):
 
 class DiskError(RunError):
     """A file cannot be written."""
+
+
+class StepError(RunError):
+    """An op of a captured step raised, or made NaN; `where` is the user's own file and line."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None,
+        module: str | None,
+        step: int,
+        micro_batch: int | None,
+        ids: tuple[int, ...],
+        fix: str | None = None,
+    ) -> None:
+        super().__init__(what, fix=fix)
+        self.where = where
+        self.module = module
+        self.step = step
+        self.micro_batch = micro_batch
+        self.ids = ids
 
 
 class SpoiledError(RunError):

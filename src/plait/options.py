@@ -54,6 +54,8 @@ class Limits:
     """Compare the weights of ranks that hold the same every so many steps; 0: only before a checkpoint."""
     on_bad_loss: OnBadLoss = "stop"
     """At a loss that is no number: stop; go back to the last checkpoint; go back and leave the step out."""
+    detect_nan: bool = False
+    """Look for NaN after every piece of a captured step, and name the line and the samples that made the first."""
     spike: float | None = None
     """Take a loss over so many times the median of the last 32 for a bad one, too."""
 

@@ -157,6 +157,7 @@ def train(
             hang_s=limits.hang_s,
             compare_every=limits.compare_every,
             spike=limits.spike,
+            detect_nan=limits.detect_nan,
             slow=dict(trial.slow),
         )
         total_steps = job.total_steps(programs.captures.source.num_samples)

@@ -8,11 +8,13 @@ generator that yields while another rank has to move first; in a process it neve
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from plait.errors import PlaitError
 from plait.graph.ops.random import random_key
 from plait.job.data.loader import Share
 from plait.plan.plan import DATA
@@ -24,6 +26,7 @@ from plait.program.value import SQUARES, TOTAL, WEIGHT, Value
 from plait.run.hold.averaging import Averaging
 from plait.run.hold.gradients import GradientStore
 from plait.run.hold.state import ModelState
+from plait.run.interpret.blame import blame, find_nan
 from plait.run.interpret.center import Center
 from plait.run.interpret.compression import Compressor
 from plait.run.interpret.eager import run_eagerly
@@ -92,6 +95,8 @@ class Machine:
         """Of the last step; None where this rank had no samples of its own."""
         self.slowdown = 1.0
         """How much longer this rank takes to compute than it needs: for trying out a straggler."""
+        self.detect_nan = False
+        """Whether what each segment makes is searched for NaN."""
         self._values: dict[Value, Any] = state.values()
         self._traffic = Traffic(links, state, self.store, self._values)
         self._steps = Steps(rank, state)
@@ -225,25 +230,44 @@ class Machine:
 
     def _compute(self, instruction: ins.Compute) -> None:
         now, values = self._at, self._values
-        own = now.own
-        segment = own.segments[instruction.segment]
-        run, numbers = segment.run, tuple[Numbers, ...]()
-        if own.sized is not None:
-            if instruction.segment in own.sized.runs:
-                assert instruction.micro_batch is not None
-                run, numbers = own.sized.runs[instruction.segment], (now.numbers[instruction.micro_batch],)
-        elif self.compiled is not None:
+        segment = now.own.segments[instruction.segment]
+        run, numbers = self._plain(instruction)
+        if now.own.sized is None and self.compiled is not None:
             run = self.compiled.run_of(segment)
         args = [values[name] for name in instruction.reads]
+        kept = list(args) if self.detect_nan else None
         for name in instruction.frees:  # the segment drops its inputs one by one; nobody else may hold them
             values.pop(name, None)
+        into: Sequence[Tensor | None] = ()
         if segment.fillable:
             wanted = [now.known.places.get(instruction.writes[position]) for position in segment.fillable]
             into = [self.store.place(*place) if place else None for place in wanted]
+        try:
             results = run(args, into, *numbers)
-        else:
-            results = run(args, (), *numbers)
+        except PlaitError:
+            raise
+        except Exception as error:
+            again = partial(self._again, instruction, kept)
+            there = kept is not None or all(name in values for name in instruction.reads)
+            raise blame(error, now, self.rank, instruction, again if there else None) from error
+        if kept is not None:
+            find_nan(now, self.rank, instruction, results, partial(self._again, instruction, kept))
         values.update(zip(instruction.writes, results, strict=True))
+
+    def _plain(self, instruction: ins.Compute) -> tuple[Callable[..., tuple[Any, ...]], tuple[Numbers, ...]]:
+        """What runs a segment as it is written, and the numbers that it takes last."""
+        own = self._at.own
+        if own.sized is None or instruction.segment not in own.sized.runs:
+            return own.segments[instruction.segment].run, ()
+        assert instruction.micro_batch is not None
+        return own.sized.runs[instruction.segment], (self._at.numbers[instruction.micro_batch],)
+
+    def _again(self, instruction: ins.Compute, kept: Sequence[Any] | None) -> tuple[Any, ...]:
+        """What a segment makes of the same inputs, in memory of its own."""
+        run, numbers = self._plain(instruction)
+        given = kept if kept is not None else [self._values[name] for name in instruction.reads]
+        into = [None] * len(self._at.own.segments[instruction.segment].fillable)
+        return run(list(given), into, *numbers)
 
     def _opaque(self, instruction: ins.Opaque) -> None:
         number = instruction.micro_batch

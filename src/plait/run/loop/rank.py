@@ -109,6 +109,7 @@ class _Rank:
         self.progress = self.resumed.extra.get("progress", {}) if self.resumed is not None else {}
         self.machine = Machine(seat.rank, self.state, links, self.watch.observer, post=post)
         self._compile(device)
+        self.machine.detect_nan = task.detect_nan
         self.machine.slowdown = task.slow.get(seat.rank, 1.0)
 
     def run(self) -> dict[str, Any]:

@@ -34,6 +34,8 @@ class Task:
     """Compare the weights of ranks every so many steps; 0: only before a checkpoint."""
     spike: float | None = None
     """A loss over so many times the usual one is taken for a bad one."""
+    detect_nan: bool = False
+    """Look for NaN after each segment."""
     leave_out: frozenset[int] = frozenset()
     """Steps that are not trained, whose samples are lost."""
     slow: Mapping[int, float] = field(default_factory=dict)

@@ -1,0 +1,220 @@
+"""Naming the user's line when a captured step fails.
+
+In: what a segment raised, or the tensors that it made. Out: a `StepError` that tells the op, the user's own file and line,
+the module, the micro-batch and its samples; never generated code. It computes only after a failure, or where asked to
+look for NaN. In the second, slower pass over a segment, each line of its plain function is followed as it runs.
+"""
+
+import linecache
+import operator
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from plait.errors import StepError
+from plait.program.instructions import Compute
+from plait.program.program import Segment
+from plait.program.value import Value
+from plait.run.interpret.step import Step
+
+_SHOWN_IDS = 8
+_SHOWN_MODULES = 4
+_GENERATED = "<plait segment "
+"""How the files of generated functions begin (`program/segment/codegen.py`)."""
+Plain = Callable[[], tuple[Any, ...]]
+"""Runs a segment once more as it is written, on the same inputs; nothing that it makes is kept."""
+
+
+def blame(error: Exception, step: Step, rank: int, instruction: Compute, plain: Plain | None) -> StepError:
+    """What to raise in place of what a segment raised; `plain`, where its inputs are still there."""
+    segment = step.own.segments[instruction.segment]
+    found = _failed(error, segment)
+    if found is None and plain is not None:  # compiled code has no lines of nodes
+        try:
+            plain()
+        except Exception as again:
+            found = _failed(again, segment)
+    node, operands = found if found is not None else (None, "")
+    message = str(error).strip() or "it says nothing more"
+    what = f"{_told(node, segment, operands)} failed: {type(error).__name__}: {message}"
+    return _error(what, step, rank, node, instruction, _fix(error))
+
+
+def find_nan(step: Step, rank: int, instruction: Compute, results: Sequence[Any], plain: Plain) -> None:
+    """Raise where a segment made NaN, naming the first op that made what came out of numbers."""
+    number = instruction.micro_batch
+    if not any(map(_has_nan, results)) or (number is not None and _ids(step, number) == ()):
+        return
+    segment = step.own.segments[instruction.segment]
+    nodes = {node.name: node for node in segment.nodes}
+    bad: dict[str, str] = {}
+    """What has NaN, in order, with what went into it."""
+
+    def computed(name: str, local: dict[str, Any]) -> None:
+        if name in nodes and not _is_empty(nodes[name]) and _has_nan(local[name]):
+            bad[name] = _operands(nodes[name], local)
+
+    def started(local: dict[str, Any]) -> None:
+        bad.update((name, "") for name in segment.inputs if _has_nan(local[name]))
+
+    _followed(plain, started, computed)
+    reached: set[str] = set()
+    waiting = [name for name in segment.outputs if name in bad]
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += [s.name for s in _sources(nodes.get(name)) if s.name in bad]
+    for name, operands in bad.items():
+        if name in reached and not any(source.name in bad for source in _sources(nodes.get(name))):
+            break
+    else:
+        name, operands = "", ""  # compiled code alone made it
+    if name in segment.inputs:
+        value = instruction.reads[segment.inputs.index(name)]
+        what = f"NaN came in with {_input(value)}: no op of this step made it"
+        fix = "look at these samples, or at the step before: its update may have been too large."
+        raise _error(what, step, rank, None, instruction, fix)
+    what = f"{_told(nodes.get(name), segment, operands)} made NaN of numbers"
+    fix = "keep what goes into that line in range: clamp it, add an epsilon, or lower the learning rate."
+    raise _error(what, step, rank, nodes.get(name), instruction, fix)
+
+
+def _sources(node: fx.Node | None) -> list[fx.Node]:
+    return node.all_input_nodes if node is not None else []
+
+
+def _followed(
+    plain: Plain, started: Callable[[dict[str, Any]], None], computed: Callable[[str, dict[str, Any]], None]
+) -> None:
+    """Run a segment's own function, told of its inputs once they have names, and of each node once it is there."""
+
+    def enter(frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(_GENERATED):
+            return None
+        before = frame.f_lineno
+
+        def line(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal before
+            if event == "line":
+                name = _name_at(frame, before)
+                if name.startswith("["):  # inputs, or memory for outputs
+                    started(frame.f_locals)
+                elif name:
+                    computed(name, frame.f_locals)
+                before = frame.f_lineno
+            return line
+
+        return line
+
+    traced = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        plain()
+    finally:
+        sys.settrace(traced)
+
+
+def _name_at(frame: FrameType, number: int) -> str:
+    """What a line of generated code assigns to; empty where it assigns nothing."""
+    name, equals, _ = linecache.getline(frame.f_code.co_filename, number).partition(" = ")
+    return name.strip() if equals else ""
+
+
+def _failed(error: BaseException, segment: Segment) -> tuple[fx.Node, str] | None:
+    """The node whose line of generated code raised, and what went into it."""
+    nodes = {node.name: node for node in segment.nodes}
+    link: TracebackType | None = error.__traceback__
+    while link is not None:
+        if link.tb_frame.f_code.co_filename.startswith(_GENERATED):
+            node = nodes.get(_name_at(link.tb_frame, link.tb_lineno))
+            return (node, _operands(node, link.tb_frame.f_locals)) if node is not None else None
+        link = link.tb_next
+    return None
+
+
+def _operands(node: fx.Node, local: dict[str, Any]) -> str:
+    tensors = [local.get(source.name) for source in node.all_input_nodes]
+    shapes = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors if isinstance(t, Tensor)]
+    return f" of {', '.join(shapes)}" if shapes else ""
+
+
+def _told(node: fx.Node | None, segment: Segment, operands: str) -> str:
+    if node is None:
+        modules = list(dict.fromkeys(node.meta.get("module", "") for node in segment.nodes))
+        named = [module for module in modules if module]
+        some = ", ".join(named[:_SHOWN_MODULES]) + (", ..." if len(named) > _SHOWN_MODULES else "")
+        return f"the {segment.phase} of {some or 'the model'}"
+    name = str(node.target) if node.target is not operator.getitem else "indexing"
+    op = name.removesuffix(".default").rpartition("::")[2].removeprefix("aten.").removeprefix("plait.")
+    behind = "the backward of " if node.meta.get("phase") == "backward" else ""
+    source, module = node.meta.get("source", ""), node.meta.get("module", "")
+    inside = f" in module {module}" if module else ""
+    if not source:
+        return f"{behind}{op}{operands}{inside}"
+    file, _, number = source.rpartition(":")
+    text = linecache.getline(file, int(number)).strip() if number.isdigit() else ""
+    return f"{source}{inside}: {f'`{text}`: ' if text else ''}{behind}{op}{operands}"
+
+
+def _error(
+    what: str, step: Step, rank: int, node: fx.Node | None, instruction: Compute, fix: str
+) -> StepError:
+    number = instruction.micro_batch
+    ids = _ids(step, number) if number is not None else None
+    place = f"step {step.number}, rank {rank}"
+    if number is not None:
+        place += f", micro-batch {number}"
+    if ids:
+        shown = ", ".join(map(str, ids[:_SHOWN_IDS]))
+        place += f", samples {shown}" + (f", ... ({len(ids)} in all)" if len(ids) > _SHOWN_IDS else "")
+    meta = node.meta if node is not None else {}
+    return StepError(
+        f"{what}\n({place})",
+        where=meta.get("source") or None,
+        module=meta.get("module") or None,
+        step=step.number,
+        micro_batch=number,
+        ids=ids or (),
+        fix=fix,
+    )
+
+
+def _ids(step: Step, micro_batch: int) -> tuple[int, ...] | None:
+    """This rank's samples; None where it has no shares of its own."""
+    return step.shares[micro_batch].ids if micro_batch < len(step.shares) else None
+
+
+def _fix(error: Exception) -> str:
+    if isinstance(error, torch.OutOfMemoryError):
+        return "use a smaller batch, more accumulation, memory.recompute, or a plan that cuts the model."
+    if "CUDA error" in str(error):
+        return "a GPU may tell late: run with CUDA_LAUNCH_BLOCKING=1 to see the line itself, or with --device cpu."
+    if "index" in str(error).lower() and "out of" in str(error).lower():
+        return "look at these samples: an index is negative, or as large as the table that it looks up in."
+    return "mend that line, or look at what these samples give it."
+
+
+def _has_nan(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return any(map(_has_nan, value))
+    return isinstance(value, Tensor) and value.is_floating_point() and bool(value.isnan().any())
+
+
+def _is_empty(node: fx.Node) -> bool:
+    """Memory that is filled later, with anything in it."""
+    return "empty" in str(node.target)
+
+
+def _input(value: Value) -> str:
+    match value.kind:
+        case "batch":
+            return f"tensor {value.number} of the batch"
+        case "parameter" | "buffer":
+            return f"{value.kind} {value.name}"
+        case _:
+            return f"{value}"

@@ -1,0 +1,117 @@
+"""A captured step that fails names the user's line, the module, the micro-batch and its samples."""
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from plait.errors import StepError
+from plait.job.job import Job
+from plait.plan.named import resolve
+from plait.run.prepare.prepare import prepare
+from plait.run.proof.serial_run import SerialRanks
+
+BAD = 13
+"""The sample that spoils its micro-batch."""
+
+
+class Block(nn.Module):
+    """Looks up words, and takes a logarithm on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 4)
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, words: Tensor, scale: Tensor) -> Tensor:
+        looked = self.table(words)  # the lookup
+        masked = torch.where(scale > 0, (scale - scale) / scale, 0.0)
+        logs = (scale + 1e-3).log()  # the logarithm
+        return self.out(looked * (logs + masked)[:, None])
+
+
+class Net(nn.Module):
+    """A block inside a model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Block()
+
+    def forward(self, words: Tensor, scale: Tensor) -> Tensor:
+        return self.body(words, scale)
+
+
+def line(comment: str) -> str:
+    """file:line of a line of Block."""
+    lines, first = inspect.getsourcelines(Block)
+    return f"{__file__}:{first + next(i for i, text in enumerate(lines) if comment in text)}"
+
+
+def samples(word: int = 1, scale: float = 1.0) -> list[Any]:
+    """Harmless ones but for one; a scale of 0 makes NaN in what is masked, which must not be blamed."""
+    plain = (torch.tensor(2), torch.tensor(1.0), torch.tensor(1))
+    spoiled = (torch.tensor(word), torch.tensor(scale), torch.tensor(1))
+    return [spoiled if index == BAD else plain for index in range(24)]
+
+
+def run(data: list[Any], plan: str, ranks: int, detect_nan: bool = False, **settings: Any) -> None:
+    job = Job(
+        model=Net,
+        data=data,
+        objective=lambda model, batch: nn.functional.cross_entropy(model(*batch[:2]), batch[2]),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        batch=24,
+        accumulate=2,
+        steps=1,
+    )
+    programs = prepare(job, resolve(plan, ranks, settings), "cpu", torch.float32, lambda event: None)
+    assert programs.capture_error is None
+    all_ranks = SerialRanks(job, programs, torch.float32)
+    for machine in all_ranks.machines:
+        machine.detect_nan = detect_nan
+    all_ranks.run(0)
+
+
+@pytest.mark.parametrize(
+    ("plan", "ranks", "settings"),
+    [("single", 1, {}), ("ddp", 2, {}), ("zero3", 2, {}), ("gpipe", 2, {}), ("single", 1, {"compile": "on"})],
+)
+def test_an_index_out_of_range_names_line_module_and_samples(
+    plan: str, ranks: int, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(StepError) as caught:
+        run(samples(word=11), plan, ranks, **settings)
+    error, text = caught.value, str(caught.value)
+    assert error.where == line("# the lookup") and error.where in text
+    assert error.module == "body.table" and "in module body.table" in text
+    assert "looked = self.table(words)" in text and "embedding" in text
+    assert BAD in error.ids and len(error.ids) == 12 // (ranks if plan != "gpipe" else 1)
+    assert f"step 0, rank {0 if ranks == 1 else ''}"[:13] in text and f"micro-batch {error.micro_batch}" in text
+    assert str(error.ids[0]) in text and "Fix: " in text
+    assert "<plait segment" not in text
+    assert error.__cause__ is not None
+
+
+@pytest.mark.parametrize(("plan", "ranks"), [("single", 1), ("ddp", 2)])
+def test_nan_names_the_line_that_made_it(plan: str, ranks: int) -> None:
+    with pytest.raises(StepError) as caught:
+        run(samples(scale=-2.0), plan, ranks, detect_nan=True)
+    error, text = caught.value, str(caught.value)
+    assert error.where == line("# the logarithm") and error.module == "body"
+    assert "log" in text and "made NaN of numbers" in text and BAD in error.ids
+
+
+def test_nan_is_not_looked_for_unless_asked() -> None:
+    run(samples(scale=-2.0), "single", 1)
+
+
+def test_numbers_are_not_blamed() -> None:
+    run(samples(), "ddp", 2, detect_nan=True)
+
+
+def test_nan_in_the_data_is_said_to_come_from_there() -> None:
+    with pytest.raises(StepError, match="NaN came in with tensor 1 of the batch") as caught:
+        run(samples(scale=float("nan")), "single", 1, detect_nan=True)
+    assert BAD in caught.value.ids and caught.value.where is None
