@@ -26,17 +26,17 @@ _SHOWN_MODULES = 4
 _GENERATED = "<plait segment "
 """How the files of generated functions begin (`program/segment/codegen.py`)."""
 Plain = Callable[[], tuple[Any, ...]]
-"""Runs a segment once more as it is written, on the same inputs; nothing that it makes is kept."""
+"""Runs a segment once more as it is written, on the same inputs; what it makes is dropped."""
 
 
-def blame(error: Exception, step: Step, rank: int, instruction: Compute, plain: Plain | None) -> StepError:
-    """What to raise in place of what a segment raised; `plain`, where its inputs are still there."""
+def blame(error: Exception, step: Step, rank: int, instruction: Compute, plain: Plain) -> StepError:
+    """What to raise in place of what a segment raised."""
     segment = step.own.segments[instruction.segment]
     found = _failed(error, segment)
-    if found is None and plain is not None:  # compiled code has no lines of nodes
+    if found is None:  # compiled code has no lines of nodes
         try:
             plain()
-        except Exception as again:
+        except Exception as again:  # the same, or that inputs are gone: then modules are all that is known
             found = _failed(again, segment)
     node, operands = found if found is not None else (None, "")
     message = str(error).strip() or "it says nothing more"

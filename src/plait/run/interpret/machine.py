@@ -247,9 +247,9 @@ class Machine:
         except PlaitError:
             raise
         except Exception as error:
-            again = partial(self._again, instruction, kept)
-            there = kept is not None or all(name in values for name in instruction.reads)
-            raise blame(error, now, self.rank, instruction, again if there else None) from error
+            raise blame(
+                error, now, self.rank, instruction, partial(self._again, instruction, kept)
+            ) from error
         if kept is not None:
             find_nan(now, self.rank, instruction, results, partial(self._again, instruction, kept))
         values.update(zip(instruction.writes, results, strict=True))
@@ -263,8 +263,12 @@ class Machine:
         return own.sized.runs[instruction.segment], (self._at.numbers[instruction.micro_batch],)
 
     def _again(self, instruction: ins.Compute, kept: Sequence[Any] | None) -> tuple[Any, ...]:
-        """What a segment makes of the same inputs, in memory of its own."""
+        """What a segment makes of the same inputs, in memory of its own; a KeyError where they are gone."""
         run, numbers = self._plain(instruction)
+        if kept is None:
+            for load in self._at.instructions:  # samples are still there to be loaded
+                if isinstance(load, ins.Load) and load.micro_batch == instruction.micro_batch:
+                    self._load(load)
         given = kept if kept is not None else [self._values[name] for name in instruction.reads]
         into = [None] * len(self._at.own.segments[instruction.segment].fillable)
         return run(list(given), into, *numbers)
