@@ -1,14 +1,14 @@
 """Naming the user's line when a captured step fails.
 
-In: what a segment raised, or the tensors that it made. Out: a `StepError` that tells the op, the user's own file and line,
-the module, the micro-batch and its samples; never generated code. It computes only after a failure, or where asked to
-look for NaN. In the second, slower pass over a segment, each line of its plain function is followed as it runs.
+In: what a segment raised, or the tensors that it made. Out: a `StepError` that tells the op, the user's own file and
+line, the module, the micro-batch and its samples; never generated code. It computes only after a failure, or where asked
+to look for NaN. In the second, slower pass over a segment, each line of its plain function is followed as it runs.
 """
 
 import linecache
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -62,26 +62,28 @@ def find_nan(step: Step, rank: int, instruction: Compute, results: Sequence[Any]
         bad.update((name, "") for name in segment.inputs if _has_nan(local[name]))
 
     _followed(plain, started, computed)
-    reached: set[str] = set()
-    waiting = [name for name in segment.outputs if name in bad]
-    while waiting:
-        name = waiting.pop()
-        if name not in reached:
-            reached.add(name)
-            waiting += [s.name for s in _sources(nodes.get(name)) if s.name in bad]
-    for name, operands in bad.items():
-        if name in reached and not any(source.name in bad for source in _sources(nodes.get(name))):
-            break
-    else:
-        name, operands = "", ""  # compiled code alone made it
+    name = _first(bad, nodes, segment.outputs)
     if name in segment.inputs:
         value = instruction.reads[segment.inputs.index(name)]
-        what = f"NaN came in with {_input(value)}: no op of this step made it"
+        what = f"NaN came in with {_input(value)}: no op on this rank made it in this step"
         fix = "look at these samples, or at the step before: its update may have been too large."
         raise _error(what, step, rank, None, instruction, fix)
-    what = f"{_told(nodes.get(name), segment, operands)} made NaN of numbers"
+    what = f"{_told(nodes.get(name), segment, bad.get(name, ''))} made NaN of numbers"
     fix = "keep what goes into that line in range: clamp it, add an epsilon, or lower the learning rate."
     raise _error(what, step, rank, nodes.get(name), instruction, fix)
+
+
+def _first(bad: Iterable[str], nodes: Mapping[str, fx.Node], outputs: Sequence[str]) -> str:
+    """The first of `bad`, in order, that has no bad source and leads to an output through bad ones; empty: none."""
+    known, waiting = set(bad), list(outputs)
+    reached: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name in known and name not in reached:
+            reached.add(name)
+            waiting += [source.name for source in _sources(nodes.get(name))]
+    made = (n for n in bad if not any(source.name in known for source in _sources(nodes.get(n))))
+    return next((name for name in made if name in reached), "")  # none: compiled code alone made it
 
 
 def _sources(node: fx.Node | None) -> list[fx.Node]:
@@ -139,7 +141,9 @@ def _failed(error: BaseException, segment: Segment) -> tuple[fx.Node, str] | Non
 
 def _operands(node: fx.Node, local: dict[str, Any]) -> str:
     tensors = [local.get(source.name) for source in node.all_input_nodes]
-    shapes = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors if isinstance(t, Tensor)]
+    shapes = [
+        f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors if isinstance(t, Tensor)
+    ]
     return f" of {', '.join(shapes)}" if shapes else ""
 
 
