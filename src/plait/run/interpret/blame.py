@@ -1,8 +1,8 @@
 """Naming the user's line when a captured step fails.
 
 In: what a segment raised, or the tensors that it made. Out: a `StepError` that tells the op, the user's own file and
-line, the module, the micro-batch and its samples; never generated code. It computes only after a failure, or where asked
-to look for NaN. In the second, slower pass over a segment, each line of its plain function is followed as it runs.
+line, the module, the micro-batch and its samples; never generated code. It computes only after a failure, or where
+asked to look for NaN: then a second, slower pass over a segment follows each line of its plain function as it runs.
 """
 
 import linecache
