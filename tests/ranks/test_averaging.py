@@ -49,7 +49,7 @@ def _leaves_no_process() -> Iterator[None]:
 def test_processes_do_what_the_serial_interpreter_does_and_resume_exactly(name: str, tmp_path: Path) -> None:
     plan, settings = PLANS[name]
     job = replace(jobs.dropout(), steps=STEPS, epochs=None, evaluate_every=STEPS)
-    given: dict[str, Any] = {"settings": settings, "dtype": torch.float64, "trace": False}
+    given: dict[str, Any] = {"settings": settings, "trial": plait.Trial(dtype="float64"), "trace": False}
     whole = plait.train(job, plan, 2, out=tmp_path / "whole", **given)
     saved = load_checkpoint(whole.folder)
     ranks = SerialRanks(

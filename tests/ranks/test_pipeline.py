@@ -193,14 +193,14 @@ def test_samples_of_another_shape_are_told_before_a_rank_waits_in_vain(tmp_path:
     with pytest.raises(JobError) as caught:
         plait.train(replace(job, shuffle=False, data=data), "1f1b", 2, out=tmp_path / "run")
     told = str(caught.value)
-    assert "micro-batch 2 of a step has tensors of [2, 17], [2], micro-batch 0 of [2, 16], [2]" in told
+    assert "a step has samples with tensors of [16], []; [17], [], unlike those before" in told
 
 
 def test_a_batch_of_another_shape_is_told_with_its_micro_batch(tmp_path: Path) -> None:
     job = ZOO["mlp"].job(batch=8, steps=4, accumulate=4)
     data = [(torch.zeros(17), y) if 16 <= i < 24 else (x, y) for i, (x, y) in enumerate(job.data)]
     with pytest.raises(
-        JobError, match=r"micro-batch 0 of a step has tensors of \[2, 17\], \[2\], unlike"
+        JobError, match=r"a step has samples with tensors of \[17\], \[\], unlike those before"
     ) as caught:
         plait.train(replace(job, shuffle=False, data=data), "1f1b", 2, out=tmp_path / "run")
     assert "[2, 17] X [16, 32]" in str(caught.value)

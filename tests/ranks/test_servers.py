@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.ranks import jobs
+from torch import nn
 
 import plait
 from plait.errors import WorkerError
@@ -111,7 +112,7 @@ class KillsAt:
         self.killed_s = 0.0
 
     def __call__(self, event: dict[str, Any]) -> None:
-        if "notice" in event:
+        if "notice" in event and not event["notice"].startswith("capture checked"):
             self.notices.append(event["notice"])
         if event.get("metrics", {}).get("step", 0) >= self._step and not self.killed_s:
             self.killed_s = time.monotonic()
@@ -243,13 +244,19 @@ def test_a_goal_ends_all_workers(tmp_path: Path) -> None:
     assert result.evaluation["accuracy"] >= 0.0
 
 
-def test_a_model_that_runs_eagerly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise plait.errors.CaptureError("this model cannot be captured.")
+class Branches(nn.Sequential):
+    """Looks at numbers, which no capture can follow."""
 
-    monkeypatch.setattr("plait.graph.from_job.Captures.of_batch", refuse)
-    job = replace(jobs.plain(), steps=5, epochs=None)
-    plait.train(job, "ddp", 2, out=tmp_path / "ddp", trace=False)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = super().forward(x)
+        return 2 * y if bool(y.sum() > 1e9) else y
+
+
+def test_a_model_that_runs_eagerly(tmp_path: Path) -> None:
+    plain = jobs.plain()
+    job = replace(plain, model=lambda: Branches(plain.build_model()), steps=5, epochs=None)
+    told = plait.train(job, "ddp", 2, out=tmp_path / "ddp", trace=False).notices
+    assert any("running eagerly" in notice for notice in told)
     plait.train(job, "server-sync", 3, out=tmp_path / "server", trace=False)
     one, other = load_checkpoint(tmp_path / "ddp"), load_checkpoint(tmp_path / "server")
     for name, tensor in one.parameters.items():

@@ -17,7 +17,7 @@ import plait
 from plait.errors import UsageError
 from plait.run.hold.copies import copies_of
 from plait.run.hold.state import ModelState
-from plait.run.loop import worker
+from plait.run.loop import together
 from plait.run.verify import Verification, verify
 
 pytestmark = pytest.mark.timeout(120)
@@ -112,7 +112,7 @@ def test_the_command_exits_1_and_names_the_first_tensor(
     monkeypatch.setattr("plait.run.verify.verify", faulty)
     assert jobs.cli("verify", jobs.reference("plain"), "--ranks", "8", "--serial") == 1
     told = " ".join(capsys.readouterr().out.split())
-    assert "not equal: the first tensor that differs is the loss step 0" in told
+    assert "not equal: one process / plan: the first tensor that differs is the loss step 0" in told
     assert "all ranks in one process" in told
 
 
@@ -195,6 +195,6 @@ def test_ranks_whose_copies_drift_apart_are_caught(monkeypatch: pytest.MonkeyPat
     def drifted(state: ModelState, rank: int) -> dict[str, Tensor]:
         return {name: tensor + rank * 1e-14 for name, tensor in copies_of(state, rank).items()}
 
-    monkeypatch.setattr(worker, "copies_of", drifted)  # forked ranks inherit it
+    monkeypatch.setattr(together, "copies_of", drifted)  # forked ranks inherit it
     outcome = verify(ZOO["mlp"].job(), "ddp", 2, steps=1)
     assert [difference.kind for difference in outcome.differences if not difference.ok] == ["spread"]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.ranks import jobs
 from tests.zoo import ZOO
 from torch import Tensor
@@ -93,7 +92,7 @@ def uninterrupted() -> tuple[float, ...]:
 @pytest.mark.parametrize(("before", "after"), PAIRS, ids=str)
 def test_a_run_goes_on_under_another_plan(before: Any, after: Any, tmp_path: Path) -> None:
     job = ZOO["gpt_tied"].job(batch=7, steps=4, num_samples=28, optimizer="adamw", clip_norm=0.5)
-    options: dict[str, Any] = {"settings": SETTINGS, "dtype": torch.float64, "trace": False}
+    options: dict[str, Any] = {"settings": SETTINGS, "trial": plait.Trial(dtype="float64"), "trace": False}
     first = plait.train(job, before[0], mesh=before[1], steps=2, out=tmp_path / "run", **options)
     assert first.losses == pytest.approx(uninterrupted()[:2], rel=1e-9)
     state = load_checkpoint(tmp_path / "run")

@@ -119,7 +119,12 @@ def test_a_part_that_is_missing_from_the_sum_is_seen(schedule: str) -> None:
     known = replace(known_of("mlp"), steps=1)
     known = replace(
         known,
-        record=replace(known.record, losses=known.record.losses[:1], gradients=known.record.gradients[:1]),
+        record=replace(
+            known.record,
+            losses=known.record.losses[:1],
+            gradients=known.record.gradients[:1],
+            norms=(known.record.norms or ())[:1],
+        ),
     )
     found = verify(
         known.job, schedule, mesh={"pipe": 2, "data": 2}, serial=True, against=known, reduce=forgets_the_last

@@ -202,11 +202,12 @@ def test_a_message_of_other_size_than_expected() -> None:
 
 def test_two_messages_in_an_order_that_deadlocks() -> None:
     """Stage 1 wants micro-batch 2 before it gives back 0; stage 0 sends 2 after it has got 0."""
+    before = find(1, Recv, "micro-batch 1")
     recv, wait = find(1, Recv, "micro-batch 2"), find(1, Wait, "forward 0>1 micro-batch 2")
     back, send = find(1, Send, "backward 1>0 micro-batch 0"), find(0, Send, "forward 0>1 micro-batch 2")
     stuck = find(0, Wait, "backward 1>0 micro-batch 0")
     says(
-        moved((recv, wait), before=back),
+        moved((before, recv, wait), before=back),
         f"rank 0 in {text(stuck)} for {text(back)} of rank 2",
         f"rank 2 in {text(wait)} for {text(send)} of rank 0",
         of_class=1,
