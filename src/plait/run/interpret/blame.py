@@ -22,7 +22,9 @@ from plait.program.value import Value
 from plait.run.interpret.step import Step
 
 _SHOWN_IDS = 8
+"""Samples that a message names before it counts the rest: they fit one line of a terminal."""
 _SHOWN_MODULES = 4
+"""The same for modules, whose paths are longer."""
 _GENERATED = "<plait segment "
 """How the files of generated functions begin (`program/segment/codegen.py`)."""
 Plain = Callable[[], tuple[Any, ...]]
