@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from bench.single_gpu import Gpt, flat_loss
+from bench.single_gpu import Gpt, eager_step, flat_loss, seconds
 from plait.job.job import Job
 from plait.run.parallelize import parallelize
 
@@ -101,23 +101,6 @@ CASES = {
 }
 
 
-def plain_step(job: Job, batch: Batch, *, compiled: bool) -> Callable[[], None]:
-    model = job.build_model().cuda()
-    optimizer = job.build_optimizer(list(model.named_parameters()))
-    forward = torch.compile(model) if compiled else model
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with job.autocast("cuda"):
-            loss = job.objective_of(forward, batch)
-        assert isinstance(loss, torch.Tensor)
-        loss.backward()
-        optimizer.step()
-        loss.item()  # as plait's step does: the loss of every step is read
-
-    return step
-
-
 def plait_step(job: Job, batch: Batch, compile_: str) -> Callable[[], None]:
     step = parallelize(job, "single", device="cuda", settings={"compile": compile_})
 
@@ -127,22 +110,13 @@ def plait_step(job: Job, batch: Batch, compile_: str) -> Callable[[], None]:
     return run
 
 
-def seconds(step: Callable[[], None], count: int) -> float:
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(count):
-        step()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - start) / count
-
-
 def run_case(name: str, systems: list[str], repetitions: int) -> None:
     case = CASES[name]
     job = case.job()
     batch: Batch = tuple(tensor.cuda() for tensor in job.data)
     made = {
-        "eager": lambda: plain_step(job, batch, compiled=False),
-        "compile": lambda: plain_step(job, batch, compiled=True),
+        "eager": lambda: eager_step(job, batch),
+        "compile": lambda: eager_step(job, batch, compiled=True),
         "off": lambda: plait_step(job, batch, "off"),
         "on": lambda: plait_step(job, batch, "on"),
     }

@@ -85,14 +85,16 @@ def conv_job(precision: Precision) -> Job:
     )  # fmt: skip
 
 
-def eager_step(job: Job, batch: tuple[torch.Tensor, ...]) -> Callable[[], None]:
+def eager_step(job: Job, batch: tuple[torch.Tensor, ...], *, compiled: bool = False) -> Callable[[], None]:
+    """A step as a user would write it, its loss read every time as plait's is; `compiled`: by torch.compile."""
     model = job.build_model().cuda()
     optimizer = job.build_optimizer(list(model.named_parameters()))
+    forward = torch.compile(model) if compiled else model
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         with job.autocast("cuda"):
-            loss = job.objective_of(model, batch)
+            loss = job.objective_of(forward, batch)
         assert isinstance(loss, torch.Tensor)
         loss.backward()
         optimizer.step()
