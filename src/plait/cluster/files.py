@@ -20,7 +20,8 @@ import yaml
 
 from plait.cluster.calibration import Calibration
 from plait.cluster.cluster import Cluster, Device, Link
-from plait.cluster.presets import Preset, preset
+from plait.cluster.devices import Preset
+from plait.cluster.presets import preset
 from plait.errors import ClusterError
 from plait.files.document import Format, read_yaml
 from plait.files.shape import given_in, partial_of, shaped

@@ -7,8 +7,9 @@ import pytest
 
 from plait.cluster.cluster import Device, Link
 from plait.cluster.files import read_cluster, write_cluster
+from plait.cluster.instances import INSTANCES
 from plait.cluster.parse import parse_cluster
-from plait.cluster.presets import PRESETS
+from plait.cluster.presets import PRESETS, preset_called
 from plait.errors import ClusterError
 
 
@@ -20,6 +21,13 @@ from plait.errors import ClusterError
         ("16xh100", 2, 8, "H100"),
         ("64x8xH100", 64, 8, "H100"),
         ("128x4xA100-40", 128, 4, "A100-40"),
+        ("8xRTX4090", 2, 4, "RTX4090"),
+        ("2xrtx-3090", 1, 2, "RTX3090"),
+        ("144xGB200", 2, 72, "GB200"),
+        ("p4d.24xlarge", 1, 8, "A100-40"),
+        ("4xa3-highgpu-8g", 4, 8, "H100"),
+        ("16xND96isr", 16, 8, "H100"),
+        ("2x4xP5.48xlarge", 2, 4, "H100"),
     ],
 )
 def test_text_names_a_cluster(text: str, hosts: int, per_host: int, device: str) -> None:
@@ -36,6 +44,8 @@ def test_text_names_a_cluster(text: str, hosts: int, per_host: int, device: str)
         ("8 A100", "not a cluster"),
         ("12xA100", "12 devices do not fill hosts of 8"),
         ("0x8xA100", "hosts=0"),
+        ("0xp4d.24xlarge", "hosts=0"),
+        ("2x16xp4d.24xlarge", "has 8 devices, not 16"),
         ("0xA100", "devices_per_host=0"),
         ("nowhere.yaml", "cannot be read"),
     ],
@@ -138,3 +148,49 @@ def test_rate_falls_back_to_what_the_device_can() -> None:
 def test_links_need_a_bandwidth() -> None:
     with pytest.raises(ClusterError, match="bandwidth=0"):
         Link(latency_s=1e-6, bandwidth=0.0)
+
+
+def test_every_preset_can_be_planned_for_and_names_its_source() -> None:
+    for name, preset in {**PRESETS, **INSTANCES}.items():
+        device = preset.device
+        assert preset.source and preset.devices_per_host >= 1, name
+        rates = [
+            device.peak_flops[dtype]
+            for dtype in ("float32", "tf32", "float16", "float8")
+            if dtype in device.peak_flops
+        ]
+        assert rates == sorted(rates), f"{name}: a narrower type is not slower"
+        assert device.rate("bfloat16") > 0 and device.memory_bandwidth < 1e13
+
+
+def test_the_cloud_s_network_is_shared_by_the_devices_of_a_host() -> None:
+    whole, alone = parse_cluster("2xp5.48xlarge"), parse_cluster("2xp5.4xlarge")
+    assert whole.between.bandwidth == pytest.approx(50e9)
+    assert alone.between.bandwidth == pytest.approx(12.5e9)
+
+
+@pytest.mark.parametrize(
+    ("driver", "name"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "A100-40"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80"),
+        ("NVIDIA A100 80GB PCIe", "A100-80"),
+        ("Tesla V100-SXM2-16GB", "V100-16"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA GeForce RTX 4090", "RTX4090"),
+        ("NVIDIA RTX A6000", "RTX-A6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX6000-Ada"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA A10G", "A10G"),
+        ("Tesla T4", "T4"),
+        ("Tesla K80", "K80"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("NVIDIA Quadro P400", None),
+    ],
+)
+def test_what_a_driver_says_is_found(driver: str, name: str | None) -> None:
+    found = preset_called(driver)
+    assert (None if found is None else found.device.name) == name

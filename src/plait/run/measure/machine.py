@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from plait.cluster.calibration import Calibration
 from plait.cluster.cluster import Cluster, Device, Link
-from plait.cluster.presets import PRESETS, Preset
+from plait.cluster.presets import PRESETS, preset_called
 from plait.options import Listener
 from plait.program.instructions import Collective
 from plait.program.value import Value
@@ -110,7 +110,7 @@ def _accelerators(tell: Listener, foreign: float) -> Measured:
     tell({"stage": f"measuring {properties.name}"})
     rates = measure_rates(torch.device("cuda", 0))
     overhead = measure_overhead(1, "cuda")
-    known = _preset_of(properties.name)
+    known = preset_called(properties.name)
     peaks = {dtype: max(found.values()) for dtype, found in rates.products.items()}
     base = dict(known.device.peak_flops) if known else peaks
     bandwidth = known.device.memory_bandwidth if known else rates.copy_rate
@@ -238,13 +238,6 @@ def _products(rates: Sequence[Rates], dtype: str) -> tuple[float, float, dict[in
     points = [(float(extent), mean(r.products[dtype][extent] for r in rates)) for extent in extents]
     best, half, residuals = fit_saturating(points)
     return best, half, {int(extent): round(error, 3) for extent, error in residuals.items()}
-
-
-def _preset_of(name: str) -> Preset | None:
-    """The preset whose device a driver calls like this: `NVIDIA H200`."""
-    words = name.replace("-", " ").split()
-    known = [preset for key, preset in PRESETS.items() if key.split("-")[0] in words]
-    return known[-1] if known else None
 
 
 def _notes(foreign: float, rates: Sequence[Rates], start_s: float) -> dict[str, Any]:
