@@ -10,6 +10,7 @@ and lost links are not tried here: they need rights that a user does not have.
 """
 
 import argparse
+import faulthandler
 import json
 import os
 import random
@@ -35,9 +36,13 @@ import plait
 from plait.errors import CheckpointError, PlaitError
 from plait.run.checkpoint.store import locate_checkpoint
 
-STEPS, BATCH, SAVE_EVERY, HANG_S = 24, 8, 5, 3.0
-LIMIT_S = 25.0
-"""From a fault to the end of the run on a busy machine: a death, or a hang of HANG_S, the stacks, a last save."""
+STEPS, BATCH, SAVE_EVERY, HANG_S = 24, 8, 5, 5.0
+_NO_MEMORY = b'{"error": "MemoryError", "text": ""}'
+"""What a process tells that has none to say more."""
+LIMIT_S = 60.0
+"""From a fault to the end of the run: what is promised at most, which is far more than it takes. A thread that cannot begin
+10 s, or a hang 2 x HANG_S and its stacks 2 s, or a signal and what is saved then 30 s; the rest of the run; an echo 2 s;
+workers that are asked, then killed, 8 s."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class Case:
 CASES = (
     Case("single", 1), Case("ddp", 2), Case("zero1", 2), Case("zero3", 2), Case("local-sgd", 2),
     Case("megatron", 2, mesh={"tensor": 2}), Case("1f1b", 2, mesh={"pipe": 2}), Case("server-sync", 3),
-    Case("server-async", 3, exact=False), Case("easgd", 3, exact=False, free=True),
+    Case("server-async", 3, exact=False, free=True), Case("easgd", 3, exact=False, free=True),
     Case("hogwild", 2, exact=False, free=True),
 )  # fmt: skip
 
@@ -128,10 +133,22 @@ class Run:
             time.sleep(0.01)
         seconds, code = time.monotonic() - began, self.code
         if code is None:
+            self._show()
             self.end()
         with os.fdopen(self._pipe) as pipe:
             text = pipe.read()
         return Ended(code=code, seconds=seconds, told=json.loads(text) if text else {})
+
+    def _show(self) -> None:
+        """The parent's stack, on standard error, and where its ranks are: it has not ended."""
+        print(
+            f"process {self.pid} and {self.ranks()} have not ended; the stack of the first:",
+            file=sys.stderr,
+            flush=True,
+        )
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1)
+        time.sleep(0.5)
 
     def end(self) -> None:
         for pid in self.members():
@@ -153,6 +170,7 @@ def _everybody() -> list[tuple[int, list[str]]]:
 
 def _be_the_run(case: Case, folder: Path, resume: bool, pipe: int) -> None:
     os.setsid()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     told: dict[str, Any] = {}
     code = 1
     try:
@@ -167,11 +185,15 @@ def _be_the_run(case: Case, folder: Path, resume: bool, pipe: int) -> None:
         told = {"error": type(error).__name__, "text": str(error)[:2000]}
     except KeyboardInterrupt as error:
         told = {"error": "interrupted", "text": str(error)}
+    except MemoryError:
+        os.write(pipe, _NO_MEMORY)
+        os._exit(1)
     except BaseException:
         told = {"error": "TRACEBACK", "text": traceback.format_exc()[-3000:]}
-    with suppress(OSError):
+    try:
         os.write(pipe, json.dumps(told).encode())
-    os._exit(code)
+    finally:  # whatever happens: this process must not go on as its parent
+        os._exit(code)
 
 
 Fault = Callable[[Run, random.Random], None]
@@ -366,6 +388,9 @@ def main() -> int:
     given = parser.parse_args()
     cases = [case for case in CASES if not given.plans or case.plan in given.plans.split(",")]
     kinds = [name for name in FAULTS if given.kinds in name]
+    only = (f" --plans {given.plans}" if given.plans else "") + (
+        f" --kinds '{given.kinds}'" if given.kinds else ""
+    )
     print(f"seed {given.seed}: {given.faults} faults of {len(kinds)} kinds over {len(cases)} plans")
     held: Counter[tuple[str, str]] = Counter()
     broken: Counter[tuple[str, str]] = Counter()
@@ -391,7 +416,7 @@ def main() -> int:
             if wrong:
                 print(f"fault {number}, {case.plan}, {name}: {'; '.join(wrong)}")
                 print(
-                    f"  again: python -m bench.chaos --seed {given.seed} --first {number} --faults 1",
+                    f"  again: python -m bench.chaos --seed {given.seed} --first {number} --faults 1{only}",
                     flush=True,
                 )
     _print_table(kinds, [case.plan for case in cases], held, broken, longest)

@@ -22,7 +22,10 @@ from plait.errors import DataError
 from plait.job.data.source import Source, Stream
 from plait.job.order import SampleOrder, micro_batch_sizes, shares
 from plait.job.origin import where
+from plait.threads import start_thread
 
+_LOOK_S = 1.0
+"""Between two looks at whether the thread that reads ahead still lives."""
 Rows = Callable[[Any, int, int], Any]
 """(batch, first sample, number of samples) -> these samples of it."""
 
@@ -109,7 +112,7 @@ class Loader:
     def start(self) -> None:
         """Begin to read ahead; iterating does it too."""
         if self._thread.ident is None and not self._ahead.closed:
-            self._thread.start()
+            start_thread(self._thread)
 
     def __iter__(self) -> Iterator[LoadedStep]:
         self.start()
@@ -117,7 +120,7 @@ class Loader:
 
     def __next__(self) -> LoadedStep:
         self.start()
-        step = self._ahead.take()
+        step = self._ahead.take(self._thread.is_alive)
         if step is None:
             raise StopIteration
         return step
@@ -166,9 +169,9 @@ class _Ahead:
     def end(self, error: BaseException | None) -> None:
         self._ready.put(_End(error=error))
 
-    def take(self) -> LoadedStep | None:
+    def take(self, is_filled: Callable[[], bool]) -> LoadedStep | None:
         """The next step; None at the end. An error comes after the steps that were read before it."""
-        step = _End() if self.closed else self._ready.get()
+        step = _End() if self.closed else self._next(is_filled)
         if isinstance(step, LoadedStep):
             self._room.put(None)
             return None if self.closed else step
@@ -176,6 +179,15 @@ class _Ahead:
         if step.error is not None:
             raise step.error
         return None
+
+    def _next(self, is_filled: Callable[[], bool]) -> LoadedStep | _End:
+        while True:
+            alive = is_filled()  # before the look: what it put last is seen
+            try:
+                return self._ready.get(timeout=_LOOK_S)
+            except queue.Empty:
+                if not alive:  # it had no memory to say why
+                    return _End(error=MemoryError("the thread that reads samples ahead has died"))
 
     def close(self) -> None:
         """Wake both sides, and let go of the steps that nobody takes any more."""

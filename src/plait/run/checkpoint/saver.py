@@ -14,7 +14,11 @@ from typing import Literal
 from plait.errors import PlaitError
 from plait.run.checkpoint.state import TrainingState, snapshot
 from plait.run.checkpoint.store import save_checkpoint, state_bytes
+from plait.threads import start_thread
 from plait.units import format_bytes, format_seconds
+
+_LOOK_S = 0.5
+"""Between two looks at whether the thread that saves still lives."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +70,7 @@ class Saver:
             self._waiting = copied
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="checkpoint-saver", daemon=True)
-                self._thread.start()
+                start_thread(self._thread)
             self._changed.notify_all()
 
     def poll(self) -> list[Notice]:
@@ -85,7 +89,8 @@ class Saver:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-            self._changed.wait_for(self._is_idle, timeout=self._time_limit_s)
+            while not self._is_idle() and self._is_working() and time.monotonic() < deadline_s:
+                self._changed.wait(min(_LOOK_S, max(0.0, deadline_s - time.monotonic())))
             if self._writing is not None:
                 self._slow_reported = True
                 elapsed_s = time.monotonic() - self._started_s
@@ -98,6 +103,10 @@ class Saver:
         if self._thread is not None:
             self._thread.join(timeout=max(0.0, deadline_s - time.monotonic()))
         return self.poll()
+
+    def _is_working(self) -> bool:
+        """Without memory the thread dies, whatever it catches."""
+        return self._thread is not None and self._thread.is_alive()
 
     def _is_idle(self) -> bool:
         return self._writing is None and self._waiting is None

@@ -24,6 +24,7 @@ import torch
 from plait.errors import PlaitError
 from plait.run.start.board import Board, Post
 from plait.run.wire.store import RunStore
+from plait.threads import NO_MEMORY_STATUS
 
 _BACKLOG_BYTES = 64 << 20
 """Of events that a rank keeps for a parent that does not read; what comes after is dropped, and told."""
@@ -132,26 +133,33 @@ class Outbox:
 
 def run_child(child: Child, main: Main) -> int:
     """Prepare this process, call `main`, send what comes of it, and return the exit status."""
-    die_with_parent(child.parent_pid)
+    try:
+        die_with_parent(child.parent_pid)
+        outbox = Outbox(child.pipe)
+        try:
+            seat = _take_seat(child, outbox)
+            line = {"result": main(seat)}
+            json.dumps(line)  # a result that cannot travel is an error of `main`, with its name
+        except BaseException as error:
+            outbox.finish({"error": describe(error)})
+            return 1
+        seat.board.done()
+        outbox.finish(line)
+        return 0
+    except MemoryError:  # not even enough to tell: the status does
+        os._exit(NO_MEMORY_STATUS)
+
+
+def _take_seat(child: Child, outbox: Outbox) -> Seat:
     _prepare(child)
-    outbox = Outbox(child.pipe)
     post = Board(child.board, child.ranks).post(child.rank)
-    seat = Seat(
+    return Seat(
         rank=child.rank,
         ranks=child.ranks,
         store=RunStore(child.line, child.rank, meeting=post.meeting),
         board=post,
         emit=outbox.emit,
     )
-    try:
-        line = {"result": main(seat)}
-        json.dumps(line)  # a result that cannot travel is an error of `main`, with its name
-    except BaseException as error:
-        outbox.finish({"error": describe(error)})
-        return 1
-    post.done()
-    outbox.finish(line)
-    return 0
 
 
 def die_with_parent(parent_pid: int) -> None:

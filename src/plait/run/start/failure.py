@@ -12,6 +12,7 @@ from typing import Any
 
 from plait.errors import PlaitError, WorkerError
 from plait.run.start.board import Entry
+from plait.threads import MEMORY_FIX, NO_MEMORY_STATUS
 
 _OOM_COUNTERS = (
     "/proc/vmstat",
@@ -63,6 +64,13 @@ def to_error(failure: Failure, entry: Entry | None, ranks: int, oom_kills: int) 
         return WorkerError(text, rank=failure.rank, traceback=told["traceback"])
     stack = f"\n{failure.stack}" if failure.stack else ""
     code = failure.exit_code or 0
+    if code == NO_MEMORY_STATUS:
+        return WorkerError(
+            f"{who} ended with exit status {code}: it had no memory left ({place}).{stack}",
+            rank=failure.rank,
+            traceback=failure.stack or None,
+            fix=MEMORY_FIX,
+        )
     if code >= 0:
         return WorkerError(
             f"{who} ended with exit status {code} and no result ({place}).{stack}",

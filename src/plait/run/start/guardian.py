@@ -1,9 +1,10 @@
 """Nothing that a run has started outlives it, also where the run is killed and cannot clean up.
 
 In: the process groups of ranks as they come and go. Out: a tiny process beside the run that waits for the run's end. If
-it comes without a word, the run was killed: the groups of its ranks are ended, with whatever datasets started in them,
-and so is every process that inherited the run's mark in its environment, also from a run of one rank. Ranks themselves
-die with their parent (`die_with_parent`). What leaves its group and wipes its environment gets away.
+it comes without a word, the run was killed, or had no memory left to clean up: the groups of its ranks are ended, with
+whatever datasets started in them, and so is every process that inherited the run's mark in its environment, also from a
+run of one rank. Ranks themselves die with their parent (`die_with_parent`). What leaves its group and wipes its
+environment gets away.
 """
 
 import os
@@ -73,7 +74,8 @@ class Guardian:
         else:
             os.environ[_MARK] = self._before
         assert self._process is not None
-        self._say(b"end")
+        if not isinstance(error, MemoryError):  # without memory, this process may not have ended its ranks
+            self._say(b"end")
         with suppress(OSError):
             self._stdin.close()
         try:

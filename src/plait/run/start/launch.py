@@ -82,6 +82,7 @@ def launch(
             interrupts,
             on_event or (lambda rank, event: None),
             dispensable,
+            switchboard.check,
         )
         try:
             return monitor.run()

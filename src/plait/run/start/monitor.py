@@ -95,12 +95,14 @@ class Monitor:
         interrupts: Interrupts,
         on_event: Callable[[int, dict[str, Any]], bool | None],
         dispensable: Collection[int] = (),
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.failures: dict[int, Failure] = {}
         self.lost: set[int] = set()
         """Ranks that died, or were given up, and without which the run goes on."""
         self._dispensable = dispensable
         self._crew = crew
+        self._check = check
         self._limits = limits
         self._interrupts = interrupts
         self._on_event = on_event
@@ -121,6 +123,7 @@ class Monitor:
         try:
             while True:
                 running = self._collect()
+                self._check()
                 if self._failed_at is not None:
                     self._judge_failure(self._failed_at, running)
                 elif not running:

@@ -22,6 +22,7 @@ from torch import Tensor
 from plait.errors import PlanError
 from plait.run.wire.peers import Peers
 from plait.run.wire.store import Meeting, RunStore
+from plait.threads import or_end_the_rank, start_thread
 
 BACKEND = "plait"
 _SMALL_BYTES = 1 << 15
@@ -85,8 +86,10 @@ class PlaitGroup(dist.ProcessGroup):
         self._meeting = meeting
         self._count = 0
         self._queue: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=f"plait group {name}", daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(
+            target=or_end_the_rank(self._work), name=f"plait group {name}", daemon=True
+        )
+        start_thread(self._thread)
 
     def getBackendName(self) -> str:  # noqa: N802
         return BACKEND

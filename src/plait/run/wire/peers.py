@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from plait.errors import RunError
 from plait.run.wire.frames import check_sizes
+from plait.threads import or_end_the_rank, start_thread
 
 _HEAD = struct.Struct("<QQ")
 """Tag, bytes."""
@@ -62,8 +63,8 @@ class Peers:
         self._ends.setblocking(False)
         self._selector.register(self._ends, selectors.EVENT_READ, None)
         self.is_closed = False
-        self._thread = threading.Thread(target=self._attend, name="plait peers", daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(target=or_end_the_rank(self._attend), name="plait peers", daemon=True)
+        start_thread(self._thread)
 
     def send(self, to: int, tag: int, data: memoryview) -> "Future[None]":
         """Send bytes, which nobody may change before the future is done."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from plait.errors import RunError
 from plait.run.wire.frames import Incoming, pack
+from plait.threads import MEMORY_FIX, start_thread
 
 _READ_BYTES = 1 << 18
 """Read at once from one rank."""
@@ -55,7 +56,15 @@ class Switchboard:
         for line in self._lines:
             line.socket.setblocking(False)
             self._selector.register(line.socket, selectors.EVENT_READ, line)
-        self._thread.start()
+        start_thread(self._thread)
+
+    def check(self) -> None:
+        """Raise where nobody answers any more: ranks would ask in vain."""
+        if not self._thread.is_alive():
+            raise RunError(
+                "the thread that connects the ranks has died: this process has no memory left.",
+                fix=MEMORY_FIX,
+            )
 
     def close(self) -> None:
         """End; ranks that still ask find their line closed."""

@@ -1,0 +1,40 @@
+"""A thread begins, or there is an error: nobody waits for one that died before it could begin."""
+
+import threading
+
+import pytest
+
+from plait import threads
+from plait.errors import RunError
+from plait.threads import start_thread
+
+
+def test_a_thread_is_started() -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.set)
+    start_thread(thread)
+    thread.join()
+    assert done.is_set()
+
+
+class _Stillborn(threading.Thread):
+    """As one whose process has no memory: made, and dead before its first line."""
+
+    def _bootstrap(self) -> None:
+        return
+
+
+def test_a_thread_that_dies_before_it_begins_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_LOOK_S", 0.01)
+    with pytest.raises(RunError, match="did not begin: this process has no memory left"):
+        start_thread(_Stillborn())
+
+
+def test_a_thread_that_cannot_be_made_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    name = "_start_joinable_thread" if hasattr(threading, "_start_joinable_thread") else "_start_new_thread"
+    monkeypatch.setattr(threading, name, refuse)
+    with pytest.raises(RunError, match="no thread could be started"):
+        start_thread(threading.Thread())
