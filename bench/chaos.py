@@ -40,9 +40,9 @@ STEPS, BATCH, SAVE_EVERY, HANG_S = 24, 8, 5, 5.0
 _NO_MEMORY = b'{"error": "MemoryError", "text": ""}'
 """What a process tells that has none to say more."""
 LIMIT_S = 60.0
-"""From a fault to the end of the run: what is promised at most, which is far more than it takes. A thread that cannot begin
-10 s, or a hang 2 x HANG_S and its stacks 2 s, or a signal and what is saved then 30 s; the rest of the run; an echo 2 s;
-workers that are asked, then killed, 8 s."""
+"""From a fault to the end of the run: what is promised at most, which is far more than it takes. A thread that cannot
+begin 10 s, or a hang 2 x HANG_S and its stacks 2 s, or a signal and what is saved then 30 s; the rest of the run; an
+echo 2 s; workers that are asked, then killed, 8 s."""
 
 
 @dataclass(frozen=True)
