@@ -9,6 +9,7 @@
 What to call. Names and options are those of the command line; `help(plait.train)` has the details.
 
     describe    Job, Until             what is trained: network, data, loss, optimizer
+                Freeze                 parameters that are not trained for a while
                 load_job               a job from a file, as on the command line: "path.py:function"
                 resolve                a Plan from a name, a .yaml file, ranks, a mesh, settings
     look        capture                the dataflow graph of a step             plait graph
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from plait.errors import PlaitError
     from plait.job.job import Job, Until
     from plait.job.reference import load_job
+    from plait.job.updates.freeze import Freeze
     from plait.options import Limits, Saving, Search, Trial
     from plait.plan.named import resolve
     from plait.plan.plan import Plan
@@ -67,6 +69,7 @@ _HOME = {
     "Choice": "api.choose",
     "Comparison": "report.compare",
     "Diagnosis": "api.doctor",
+    "Freeze": "job.updates.freeze",
     "Job": "job.job",
     "Limits": "options",
     "Measured": "run.measure.machine",
@@ -111,6 +114,7 @@ __all__ = [
     "Choice",
     "Comparison",
     "Diagnosis",
+    "Freeze",
     "Job",
     "Limits",
     "Measured",

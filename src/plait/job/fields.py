@@ -73,18 +73,46 @@ def _parts(job: Any) -> list[Problem]:
                 fix="give exactly one: loss=(output, target) -> scalar, or objective=(model, batch).",
             )
         )
-    for name in ("loss", "objective", "schedule", "collate"):
+    for name in ("loss", "objective", "collate"):
         value = getattr(job, name)
         if value is not None and not callable(value):
             found.append(Problem(what=f"{name} is {describe(value)}.", fix=f"give {name} a function."))
-    if not callable(job.optimizer):
+    return [*found, *_rules(job)]
+
+
+def _rules(job: Any) -> list[Problem]:
+    found = []
+    if not callable(job.optimizer) and not _are_callable(job.optimizer, Mapping):
         found.append(
             Problem(
                 what=f"optimizer is {describe(job.optimizer)}.",
-                fix="give a function of the parameters: lambda params: torch.optim.SGD(params, lr=0.1).",
+                fix="give a function of the parameters: lambda params: torch.optim.SGD(params, lr=0.1); or one for "
+                "each pattern of names: {'encoder': ..., '*': ...}.",
             )
         )
+    several = _are_callable(job.schedule, Mapping | Sequence, or_none=True)
+    if job.schedule is not None and not callable(job.schedule) and not several:
+        fix = "give schedule a function, or one for each of several optimizers."
+        found.append(Problem(what=f"schedule is {describe(job.schedule)}.", fix=fix))
+    for name in ("clip_norm", "clip_value"):
+        value = getattr(job, name)
+        bounds = list(value.values()) if isinstance(value, Mapping) else [value]
+        named = not isinstance(value, Mapping) or (value and all(isinstance(p, str) and p for p in value))
+        if value is not None and not (named and all(_is_finite(bound) and bound > 0 for bound in bounds)):
+            found.append(
+                Problem(
+                    what=f"{name} is {value!r}.",
+                    fix=f"give {name} a number > 0, or one for each pattern of names; or leave it out.",
+                )
+            )
     return found
+
+
+def _are_callable(given: Any, kind: Any, *, or_none: bool = False) -> bool:
+    if not isinstance(given, kind) or isinstance(given, str) or not given:
+        return False
+    entries = given.values() if isinstance(given, Mapping) else given
+    return all(callable(entry) or (or_none and entry is None) for entry in entries)
 
 
 def _numbers(job: Any) -> list[Problem]:
@@ -114,12 +142,6 @@ def _numbers(job: Any) -> list[Problem]:
                 fix=f"set accumulate to at most {job.batch}, or a larger batch.",
             )
         )
-    if job.clip_norm is not None and not (_is_finite(job.clip_norm) and job.clip_norm > 0):
-        found.append(
-            Problem(
-                what=f"clip_norm is {job.clip_norm!r}.", fix="give clip_norm a number > 0, or leave it out."
-            )
-        )
     return found
 
 
@@ -131,6 +153,13 @@ def _choices(job: Any) -> list[Problem]:
             found.append(Problem(what=f"{name} is {getattr(job, name)!r}.", fix=f"set {name} to {options}."))
     if not isinstance(job.shuffle, bool):
         found.append(Problem(what=f"shuffle is {job.shuffle!r}.", fix="set shuffle to True or False."))
+    if not isinstance(job.freeze, Sequence) or not all(hasattr(entry, "until") for entry in job.freeze):
+        found.append(
+            Problem(
+                what=f"freeze is {describe(job.freeze)}.",
+                fix="give freeze=[Freeze(parameters=..., until=...)].",
+            )
+        )
     if job.lengths is not None:
         found += _lengths(job)
     return found

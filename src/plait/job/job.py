@@ -8,8 +8,8 @@ optimizer and compute what is minimized. Never here: how many ranks, which devic
 import contextlib
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -19,10 +19,13 @@ from plait.errors import JobError, PlaitError
 from plait.job import objective as _objective
 from plait.job.batch import describe
 from plait.job.fields import Problem, is_whole, job_problems, until_problems
-from plait.job.optimizer import checked_optimizer
 from plait.job.order import SampleOrder, micro_batch_sizes, shares
 from plait.job.origin import fix_of, told
-from plait.job.schedule import first_parameter
+from plait.job.updates.clip import Bound
+from plait.job.updates.freeze import Freeze
+from plait.job.updates.optimizers import build_optimizer
+from plait.job.updates.patterns import as_patterns, check_known
+from plait.job.updates.schedules import Given
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +57,9 @@ class Job:
     """(output, target) -> scalar; a batch is (*inputs, target). Exactly one of `loss` and `objective` is given."""
     objective: Callable[..., Any] | None = None
     """(model, batch) -> scalar mean, or (total, weight) where total / weight over the whole batch is minimized."""
-    optimizer: Callable[..., torch.optim.Optimizer]
-    """(list of parameters) -> optimizer; gets (name, parameter) pairs if its parameter is called `named_parameters`."""
+    optimizer: Callable[..., Any] | Mapping[str, Callable[..., Any]]
+    """(list of parameters) -> optimizer, or several; gets (name, parameter) pairs if its parameter is called
+    `named_parameters`. Or one function for each pattern of names: {"encoder": ..., "*": ...}."""
     batch: int
     """Samples per optimizer step, over all ranks."""
     epochs: int | None = None
@@ -64,10 +68,15 @@ class Job:
     """Optimizer steps, instead of `epochs`."""
     seed: int = 0
     """Decides the initial weights, the order of the samples and every random mask."""
-    schedule: Callable[..., Any] | None = None
-    """step -> learning rate; or optimizer -> torch LRScheduler, when its first parameter is called `optimizer`."""
-    clip_norm: float | None = None
-    """Largest allowed global norm of the gradient."""
+    schedule: Given | None = None
+    """step -> learning rate; or optimizer -> torch LRScheduler, when its first parameter is called `optimizer`. Of
+    several optimizers: for all of them, or one for each, by name."""
+    clip_norm: Bound = None
+    """Largest allowed norm of the gradient: of all parameters together, or of those of each pattern of names."""
+    clip_value: Bound = None
+    """Largest allowed absolute value in a gradient, for all parameters or by pattern; after `clip_norm`."""
+    freeze: Sequence[Freeze] = ()
+    """Parameters that are not trained for a while."""
     accumulate: int = 1
     """Micro-batches per step: the batch is split into this many consecutive slices."""
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -165,9 +174,26 @@ class Job:
 
     def build_optimizer(self, named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         """The user's optimizer on these parameters, which must be the only ones that it uses."""
-        wants_names = first_parameter(self.optimizer) in ("named_parameters", "named_params")
-        given: list[Any] = list(named) if wants_names else [parameter for _, parameter in named]
-        return checked_optimizer(self.optimizer(given), [parameter for _, parameter in named])
+        return build_optimizer(self.optimizer, named)
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Refuse patterns that mean none of the trained parameters."""
+        for what, bound in (("clip_norm", self.clip_norm), ("clip_value", self.clip_value)):
+            check_known(what, bound if isinstance(bound, Mapping) else (), names)
+        for entry in self.freeze:
+            check_known("freeze", as_patterns(entry.parameters), names)
+
+    def in_steps(self, num_samples: int | None) -> "Job":
+        """The same job on data of so many samples: what counts epochs counts steps."""
+        if not self.freeze:
+            return self
+        return replace(self, freeze=[entry.in_steps(num_samples, self.batch) for entry in self.freeze])
+
+    def frozen_in(self, step: int, names: Iterable[str]) -> frozenset[str]:
+        """Which of these parameters are not trained in a step."""
+        if not self.freeze:
+            return frozenset()
+        return frozenset(name for name in names if any(entry.holds(name, step) for entry in self.freeze))
 
     def autocast(self, device_type: str) -> contextlib.AbstractContextManager[None]:
         """Where the forward pass runs: torch.autocast for bf16, nothing for fp32. `objective_of` does not enter it."""

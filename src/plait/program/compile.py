@@ -14,6 +14,7 @@ from plait.errors import PlanError
 from plait.graph.graph import Graph
 from plait.job.optimizer_state import Builder
 from plait.job.order import shares as equal_shares
+from plait.job.updates.clip import Bound, Clip
 from plait.plan.plan import DATA, DOMAIN, PIPE, TENSOR, Plan
 from plait.program.check.soundness import check_program
 from plait.program.cost.update import state_ratio
@@ -51,11 +52,17 @@ from plait.units import parse_bytes
 class Settings:
     """What the job contributes to a program beside its graph."""
 
-    clip_norm: float | None
+    clip_norm: Bound
     batch_norm: str
     device: torch.device
+    clip_value: Bound = None
     build_optimizer: Builder | None = None
     """Makes the job's optimizer, whose state counts as memory; None: memory without an optimizer."""
+
+    @property
+    def clip(self) -> Clip:
+        """How gradients are bounded."""
+        return Clip.of(self.clip_norm, self.clip_value)
 
 
 def compile_program(
@@ -89,7 +96,7 @@ def compile_program(
         sums = dict.fromkeys(sums, (SERVERS,))
     stages = _stages(graphs, plan, micro_batches, layout, settings.build_optimizer)
     if plan.pipe.asynchronous:
-        check_suits(plan, graphs, settings.clip_norm, stages)
+        check_suits(plan, graphs, settings.clip, stages)
     if stages:
         sums |= {name: (PIPE, *sums[name]) for name in map(scalar, SCALARS)}
     if layout is None:
@@ -257,9 +264,7 @@ class _Compiler:
         stages = self.stages.get(self.micro_batches[0])
         home = {name: stages.home(name) for name in stages.parameters} if stages is not None else None
         buckets = make_buckets(first, self.sums, self.layout, self.plan, home, coordinate)
-        builder = StepBuilder(
-            self.plan, buckets, self.layout, settings.clip_norm, settings.device, coordinate
-        )
+        builder = StepBuilder(self.plan, buckets, self.layout, settings.clip, settings.device, coordinate)
         if self.stages:
             self._pipeline(builder, rank, coordinate).write()
             return builder.close()

@@ -7,6 +7,7 @@ writes and frees (`value.py`); it never holds a tensor.
 from dataclasses import dataclass, field
 from typing import Literal
 
+from plait.job.updates.clip import Clip
 from plait.plan.decisions import Compression
 from plait.program.value import Value
 
@@ -186,22 +187,24 @@ class Join(Instruction):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SquareSum(Instruction):
-    """Add up the squares of this rank's gradients, each part of a gradient on one rank alone: for the global norm."""
+    """Add up the squares of this rank's gradients, each part of a gradient on one rank alone: for norms."""
 
     kind: TimeKind = "update"
     axes: tuple[str, ...]
     """The axes over which the sum is going to be summed."""
+    clip: Clip
+    """Says whose squares are added up together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finish(Instruction):
-    """Turn reduced buckets into gradients ready for the update: divide by a late weight, clip by the global norm."""
+    """Turn reduced buckets into gradients ready for the update: divide by a late weight, clip."""
 
     kind: TimeKind = "update"
     late_weight: bool
     """Whether the gradients still have to be divided by the weight."""
-    clip_norm: float | None
-    """Largest global norm, over every axis."""
+    clip: Clip
+    """Largest norms, over every axis, and largest values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from plait.job.updates.clip import Clip
 from plait.plan.plan import DATA, Plan
 from plait.program.check.soundness import check_program
 from plait.program.instructions import (
@@ -42,7 +43,7 @@ def compile_opaque(
     sizes: Sequence[int],
     shares: Sequence[tuple[int, ...]],
     *,
-    clip_norm: float | None,
+    clip: Clip,
     notices: tuple[str, ...],
     buffers: Sequence[str] = (),
 ) -> Program:
@@ -52,7 +53,7 @@ def compile_opaque(
         plan=plan,
         micro_batches=tuple(sizes),
         shares=tuple(shares),
-        classes=(_rank(plan, buckets, len(sizes), clip_norm, buffers),),
+        classes=(_rank(plan, buckets, len(sizes), clip, buffers),),
         members=(0,) * plan.mesh.size,
         layout=Layout(mesh=plan.mesh, axes=(), parameters={}),
         gathered=(),
@@ -93,7 +94,7 @@ def _rank(
     plan: Plan,
     buckets: tuple[Bucket, ...],
     num_micro: int,
-    clip_norm: float | None,
+    clip: Clip,
     buffers: Sequence[str],
 ) -> RankProgram:
     writer = Writer()
@@ -125,7 +126,7 @@ def _rank(
                 reads=names,
                 writes=(TOTAL, WEIGHT),
                 late_weight=True,
-                clip_norm=clip_norm,
+                clip=clip,
             )
         )
         writer.add(Update(name="update", reads=names))

@@ -250,4 +250,4 @@ def parallelize(
         dist.init_process_group(
             "nccl" if placed.type == "cuda" and ranks <= torch.cuda.device_count() else "gloo"
         )
-    return Step(job, programs, rank, placed)
+    return Step(programs.job, programs, rank, placed)

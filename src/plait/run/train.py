@@ -127,7 +127,7 @@ def train(
         except BaseException:
             discard_if_empty(folder)
             raise
-        chosen = programs.plan
+        chosen, job = programs.plan, programs.job
         write_left_shares(folder, start_step, samples=saving.record_samples)
         write_whole(folder / "plan.yaml", chosen.to_yaml())
         write_environment(

@@ -10,4 +10,6 @@ sub = torch._foreach_sub
 sub_ = torch._foreach_sub_
 mul_ = torch._foreach_mul_
 copy_ = torch._foreach_copy_
+clamp_min_ = torch._foreach_clamp_min_
+clamp_max_ = torch._foreach_clamp_max_
 norm = torch._foreach_norm

@@ -6,6 +6,7 @@ from tests.unit.run.training import compare, train_eagerly, train_job
 from tests.unit.run.training import uncapturable_job as job
 
 from plait.job.data.open import open_data
+from plait.job.updates.clip import Clip
 from plait.plan.named import resolve
 from plait.program.instructions import Accumulate, Collective, Finish, Load, Opaque, Update, Wait
 from plait.program.opaque import ParameterShape, compile_opaque
@@ -23,7 +24,7 @@ PARAMETERS = (
 def program(ranks: int, sizes: tuple[int, ...] = (5,)) -> Program:
     plan = resolve("ddp" if ranks > 1 else "single", ranks)
     shares = [tuple(size // ranks + (rank < size % ranks) for rank in range(ranks)) for size in sizes]
-    return compile_opaque(plan, PARAMETERS, sizes, shares, clip_norm=None, notices=("running eagerly",))
+    return compile_opaque(plan, PARAMETERS, sizes, shares, clip=Clip(), notices=("running eagerly",))
 
 
 def test_all_ranks_run_the_same_instructions() -> None:

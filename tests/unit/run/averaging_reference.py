@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from plait.job.job import Job
 from plait.job.order import shares
-from plait.job.schedule import Schedule
+from plait.job.updates.schedules import schedule_of
 
 State = dict[str, Tensor]
 
@@ -66,7 +66,7 @@ class Workers:
 
     def update(self, index: int, step: int, gradients: State) -> None:
         """One worker's optimizer step."""
-        Schedule(self.job.schedule, self.optimizers[index]).apply(self.optimizers[index], step)
+        schedule_of(self.job.schedule, self.optimizers[index]).apply(self.optimizers[index], step)
         for name, parameter in self.models[index].named_parameters():
             parameter.grad = gradients[name]
         self.optimizers[index].step()

@@ -226,7 +226,7 @@ def train_eagerly(name: str, dtype: torch.dtype = torch.float64, **changes: Any)
         loss = job.objective_of(model, batch)
         loss = loss if isinstance(loss, Tensor) else loss[0] / loss[1]
         loss.backward()
-        if job.clip_norm is not None:
+        if isinstance(job.clip_norm, float):
             norms.append((float(nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm)),))
         gradients.append({key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None})
         optimizer.step()

@@ -195,7 +195,7 @@ class Durations:
         if isinstance(instruction, SquareSum | Finish):
             passes = 1 if isinstance(instruction, SquareSum) else 0
             passes += 3 if isinstance(instruction, Finish) and (
-                instruction.clip_norm is not None or instruction.late_weight
+                instruction.clip or instruction.late_weight
             ) else 0  # fmt: skip
             return float(passes * sum(bucket.num_bytes for bucket in own.buckets))
         if isinstance(instruction, Serve):

@@ -12,6 +12,7 @@ import torch
 
 from plait.graph.cost import value_bytes
 from plait.graph.graph import Graph
+from plait.job.updates.clip import Clip
 from plait.plan.plan import DATA, Plan
 from plait.program.cost.memory import storages_of
 from plait.program.instructions import (
@@ -44,7 +45,7 @@ class StepBuilder:
         plan: Plan,
         buckets: tuple[Bucket, ...],
         layout: Layout,
-        clip_norm: float | None,
+        clip: Clip,
         device: torch.device,
         coordinate: int = 0,
     ) -> None:
@@ -53,7 +54,7 @@ class StepBuilder:
         self.plan = plan
         self.buckets = buckets
         self.layout = layout
-        self.clip_norm = clip_norm
+        self.clip = clip
         self.device = device
         self.micro: list[tuple[Graph, LocalGraph, list[Piece], list[Piece], int]] = []
         self.writer = Writer()

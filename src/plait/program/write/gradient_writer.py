@@ -55,10 +55,11 @@ class GradientWriter:
         self._join_tied()
         squares: tuple[Value, ...] = ()
         cut = {axis for name in self.builder.layout.parameters for axis in self.builder.layout.cut_axes(name)}
-        if self.builder.clip_norm is not None and cut:
+        clip = self.builder.clip
+        if clip.norms and cut:
             axes = tuple(name for name, _ in self.builder.plan.mesh.axes if name in cut)
-            self.writer.add(SquareSum(name="squares", reads=names, writes=(SQUARES,), axes=axes))
-            self.builder.start(SQUARES, "+".join(axes), None, 8)
+            self.writer.add(SquareSum(name="squares", reads=names, writes=(SQUARES,), axes=axes, clip=clip))
+            self.builder.start(SQUARES, "+".join(axes), None, 8 * len(clip.norms))
             self.builder.wait(SQUARES, None)
             squares = (SQUARES,)
         self.writer.add(
@@ -67,7 +68,7 @@ class GradientWriter:
                 reads=(*names, *squares),
                 writes=(TOTAL, WEIGHT),
                 late_weight=late,
-                clip_norm=self.builder.clip_norm,
+                clip=clip,
             )
         )
         if not self.builder.plan.pipe.asynchronous:

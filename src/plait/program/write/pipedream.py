@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from plait.errors import PlanError
 from plait.graph.graph import Graph
+from plait.job.updates.clip import Clip
 from plait.plan.plan import PIPE, Plan
 from plait.program.cost.memory import storages_of
 from plait.program.instructions import Stash, Tally, Tangent, Update
@@ -32,9 +33,7 @@ from plait.torch_private import pytree
 _SYNCHRONOUS = "use the plan 1f1b, which updates once a step"
 
 
-def check_suits(
-    plan: Plan, graphs: Mapping[int, Graph], clip_norm: float | None, stages: Mapping[int, Stages]
-) -> None:
+def check_suits(plan: Plan, graphs: Mapping[int, Graph], clip: Clip, stages: Mapping[int, Stages]) -> None:
     """Refuse what needs all stages at once before an update."""
     if not stages:
         raise PlanError(
@@ -46,9 +45,12 @@ def check_suits(
             f"plan {plan.name} has one stage a rank; pipe.per_rank is {plan.pipe.per_rank}.",
             fix="set pipe.per_rank=1, or use the plan interleaved.",
         )
-    if clip_norm is not None:
+    if clip.norms:
+        told = ", ".join(
+            f"{norm:g}" if pattern == "*" else f"{pattern}: {norm:g}" for pattern, norm in clip.norms
+        )
         raise PlanError(
-            f"clip_norm={clip_norm} needs the gradients of all stages before each update; plan {plan.name} updates "
+            f"clip_norm={told} needs the gradients of all stages before each update; plan {plan.name} updates "
             "stages one after the other.",
             fix=f"drop clip_norm, or {_SYNCHRONOUS}.",
         )

@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from plait.job.updates.clip import Clip
 from plait.plan.plan import DATA
 from plait.program.program import Bucket
+from plait.run.hold.bounds import by_norm, clamp, entries
 from plait.run.hold.state import ModelState
 from plait.run.link.links import Links
 from plait.torch_private import foreach
@@ -30,6 +32,9 @@ class GradientStore:
         self._kept: dict[Bucket, Tensor] = {}
         self._spare: dict[torch.dtype, list[Tensor]] = {}
         self._borrowed: dict[Bucket, Tensor] = {}
+        self.frozen: frozenset[str] = frozenset()
+        """Parameters that are not trained in this step: their gradients count as if there were none."""
+        self._handed: set[str] = set()
         self.on_ready: Callable[[dict[str, Tensor]], None] | None = None
         """Called with all gradients, by parameter name, before the update: for verification."""
 
@@ -108,18 +113,20 @@ class GradientStore:
         else:
             self.flat(bucket).copy_(summed)
 
-    def squares(self, buckets: Sequence[Bucket], axes: Sequence[str]) -> Tensor:
-        """The squares of this rank's gradients, each part of a gradient counted on one rank of `axes` alone."""
+    def squares(self, buckets: Sequence[Bucket], axes: Sequence[str], clip: Clip) -> Tensor:
+        """The squares of this rank's gradients, for each norm of `clip`; each part of a gradient is counted on one rank
+        of `axes` alone."""
         holding = self._state.holding
         assert holding is not None
-        counted = [
-            tensor
+        counted = {
+            name: tensor
             for name, tensor in self.gradients(buckets).items()
             if holding.layout.is_counted(name, holding.rank, axes)
-        ]
-        if not counted:
-            return torch.zeros((), dtype=self._state.dtype, device=self._state.device)
-        return torch.stack(foreach.norm(counted)).square().sum()
+        }
+        found = torch.zeros(len(clip.norms), dtype=self._state.dtype, device=self._state.device)
+        for position, tensors in by_norm(clip, counted).items():
+            found[position] = torch.stack(foreach.norm(tensors)).square().sum()
+        return found
 
     def place(self, bucket: Bucket, position: int) -> Tensor:
         """The memory of one gradient of a bucket that travels: whoever makes the gradient may write it here."""
@@ -187,6 +194,7 @@ class GradientStore:
             for bucket in buckets
             if bucket.parameters
             for name, tensor in zip(bucket.parameters, self._parts(bucket), strict=True)
+            if name not in self.frozen
         }
 
     def _parts(self, bucket: Bucket) -> Sequence[Tensor]:
@@ -208,34 +216,42 @@ class GradientStore:
         buckets: Sequence[Bucket],
         *,
         late_weight: Tensor | None,
-        clip_norm: float | None,
+        clip: Clip,
         squares: Tensor | None = None,
     ) -> Tensor | None:
-        """Divide by the weight and clip by the global norm; returns the norm where it was needed.
+        """Divide by the weight, clip by norms, then by values; returns the norm of what was clipped by norms.
 
-        `squares` is the sum of all squares where this rank does not have all gradients.
+        `squares` are the sums of all squares, for each norm, where this rank does not have all gradients.
         """
-        if late_weight is None and clip_norm is None:
+        if late_weight is None and not clip:
             return None
-        if clip_norm is not None:
+        if clip:
             self._coalesce(buckets)
-        tensors = list(self.gradients(buckets).values())
-        if not tensors:
+        gradients = self.gradients(buckets)
+        if not gradients:
             return None
         factor = late_weight.reciprocal() if late_weight is not None else None
-        norm = None
-        if clip_norm is not None:
+        norms = []
+        for position, tensors in by_norm(clip, gradients).items():
             norm = (
-                torch.linalg.vector_norm(torch.stack(foreach.norm(_values(tensors))))
+                torch.linalg.vector_norm(torch.stack(foreach.norm(entries(tensors))))
                 if squares is None
-                else squares.sqrt()
+                else squares[position].sqrt()
             )
             norm = norm * factor if factor is not None else norm
-            scale = (clip_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
-            factor = scale * factor if factor is not None else scale
-        assert factor is not None
-        foreach.mul_(_values(tensors), factor)
-        return norm
+            scale = (clip.norms[position][1] / (norm + 1e-6)).clamp(
+                max=1.0
+            )  # as torch.nn.utils.clip_grad_norm_
+            foreach.mul_(entries(tensors), scale * factor if factor is not None else scale)
+            norms.append(norm)
+        if factor is not None:
+            left = [tensor for name, tensor in gradients.items() if clip.norm_of(name) is None]
+            if left:
+                foreach.mul_(entries(left), factor)
+        clamp(clip, gradients)
+        if not norms:
+            return None
+        return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
     def _coalesce(self, buckets: Sequence[Bucket]) -> None:
         """Give every row of sparse gradients one entry, so that the squares of entries add up to the norm's."""
@@ -248,6 +264,9 @@ class GradientStore:
         gradients = self.gradients(buckets)
         if self.on_ready is not None:
             self.on_ready({name: g.to_dense() if g.is_sparse else g for name, g in gradients.items()})
+        for name in self._handed.difference(gradients):  # as after `zero_grad`
+            self._state.parameters[name].grad = None
+        self._handed = set(gradients)
         for name, gradient in gradients.items():
             self._state.parameters[name].grad = gradient
 
@@ -258,11 +277,6 @@ class GradientStore:
                 for name in bucket.parameters:
                     self._state.parameters[name].grad = None
                 self._views.pop(bucket, None)
-
-
-def _values(gradients: list[Tensor]) -> list[Tensor]:
-    """Dense tensors to read and write: of sparse gradients, their entries."""
-    return [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
 
 
 def _added(sums: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from plait.job.copies import copy_of, in_dtype
 from plait.job.dtypes import leaf_dtype, scalar_dtype
 from plait.job.job import Job
-from plait.job.schedule import Schedule
+from plait.job.updates.schedules import schedule_of
 from plait.plan.plan import PIPE
 from plait.program.value import Value
 from plait.run.checkpoint.state import (
@@ -71,8 +71,17 @@ class ModelState:
                 _set_buffer(self.model, name, buffer.to(device))
         self.buffers: dict[str, Tensor] = dict(self.model.named_buffers())
         self.named = [(name, p) for name, p in self.parameters.items() if p.requires_grad]
-        self.schedule = Schedule(job.schedule, self.optimizer)
+        self.schedule = schedule_of(job.schedule, self.optimizer)
         self.steps_done = 0
+
+    def update(self, step: int) -> None:
+        """One optimizer step with the gradients that the parameters have."""
+        self.schedule.apply(self.optimizer, step)
+        self.optimizer.step()
+
+    def frozen(self, step: int) -> frozenset[str]:
+        """Parameters that are not trained in a step."""
+        return self.job.frozen_in(step, self._shapes)
 
     @property
     def parameter_names(self) -> list[str]:

@@ -76,7 +76,8 @@ def _refuse_late_training(frozen: list[tuple[str, nn.Parameter]]) -> None:
             raise JobError(
                 f"the forward set requires_grad of {name}, which was frozen when the model was built: the optimizer "
                 "does not know it.",
-                fix="build it with requires_grad=True, and let `schedule` keep its learning rate at 0 until then.",
+                fix="build it with requires_grad=True, "
+                "and let the job say until when it is frozen: freeze=[Freeze(parameters=..., until=...)].",
             )
 
 

@@ -165,6 +165,7 @@ class Machine:
     def execute(self, program: Program, step: int, shares: Sequence[Share]) -> Iterator[None]:
         """One step, under the caller's `torch.no_grad`: a generator must not change the mode of its caller."""
         now = self._steps.step(program, step, shares)
+        self.store.frozen = self.state.frozen(step)
         self._now, self._norm = now, None
         self._values |= now.known.constants
         if now.own.same_sizes and shares:
@@ -324,7 +325,9 @@ class Machine:
         self.store.keep(self._bucket(instruction.bucket), part, fresh=instruction.fresh)
 
     def _square_sum(self, instruction: ins.SquareSum) -> None:
-        self._values[instruction.writes[0]] = self.store.squares(self._at.own.buckets, instruction.axes)
+        self._values[instruction.writes[0]] = self.store.squares(
+            self._at.own.buckets, instruction.axes, instruction.clip
+        )
 
     def _finish(self, instruction: ins.Finish) -> None:
         program = self._at.program
@@ -339,7 +342,7 @@ class Machine:
         self._norm = self.store.finish(
             self._at.own.buckets,
             late_weight=weight if instruction.late_weight else None,
-            clip_norm=instruction.clip_norm,
+            clip=instruction.clip,
             squares=self._values.get(SQUARES),
         )
 
@@ -372,9 +375,8 @@ class Machine:
             self._values[name] = self._values[source].clone()
 
     def _update(self, instruction: ins.Update) -> None:
-        self.state.schedule.apply(self.state.optimizer, self._at.number)
         self.store.hand_over(self._at.own.buckets)
-        self.state.optimizer.step()
+        self.state.update(self._at.number)
         self.store.take_back(self._at.own.buckets)
 
     def _commit(self, instruction: ins.Commit) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from plait.job.updates.clip import Clip
 from plait.plan.plan import DATA
 from plait.program.program import Bucket
 from plait.program.serve.rule import Due
@@ -26,7 +27,8 @@ class Optimized:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._servers, self._place = service.plan.sync.servers, service.place
-        self._clip_norm = service.state.job.clip_norm
+        job = service.state.job
+        self._clip = Clip.of(job.clip_norm, job.clip_value)
         self._buckets = service.own.buckets
         self._own_buckets = [_own_bucket(b, self._servers) for b in self._buckets if b.parameters]
         self._squares: dict[tuple[int, int], dict[int, Tensor]] = {}
@@ -53,7 +55,7 @@ class Optimized:
     @property
     def _clips_together(self) -> bool:
         """Whether the norm of gradients needs the other servers."""
-        return self._clip_norm is not None and self._servers > 1
+        return bool(self._clip.norms) and self._servers > 1
 
     def is_ready(self, due: Due) -> bool:
         """Whether all servers have told the squares of the update, where it needs them."""
@@ -79,12 +81,18 @@ class Optimized:
 
     def _tell_squares(self, key: tuple[int, int], pushed: Sequence[Parts]) -> None:
         """Compute the squares of this server's part of an update, and send them to the others."""
-        squares = torch.zeros((), dtype=torch.float64)
+        squares = torch.zeros(len(self._clip.norms), dtype=torch.float64)
+        frozen = self._service.state.frozen(key[1]) if self._each_step else frozenset()
+        own_buckets = iter(self._own_buckets)
         for index, bucket in enumerate(self._buckets):
+            group = next(own_buckets).group if bucket.parameters else None
             total = self._sum(index, pushed)
-            if total is not None:
-                own = total[: total.numel() - len(bucket.scalars)]
-                squares += torch.linalg.vector_norm(own).double().square()
+            if total is None or group is None:
+                continue
+            own = group.chunk_views(total[: total.numel() - len(bucket.scalars)], self._place)
+            for name, part in zip(bucket.parameters, own, strict=True):
+                if name not in frozen and (bound := self._clip.norm_of(name)) is not None:
+                    squares[bound] += torch.linalg.vector_norm(part).double().square()
         self._squares.setdefault(key, {})[self._place] = squares
         first = self._service.plan.mesh.size
         for place in range(self._servers):
@@ -94,7 +102,7 @@ class Optimized:
 
     def take(self, place: int, head: Head, message: Tensor) -> None:
         """The squares of another server's part."""
-        squares = message.view(torch.float64).clone()[0]
+        squares = message.view(torch.float64).clone()
         self._squares.setdefault((head.index, head.number), {})[place] = squares
 
     def _sum(self, index: int, pushed: Sequence[Parts]) -> Tensor | None:
@@ -115,7 +123,7 @@ class Optimized:
             worker = self._service.workers[due.workers[0]]
             key = (-1, due.step) if self._each_step else (due.workers[0], worker.number - len(worker.pushed))
             parts = self._squares.pop(key)
-            squares = torch.stack([parts[place] for place in sorted(parts)]).sum()
+            squares = torch.stack([parts[place] for place in sorted(parts)]).sum(0)
         if any(pushed):
             self._update(due.step, pushed, squares)
 
@@ -129,15 +137,15 @@ class Optimized:
             weight = dict(zip(bucket.scalars, total[count:], strict=True)).get("weight", weight)
             if bucket.parameters:
                 self.store.take(next(own), total[:count])
+        self.store.frozen = state.frozen(step)
         self.norm = self.store.finish(
             self._own_buckets,
             late_weight=weight,
-            clip_norm=self._clip_norm,
+            clip=self._clip,
             squares=squares.to(state.dtype) if squares is not None else None,
         )
-        state.schedule.apply(state.optimizer, step)
         self.store.hand_over(self._own_buckets)
-        state.optimizer.step()
+        state.update(step)
         buffers = [entry[-1][1] for entry in pushed if -1 in entry]
         if buffers:
             self._put_buffers(buffers[0])

@@ -12,6 +12,7 @@ from torch import nn
 
 from plait.errors import PlaitError, PlanError
 from plait.job.job import Job
+from plait.job.updates.optimizers import kind_of
 
 _STEPS = 3
 """The first makes state, the second uses it, the third shows what both did."""
@@ -55,7 +56,7 @@ def check_elementwise(job: Job, shapes: Sequence[tuple[str, tuple[int, ...]]], p
     except Exception as error:
         reason = f"it fails on a part of a tensor: {type(error).__name__}: {error}"
     if reason is not None:
-        kind = type(optimizer).__name__
+        kind = kind_of(optimizer)
         raise PlanError(
             f"plan {plan} cuts tensors into parts, but {kind} cannot update parts: {reason}.",
             fix="use an elementwise optimizer (SGD, Adam, AdamW, RMSprop, Adagrad, ...), or --plan ddp.",

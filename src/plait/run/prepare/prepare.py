@@ -7,6 +7,7 @@ a process.
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -20,7 +21,7 @@ from plait.job.data.open import open_data
 from plait.job.job import Job
 from plait.job.order import micro_batch_sizes, shares
 from plait.job.origin import where
-from plait.job.schedule import Schedule
+from plait.job.updates.schedules import schedule_of
 from plait.options import Listener
 from plait.plan.plan import Plan
 from plait.program.program import Program
@@ -29,6 +30,7 @@ from plait.run.interpret.eager import try_eagerly
 from plait.run.prepare.elementwise import check_elementwise
 from plait.run.prepare.fits import check_fits
 from plait.run.prepare.programs import Programs
+from plait.run.prepare.rules import check_rules
 
 
 def prepare(
@@ -50,6 +52,8 @@ def prepare(
         raise JobError(
             "; ".join(what for what, _, _ in found) + ".", fix="; ".join(fix for _, _, fix in found) + "."
         )
+    job = job.in_steps(source.num_samples)
+    check_rules(job, plan)
     programs = Programs(job, source, plan, torch.device(device), dtype, captures)
     if job.evaluate is not None:
         programs.held_out = open_data(job.evaluate, job.collate)
@@ -60,6 +64,8 @@ def prepare(
         )
         for count in _step_sizes(job, source.num_samples)
     ]
+    if job.freeze or isinstance(job.clip_norm, Mapping) or isinstance(job.clip_value, Mapping):
+        job.check_names([name for name, p in job.build_model().named_parameters() if p.requires_grad])
     if programs.capture_error is not None:
         programs.captures.narrow = try_eagerly(job, programs.captures.example)
     else:
@@ -86,7 +92,7 @@ def _try_optimizer(job: Job, graph: Graph) -> None:
     ]
     named = [(name, nn.Parameter(torch.zeros((), dtype=t.dtype).expand(t.shape))) for name, t in shapes]
     try:
-        Schedule(job.schedule, job.build_optimizer(named))
+        schedule_of(job.schedule, job.build_optimizer(named))
     except PlaitError:
         raise
     except Exception as error:

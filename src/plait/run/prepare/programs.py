@@ -19,6 +19,7 @@ from plait.graph.graph import Graph, weighed_by_share
 from plait.job.data.loader import Rows, Share
 from plait.job.data.open import Source
 from plait.job.job import Job
+from plait.job.updates.clip import Clip
 from plait.latest import Latest
 from plait.plan.mesh import Mesh
 from plait.plan.plan import DATA, Plan
@@ -282,7 +283,7 @@ class Programs:
             self._shapes(),
             sizes,
             units,
-            clip_norm=self.job.clip_norm,
+            clip=Clip.of(self.job.clip_norm, self.job.clip_value),
             notices=self._opaque_notices(),
             buffers=[name for name, _ in self.job.build_model().named_buffers()],
         )
@@ -307,6 +308,7 @@ class Programs:
     ) -> Program:
         settings = Settings(
             clip_norm=self.job.clip_norm,
+            clip_value=self.job.clip_value,
             batch_norm=self.job.batch_norm,
             device=self.device,
             build_optimizer=self.job.build_optimizer,

@@ -4,6 +4,7 @@ In: a job, graphs of it (for the numbers that it draws and the weights of its mi
 of other runs. Nothing of what capture made of the model is run: only its random numbers are taken over.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -22,6 +23,7 @@ from plait.job.data.loader import Share
 from plait.job.dtypes import default_dtype
 from plait.job.job import Job
 from plait.job.order import micro_batch_sizes
+from plait.job.updates.clip import Clip
 from plait.plan.named import resolve
 from plait.run.hold.state import ModelState
 from plait.run.interpret.eager import seed_of, total_and_weight
@@ -32,6 +34,7 @@ from plait.torch_private import pytree
 
 def run_eager(job: Job, steps: int, dtype: torch.dtype, captures: Captures) -> Record:
     """Train for `steps` steps in the way that people write it; raises NotReplayableError."""
+    job = job.in_steps(captures.source.num_samples)
     programs = Programs(job, captures.source, resolve("single", 1), torch.device("cpu"), dtype, captures)
     state = ModelState(job, torch.device("cpu"), dtype)
     state.narrow = bool(captures.narrow)
@@ -45,14 +48,14 @@ def run_eager(job: Job, steps: int, dtype: torch.dtype, captures: Captures) -> R
             sizes = micro_batch_sizes(len(ids), job.accumulate)
             batches = [captures.source.fetch(part) for part in torch.split(ids, list(sizes))]
             losses.append(_gradients(state, programs, batches, sizes, step, dtype))
-            if job.clip_norm is not None:
-                norm = nn.utils.clip_grad_norm_([p for _, p in state.named], job.clip_norm)
-                norms.append(float(norm))
+            frozen = state.frozen(step)
+            for name, parameter in state.named:
+                parameter.grad = None if name in frozen else parameter.grad
+            norms += _clip(Clip.of(job.clip_norm, job.clip_value), state.named)
             gradients.append(
                 {n: p.grad.to_dense().detach().clone() for n, p in state.named if p.grad is not None}
             )
-            state.schedule.apply(state.optimizer, step)
-            state.optimizer.step()
+            state.update(step)
     finally:
         watch.restore()
     return Record(
@@ -64,6 +67,18 @@ def run_eager(job: Job, steps: int, dtype: torch.dtype, captures: Captures) -> R
         spread=None,
         notices=(),
     )
+
+
+def _clip(clip: Clip, named: Sequence[tuple[str, nn.Parameter]]) -> list[float]:
+    """With torch's own functions; the norm of all that was clipped by norms, where anything was."""
+    norms = []
+    for position, (_, norm) in enumerate(clip.norms):
+        own = [p for name, p in named if clip.norm_of(name) == position]
+        norms.append(float(nn.utils.clip_grad_norm_(own, norm)))
+    for name, parameter in named:
+        if (value := clip.value_of(name)) is not None:
+            nn.utils.clip_grad_value_([parameter], value)
+    return [math.hypot(*norms)] if norms else []
 
 
 def _gradients(

@@ -216,7 +216,7 @@ def run_serially(
     """
     job = replace(job, steps=steps, epochs=None)
     programs = prepare(job, plan, "cpu", dtype, lambda event: None, captures)
-    ranks = SerialRanks(job, programs, dtype, reduce)
+    ranks = SerialRanks(programs.job, programs, dtype, reduce)
     gradients: list[dict[str, Tensor]] = []
     losses: list[float] = []
     norms: list[float] = []

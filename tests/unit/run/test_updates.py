@@ -1,0 +1,155 @@
+"""Update rules against plain PyTorch loops, written out here, in float64: losses, gradients, weights, optimizer state;
+under every plan whose ranks march in step, saved on the way and gone on with under the next one.
+"""
+
+from functools import cache
+from itertools import pairwise
+
+import pytest
+import torch
+from tests.unit.run.updates import PLANS, STEPS, Plain, assert_equals, finish, fresh, job_of, note, ranks_of
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from plait.errors import JobError, PlanError
+from plait.job.updates.freeze import Freeze
+
+NEXT = dict(pairwise([*PLANS, next(iter(PLANS))]))
+"""The plan under which a run of each plan is resumed."""
+
+
+def several() -> dict[str, object]:
+    return {
+        "optimizer": {
+            "encoder": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, weight_decay=0.01),
+            "*.bias": lambda ps: torch.optim.Adagrad(ps, lr=0.05),
+            "*": lambda ps: torch.optim.AdamW(ps, lr=0.02),
+        },
+        "schedule": {
+            "encoder": lambda step: 0.1 / (1 + step),
+            "*": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5),
+        },
+    }
+
+
+@cache
+def plain_several() -> Plain:
+    plain = Plain()
+    model, batch = fresh(job_of(**several()))
+    named = dict(model.named_parameters())
+    encoder = [p for n, p in named.items() if n.startswith("encoder.")]
+    biases = [named["norm.bias"], named["head.bias"]]
+    sgd = torch.optim.SGD(encoder, lr=0.1, momentum=0.9, weight_decay=0.01)
+    adagrad = torch.optim.Adagrad(biases, lr=0.05)
+    adamw = torch.optim.AdamW([named["norm.weight"], named["head.weight"]], lr=0.02)
+    halved = torch.optim.lr_scheduler.StepLR(adamw, 2, gamma=0.5)
+    for step in range(STEPS):
+        x, y = batch(step)
+        loss = cross_entropy(model(x), y)
+        model.zero_grad()
+        loss.backward()
+        note(plain, model, loss)
+        sgd.param_groups[0]["lr"] = 0.1 / (1 + step)
+        sgd.step()
+        adagrad.step()
+        adamw.step()
+        halved.step()
+    return finish(plain, model, sgd, adagrad, adamw)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_several_optimizers_each_with_its_schedule(plan: str) -> None:
+    assert_equals(job_of(**several()), plain_several(), plan, PLANS[plan], NEXT[plan])
+
+
+def frozen() -> dict[str, object]:
+    return {
+        "optimizer": lambda ps: torch.optim.AdamW(ps, lr=0.02, weight_decay=0.1),
+        "freeze": [
+            Freeze(parameters="encoder", until=4),
+            Freeze(parameters="head.bias", first=1, unit="epoch"),
+        ],
+        "clip_norm": {"encoder.0": 0.05, "*": 0.3},
+        "clip_value": {"*.bias": 0.01},
+    }
+
+
+@cache
+def plain_frozen() -> Plain:
+    plain = Plain()
+    model, batch = fresh(job_of(**frozen()))
+    named = dict(model.named_parameters())
+    adamw = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1)
+    for step in range(STEPS):
+        for name, parameter in named.items():
+            if name.startswith("encoder."):
+                parameter.requires_grad_(step >= 4)
+        named["head.bias"].requires_grad_(step < 4)  # an epoch has four steps
+        x, y = batch(step)
+        loss = cross_entropy(model(x), y)
+        adamw.zero_grad()
+        loss.backward()
+        first = [p for n, p in named.items() if n.startswith("encoder.0.")]
+        nn.utils.clip_grad_norm_(first, 0.05)
+        nn.utils.clip_grad_norm_([p for p in named.values() if all(p is not q for q in first)], 0.3)
+        nn.utils.clip_grad_value_([p for n, p in named.items() if n.endswith(".bias")], 0.01)
+        note(plain, model, loss)
+        adamw.step()
+    return finish(plain, model, adamw)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_frozen_phases_and_clipping_by_pattern_and_value(plan: str) -> None:
+    last = assert_equals(job_of(**frozen()), plain_frozen(), plan, PLANS[plan], NEXT[plan])
+    steps = {name: float(kept["step"]) for name, kept in last.optimizer.tensors.items()}
+    assert steps["encoder.0.weight"] == 2, "state begins with the first gradient"
+    assert steps["head.bias"] == 4, "and rests while there is none"
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_servers_follow_the_same_rules(servers: int) -> None:
+    for fields, plain in ((several(), plain_several()), (frozen(), plain_frozen())):
+        ranks = ranks_of(job_of(**fields), "server-sync", {"data": 2}, {"sync": {"servers": servers}})
+        for step in range(STEPS):
+            assert ranks.run(step)
+            assert ranks.outcome.loss == pytest.approx(plain.losses[step], rel=1e-9)
+        while ranks.turn():
+            pass
+        for name, weight in ranks.weights().items():
+            torch.testing.assert_close(weight, plain.weights[name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"clip_norm": {"encodr": 1.0}}, "clip_norm: no parameter is called 'encodr'"),
+        ({"freeze": [Freeze(parameters="haed", until=2)]}, "freeze: no parameter is called 'haed'"),
+        ({"optimizer": {"encoder": torch.optim.SGD}}, "none of which is for norm.weight"),
+        ({"optimizer": {"*": torch.optim.SGD, "head": torch.optim.SGD}}, "by a pattern before it"),
+        ({"optimizer": lambda ps: [torch.optim.SGD(ps), torch.optim.SGD(ps[:1])]}, "update encoder.0.weight"),
+        ({"optimizer": lambda ps: torch.optim.LBFGS(ps)}, "needs a closure"),
+        ({"schedule": {"head": lambda step: 0.1}}, "the optimizers are one alone"),
+        ({"schedule": [lambda step: 0.1]}, "the optimizers are one alone"),
+    ],
+)
+def test_rules_that_name_nothing_are_refused_before_the_run(fields: dict[str, object], told: str) -> None:
+    with pytest.raises(JobError, match=told):
+        ranks_of(job_of(**{"optimizer": torch.optim.SGD} | fields), "single", {})
+
+
+@pytest.mark.parametrize("plan", ["server-async", "local-sgd", "easgd", "hogwild"])
+def test_phases_need_ranks_that_march_in_step(plan: str) -> None:
+    job = job_of(optimizer=torch.optim.SGD, freeze=[Freeze(parameters="head", until=2)])
+    with pytest.raises(PlanError, match="have no such step in common"):
+        ranks_of(job, plan, {"data": 2})
+
+
+def test_a_list_of_optimizers_has_schedules_by_place() -> None:
+    job = job_of(
+        optimizer=lambda ps: [torch.optim.SGD(ps[:2], lr=0.1), torch.optim.SGD(ps[2:], lr=0.2)],
+        schedule=[lambda step: 0.3, None],
+    )
+    ranks = ranks_of(job, "single", {})
+    ranks.run(0)
+    groups = ranks.machines[0].state.optimizer.param_groups
+    assert [group["lr"] for group in groups] == [0.3, 0.2]
