@@ -93,7 +93,7 @@ def note(plain: Plain, model: nn.Module, loss: Tensor) -> None:
 def finish(plain: Plain, model: nn.Module, *optimizers: torch.optim.Optimizer) -> Plain:
     """What is left at the end."""
     plain.weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    names = {p: name for name, p in model.named_parameters()}
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     for optimizer in optimizers:
         plain.state |= {names[p]: dict(kept) for p, kept in optimizer.state.items() if kept}
     return plain
@@ -119,7 +119,7 @@ def collect(ranks: SerialRanks) -> TrainingState:
             lambda machine: machine.state.to_checkpoint({}, Meeting(machine.rank, brought, barrier)),
             ranks.machines,
         )
-        return snapshot(list(found)[0])
+        return snapshot(next(iter(found)))
 
 
 def assert_equals(job: Job, wanted: Plain, plan: str, mesh: Mapping[str, int], then: str) -> TrainingState:

@@ -1,7 +1,8 @@
 """A schedule for each of several optimizers.
 
 Goes in: a job's `schedule`, one for all optimizers or one for each by name, and the optimizers. Comes out: what a
-single `Schedule` is. A torch scheduler is made for every optimizer; a function of the step is scaled for all of their groups.
+single `Schedule` is. A torch scheduler is made for every optimizer; a function of the step is scaled for all of their
+groups.
 """
 
 from collections.abc import Callable, Mapping, Sequence
