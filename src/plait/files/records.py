@@ -140,7 +140,7 @@ class RecordFile:
 
 def append(file: int, data: bytes, path: Path, *, alone: bool) -> None:
     """Append all of it; where there is no room, and nobody else appends to the file, none of it."""
-    written, before = 0, os.fstat(file).st_size
+    written, before = 0, os.fstat(file).st_size if alone else 0
     try:
         while written < len(data):
             written += os.write(file, data[written:])

@@ -220,3 +220,59 @@ def test_a_stack_is_cut_where_the_worker_was_started() -> None:
         '  File "x/launch.py", line 9 in launch\n'
     )
     assert trim_stack(dump).splitlines()[1:] == ['  File "job.py", line 3 in load']
+
+
+def _take(board: Board, rank: int, pipe: int, count: int) -> None:
+    post = board.post(rank)
+    for _ in range(count):
+        os.write(pipe, post.tickets.take().to_bytes(4, "little"))
+
+
+def _taken(read_end: int) -> list[int]:
+    found = b""
+    while piece := os.read(read_end, 1 << 16):
+        found += piece
+    return [int.from_bytes(found[at : at + 4], "little") for at in range(0, len(found), 4)]
+
+
+@pytest.mark.timeout(30)
+def test_every_ticket_is_taken_once_and_a_killed_rank_keeps_nobody_waiting() -> None:
+    """The one that is killed never stops by itself: it dies at any line, also while it has the lock."""
+    board, (read_end, write_end) = Board.create(4), os.pipe()
+    processes = [
+        multiprocessing.get_context("fork").Process(
+            target=_take, args=(board, rank, write_end, 2_000 if rank else 1 << 40), daemon=True
+        )
+        for rank in range(3)
+    ]
+    for process in processes:
+        process.start()
+    os.close(write_end)
+    found: list[int] = []
+    while len(found) < 500:
+        found += [int.from_bytes(os.read(read_end, 4), "little") for _ in range(100)]
+    processes[0].kill()
+    found += _taken(read_end)
+    for process in processes:
+        process.join()
+    assert len(set(found)) == len(found) >= 4_000
+    taken = board.post(3).tickets.take()
+    assert set(range(taken)) - set(found) <= {max(set(range(taken)) - set(found), default=0)}  # the dead one's
+    board.close()
+
+
+def test_tickets_end_above_all_that_were_taken_and_the_first_who_asks_says_where() -> None:
+    board = Board.create(2)
+    first, second = board.post(0).tickets, board.post(1).tickets
+    assert [first.take(), second.take(), first.take(), second.take(), first.take()] == [0, 1, 2, 3, 4]
+    assert second.end(4) == 8
+    assert first.take() == 5
+    assert [first.end(4), second.end(3)] == [8, 8]
+    assert second.take() == 6
+    board.close()
+
+
+def test_tickets_end_at_none_where_none_was_taken() -> None:
+    board = Board.create(1)
+    assert [board.post(0).tickets.end(4), board.post(0).tickets.end(4)] == [0, 0]
+    board.close()

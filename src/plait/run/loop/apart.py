@@ -52,8 +52,9 @@ class Apart:
 
     def tell(self, loaded: LoadedStep, told: dict[str, Any]) -> None:
         """Write it where it outlives this process, and tell the parent."""
-        ids = [number for share in loaded.micro_batches for number in share.ids]
-        told |= {"samples": len(ids), "ids": ids if self.task.record_samples else []}
+        told["samples"] = sum(len(share.ids) for share in loaded.micro_batches)
+        if self.task.record_samples:
+            told["ids"] = [number for share in loaded.micro_batches for number in share.ids]
         self._log.write({"share": told})
         self.seat.emit({"share": told})
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 
 from plait.run.start.launch import Seat
 
-_NEXT, _END = "tickets/next", "tickets/end"
-"""Keys of the run's store."""
 Count = Callable[[], int]
 """0, 1, 2, ... over all who call it."""
 
@@ -44,14 +42,11 @@ def shared_end(seat: Seat, shares: int) -> Callable[[], int | None]:
             return None
         if seat.ranks == 1:
             return 0
-        taken = seat.store.add(_NEXT, 0)
-        return int(seat.store.compare_set(_END, b"", str(-(-taken // shares) * shares)))
+        return seat.board.tickets.end(shares)
 
     return end
 
 
 def shared_count(seat: Seat) -> Count:
-    """A counter that the parent's store keeps for all processes; it answers one of them at a time."""
-    if seat.ranks == 1:
-        return itertools.count().__next__
-    return lambda: seat.store.add(_NEXT, 1) - 1
+    """A counter on the board, for all processes of the run."""
+    return itertools.count().__next__ if seat.ranks == 1 else seat.board.tickets.take

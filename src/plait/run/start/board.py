@@ -1,11 +1,12 @@
 """The board: what every rank is doing right now, in memory that the parent can read.
 
 In: each rank's worker writes its own slot (`Post.enter`, about a microsecond). Out: the parent reads any slot
-(`Board.read`) at any time, also after the rank was killed. It also carries the one thing that travels the
-other way: the request to stop. It never blocks, never allocates per step, and holds no history: that is the
-trace's work.
+(`Board.read`) at any time, also after the rank was killed. It also carries what concerns all ranks: the request to
+stop, and a counter from which workers take tickets. Writing what a rank does never blocks or allocates; nothing here
+has a history: that is the trace's work.
 """
 
+import fcntl
 import mmap
 import os
 import struct
@@ -30,6 +31,9 @@ _STOP_AT = 0
 """Byte of the header: whether the run is asked to end."""
 _STOP_STEP_AT = 8
 """Byte of the header: the step after which all ranks end."""
+_TICKETS = struct.Struct("<qq")
+_TICKETS_AT = 16
+"""Byte of the header: how many tickets have been taken, and the first that is not used, plus one (0: not known)."""
 _SLOT_BYTES = 192
 """Whole cache lines, so that two ranks never write to the same one."""
 _STATE_AT = 8 + 3 * 8
@@ -84,12 +88,51 @@ class Entry:
         return where if self.step == _NO_STEP else f"step {self.step}, {where}"
 
 
+class Tickets:
+    """A counter of all ranks. Use it from one thread of a process: the lock is between processes.
+
+    The kernel unlocks for a process that dies, at whatever line; the number that it took is then lost, and nobody
+    else's. Through the parent, which has other work, a number costs ten times as much.
+    """
+
+    __slots__ = ("_file", "_memory")
+
+    def __init__(self, memory: mmap.mmap, file: int) -> None:
+        self._memory = memory
+        self._file = file
+
+    def take(self) -> int:
+        """0, 1, 2, ... over all who call it, each once."""
+        with self._locked():
+            taken, end = _TICKETS.unpack_from(self._memory, _TICKETS_AT)
+            _TICKETS.pack_into(self._memory, _TICKETS_AT, taken + 1, end)
+        return int(taken)
+
+    def end(self, multiple: int) -> int:
+        """The first number that nobody uses: whoever asks first sets it, to a `multiple`, above all that were taken."""
+        with self._locked():
+            taken, end = _TICKETS.unpack_from(self._memory, _TICKETS_AT)
+            if not end:
+                end = -(-taken // multiple) * multiple + 1
+                _TICKETS.pack_into(self._memory, _TICKETS_AT, taken, end)
+        return int(end) - 1
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        fcntl.lockf(self._file, fcntl.LOCK_EX, _TICKETS.size, _TICKETS_AT)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN, _TICKETS.size, _TICKETS_AT)
+
+
 class Post:
     """One rank's writer. Use it from one thread: the slot has one sequence counter."""
 
-    __slots__ = ("_at", "_beats", "_memory", "_now", "_rank", "_ranks")
+    __slots__ = ("_at", "_beats", "_memory", "_now", "_rank", "_ranks", "tickets")
 
-    def __init__(self, memory: mmap.mmap, rank: int, ranks: int) -> None:
+    def __init__(self, memory: mmap.mmap, rank: int, ranks: int, tickets: Tickets) -> None:
+        self.tickets = tickets
         self._memory = memory
         self._rank = rank
         self._ranks = ranks
@@ -181,7 +224,7 @@ class Board:
 
     def post(self, rank: int) -> Post:
         """Give the writer of one rank."""
-        return Post(self._memory, rank, self.ranks)
+        return Post(self._memory, rank, self.ranks, Tickets(self._memory, self.file))
 
     def request_stop(self) -> None:
         """Ask every rank to finish its step, save and return."""

@@ -27,6 +27,8 @@ from plait.run.start.vitals import Vitals
 
 _POLL_S = 0.1
 """Between two looks at workers that have nothing to say: a death is told within this."""
+_PAUSE_S = 0.01
+"""After events, before the next look: several of them then cost one. At steps of 1 ms this took half a processor."""
 _SETTLE_S = 0.3
 """After a failure: time for reports that were sent before it."""
 _ECHO_S = 2.0
@@ -114,6 +116,8 @@ class Monitor:
         self._failed_at: float | None = None
         self._stop_at: float | None = None
         self._suspect: Hang | None = None
+        self._heard = False
+        """Whether events came at the last look."""
         self._vitals = Vitals(crew.processes, time.monotonic())
 
     def run(self) -> list[Any]:
@@ -146,6 +150,9 @@ class Monitor:
 
     def _collect(self) -> bool:
         """Take in what the workers sent and who has ended; tell whether any still runs."""
+        if self._heard:
+            time.sleep(_PAUSE_S)
+        self._heard = False
         if self._selector.get_map():
             ready = self._selector.select(_POLL_S)
         else:
@@ -182,6 +189,7 @@ class Monitor:
 
     def _take(self, rank: int, message: dict[str, Any]) -> None:
         if "event" in message:
+            self._heard = True
             if self._on_event(rank, message["event"]):
                 self._crew.board.request_stop()
         elif "result" in message:
