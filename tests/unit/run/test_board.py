@@ -257,7 +257,9 @@ def test_every_ticket_is_taken_once_and_a_killed_rank_keeps_nobody_waiting() -> 
         process.join()
     assert len(set(found)) == len(found) >= 4_000
     taken = board.post(3).tickets.take()
-    assert set(range(taken)) - set(found) <= {max(set(range(taken)) - set(found), default=0)}  # the dead one's
+    assert set(range(taken)) - set(found) <= {
+        max(set(range(taken)) - set(found), default=0)
+    }  # the dead one's
     board.close()
 
 
