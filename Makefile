@@ -34,7 +34,7 @@ test: setup
 	@echo "== ruff check" && $(BIN)/ruff check
 	@echo "== mypy" && $(BIN)/mypy
 	@echo "== lint-imports" && $(BIN)/lint-imports
-	@echo "== pytest" && $(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	@echo "== pytest" && $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 setup: $(VENV)/.dev-ready
 

@@ -1,11 +1,36 @@
-"""What every test starts from: one thread per process, and the same random numbers each time."""
+"""What every test starts from: one thread per process, and the same random numbers each time.
 
+And the order of files: the longest first, so that no worker is left alone with one of them in the end.
+"""
+
+import gc
 import random
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
+
+LONGEST = (
+    "unit/run/test_within_parity_hf.py", "ranks/test_chaos.py", "unit/run/test_recompute_parity.py",
+    "ranks/test_varying_shapes.py", "unit/run/test_varying_shapes.py", "ranks/test_launch.py", "ranks/test_examples.py",
+    "ranks/test_pipeline.py", "unit/run/test_pipeline_parity.py", "unit/run/test_within_parity.py",
+    "unit/run/test_within_parity_conv.py", "unit/api/test_api.py",
+)  # fmt: skip
+"""Files of half a minute and more, the longest first. One that is missing here is run later, nothing else."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Workers take files in this order (`--no-loadscope-reorder`: else those with the fewest tests are the last)."""
+    turn = {name: at for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: turn.get(item.nodeid.partition("::")[0].removeprefix("tests/"), len(turn)))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: nobody need look through it for garbage, nor through graphs every 700 objects."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 @pytest.fixture(autouse=True)

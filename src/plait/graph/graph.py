@@ -7,8 +7,8 @@ Every node's `meta` carries `val` (a fake tensor), `phase` ("forward" or "backwa
 that ran it, or that of the forward op it differentiates), `origin` (that forward op's name) and `source` (file:line).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -84,6 +84,8 @@ class Graph:
     """The job's precision, baked into the ops."""
     model: str = ""
     """The class of the model that was captured."""
+    known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+    """Fake values of ops on tensors like this graph's, by op and arguments, so that nobody asks torch twice."""
 
     def nodes(self) -> dict[str, fx.Node]:
         """Every node by name."""

@@ -18,6 +18,7 @@ from plait.graph.capture.loss import like_mode
 from plait.graph.graph import Graph
 from plait.plan.plan import DATA
 from plait.program.local.conversions import Conversion
+from plait.program.local.fakes import Fakes
 from plait.program.local.functions import weighted_share
 from plait.program.local.lowering import Local, Site, lower_node
 from plait.program.local.lowerings import REGISTERED as _REGISTERED  # noqa: F401
@@ -128,6 +129,7 @@ class _Localizer:
         self.converted: dict[tuple[fx.Node, tuple[Placement, ...], str, object], fx.Node] = {}
         self.current: fx.Node | None = None
         self.mode = like_mode(next(iter(graph.graph.nodes)))
+        self.fakes = Fakes(self.mode, graph.known)
         self.offsets: dict[str, fx.Node] = {}
         self.change: Change | None = None
         self.batch = {entry.node for entry in graph.inputs_of("batch")}
@@ -207,9 +209,7 @@ class _Localizer:
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A new local node with its fake value, described like the global node under way."""
         node = self.graph.call_function(target, args, kwargs)
-        fake_args, fake_kwargs = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
-        with self.mode, torch.no_grad():
-            node.meta["val"] = target(*fake_args, **fake_kwargs)
+        node.meta["val"] = self.fakes.of(target, args, kwargs)
         if self.current is not None:
             for key in ("phase", "module", "origin", "source"):
                 node.meta[key] = self.current.meta.get(key, "")

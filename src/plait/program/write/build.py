@@ -321,6 +321,7 @@ class StepBuilder:
         rename = {node.name: self.value_of(graph, node.name, number) for node in local.graph.nodes}
         self.storages |= storages_of(local.graph.nodes, rename)
         gradients = set(local.gradients.values())
+        inputs = {entry.node: entry.kind for entry in graph.inputs}
         for node in local.graph.nodes:
             value = node.meta.get("val")
             if node.op == "get_attr":
@@ -328,8 +329,8 @@ class StepBuilder:
             if isinstance(value, torch.Tensor):
                 kind: Any = "gradient" if node.name in gradients else "activation"
                 if node.op == "placeholder":
-                    kind = next((e.kind for e in graph.inputs if e.node == node.name), "input")
-                    kind = kind if kind in ("parameter", "buffer") else "input"
+                    given = inputs.get(node.name)
+                    kind = given if given in ("parameter", "buffer") else "input"
                 self.values[rename[node.name]] = Spec(
                     kind=kind, shape=tuple(value.shape), dtype=value.dtype, strides=value.stride()
                 )
