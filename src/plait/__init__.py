@@ -9,7 +9,7 @@
 What to call. Names and options are those of the command line; `help(plait.train)` has the details.
 
     describe    Job, Until             what is trained: network, data, loss, optimizer
-                Freeze                 parameters that are not trained for a while
+                Freeze, Average        parameters not trained for a while; averaged weights (EMA, SWA)
                 load_job               a job from a file, as on the command line: "path.py:function"
                 resolve                a Plan from a name, a .yaml file, ranks, a mesh, settings
     look        capture                the dataflow graph of a step             plait graph
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from plait.errors import PlaitError
     from plait.job.job import Job, Until
     from plait.job.reference import load_job
+    from plait.job.updates.average import Average
     from plait.job.updates.freeze import Freeze
     from plait.options import Limits, Saving, Search, Trial
     from plait.plan.named import resolve
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from plait.run.verify import Verification
 
 _HOME = {
+    "Average": "job.updates.average",
     "Choice": "api.choose",
     "Comparison": "report.compare",
     "Diagnosis": "api.doctor",
@@ -111,6 +113,7 @@ _ROOMS = ("cluster", "errors", "graph", "job", "plan", "program", "report", "run
 
 __version__ = _VERSION
 __all__ = [
+    "Average",
     "Choice",
     "Comparison",
     "Diagnosis",

@@ -206,6 +206,15 @@ def _measuring(job: Any) -> list[Problem]:
                 fix="give evaluate=, or leave evaluate_every out.",
             )
         )
+    if job.follow not in ["train_loss", "loss", *names]:
+        found.append(
+            Problem(
+                what=f"follow is {job.follow!r}; there are {['train_loss', 'loss', *names]}.",
+                fix="name one of these, or add the metric.",
+            )
+        )
+    if job.average is not None and not hasattr(job.average, "decay"):
+        found.append(Problem(what=f"average is {describe(job.average)}.", fix="give average=Average(...)."))
     if job.until is not None and not hasattr(job.until, "patience"):
         found.append(Problem(what=f"until is {describe(job.until)}.", fix="give until=Until(target=...)."))
     elif job.until is not None and job.until.metric not in ["loss", *names]:

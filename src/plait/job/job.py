@@ -21,6 +21,7 @@ from plait.job.batch import describe
 from plait.job.fields import Problem, is_whole, job_problems, until_problems
 from plait.job.order import SampleOrder, micro_batch_sizes, shares
 from plait.job.origin import fix_of, told
+from plait.job.updates.average import Average
 from plait.job.updates.clip import Bound
 from plait.job.updates.freeze import Freeze
 from plait.job.updates.optimizers import build_optimizer
@@ -71,12 +72,16 @@ class Job:
     schedule: Given | None = None
     """step -> learning rate; or optimizer -> torch LRScheduler, when its first parameter is called `optimizer`. Of
     several optimizers: for all of them, or one for each, by name."""
+    follow: str = "loss"
+    """What a ReduceLROnPlateau schedule follows: `loss` or a metric of evaluations, or every step's `train_loss`."""
     clip_norm: Bound = None
     """Largest allowed norm of the gradient: of all parameters together, or of those of each pattern of names."""
     clip_value: Bound = None
     """Largest allowed absolute value in a gradient, for all parameters or by pattern; after `clip_norm`."""
     freeze: Sequence[Freeze] = ()
     """Parameters that are not trained for a while."""
+    average: Average | None = None
+    """Averaged weights that are kept beside, evaluated with and saved: EMA or SWA."""
     accumulate: int = 1
     """Micro-batches per step: the batch is split into this many consecutive slices."""
     precision: Literal["fp32", "bf16"] = "fp32"

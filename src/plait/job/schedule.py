@@ -2,8 +2,8 @@
 
 Goes in: the job's `schedule` and a freshly built optimizer. Comes out: the rates of any step, set on any
 optimizer with the same groups. They depend on the step alone: not on the number of ranks or micro-batches,
-nor on who calls how often. Never changes the optimizer that it was made from: torch schedulers run on a
-copy of its groups.
+nor on who calls how often; but those of ReduceLROnPlateau, which depend on what was measured so far. Never
+changes the optimizer that it was made from: torch schedulers run on a copy of its groups.
 """
 
 import copy
@@ -38,11 +38,21 @@ def first_parameter(function: Callable[..., Any]) -> str | None:
         return None
 
 
+class _Plateau(msgspec.Struct):
+    best: float
+    num_bad_epochs: int
+    cooldown_counter: int
+    last_epoch: int
+    rates: list[float]
+
+
 class _Saved(msgspec.Struct):
     step: Annotated[int, msgspec.Meta(ge=0, le=2**31)]
     initial_rates: list[float]
+    plateau: _Plateau | None = None
 
 
+_FOLLOWED = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
 _FORMAT = Format(noun="a schedule", error=JobError, fix="take another checkpoint.")
 
 
@@ -75,6 +85,16 @@ class Schedule:
             return tuple(float(group["lr"]) for group in self._advance(step).param_groups)
         return self._scaled(self._rate(step))
 
+    @property
+    def follows(self) -> bool:
+        """Whether the rates depend on what is measured, and not on the step alone."""
+        return self._builds_scheduler and isinstance(self._built(), ReduceLROnPlateau)
+
+    def observe(self, value: float) -> None:
+        """What was measured, for a schedule that follows it; the others do not care."""
+        if self.follows:
+            self._built().step(value)  # type: ignore[arg-type]
+
     def apply(self, optimizer: Optimizer, step: int) -> None:
         """Set step `step`'s rates (and momenta, where a torch scheduler moves them) on every group."""
         rates = self.rates(step)
@@ -99,7 +119,13 @@ class Schedule:
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able; rates are a function of the step, so this serves to check and to place, not to restore."""
-        return {"step": self._position, "initial_rates": list(self.initial_rates)}
+        told: dict[str, Any] = {"step": self._position, "initial_rates": list(self.initial_rates)}
+        scheduler = self._scheduler
+        if isinstance(scheduler, ReduceLROnPlateau):
+            told["plateau"] = {key: getattr(scheduler, key) for key in _FOLLOWED} | {
+                "rates": [float(group["lr"]) for group in scheduler.optimizer.param_groups]
+            }
+        return told
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to the saved step; refuse a state that was saved with other initial rates."""
@@ -111,9 +137,21 @@ class Schedule:
                 f"with {list(saved)}.",
                 fix="resume with the job that was saved, or start a new run.",
             )
-        if self._builds_scheduler:
+        if self.follows:
+            self._load_plateau(found.plateau)
+        elif self._builds_scheduler:
             self._advance(found.step)
         self._position = found.step
+
+    def _load_plateau(self, saved: _Plateau | None) -> None:
+        self._scheduler = None
+        scheduler = self._built()
+        if saved is None:
+            return
+        for key in _FOLLOWED:
+            setattr(scheduler, key, getattr(saved, key))
+        for group, rate in zip(scheduler.optimizer.param_groups, saved.rates, strict=True):
+            group["lr"] = rate
 
     def _rate(self, step: int) -> float:
         assert self._schedule is not None
@@ -145,12 +183,20 @@ class Schedule:
 
     def _advance(self, step: int) -> Optimizer:
         """The shadow optimizer, its scheduler stepped exactly `step` times."""
+        if self.follows:
+            self._position = step
+            return self._built().optimizer
         if self._scheduler is None or step < self._position:
             self._scheduler, self._position = self._build(), 0
         while self._position < step:
             self._scheduler.step()
             self._position += 1
         return self._scheduler.optimizer
+
+    def _built(self) -> LRScheduler:
+        if self._scheduler is None:
+            self._scheduler = self._build()
+        return self._scheduler
 
     def _build(self) -> LRScheduler:
         assert self._template is not None
@@ -166,11 +212,6 @@ class Schedule:
         if not isinstance(scheduler, LRScheduler):
             raise JobError(
                 f"schedule(optimizer) returned {describe(scheduler)}, not a torch LRScheduler.", fix=_FIX
-            )
-        if isinstance(scheduler, ReduceLROnPlateau):
-            raise JobError(
-                "ReduceLROnPlateau follows a measured value; a schedule here is a function of the step.",
-                fix="use another scheduler, and `until=Until(patience=...)` to stop when nothing improves.",
             )
         return scheduler
 

@@ -21,6 +21,7 @@ from plait.job.data.loader import Share
 from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.job.order import split
+from plait.job.updates.follow import TRAIN_LOSS
 from plait.options import Listener
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
@@ -92,7 +93,11 @@ class Step:
         with torch.no_grad():
             for _ in self._machine.execute(program, step, shares):
                 raise AssertionError("a process waits inside its links, never outside")
-        return self.outcome.loss if shares else math.nan
+        if not shares:
+            return math.nan
+        loss = self.outcome.loss
+        self._state.observe({TRAIN_LOSS: loss})
+        return loss
 
     def _exchange(self, count: int) -> tuple[int, ...]:
         if self._plan.mesh.size == 1:

@@ -73,6 +73,13 @@ class Result:
             alias: persistent[name] for alias, name in state.aliases.items() if name in persistent
         }
 
+    @property
+    def averaged(self) -> dict[str, Tensor]:
+        """The averaged weights and buffers of a job with `average`, named like `weights`; empty: none were taken."""
+        state = load_checkpoint(self.folder)
+        found = {name: tensor for name, tensor in state.average.items() if name not in state.transient}
+        return found | {alias: found[name] for alias, name in state.aliases.items() if name in found}
+
 
 @kept_generators()
 def train(

@@ -168,8 +168,6 @@ def test_a_factory_whose_parameter_has_another_name_gets_the_fix() -> None:
 def test_a_factory_that_returns_something_else_is_refused() -> None:
     with pytest.raises(JobError, match=r"returned the float 0\.1"):
         Schedule(lambda optimizer: 0.1, sgd(0.1)).rates(0)
-    with pytest.raises(JobError, match="ReduceLROnPlateau follows a measured value"):
-        Schedule(lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer), sgd(0.1)).rates(0)
 
 
 def test_groups_that_cannot_be_scaled_or_do_not_match_are_refused() -> None:
@@ -177,3 +175,25 @@ def test_groups_that_cannot_be_scaled_or_do_not_match_are_refused() -> None:
         Schedule(warm_up, sgd(0.0, 0.1)).rates(0)
     with pytest.raises(JobError, match="made for 1 parameter groups; this optimizer has 2"):
         Schedule(warm_up, sgd(0.1)).apply(sgd(0.1, 0.1), 0)
+
+
+def test_a_plateau_depends_on_what_was_measured_and_is_saved_with_it() -> None:
+    def made() -> Schedule:
+        return Schedule(lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=0), sgd(1.0))
+
+    schedule = made()
+    assert schedule.follows and schedule.rates(0) == (1.0,)
+    schedule.observe(3.0)
+    assert schedule.rates(1) == (1.0,), "the first value is a baseline"
+    schedule.observe(3.0)
+    assert schedule.rates(2) == (0.1,)
+    resumed = made()
+    resumed.load_state_dict(json.loads(json.dumps(schedule.state_dict())))
+    for one in (schedule, resumed):
+        one.observe(2.0)
+        one.observe(2.5)
+    assert resumed.rates(3) == schedule.rates(3) == pytest.approx((0.01,))
+    assert not Schedule(lambda step: 0.1, sgd(0.1)).follows
+    fresh = made()
+    fresh.load_state_dict(json.loads(json.dumps(made().state_dict())))
+    assert fresh.rates(0) == (1.0,), "nothing was measured yet: the best is infinity"

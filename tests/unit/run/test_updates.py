@@ -7,11 +7,25 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tests.unit.run.updates import PLANS, STEPS, Plain, assert_equals, finish, fresh, job_of, note, ranks_of
+from tests.unit.run.updates import (
+    PLANS,
+    STEPS,
+    Net,
+    Plain,
+    assert_equals,
+    finish,
+    fresh,
+    job_of,
+    note,
+    ranks_of,
+)
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from plait.errors import JobError, PlanError
+from plait.job.updates.average import Average
 from plait.job.updates.freeze import Freeze
 
 NEXT = dict(pairwise([*PLANS, next(iter(PLANS))]))
@@ -104,6 +118,62 @@ def test_frozen_phases_and_clipping_by_pattern_and_value(plan: str) -> None:
     steps = {name: float(kept["step"]) for name, kept in last.optimizer.tensors.items()}
     assert steps["encoder.0.weight"] == 2, "state begins with the first gradient"
     assert steps["head.bias"] == 4, "and rests while there is none"
+
+
+class Normed(Net):
+    """With buffers that every step changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder.insert(1, nn.BatchNorm1d(8))
+
+
+def averaged(kind: str) -> dict[str, object]:
+    rule = (
+        Average(kind="ema", decay=0.7)
+        if kind == "ema"
+        else Average(kind="swa", start=1, every=2, buffers=True)
+    )
+    return {
+        "model": Normed, "accumulate": 1, "optimizer": lambda ps: torch.optim.SGD(ps, lr=0.5), "average": rule,
+        "schedule": lambda optimizer: ReduceLROnPlateau(optimizer, patience=0, factor=0.5, cooldown=1),
+        "follow": "train_loss",
+    }  # fmt: skip
+
+
+@cache
+def plain_averaged(kind: str) -> Plain:
+    plain = Plain()
+    model, batch = fresh(job_of(**averaged(kind)))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+    plateau = ReduceLROnPlateau(sgd, patience=0, factor=0.5, cooldown=1)
+    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.7))
+    swa = AveragedModel(model)
+    statistics = []
+    for step in range(STEPS):
+        x, y = batch(step)
+        loss = cross_entropy(model(x), y)
+        sgd.zero_grad()
+        loss.backward()
+        note(plain, model, loss)
+        sgd.step()
+        plateau.step(loss.item())
+        ema.update_parameters(model)
+        if step in (1, 3, 5):
+            swa.update_parameters(model)
+            statistics.append({n: b.clone() for n, b in model.named_buffers() if b.is_floating_point()})
+    assert sgd.param_groups[0]["lr"] < 0.5, "the rate was lowered on the way"
+    chosen = ema if kind == "ema" else swa
+    plain.average = {n: t.detach().clone() for n, t in chosen.module.state_dict().items()}
+    if kind == "swa":  # torch's own use_buffers fails on counters
+        plain.average |= {n: torch.stack([each[n] for each in statistics]).mean(0) for n in statistics[0]}
+    return finish(plain, model, sgd)
+
+
+@pytest.mark.parametrize("kind", ["ema", "swa"])
+@pytest.mark.parametrize("plan", PLANS)
+def test_averaged_weights_and_a_rate_that_follows_the_loss(plan: str, kind: str) -> None:
+    assert_equals(job_of(**averaged(kind)), plain_averaged(kind), plan, PLANS[plan], NEXT[plan])
 
 
 @pytest.mark.parametrize("servers", [1, 2])

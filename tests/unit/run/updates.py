@@ -66,6 +66,8 @@ class Plain:
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
     """Of every step, as the optimizers saw them; those of parameters without one are absent."""
     weights: dict[str, Tensor] = field(default_factory=dict)
+    average: dict[str, Tensor] = field(default_factory=dict)
+    """Averaged parameters and buffers."""
     state: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Of the optimizers, by parameter and key."""
 
@@ -152,6 +154,7 @@ def check_steps(ranks: SerialRanks, wanted: Plain, first: int, last: int) -> Non
 def check_end(found: TrainingState, wanted: Plain) -> None:
     """Weights and the optimizers' state."""
     assert_close(found.parameters, wanted.weights, "weights")
+    assert_close(found.average, wanted.average, "averages")
     kept = {name: {k: v for k, v in of.items() if isinstance(v, Tensor)} for name, of in wanted.state.items()}
     assert {n: set(of) for n, of in found.optimizer.tensors.items() if of} == {
         n: set(of) for n, of in kept.items() if of

@@ -31,6 +31,16 @@ class Schedules:
         for name, member in members_of(optimizer).items():
             self._of[name].apply(member, step)
 
+    @property
+    def follows(self) -> bool:
+        """Whether the rates of any depend on what is measured."""
+        return any(one.follows for one in self._of.values())
+
+    def observe(self, value: float) -> None:
+        """What was measured, for those that follow it."""
+        for one in self._of.values():
+            one.observe(value)
+
     def state_dict(self) -> dict[str, Any]:
         """JSON-able."""
         return {name: one.state_dict() for name, one in self._of.items()}

@@ -26,7 +26,7 @@ FORMAT_VERSION = 1
 """Of what is written; a reader of another refuses it."""
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 FILES = (MODEL, OPTIMIZER, STATE)
-_BESIDE = "beside:"
+_BESIDE, _AVERAGE = "beside:", "average:"
 
 
 def write_model(folder: Path, state: TrainingState) -> None:
@@ -35,8 +35,10 @@ def write_model(folder: Path, state: TrainingState) -> None:
 
 
 def write_optimizer(folder: Path, state: TrainingState) -> None:
-    """The optimizer's tensors as `<parameter name>/<key>`, and what lies beside as `beside:<name>`."""
+    """The optimizer's tensors as `<parameter name>/<key>`, averages as `average:<name>`, what lies beside as
+    `beside:<name>`."""
     tensors = {f"{_BESIDE}{name}": tensor for name, tensor in state.beside.items()}
+    tensors |= {f"{_AVERAGE}{name}": tensor for name, tensor in state.average.items()}
     for name, entries in state.optimizer.tensors.items():
         for key, tensor in entries.items():
             if "/" in key:
@@ -58,6 +60,7 @@ def write_json(folder: Path, state: TrainingState) -> None:
         "optimizer": {"groups": state.optimizer.groups, "values": state.optimizer.values},
         "schedule": state.schedule,
         "extra": state.extra,
+        "averaged": state.averaged,
     }
     _require_json(data, "state")
     (folder / STATE).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
@@ -106,6 +109,7 @@ class _State(msgspec.Struct):
     optimizer: _Optimizer
     schedule: dict[str, Any]
     extra: dict[str, Any]
+    averaged: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
 
 
 def read_state(folder: Path) -> TrainingState:
@@ -132,7 +136,8 @@ def read_state(folder: Path) -> TrainingState:
         raise CheckpointError(f"{where} lists the buffer {unknown[0]!r}, which is not in {MODEL}")
     stored = _read_tensors(folder / OPTIMIZER)
     beside = {name.removeprefix(_BESIDE): t for name, t in stored.items() if name.startswith(_BESIDE)}
-    stored = {name: tensor for name, tensor in stored.items() if not name.startswith(_BESIDE)}
+    average = {name.removeprefix(_AVERAGE): t for name, t in stored.items() if name.startswith(_AVERAGE)}
+    stored = {name: t for name, t in stored.items() if not name.startswith((_BESIDE, _AVERAGE))}
     return TrainingState(
         step=data.step,
         parameters={name: tensor for name, tensor in tensors.items() if name not in data.buffers},
@@ -142,6 +147,8 @@ def read_state(folder: Path) -> TrainingState:
         optimizer=_read_optimizer(folder, data.optimizer, tensors, stored),
         schedule=data.schedule,
         extra=data.extra,
+        average=average,
+        averaged=data.averaged,
         beside=beside,
     )
 

@@ -56,6 +56,10 @@ class TrainingState:
     """The learning-rate schedule's own state."""
     extra: JsonDict = field(default_factory=dict)
     """Seed, random state, position in the data, best metric: JSON values only."""
+    average: dict[str, Tensor] = field(default_factory=dict)
+    """Averaged parameters and buffers, by name; empty where none were taken yet."""
+    averaged: int = 0
+    """How often they were taken."""
     beside: dict[str, Tensor] = field(default_factory=dict)
     """What the plan keeps beside the model, by its own names: the weights of single workers, a center. Other plans do
     not need it to go on."""
@@ -72,6 +76,8 @@ class TrainingState:
                 )
             if alias in self.parameters or alias in self.buffers:
                 raise CheckpointError(f"{alias!r} is tied to {canonical!r} and also held on its own")
+        if self.average and self.average.keys() != self.parameters.keys() | self.buffers.keys():
+            raise CheckpointError("the averaged tensors are not those of the model")
         if unknown := sorted(set(self.transient) - self.buffers.keys()):
             raise CheckpointError(f"{unknown[0]!r} is listed as transient and is not a buffer")
 
@@ -88,6 +94,7 @@ def snapshot(state: TrainingState) -> TrainingState:
         parameters=_copies(state.parameters),
         buffers=_copies(state.buffers),
         optimizer=optimizer,
+        average=_copies(state.average),
         beside=_copies(state.beside),
     )
 

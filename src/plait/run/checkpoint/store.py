@@ -169,7 +169,13 @@ def export_checkpoint(
 def state_bytes(state: TrainingState) -> int:
     """Bytes of all tensors in the state: what a checkpoint of it takes on the disk, bar a little JSON."""
     optimizer = sum(_bytes(tensors) for tensors in state.optimizer.tensors.values())
-    return _bytes(state.parameters) + _bytes(state.buffers) + _bytes(state.beside) + optimizer
+    return (
+        _bytes(state.parameters)
+        + _bytes(state.buffers)
+        + _bytes(state.beside)
+        + _bytes(state.average)
+        + optimizer
+    )
 
 
 def _bytes(tensors: dict[str, Tensor]) -> int:

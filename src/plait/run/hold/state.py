@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plait.errors import CheckpointError
 from plait.job.copies import copy_of, in_dtype
 from plait.job.dtypes import leaf_dtype, scalar_dtype
 from plait.job.job import Job
@@ -27,6 +28,7 @@ from plait.run.checkpoint.state import (
     restore_model,
     restore_optimizer,
 )
+from plait.run.hold.averages import Averages
 from plait.run.hold.holding import Holding, ShardFetcher
 from plait.run.start.agreement import digest_of
 
@@ -73,11 +75,20 @@ class ModelState:
         self.named = [(name, p) for name, p in self.parameters.items() if p.requires_grad]
         self.schedule = schedule_of(job.schedule, self.optimizer)
         self.steps_done = 0
+        self.averages: Averages | None = None
+        """Averaged weights, where the job asks for them."""
+        if job.average is not None:
+            self.averages = Averages(job.average, self.parameters, self.buffers)
 
     def update(self, step: int) -> None:
         """One optimizer step with the gradients that the parameters have."""
         self.schedule.apply(self.optimizer, step)
         self.optimizer.step()
+
+    def observe(self, measured: Mapping[str, float]) -> None:
+        """Let the schedule know what was measured; all ranks are told the same."""
+        if self.job.follow in measured:
+            self.schedule.observe(measured[self.job.follow])
 
     def frozen(self, step: int) -> frozenset[str]:
         """Parameters that are not trained in a step."""
@@ -159,6 +170,11 @@ class ModelState:
                 for name, held in parameters.items()
             }
             optimizer = self._whole_optimizer(optimizer, exchange)
+        average: dict[str, Tensor] = {}
+        if self.averages is not None and self.averages.count:
+            with self.averages.shown(), self.whole_model(exchange) as model:
+                held, numbers, _, _ = collect_model(model)
+                average = {name: tensor.clone() for name, tensor in (held | numbers).items()}
         return TrainingState(
             step=self.steps_done,
             parameters=parameters,
@@ -168,6 +184,8 @@ class ModelState:
             optimizer=optimizer,
             schedule=self.schedule.state_dict(),
             extra=extra,
+            average=average,
+            averaged=self.averages.count if self.averages is not None else 0,
         )
 
     def _whole_optimizer(self, state: OptimizerState, exchange: ShardFetcher) -> OptimizerState:
@@ -215,9 +233,30 @@ class ModelState:
         restore_optimizer(self.optimizer, self.named, optimizer)
         check_same_options(own, optimizer.groups, moved=self.schedule.moved)
         self.schedule.load_state_dict(state.schedule)
+        self._load_averages(state)
         self.steps_done = state.step
         if self.holding is not None:
             self._digest = digest_of(state.parameters | state.buffers)
+
+    def _load_averages(self, state: TrainingState) -> None:
+        if self.averages is None:
+            if state.averaged:
+                raise CheckpointError(
+                    f"the checkpoint holds averaged weights (taken {state.averaged} times); the job has no `average`",
+                    fix="resume with the job that was saved.",
+                )
+            return
+        holding = self.holding
+        self.averages.count = state.averaged
+        self.averages.tensors = {
+            name: (
+                value
+                if holding is None or name in self.buffers
+                else holding.layout.take(name, value, holding.rank)
+            ).to(self.device, copy=True)
+            for name, value in state.average.items()
+            if name in self.parameters or name in self.buffers
+        }
 
     @contextmanager
     def _whole_from(self, state: TrainingState) -> Iterator[None]:

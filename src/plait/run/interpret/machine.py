@@ -190,6 +190,8 @@ class Machine:
             done(step, instruction, start, clock())
         yield from self._traffic.drain()
         self.state.steps_done = step + 1
+        if self.state.averages is not None and program.plan.agreement.weights == "own":
+            self.state.averages.after(step)
         self.outcome = None
         if shares:
             self.outcome = StepOutcome(

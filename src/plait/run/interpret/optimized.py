@@ -149,6 +149,8 @@ class Optimized:
         buffers = [entry[-1][1] for entry in pushed if -1 in entry]
         if buffers:
             self._put_buffers(buffers[0])
+        if state.averages is not None:
+            state.averages.after(step)
 
     def _put_buffers(self, message: Tensor) -> None:
         start = 0

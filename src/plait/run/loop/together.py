@@ -6,6 +6,7 @@ on their own.
 """
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -89,12 +90,20 @@ class Together:
         with (
             self.watch.observer.beside(step, "evaluate"),
             self.machine.averaging.shown(self.task.plan, self._add_up),
+            self._average_shown(),
             self._state.whole_model(self._exchange),
         ):
             self.evaluation = evaluate(self._state, held_out, self.seat.rank, self.seat.ranks, self._add_up)
         if self.ledger is not None:
             self.ledger.write_evaluation({"step": step, "epoch": epoch, "evaluate": self.evaluation})
+        self._state.observe(self.evaluation)
         self.stopped = self._progress.reached(self.evaluation) or self.stopped
+
+    def _average_shown(self) -> AbstractContextManager[None]:
+        rule, averages = self.task.job.average, self._state.averages
+        return (
+            averages.shown() if averages is not None and rule is not None and rule.evaluate else nullcontext()
+        )
 
     def ends(self, loaded: LoadedStep) -> bool:
         """Whether an interrupted run ends here, which all ranks must know of: it lasts until they have met."""

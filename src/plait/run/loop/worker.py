@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from plait.job.data.loader import LoadedStep, Loader
+from plait.job.updates.follow import TRAIN_LOSS
 from plait.program.program import Program
 from plait.run.interpret.machine import Machine, StepOutcome
 from plait.run.loop.guard import Guard
@@ -193,7 +194,8 @@ class Worker:
         every = self.task.checkpoint_every
         saves = every is not None and (loaded.step + 1) % every == 0
         measures = self.job.evaluate is not None and self.company.measures(loaded)
-        if self.machine.state.device.type == "cpu" or saves or measures:
+        follows = self.job.follow == TRAIN_LOSS  # the next step's learning rate may depend on this one's loss
+        if self.machine.state.device.type == "cpu" or saves or measures or follows:
             self._catch_up()
         if measures:
             self.company.measure(loaded.step, loaded.epoch)
@@ -211,6 +213,7 @@ class Worker:
         loss = outcome.loss
         self.watch.observer.settle(loaded.step)
         self.guard.check_loss(loss, loaded)
+        self.machine.state.observe({TRAIN_LOSS: loss})
         if self.plan.agreement.marches:
             return self._tell(loaded, loss, 1.0, elapsed_s, outcome.norm)
         weight = float(outcome.weight)

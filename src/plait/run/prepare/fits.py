@@ -5,6 +5,8 @@ counted, which a step certainly needs: a plan that is let through may still fail
 beside them.
 """
 
+from dataclasses import replace
+
 import torch
 
 from plait.errors import PlanError, UsageError
@@ -40,6 +42,8 @@ def check_fits(programs: Programs, program: Program, limit_bytes: int | None) ->
         rank = program.members.index(entry)
         update = update_work(program, rank, programs.job.build_optimizer)
         use = memory_use(program, rank, update, at_once=programs.device.type == "cuda")
+        if programs.job.average is not None:  # one more of what is updated, kept like the optimizer's state
+            use = replace(use, optimizer=use.optimizer + update.parameter_bytes)
         if use.total > limit_bytes:
             raise PlanError(
                 f"plan {program.plan.name} does not fit: rank {rank} needs {format_bytes(use.total)} of"

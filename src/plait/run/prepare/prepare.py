@@ -7,7 +7,7 @@ a process.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,7 +15,6 @@ from torch import nn
 
 from plait.errors import JobError, PlaitError
 from plait.graph.from_job import Captures
-from plait.graph.graph import Graph
 from plait.job.checks import problems
 from plait.job.data.open import open_data
 from plait.job.job import Job
@@ -30,7 +29,7 @@ from plait.run.interpret.eager import try_eagerly
 from plait.run.prepare.elementwise import check_elementwise
 from plait.run.prepare.fits import check_fits
 from plait.run.prepare.programs import Programs
-from plait.run.prepare.rules import check_rules
+from plait.run.prepare.rules import check_follows, check_rules
 
 
 def prepare(
@@ -68,12 +67,18 @@ def prepare(
         job.check_names([name for name, p in job.build_model().named_parameters() if p.requires_grad])
     if programs.capture_error is not None:
         programs.captures.narrow = try_eagerly(job, programs.captures.example)
+        _try_optimizer(
+            job, plan, [(n, p) for n, p in job.build_model().named_parameters() if p.requires_grad]
+        )
     else:
-        _try_optimizer(job, programs.captures.latest(compiled[0].micro_batches[0]))
+        graph = programs.captures.latest(compiled[0].micro_batches[0])
+        nodes = graph.nodes()
+        trained = [(e.name, nodes[e.node].meta["val"]) for e in graph.inputs_of("parameter") if e.trainable]
+        _try_optimizer(job, plan, trained)
         layout = programs.layout
         if layout is not None:
-            trained = [name for bucket in compiled[0].buckets for name in bucket.parameters]
-            check_elementwise(job, [(n, layout.parameters[n].shape) for n in trained], plan.name)
+            names = [name for bucket in compiled[0].buckets for name in bucket.parameters]
+            check_elementwise(job, [(n, layout.parameters[n].shape) for n in names], plan.name)
     if plan.sync.servers > 1:
         cut = [zip(bucket.parameters, bucket.shapes, strict=True) for bucket in compiled[0].buckets]
         check_elementwise(job, [entry for entries in cut for entry in entries], plan.name)
@@ -82,17 +87,11 @@ def prepare(
     return programs
 
 
-def _try_optimizer(job: Job, graph: Graph) -> None:
+def _try_optimizer(job: Job, plan: Plan, shapes: Sequence[tuple[str, torch.Tensor]]) -> None:
     """Build the optimizer and the schedule once, on parameters that take no memory."""
-    nodes = graph.nodes()
-    shapes = [
-        (entry.name, nodes[entry.node].meta["val"])
-        for entry in graph.inputs_of("parameter")
-        if entry.trainable
-    ]
     named = [(name, nn.Parameter(torch.zeros((), dtype=t.dtype).expand(t.shape))) for name, t in shapes]
     try:
-        schedule_of(job.schedule, job.build_optimizer(named))
+        follows = schedule_of(job.schedule, job.build_optimizer(named)).follows
     except PlaitError:
         raise
     except Exception as error:
@@ -101,6 +100,8 @@ def _try_optimizer(job: Job, graph: Graph) -> None:
             f"the optimizer or its schedule failed{f' at {place}' if place else ''}: {type(error).__name__}: {error}",
             fix="mend that line.",
         ) from error
+    if follows:
+        check_follows(job, plan)
 
 
 def _step_sizes(job: Job, num_samples: int | None) -> list[int]:

@@ -52,4 +52,4 @@ def checkpoint_bytes(graph: Graph, programs: Programs) -> int:
     ]
     state = optimizer_state(programs.job.build_optimizer, updated)
     model = sum(value.numel() * value.element_size() for found in held.values() for _, value in found)
-    return state.num_bytes + int(model)
+    return state.num_bytes + int(model) * (2 if programs.job.average is not None else 1)

@@ -3,11 +3,27 @@
 In: a job and a plan. Out: nothing, or a `PlanError` that says why.
 """
 
-from plait.errors import PlanError
+from plait.errors import JobError, PlanError
 from plait.job.job import Job
+from plait.job.updates.follow import TRAIN_LOSS
 from plait.plan.plan import Plan
 
 _MARCHING = "use a plan whose workers march in step, such as ddp, zero3 or server-sync"
+
+
+def check_follows(job: Job, plan: Plan) -> None:
+    """Raise where a schedule follows what nobody measures, or not all ranks alike."""
+    if not plan.agreement.marches or (job.follow == TRAIN_LOSS and plan.agreement.alone):
+        raise PlanError(
+            f"the learning rate follows {job.follow}, which under plan {plan.name} is not measured at a moment "
+            "that all workers share.",
+            fix=f"{_MARCHING}; or a schedule by the step.",
+        )
+    if job.follow != TRAIN_LOSS and job.evaluate is None:
+        raise JobError(
+            f"the learning rate follows {job.follow} of evaluations, and there is no data to evaluate on.",
+            fix=f"give evaluate=, or follow='{TRAIN_LOSS}'.",
+        )
 
 
 def check_rules(job: Job, plan: Plan) -> None:
@@ -20,4 +36,15 @@ def check_rules(job: Job, plan: Plan) -> None:
             f"freeze names a step from which parameters are trained; under plan {plan.name} workers are at different "
             "steps, or mix weights between them, and have no such step in common.",
             fix=f"{_MARCHING}.",
+        )
+    if job.average is not None and not (together or in_turn):
+        raise PlanError(
+            f"average takes the weights after every step; under plan {plan.name} workers are at different steps, or "
+            "mix weights between them, and have no such weights in common.",
+            fix=f"{_MARCHING}.",
+        )
+    if job.average is not None and job.average.evaluate and job.evaluate is not None and not together:
+        raise PlanError(
+            f"average.evaluate: under plan {plan.name} servers hold the averages, and workers measure.",
+            fix="set Average(evaluate=False), so that averages are saved and the weights are measured; or use ddp.",
         )

@@ -24,6 +24,7 @@ from plait.job.dtypes import default_dtype
 from plait.job.job import Job
 from plait.job.order import micro_batch_sizes
 from plait.job.updates.clip import Clip
+from plait.job.updates.follow import TRAIN_LOSS
 from plait.plan.named import resolve
 from plait.run.hold.state import ModelState
 from plait.run.interpret.eager import seed_of, total_and_weight
@@ -56,6 +57,7 @@ def run_eager(job: Job, steps: int, dtype: torch.dtype, captures: Captures) -> R
                 {n: p.grad.to_dense().detach().clone() for n, p in state.named if p.grad is not None}
             )
             state.update(step)
+            state.observe({TRAIN_LOSS: losses[-1]})
     finally:
         watch.restore()
     return Record(

@@ -42,7 +42,7 @@ def check_capture(job: Job, programs: Programs) -> str | None:
     if needed > free * _SHARE_OF_MEMORY:
         return f"capture not checked: it takes {format_bytes(needed)} of {format_bytes(free)} that are free."
     one = replace(
-        job, batch=size, accumulate=1, steps=1, epochs=None, clip_norm=None, clip_value=None, freeze=(),
+        job, batch=size, accumulate=1, steps=1, epochs=None, clip_norm=None, clip_value=None, freeze=(), average=None,
         evaluate=None, evaluate_every=None, metrics=None, until=None,
     )  # fmt: skip
     threads = torch.get_num_threads()

@@ -14,6 +14,7 @@ from torch import Tensor
 from plait.graph.from_job import Captures
 from plait.job.data.loader import LoadedStep, Loader, Share
 from plait.job.job import Job
+from plait.job.updates.follow import TRAIN_LOSS
 from plait.plan.plan import Plan
 from plait.program.layout import Layout
 from plait.program.program import Program
@@ -124,6 +125,9 @@ class SerialRanks:
             if machine.port is not None:
                 machine.port.shares += 1
         self._outcome = self._together(own[0]) if self.servers else self.machines[0].outcome
+        if self._outcome is not None and not self.servers:
+            for machine in self.machines:
+                machine.state.observe({TRAIN_LOSS: self._outcome.loss})
         return True
 
     def turn(self) -> bool:
