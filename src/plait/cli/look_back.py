@@ -52,7 +52,7 @@ def compare(
         table.add_column(name, justify="right", no_wrap=True)
     for i, row in enumerate(found.rows):
         speed = found.speed(i)
-        numbers = (row.ranks, row.batch, None if row.num_steps is None else row.num_steps + 1)
+        numbers = (row.ranks, row.batch, row.num_steps)
         table.add_row(
             row.name, row.plan or "–", *("–" if value is None else str(value) for value in numbers),
             "–" if row.step_s is None else format_seconds(row.step_s),

@@ -35,7 +35,7 @@ class Summary:
     """What a run came to; `None` where its files do not say."""
 
     num_steps: int | None
-    """The last step that was logged."""
+    """Steps up to the last one that was logged; the first is step 0."""
     num_epochs: float | None
     """The last epoch that was logged."""
     first_loss: float | None
@@ -62,7 +62,7 @@ def summarize(record: RunRecord) -> Summary:
     epochs = [epoch for line in record.metrics if (epoch := number(line.get("epoch"))) is not None]
     steady = throughput[1:] if len(throughput) >= 3 else throughput
     return Summary(
-        num_steps=int(max(steps)) if steps else None,
+        num_steps=int(max(steps)) + 1 if steps else None,
         num_epochs=max(epochs) if epochs else None,
         first_loss=losses[0] if losses else None,
         final_loss=losses[-1] if losses else None,

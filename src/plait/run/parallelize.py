@@ -25,7 +25,7 @@ from plait.job.updates.follow import TRAIN_LOSS
 from plait.options import Listener
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
-from plait.program.segment.compiled import CompiledSegments
+from plait.program.segment.compiled import compiled_where_it_pays
 from plait.run.checkpoint.state import TrainingState, snapshot
 from plait.run.hold.state import ModelState
 from plait.run.hold.worker_states import with_workers
@@ -63,7 +63,7 @@ class Step:
         if isinstance(links, ProcessLinks):
             links.meet(programs.full_step().pairs(), device)
         self._state = ModelState(job, device, holding=self._programs.holding(rank, links, device))
-        compiled = CompiledSegments(device) if plan.compile == "on" else None
+        compiled = compiled_where_it_pays(plan, programs.full_step(), device)
         self._machine = Machine(rank, self._state, links, Unobserved(), compiled)
         check_agreement("program", programs.full_step().digest(), plan.ranks)
         check_agreement("initial weights", self._state.digest(), plan.ranks)

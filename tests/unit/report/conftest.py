@@ -20,7 +20,7 @@ def write_run(folder: Path, *, num_ranks: int = 2, num_steps: int = 12) -> None:
     with (folder / "metrics.jsonl").open("w") as lines:
         for step in range(1, num_steps + 1):
             line = {
-                "step": step,
+                "step": step - 1,
                 "loss": 2.0 / step,
                 "lr": 0.1,
                 "samples_per_s": 10.0 if step == 1 else 1000.0 + step,
@@ -30,7 +30,7 @@ def write_run(folder: Path, *, num_ranks: int = 2, num_steps: int = 12) -> None:
             if step % 4 == 0:
                 accuracy = {4: 0.5, 8: 0.9, 12: 0.8}.get(step, 0.1)
                 lines.write(
-                    json.dumps({"step": step, "evaluate": {"loss": 3.0 / step, "accuracy": accuracy}}) + "\n"
+                    json.dumps({"step": step - 1, "evaluate": {"loss": 3.0 / step, "accuracy": accuracy}}) + "\n"
                 )
     for rank in range(num_ranks):
         recorder = Recorder(rank, offset_ns=0)

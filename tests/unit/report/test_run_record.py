@@ -62,18 +62,18 @@ def test_the_summary(run_dir: Path) -> None:
     assert summary.samples_per_s == 1007.0  # median of 1002..1012; the warm-up's 10 is left out
     assert summary.peak_memory_bytes == 12 * 1024
     best = {one.metric: (one.value, one.step) for one in summary.best}
-    assert best == {"loss": (0.25, 12), "accuracy": (0.9, 8)}
+    assert best == {"loss": (0.25, 11), "accuracy": (0.9, 7)}
     assert summary.final_evaluation == {"loss": 0.25, "accuracy": 0.8}
 
 
 def test_the_report_is_json_even_when_training_diverged(run_dir: Path) -> None:
     with (run_dir / "metrics.jsonl").open("a") as lines:
-        lines.write(json.dumps({"step": 13, "loss": math.nan}) + "\n")
+        lines.write(json.dumps({"step": 12, "loss": math.nan}) + "\n")
     report = report_json(run_dir)
     assert json.loads(json.dumps(report, allow_nan=False)) == report
     assert report["summary"]["final_loss"] is None
     assert report["summary"]["num_steps"] == 13
-    assert report["evaluations"][1] == {"step": 8, "epoch": None, "loss": 0.375, "accuracy": 0.9}
+    assert report["evaluations"][1] == {"step": 7, "epoch": None, "loss": 0.375, "accuracy": 0.9}
     assert [one["rank"] for one in report["breakdown"]] == [0, 1]
     assert report["breakdown"][0]["step_s"] == pytest.approx(10e-3)
     assert report["breakdown"][0]["hidden_communication_s"] == pytest.approx(2e-3)

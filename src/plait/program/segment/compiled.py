@@ -50,6 +50,15 @@ def pays(plan: Plan, program: Program, device: torch.device, steps: int | None) 
     return steps * flops / _FLOPS_PER_S * _GAIN > ops * _SECONDS_PER_OP
 
 
+def compiled_where_it_pays(
+    plan: Plan, program: Program, device: torch.device, steps: int | None = None, told: Told | None = None
+) -> "CompiledSegments | None":
+    """What compiles segments as they are first run; None where they run as they are written."""
+    if not pays(plan, program, device, steps):
+        return None
+    return CompiledSegments(device, told or _untold)
+
+
 def _untold(segment: str, seconds: float, reason: str | None) -> None:
     pass
 

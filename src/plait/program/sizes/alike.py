@@ -19,7 +19,6 @@ from plait.program.sizes.form import Form, MorePoints, Point, Range, find
 from plait.program.value import Value
 
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.])")
-_LOOKUP = re.compile(r"\bn\[(\d+)\]")
 
 
 class NotAlikeError(Exception):
@@ -51,39 +50,6 @@ def unify(
         )  # fmt: skip
         classes.append(replace(entry, sized=sized))
     return replace(first, classes=tuple(classes))
-
-
-def agrees(program: Program, other: Program, point: Point) -> bool:
-    """Whether what `program` says for sizes of `point` is what was compiled for them."""
-    if (program.members, program.layout, program.shares) != (other.members, other.layout, other.shares):
-        return False
-    return all(_agrees(a, b, point) for a, b in zip(program.classes, other.classes, strict=True))
-
-
-def _agrees(entry: RankProgram, compiled: RankProgram, point: Point) -> bool:
-    sized = entry.sized
-    assert sized is not None
-    try:
-        _same(entry, compiled)
-        for name, segment in entry.segments.items():
-            _same_segment(segment, compiled.segments[name])
-    except NotAlikeError:
-        return False
-    numbers = sized.table(*point)
-
-    def literal(found: re.Match[str]) -> str:
-        return repr(numbers[int(found[1])])
-
-    for name, segment in entry.segments.items():
-        source = _LOOKUP.sub(literal, sized.sources.get(name, segment.source))
-        if source != compiled.segments[name].source:
-            return False
-    number_of_each = [numbers] * (1 + max((i.micro_batch or 0 for i in entry.instructions), default=0))
-    values = {name: sized.described(name, value, numbers) for name, value in entry.values.items()}
-    return (
-        sized.instructions(entry.instructions, number_of_each) == compiled.instructions
-        and values == compiled.values
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from plait.errors import SpoiledError
 from plait.program.program import Program
-from plait.program.segment.compiled import CompiledSegments, pays
+from plait.program.segment.compiled import compiled_where_it_pays
 from plait.program.serve.rule import histogram
 from plait.run.checkpoint.state import TrainingState
 from plait.run.checkpoint.store import load_checkpoint
@@ -166,14 +166,14 @@ class _Rank:
         """Decide whether segments are compiled as they are first run, which is told."""
         steps = self.task.job.total_steps(self.programs.captures.source.num_samples)
         left = None if steps is None else steps - self.start_step
-        if self.program.of(self.seat.rank).serve is None and pays(self.task.plan, self.program, device, left):
 
-            def told(segment: str, seconds: float, reason: str | None) -> None:
-                if self.seat.rank == 0:
-                    how = f"compiled in {seconds:.1f} s" if reason is None else f"not compiled: {reason}"
-                    self.seat.emit({"notice": f"segment {segment} {how}."})
+        def told(segment: str, seconds: float, reason: str | None) -> None:
+            if self.seat.rank == 0:
+                how = f"compiled in {seconds:.1f} s" if reason is None else f"not compiled: {reason}"
+                self.seat.emit({"notice": f"segment {segment} {how}."})
 
-            self.machine.compiled = CompiledSegments(device, told)
+        if self.program.of(self.seat.rank).serve is None:
+            self.machine.compiled = compiled_where_it_pays(self.task.plan, self.program, device, left, told)
 
     def _agree(self, what: str, digest: str) -> None:
         self.seat.board.enter(-1, -1, f"compare {what}", self.seat.ranks > 1)

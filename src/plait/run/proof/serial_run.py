@@ -18,7 +18,7 @@ from plait.job.updates.follow import TRAIN_LOSS
 from plait.plan.plan import Plan
 from plait.program.layout import Layout
 from plait.program.program import Program
-from plait.program.segment.compiled import CompiledSegments
+from plait.program.segment.compiled import compiled_where_it_pays
 from plait.run.hold.copies import copies_of, has_current, spread
 from plait.run.hold.gradients import GradientStore
 from plait.run.hold.state import ModelState
@@ -66,7 +66,7 @@ class SerialRanks:
         plan, device = programs.plan, torch.device("cpu")
         self._full = programs.full_step()
         self.boxes = Mailboxes(plan.mesh, reduce)
-        compiled = CompiledSegments(device) if plan.compile == "on" else None
+        compiled = compiled_where_it_pays(plan, self._full, device)
         self.machines: list[Machine] = []
         """Of the workers."""
         self.servers: list[Machine] = []
