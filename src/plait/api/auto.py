@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from plait.api.machine import remember, this_machine
-from plait.errors import PlanError
+from plait.errors import CaptureError, PlanError
 from plait.graph.from_job import Captures
 from plait.job.job import Job
+from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.run.measure.predict import predict_job
 from plait.run.prepare.fits import parse_memory
@@ -55,7 +56,11 @@ def choose_for_run(
         )
     tell("ranking plans")
     limit = parse_memory(memory)
-    ranking = choose(subject_of_job(job, name), cluster, Request(ranks=ranks, limit_bytes=limit, top=_RANKED))
+    try:
+        subject = subject_of_job(job, name)
+    except CaptureError as error:
+        return _unseen(job, ranks if ranks is not None else min(cluster.size, job.batch), error)
+    ranking = choose(subject, cluster, Request(ranks=ranks, limit_bytes=limit, top=_RANKED))
     captures = Captures(job)
     found: list[tuple[Prediction, Prediction]] = []
     refused: list[str] = []
@@ -86,6 +91,16 @@ def choose_for_run(
     first = simplest([exact for exact, _ in found])
     sketch = next(sketch for exact, sketch in found if exact is first)
     return _chosen(job, first, sketch, len(found), refused)
+
+
+def _unseen(job: Job, ranks: int, error: CaptureError) -> Chosen:
+    """The plan for a model that runs as it is: one process, or copies of the whole model that share the batch."""
+    plan = resolve("ddp" if ranks > 1 else "single", ranks)
+    told = (
+        f"plan auto: {describe(plan)}, without a prediction: the model cannot be captured, so that of the plans which "
+        f"compute what one process does, only single and ddp can run it. {error.what}"
+    )
+    return Chosen(job=job, plan=plan, told=told)
 
 
 def _chosen(job: Job, best: Prediction, sketch: Prediction, compiled: int, refused: list[str]) -> Chosen:

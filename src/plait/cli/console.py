@@ -3,8 +3,10 @@
 In: nothing. Out: rich consoles that know no markup and no emoji codes; what is to be coloured is a `Text`.
 """
 
+import os
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 
 from rich.console import Console
 from rich.text import Text
@@ -13,6 +15,23 @@ from rich.text import Text
 def plain_console(*, to_stderr: bool = False) -> Console:
     """A console that prints what it is given."""
     return Console(stderr=to_stderr, markup=False, emoji=False, highlight=False)
+
+
+@contextmanager
+def prints_aside(aside: bool) -> Iterator[None]:
+    """Where JSON is to be all of standard output: what the user's code prints goes to stderr, in processes too."""
+    if not aside:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 import plait
-from plait.cli.console import plain_console, waiting
+from plait.cli.console import plain_console, prints_aside, waiting
 from plait.cli.flatten import flattened
 from plait.cli.options import TEXTS, How, JobArgument, JsonOption
 from plait.errors import CaptureError, DiskError, UsageError
@@ -48,7 +48,7 @@ def graph(
         to_stderr=json_
     )  # a machine reads standard output; what is going on is for a person
     try:
-        with waiting(progress, f"Reading {job}"):
+        with prints_aside(json_), waiting(progress, f"Reading {job}"):
             found = _placed(job, batch, how) if placements else _captured(job, batch)
     except CaptureError as error:
         _refuse(error, job, json_, progress)

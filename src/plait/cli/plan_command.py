@@ -13,7 +13,7 @@ from rich.text import Text
 
 import plait
 from plait.api.settings import parse_settings
-from plait.cli.console import plain_console
+from plait.cli.console import plain_console, prints_aside
 from plait.cli.flatten import flattened
 from plait.cli.options import JsonOption, parse_counts
 from plait.errors import PlanError, UsageError
@@ -69,10 +69,12 @@ def plan_(
         "search": search,
     }  # fmt: skip
     if scale is not None:
-        rows = plait.scale(parse_counts(scale), same_batch=same_batch, **what)
+        with prints_aside(json_):
+            rows = plait.scale(parse_counts(scale), same_batch=same_batch, **what)
         _show_scaling(rows, job or str(model), cluster, same_batch, json_, svg)
         return
-    choice = plait.choose(**what)
+    with prints_aside(json_):
+        choice = plait.choose(**what)
     written = []
     if export is not None:
         written += plait.export_plan(choice, export, out)

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import plait
-from plait.cli.console import plain_console, waiting
+from plait.cli.console import plain_console, prints_aside, waiting
 from plait.cli.flatten import flattened
 from plait.cli.options import TEXTS, DeviceOption, How, JobArgument, JsonOption
 from plait.cli.progress import show_progress
@@ -39,7 +39,7 @@ def predict(
 
     A plan without --ranks or --mesh is predicted on the whole of --cluster.
     """
-    with waiting(plain_console(to_stderr=json_), f"reading {job}") as say:
+    with prints_aside(json_), waiting(plain_console(to_stderr=json_), f"reading {job}") as say:
         found = plait.predict(
             job, how.plan, how.ranks, mesh=how.mesh, settings=how.settings, cluster=cluster, memory=memory,
             device=device, listener=lambda event: say(event["stage"]),

@@ -17,7 +17,7 @@ from rich.text import Text
 
 import plait
 from plait.api.stored import stored_saving, stored_settings
-from plait.cli.console import plain_console
+from plait.cli.console import plain_console, prints_aside
 from plait.cli.flatten import flattened
 from plait.cli.options import TEXTS, How, JsonOption
 from plait.cli.progress import show_progress
@@ -66,7 +66,11 @@ def run(
 ) -> None:
     """Train JOB and leave a run folder with its plan, metrics, trace and checkpoints."""
     told = plain_console(to_stderr=json_)
-    with show_progress(told, quiet=json_) as listener, _failing_after_start(listener, told) as heard:
+    with (
+        prints_aside(json_),
+        show_progress(told, quiet=json_) as listener,
+        _failing_after_start(listener, told) as heard,
+    ):
         options: dict[str, Any] = {
             "plan": how.plan, "ranks": how.ranks, "mesh": how.mesh, "settings": how.settings, "steps": steps,
             "out": out, "trace": trace, "listener": heard, "limits": limits, "trial": trial,

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 import plait
-from plait.cli.console import plain_console
+from plait.cli.console import plain_console, prints_aside
 from plait.cli.flatten import flattened
 from plait.cli.options import TEXTS, DeviceOption, How, JobArgument, JsonOption
 from plait.cli.progress import show_progress
@@ -38,7 +38,7 @@ def verify(
     json_: JsonOption = False,
 ) -> None:
     """Run JOB both ways, under a plan and on one process, and compare loss, gradients, weights and buffers."""
-    with show_progress(plain_console(to_stderr=json_), quiet=json_) as listener:
+    with prints_aside(json_), show_progress(plain_console(to_stderr=json_), quiet=json_) as listener:
         outcome = plait.verify(
             job, how.plan, how.ranks, mesh=how.mesh, settings=how.settings, steps=steps, fp32=fp32, serial=serial,
             device=device, listener=listener,

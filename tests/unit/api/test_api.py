@@ -137,6 +137,18 @@ def test_auto_tells_what_the_compiler_refuses(monkeypatch: pytest.MonkeyPatch) -
     assert caught.value.fix is not None and "--plan ddp" in caught.value.fix
 
 
+@pytest.mark.parametrize(
+    ("ranks", "name", "used"), [(None, "ddp", CPUS.size), (1, "single", 1), (2, "ddp", 2)]
+)
+def test_auto_of_a_model_that_cannot_be_captured_takes_a_plan_that_runs_it_as_it_is(
+    ranks: int | None, name: str, used: int
+) -> None:
+    branching = ZOO["branching"].job(batch=8, steps=2)
+    found = auto.choose_for_run(branching, "branching", ranks, "cpu", lambda stage: None)
+    assert (found.plan.name, found.plan.ranks, found.job) == (name, used, branching)
+    assert "cannot be captured" in found.told and "zoo.py" in found.told
+
+
 def _never(*given: Any, **options: Any) -> Any:
     raise PlanError("never.")
 
@@ -179,7 +191,7 @@ def test_runs_and_predictions_side_by_side(tmp_path: Path) -> None:
     predicted = plait.predict(job(), "ddp", cluster="2xA100").prediction
     found = plait.compare(tmp_path / "one", predicted)
     one, other = found.rows
-    assert (one.plan, one.ranks, one.batch, one.num_steps, one.is_predicted) == ("single", 1, 8, 2, False)
+    assert (one.plan, one.ranks, one.batch, one.num_steps, one.is_predicted) == ("single", 1, 8, 3, False)
     assert (other.plan, other.ranks, other.is_predicted) == ("ddp", 2, True)
     assert one.samples_per_s is not None and one.final_loss is not None
     assert found.speed(0) == 1.0

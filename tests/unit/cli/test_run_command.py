@@ -65,3 +65,32 @@ def test_a_program_reads_json_alone(file: str, tmp_path: Path, capsys: pytest.Ca
         call(["run", file, "--plan", "single", "--out", str(tmp_path / "run"), "--no-trace", "--json"]) == 0
     )
     assert len(json.loads(capsys.readouterr().out)["losses"]) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "--plan", "single", "--no-trace"),
+        ("predict", "--plan", "ddp", "--cluster", "2xA100"),
+        ("graph",),
+        ("plan", "--cluster", "2xA100", "--top", "1"),
+        ("verify", "--plan", "ddp", "--ranks", "2", "--serial", "--steps", "1"),
+    ],
+    ids=lambda arguments: str(arguments[0]),
+)
+def test_what_a_job_prints_is_not_among_the_json(
+    arguments: tuple[str, ...],
+    file: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(file).write_text(f"import os\nprint('hello')\nos.write(1, b'from below')\n{JOB}")
+    command, *options = arguments
+    assert call([command, file, *options, "--json"]) == 0
+    said = capfd.readouterr()
+    assert json.loads(said.out)
+    assert "hello" in said.err and "from below" in said.err
+    print("here again")
+    assert capfd.readouterr().out == "here again\n"

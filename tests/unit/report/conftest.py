@@ -30,7 +30,8 @@ def write_run(folder: Path, *, num_ranks: int = 2, num_steps: int = 12) -> None:
             if step % 4 == 0:
                 accuracy = {4: 0.5, 8: 0.9, 12: 0.8}.get(step, 0.1)
                 lines.write(
-                    json.dumps({"step": step - 1, "evaluate": {"loss": 3.0 / step, "accuracy": accuracy}}) + "\n"
+                    json.dumps({"step": step - 1, "evaluate": {"loss": 3.0 / step, "accuracy": accuracy}})
+                    + "\n"
                 )
     for rank in range(num_ranks):
         recorder = Recorder(rank, offset_ns=0)
