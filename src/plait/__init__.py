@@ -34,6 +34,7 @@ Options that belong together are values: `Saving`, `Limits` and `Trial` of a run
 `PlaitError`s that say what is wrong and how to fix it.
 """
 
+import sys as _sys
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +110,20 @@ _HOME = {
     "write_page": "report.page",
 }
 """Where each name lives. It is imported when it is first asked for: torch takes seconds, `import plait` should not."""
-_ROOMS = ("cluster", "errors", "graph", "job", "plan", "program", "report", "run", "search", "trace", "units")
+_ROOMS = (
+    "cluster",
+    "errors",
+    "graph",
+    "job",
+    "plan",
+    "program",
+    "report",
+    "run",
+    "search",
+    "shm",
+    "trace",
+    "units",
+)
 
 __version__ = _VERSION
 __all__ = [
@@ -155,6 +169,10 @@ __all__ = [
     "verify",
     "write_page",
 ]
+
+
+if "torch.distributed" in _sys.modules:  # else torch, when it is imported, asks plait.shm by an entry point
+    _import_module("plait.shm")
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from plait.run.link.core import HEADER_BYTES
+from plait.run.link.steps import SLOT_BYTES
 from plait.run.start.board import anonymous_file
 
 RING = 1024
@@ -21,6 +23,8 @@ ARRIVED, DONE, PLACES = 0, 1, 8
 PLACE_WORDS = 3
 """Of each tensor: the offset and the size of its region, and the byte in it where the tensor starts."""
 _BLOCK_WORDS = PLACES + PLACE_WORDS * RING
+_MEETING_BYTES = HEADER_BYTES + 2 * SLOT_BYTES
+"""Of one rank in a group."""
 
 
 class Region:
@@ -41,19 +45,26 @@ class Region:
 class Arena:
     """One rank's shared file: control blocks, then regions one after another. Only its owner makes it longer."""
 
-    def __init__(self, file: int, pid: int, num_blocks: int) -> None:
+    def __init__(self, file: int, pid: int, num_blocks: int, num_meetings: int = 0) -> None:
         self.file = file
         self.pid = pid
         self._words = memoryview(mmap.mmap(file, 8 * _BLOCK_WORDS * num_blocks)).cast("Q")
-        self._end = _rounded(8 * _BLOCK_WORDS * num_blocks)
+        self._meetings = _rounded(8 * _BLOCK_WORDS * num_blocks)
+        self._end = self._meetings + num_meetings * _MEETING_BYTES
         self._regions: dict[int, Region] = {}
 
     @classmethod
-    def create(cls, num_blocks: int) -> Self:
+    def create(cls, num_blocks: int, num_meetings: int = 0) -> Self:
         """The own one, with a control block for each group of ranks that it meets."""
         file = anonymous_file("plait-gradients")
-        os.posix_fallocate(file, 0, _rounded(8 * _BLOCK_WORDS * num_blocks))
-        return cls(file, os.getpid(), num_blocks)
+        os.posix_fallocate(file, 0, _rounded(8 * _BLOCK_WORDS * num_blocks) + num_meetings * _MEETING_BYTES)
+        return cls(file, os.getpid(), num_blocks, num_meetings)
+
+    def meeting(self, index: int) -> tuple[Tensor, list[Tensor]]:
+        """The header and the two slots of one group."""
+        region = self.region(self._meetings + index * _MEETING_BYTES, _MEETING_BYTES)
+        slots = [HEADER_BYTES, HEADER_BYTES + SLOT_BYTES]
+        return region.bytes[:HEADER_BYTES], [region.bytes[start : start + SLOT_BYTES] for start in slots]
 
     def block(self, index: int) -> memoryview:
         """The words of one group."""

@@ -1,0 +1,214 @@
+/* What a rank does of a collective through memory that ranks share: copies, typed sums, counters to wait for.
+
+   In: rows of numbers that steps.py writes, and where memory lies in this process. Out: the row at which it stopped; it
+   can go on from there. It never allocates, never looks at Python, and a wait never lasts longer than it is told to.
+   core.py has the same in Python. */
+
+#define _GNU_SOURCE
+#include <linux/futex.h>
+#include <sched.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#if defined(__x86_64__)
+#define CLONES __attribute__((target_clones("arch=haswell", "default")))
+#define PAUSE() __builtin_ia32_pause()
+#else
+#define CLONES
+#define PAUSE() ((void)0)
+#endif
+
+enum { COPY, REDUCE, POST, WAIT, SIGN, CHECK };
+enum { COUNTER = 0, SLEEPERS = 1, SIGNATURES = 8, SIGNATURE_WORDS = 16, COMPARED_WORDS = 6 };
+enum { ROW = 8, DONE = -1, DISAGREE = -2 };
+enum { BLOCK = 4096, MOST = 256 };
+
+typedef struct {
+  int64_t ranks, own, spins;
+  volatile uint32_t *counters[MOST]; /* of each rank: words of 32 bits */
+  volatile uint64_t *headers[MOST];  /* the same memory, words of 64 bits */
+} Group;
+
+typedef uint16_t bf16;
+static inline float from_bf16(bf16 x) {
+  uint32_t bits = (uint32_t)x << 16;
+  float f;
+  memcpy(&f, &bits, 4);
+  return f;
+}
+static inline bf16 to_bf16(float f) {
+  uint32_t bits;
+  memcpy(&bits, &f, 4);
+  if ((bits & 0x7fffffff) > 0x7f800000) return (bits >> 16) | 0x40;
+  return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+}
+
+#define SAME(x) (x)
+#define SUM(a, b) ((a) + (b))
+#define PRODUCT(a, b) ((a) * (b))
+#define GREATER(a, b) ((a) > (b) || (a) != (a) ? (a) : (b))
+#define LESS(a, b) ((a) < (b) || (a) != (a) ? (a) : (b))
+
+/* All sources as one, the first rank's first, rounded after each. `out` may be one of the sources. */
+#define KERNEL(NAME, T, W, FROM, TO, JOIN)                                                                 \
+  CLONES static void NAME(T *out, T **in, long ranks, long count) {                                        \
+    if (ranks == 2) {                                                                                      \
+      T *a = in[0], *b = in[1];                                                                            \
+      _Pragma("GCC ivdep") for (long i = 0; i < count; i++) {                                              \
+        W x = FROM(a[i]), y = FROM(b[i]);                                                                  \
+        out[i] = TO((W)JOIN(x, y));                                                                        \
+      }                                                                                                    \
+      return;                                                                                              \
+    }                                                                                                      \
+    T sum[BLOCK];                                                                                          \
+    for (long at = 0; at < count; at += BLOCK) {                                                           \
+      long size = count - at < BLOCK ? count - at : BLOCK;                                                 \
+      memcpy(sum, in[0] + at, size * sizeof(T));                                                           \
+      for (long r = 1; r < ranks; r++) {                                                                   \
+        T *b = in[r] + at;                                                                                 \
+        for (long i = 0; i < size; i++) {                                                                  \
+          W x = FROM(sum[i]), y = FROM(b[i]);                                                              \
+          sum[i] = TO((W)JOIN(x, y));                                                                      \
+        }                                                                                                  \
+      }                                                                                                    \
+      memcpy(out + at, sum, size * sizeof(T));                                                             \
+    }                                                                                                      \
+  }
+#define KERNELS(NAME, T, W, FROM, TO)                                                                      \
+  KERNEL(NAME##_sum, T, W, FROM, TO, SUM)                                                                  \
+  KERNEL(NAME##_product, T, W, FROM, TO, PRODUCT)                                                          \
+  KERNEL(NAME##_max, T, W, FROM, TO, GREATER)                                                              \
+  KERNEL(NAME##_min, T, W, FROM, TO, LESS)
+#define MEAN(NAME, T, W, FROM, TO)                                                                         \
+  CLONES static void NAME##_mean(T *out, T **in, long ranks, long count) {                                 \
+    NAME##_sum(out, in, ranks, count);                                                                     \
+    for (long i = 0; i < count; i++) out[i] = TO((W)(FROM(out[i]) / (W)ranks));                            \
+  }
+
+KERNELS(f32, float, float, SAME, SAME)
+KERNELS(f64, double, double, SAME, SAME)
+KERNELS(f16, _Float16, float, SAME, SAME)
+KERNELS(b16, bf16, float, from_bf16, to_bf16)
+KERNELS(i64, int64_t, int64_t, SAME, SAME)
+KERNELS(i32, int32_t, int32_t, SAME, SAME)
+KERNELS(i16, int16_t, int16_t, SAME, SAME)
+KERNELS(i8, int8_t, int8_t, SAME, SAME)
+KERNELS(u8, uint8_t, uint8_t, SAME, SAME)
+MEAN(f32, float, float, SAME, SAME)
+MEAN(f64, double, double, SAME, SAME)
+MEAN(f16, _Float16, float, SAME, SAME)
+MEAN(b16, bf16, float, from_bf16, to_bf16)
+
+typedef void (*Kernel)(void *, void **, long, long);
+#define ALL(NAME) {(Kernel)NAME##_sum, (Kernel)NAME##_mean, (Kernel)NAME##_product, (Kernel)NAME##_max, (Kernel)NAME##_min}
+#define WHOLE(NAME) {(Kernel)NAME##_sum, 0, (Kernel)NAME##_product, (Kernel)NAME##_max, (Kernel)NAME##_min}
+static const Kernel KERNEL_OF[9][5] = {ALL(f32), ALL(f64), ALL(f16), ALL(b16), WHOLE(i64),
+                                       WHOLE(i32), WHOLE(i16), WHOLE(i8), WHOLE(u8)};
+static const long SIZE_OF[9] = {4, 8, 2, 2, 8, 4, 2, 1, 1};
+
+static int has_come(const Group *group, long rank, uint32_t wanted) {
+  return (int32_t)(__atomic_load_n(&group->counters[rank][COUNTER], __ATOMIC_ACQUIRE) - wanted) >= 0;
+}
+
+static int64_t now_us(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1000000LL + t.tv_nsec / 1000;
+}
+
+/* 1 where the rank's counter has come so far; 0 after `limit_us`. Spins shortly, then sleeps until it is woken. */
+static int wait_for(const Group *group, long rank, uint32_t wanted, int64_t limit_us) {
+  if (has_come(group, rank, wanted)) return 1;
+  if (limit_us <= 0) return 0;
+  for (int64_t i = 0; i < group->spins; i++) {
+    for (int j = 0; j < 32; j++) PAUSE();
+    if (has_come(group, rank, wanted)) return 1;
+  }
+  for (int i = 0; i < 4; i++) {
+    sched_yield();
+    if (has_come(group, rank, wanted)) return 1;
+  }
+  volatile uint32_t *words = group->counters[rank];
+  int64_t end_us = now_us() + limit_us;
+  __atomic_add_fetch(&words[SLEEPERS], 1, __ATOMIC_SEQ_CST);
+  int came = 0;
+  for (;;) {
+    uint32_t seen = __atomic_load_n(&words[COUNTER], __ATOMIC_SEQ_CST);
+    if ((int32_t)(seen - wanted) >= 0) {
+      came = 1;
+      break;
+    }
+    int64_t left_us = end_us - now_us();
+    if (left_us <= 0) break;
+    struct timespec limit = {left_us / 1000000, (left_us % 1000000) * 1000};
+    syscall(SYS_futex, &words[COUNTER], FUTEX_WAIT, seen, &limit, 0, 0);
+  }
+  __atomic_sub_fetch(&words[SLEEPERS], 1, __ATOMIC_SEQ_CST);
+  return came;
+}
+
+static void post(const Group *group, uint32_t value) {
+  volatile uint32_t *words = group->counters[group->own];
+  __atomic_store_n(&words[COUNTER], value, __ATOMIC_SEQ_CST);
+  if (__atomic_load_n(&words[SLEEPERS], __ATOMIC_SEQ_CST))
+    syscall(SYS_futex, &words[COUNTER], FUTEX_WAKE, 0x7fffffff, 0, 0, 0);
+}
+
+static void reduce(const int64_t *row, char **at, long ranks) {
+  void *in[MOST];
+  for (long r = 0; r < ranks; r++) in[r] = at[row[3] + r] + row[4];
+  KERNEL_OF[row[6]][row[7]](at[row[1]] + row[2], in, ranks, row[5] / SIZE_OF[row[6]]);
+}
+
+/* Rows from `row` on, until one has to wait longer than `limit_us`: its position. DONE: all are done. DISAGREE - r: rank r
+   does something else than this one. `at`: where memory lies; `base`: this rank's counter before the first row. */
+int64_t plait_advance(const Group *group, const int64_t *rows, int64_t count, int64_t row, uint32_t base, char **at,
+                      const uint64_t *signature, int64_t limit_us) {
+  for (; row < count; row++) {
+    const int64_t *step = rows + ROW * row;
+    switch (step[0]) {
+    case COPY:
+      memmove(at[step[1]] + step[2], at[step[3]] + step[4], step[5]);
+      break;
+    case REDUCE:
+      reduce(step, at, group->ranks);
+      break;
+    case POST:
+      post(group, base + (uint32_t)step[1]);
+      break;
+    case WAIT:
+      for (long r = 0; r < group->ranks; r++)
+        if (r != group->own && !wait_for(group, r, base + (uint32_t)step[1], limit_us)) return row;
+      break;
+    case SIGN: {
+      volatile uint64_t *place = group->headers[group->own] + SIGNATURES + SIGNATURE_WORDS * (signature[0] & 1);
+      for (int i = 0; i < SIGNATURE_WORDS; i++) place[i] = signature[i];
+      break;
+    }
+    case CHECK:
+      for (long r = 0; r < group->ranks; r++) {
+        volatile uint64_t *place = group->headers[r] + SIGNATURES + SIGNATURE_WORDS * (signature[0] & 1);
+        for (int i = 0; i < COMPARED_WORDS; i++)
+          if (place[i] != signature[i]) return DISAGREE - r;
+      }
+      break;
+    }
+  }
+  return DONE;
+}
+
+/* Whoever waits for the word of another process to change sleeps here; at once where it is no longer `seen`. */
+void plait_sleep(volatile uint32_t *word, uint32_t seen, int64_t limit_us) {
+  struct timespec limit = {limit_us / 1000000, (limit_us % 1000000) * 1000};
+  syscall(SYS_futex, word, FUTEX_WAIT, seen, &limit, 0, 0);
+}
+
+void plait_ring(volatile uint32_t *word) {
+  __atomic_add_fetch(word, 1, __ATOMIC_SEQ_CST);
+  syscall(SYS_futex, word, FUTEX_WAKE, 0x7fffffff, 0, 0, 0);
+}
+
+int64_t plait_version(void) { return 1; }

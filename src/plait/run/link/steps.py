@@ -1,0 +1,280 @@
+"""What one rank does of a collective through shared memory, as rows of numbers that `core` executes.
+
+In: how many ranks there are, sizes in bytes, what is summed. Out: `Rows`. Every rank has two slots that all can read,
+used in turn: it copies what others need into one, everybody meets, and each takes what it needs from the others'
+slots. A slot is written again two meetings later, when all have left it: they came to the meeting in between. Larger
+tensors go through in pieces that stay in the cache. Sums are made in the order of ranks, so all have the same bits.
+"""
+
+from array import array
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from plait.errors import PlanError
+
+COPY, REDUCE, POST, WAIT, SIGN, CHECK = range(6)
+ROW = 8
+"""Numbers a row: what it is, then its arguments."""
+SLOT_BYTES = 1 << 19
+"""Of each of a rank's two slots. Several of them fit into the cache that processors share."""
+SMALL_BYTES = 1 << 15
+"""Up to this size every rank adds up everything by itself: one meeting instead of two."""
+_KEPT = 128
+"""Rows of each kind of collective that are kept: those of a step come again in the next."""
+_LINE = 64
+"""Pieces start at a cache line."""
+
+REDUCED = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8,
+)  # fmt: skip
+"""What can be summed, by its number in rows."""
+OPERATIONS = ("sum", "mean", "product", "max", "min")
+"""How, by its number in rows."""
+_FLOATS = 4
+"""So many of the first `REDUCED` are floats."""
+_AS_OTHERS = {
+    torch.complex64: torch.float32, torch.complex128: torch.float64, torch.uint16: torch.int16,
+    torch.uint32: torch.int32, torch.uint64: torch.int64,
+}  # fmt: skip
+"""What is summed as something else: complex numbers part by part, unsigned ones modulo the same power."""
+_AS_BOOLS = {"sum": "max", "product": "min", "max": "max", "min": "min"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """A collective of one rank, for any tensors of these sizes."""
+
+    words: "array[int]"
+    """`ROW` numbers a row."""
+    count: int
+    posts: int
+    """How far the rank's counter moves."""
+    uses: int
+    """Slots that it uses, one after another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """How elements of a dtype are combined, as numbers in rows."""
+
+    dtype: int
+    operation: int
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return REDUCED[self.dtype].itemsize
+
+
+def reduction(dtype: torch.dtype, operation: str) -> Reduction:
+    """What a dtype and an operation are in rows; an error where nobody can do it."""
+    if dtype is torch.bool and operation in _AS_BOOLS:
+        return Reduction(REDUCED.index(torch.uint8), OPERATIONS.index(_AS_BOOLS[operation]))
+    as_other = _AS_OTHERS.get(dtype, dtype)
+    allowed = (
+        ("sum", "mean") if dtype.is_complex else ("sum", "product") if as_other is not dtype else OPERATIONS
+    )
+    index = REDUCED.index(as_other) if as_other in REDUCED else -1
+    if index < 0 or operation not in allowed or (operation == "mean" and index >= _FLOATS):
+        raise PlanError(
+            f"ranks cannot combine tensors of {dtype} by {operation}.",
+            fix="use a sum, product, min or max of floats or integers; a mean of floats.",
+        )
+    return Reduction(index, OPERATIONS.index(operation))
+
+
+class Writer:
+    """Rows one after another, of rank `own` of `ranks`. Registers: slots, then what comes in, then what comes out."""
+
+    def __init__(self, ranks: int, own: int) -> None:
+        self.ranks, self.own = ranks, own
+        self.uses = 0
+        self._words = array("q")
+        self._posts = 0
+
+    def rows(self) -> Rows:
+        """What was written."""
+        count = len(self._words) // ROW
+        return Rows(words=self._words, count=count, posts=self._posts, uses=self.uses)
+
+    def slot(self, rank: int) -> int:
+        """The register of a rank's slot of the piece that is under way."""
+        return (self.uses % 2) * self.ranks + rank
+
+    def given(self, index: int = 0) -> int:
+        """The register of a tensor that is read."""
+        return 2 * self.ranks + index
+
+    def taken(self, index: int = 0) -> int:
+        """The register of a tensor that is written."""
+        return 3 * self.ranks + index
+
+    def copy(self, to: int, to_at: int, source: int, at: int, num_bytes: int) -> None:
+        """Bytes from one place to another."""
+        if num_bytes > 0:
+            self._row(COPY, to, to_at, source, at, num_bytes)
+
+    def reduce(self, to: int, to_at: int, first: int, at: int, num_bytes: int, how: Reduction) -> None:
+        """The same bytes of registers `first` and on, one a rank, combined."""
+        if num_bytes > 0:
+            self._row(REDUCE, to, to_at, first, at, num_bytes, how.dtype, how.operation)
+
+    def meet(self) -> None:
+        """Tell the others that this rank has come so far, and wait until all have; first, that all do the same."""
+        self._posts += 1
+        first = self._posts == 1
+        if first:
+            self._row(SIGN)
+        self._row(POST, self._posts)
+        self._row(WAIT, self._posts)
+        if first:
+            self._row(CHECK)
+
+    def leave(self) -> None:
+        """Tell the others, and wait for nobody."""
+        self._posts += 1
+        self._row(POST, self._posts)
+
+    def _row(self, *numbers: int) -> None:
+        self._words.extend((*numbers, *(0,) * (ROW - len(numbers))))
+
+
+@lru_cache(_KEPT)
+def barrier(ranks: int, own: int) -> Rows:
+    """Everybody waits for everybody."""
+    writer = Writer(ranks, own)
+    writer.meet()
+    return writer.rows()
+
+
+@lru_cache(_KEPT)
+def all_reduce(ranks: int, own: int, num_bytes: int, how: Reduction, root: int = -1) -> Rows:
+    """The sum for all; of a reduce, for `root` alone."""
+    writer = Writer(ranks, own)
+    here = root in (-1, own)
+    at_once = num_bytes <= SMALL_BYTES or (ranks == 2 and root < 0)
+    size = SLOT_BYTES if at_once else SLOT_BYTES // (_LINE * ranks) * _LINE * ranks
+    for at in _pieces(num_bytes, size):
+        count = min(size, num_bytes - at)
+        writer.copy(writer.slot(own), 0, writer.given(), at, count)
+        writer.meet()
+        if at_once:
+            if here:
+                writer.reduce(writer.taken(), at, writer.slot(0), 0, count, how)
+        else:
+            share = _share(count, ranks)
+            low = min(own * share, count)
+            high = min(low + share, count)
+            writer.reduce(writer.slot(own), low, writer.slot(0), low, high - low, how)
+            writer.meet() if here else writer.leave()
+            for rank in range(ranks) if here else ():
+                low = min(rank * share, count)
+                writer.copy(writer.taken(), at + low, writer.slot(rank), low, min(share, count - low))
+        writer.uses += 1
+    return writer.rows()
+
+
+@lru_cache(_KEPT)
+def broadcast(ranks: int, own: int, num_bytes: int, root: int) -> Rows:
+    """The root's bytes to all."""
+    writer = Writer(ranks, own)
+    for at in _pieces(num_bytes, SLOT_BYTES):
+        count = min(SLOT_BYTES, num_bytes - at)
+        if own == root:
+            writer.copy(writer.slot(own), 0, writer.given(), at, count)
+        writer.meet()
+        if own != root:
+            writer.copy(writer.taken(), at, writer.slot(root), 0, count)
+        writer.uses += 1
+    return writer.rows()
+
+
+@lru_cache(_KEPT)
+def all_gather(ranks: int, own: int, sizes: tuple[int, ...], root: int = -1) -> Rows:
+    """Everybody's bytes to all, one register a rank; of a gather, to `root` alone."""
+    writer = Writer(ranks, own)
+    for at in _pieces(max(sizes), SLOT_BYTES):
+        writer.copy(writer.slot(own), 0, writer.given(), at, min(SLOT_BYTES, sizes[own] - at))
+        writer.meet()
+        for rank in range(ranks) if root in (-1, own) else ():
+            source, start = (writer.slot(rank), 0) if rank != own else (writer.given(), at)
+            writer.copy(writer.taken(rank), at, source, start, min(SLOT_BYTES, sizes[rank] - at))
+        writer.uses += 1
+    return writer.rows()
+
+
+@lru_cache(_KEPT)
+def reduce_scatter(ranks: int, own: int, sizes: tuple[int, ...], how: Reduction) -> Rows:
+    """Of as many pieces as ranks, to each rank the sum of its own."""
+    writer = Writer(ranks, own)
+    room = _room(ranks)
+    for at in _pieces(max(sizes), room):
+        for rank in range(ranks):
+            count = min(room, sizes[rank] - at)
+            writer.copy(writer.slot(own), rank * room, writer.given(rank), at, count)
+        writer.meet()
+        writer.reduce(writer.taken(), at, writer.slot(0), own * room, min(room, sizes[own] - at), how)
+        writer.uses += 1
+    return writer.rows()
+
+
+@lru_cache(_KEPT)
+def scatter(ranks: int, own: int, num_bytes: int, root: int) -> Rows:
+    """To each rank its piece of what the root has."""
+    sizes = tuple((num_bytes if source == root else 0,) * ranks for source in range(ranks))
+    return all_to_all(ranks, own, sizes)
+
+
+@lru_cache(_KEPT)
+def all_to_all(ranks: int, own: int, sizes: tuple[tuple[int, ...], ...]) -> Rows:
+    """A message from every rank to every other; `sizes` by sender, then by receiver."""
+    writer = Writer(ranks, own)
+    room = _room(ranks)
+    for at in _pieces(max(max(row) for row in sizes), room):
+        for to in range(ranks):
+            writer.copy(writer.slot(own), to * room, writer.given(to), at, min(room, sizes[own][to] - at))
+        writer.meet()
+        for rank in range(ranks):
+            count = min(room, sizes[rank][own] - at)
+            writer.copy(writer.taken(rank), at, writer.slot(rank), own * room, count)
+        writer.uses += 1
+    return writer.rows()
+
+
+@lru_cache(_KEPT)
+def sum_in_place(ranks: int, own: int, num_bytes: int, how: Reduction, extents: tuple[int, ...] = ()) -> Rows:
+    """Tensors that all can read: this rank's piece of the sum, for all; with `extents` to its own tensor alone.
+
+    Registers of what is given: every rank's tensor. They have met before, to tell where their tensors lie.
+    """
+    writer = Writer(ranks, own)
+    if extents:
+        low, high = sum(extents[:own]), sum(extents[: own + 1])
+    else:
+        share = _share(num_bytes, ranks)
+        low, high = min(own * share, num_bytes), min((own + 1) * share, num_bytes)
+    for at in range(low, high, SLOT_BYTES):
+        count = min(SLOT_BYTES, high - at)
+        writer.reduce(writer.given(own), at, writer.given(0), at, count, how)
+        for rank in range(ranks) if not extents else ():
+            if rank != own:
+                writer.copy(writer.given(rank), at, writer.given(own), at, count)
+    writer.meet()
+    return writer.rows()
+
+
+def _pieces(num_bytes: int, size: int) -> range:
+    """Where pieces start; one where there is nothing, as all must meet."""
+    return range(0, max(num_bytes, 1), size)
+
+
+def _share(num_bytes: int, ranks: int) -> int:
+    lines = -(-num_bytes // _LINE)
+    return -(-lines // ranks) * _LINE
+
+
+def _room(ranks: int) -> int:
+    return SLOT_BYTES // ranks // _LINE * _LINE
