@@ -98,13 +98,13 @@ def test_a_choice_says_what_it_takes(tmp_path: Path) -> None:
     assert alone.to_use("a.yaml", "x.py").startswith(
         "plait run x.py --plan a.yaml --set batch=8 --set accumulate="
     )
-    large = plait.choose(model="gpt:layers=4,hidden=64,heads=4,seq=32,vocab=64", batch=64, cluster="8x8xA100")
-    assert "it needs 64 devices of 8x8xA100, and this machine has" in large.to_use("a.yaml")
+    large = plait.choose(model="gpt:layers=4,hidden=64,heads=4,seq=32,vocab=64", batch=64, cluster="2x8xA100")
+    assert "it needs 16 devices of 2x8xA100, and this machine has" in large.to_use("a.yaml")
     assert large.to_use("a.yaml", "x.py").startswith(
-        "plait predict x.py --plan a.yaml --cluster 8x8xA100 --set"
+        "plait predict x.py --plan a.yaml --cluster 2x8xA100 --set"
     )
     assert "plait run" not in large.to_use("a.yaml", "x.py") + large.to_use("a.yaml")
-    assert plait.resolve(_written(tmp_path / "plan.yaml", large.to_yaml()), None).ranks == 64
+    assert plait.resolve(_written(tmp_path / "plan.yaml", large.to_yaml()), None).ranks == 16
     assert large.why
     told = plait.export_plan(large, "fsdp2", tmp_path / "fsdp2.py")
     assert (tmp_path / "fsdp2.py").exists() and "for fsdp2" in told[0]

@@ -13,6 +13,7 @@ from tests.zoo import GPT, ZOO, Block, Case
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from plait.graph.from_job import Captures
 from plait.plan.named import resolve
 from plait.program.cost.memory import step_memory
 from plait.program.segment.recompute import step_flops
@@ -81,9 +82,15 @@ class Measured:
 
 
 @cache
+def graphs(name: str) -> Captures:
+    """Those of a case, however much of it runs again."""
+    return Captures(CASES[name].job(batch=64, steps=2))
+
+
+@cache
 def measured(name: str, recompute: str) -> Measured:
     job = CASES[name].job(batch=64, steps=2)
-    run = Run(job, resolve("single", 1, {"memory": {"recompute": recompute}}))
+    run = Run(job, resolve("single", 1, {"memory": {"recompute": recompute}}), graphs(name))
     machine = run.machines[0]
     with FlopCounterMode(display=False) as counter:
         run.step(0)
@@ -110,8 +117,8 @@ def test_what_is_saved_and_added_is_what_was_said(name: str, recompute: str) -> 
     told: list[str] = []
     plan = resolve("single", 1, {"memory": {"recompute": recompute}})
     programs = prepare(
-        job, plan, "cpu", torch.float32, lambda event: told.extend(event["notices"])
-    )  # fmt: skip
+        job, plan, "cpu", torch.float32, lambda event: told.extend(event["notices"]), graphs(name)
+    )
     effect = effect_of_recompute(programs.for_sizes([(64,)]), programs)
     assert effect is not None
     assert f"recompute {recompute}: {effect}." in told

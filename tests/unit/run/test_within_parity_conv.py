@@ -2,7 +2,7 @@
 clipped, all ranks in this process, shares never equal."""
 
 import pytest
-from tests.unit.run.within import CELLS, assert_equal, check, reference
+from tests.unit.run.within import LARGE_CELLS, assert_equal, check, reference
 
 NAMES = ("alexnet", "unet", "resnet_bn")
 MESHES: tuple[tuple[str, dict[str, int]], ...] = (
@@ -12,7 +12,7 @@ MESHES: tuple[tuple[str, dict[str, int]], ...] = (
 )
 
 
-@pytest.mark.parametrize(("plan", "ranks"), CELLS)
+@pytest.mark.parametrize(("plan", "ranks"), LARGE_CELLS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_computes_what_one_process_does(name: str, plan: str, ranks: int) -> None:
     assert_equal(check(reference(name), plan, ranks))

@@ -3,7 +3,7 @@ clipped, all ranks in this process, shares never equal. GPT-2, Llama and T5 roun
 to the tolerances of float32."""
 
 import pytest
-from tests.unit.run.within import CELLS, assert_equal, check, reference
+from tests.unit.run.within import LARGE_CELLS, assert_equal, check, reference
 
 NAMES = ("hf_gpt2", "hf_llama", "hf_bert", "hf_vit", "hf_t5")
 MESHES: tuple[tuple[str, str, dict[str, int]], ...] = (
@@ -15,7 +15,7 @@ MESHES: tuple[tuple[str, str, dict[str, int]], ...] = (
 )
 
 
-@pytest.mark.parametrize(("plan", "ranks"), CELLS)
+@pytest.mark.parametrize(("plan", "ranks"), LARGE_CELLS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_computes_what_one_process_does(name: str, plan: str, ranks: int) -> None:
     assert_equal(check(reference(name), plan, ranks))
