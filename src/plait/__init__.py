@@ -9,6 +9,7 @@
 What to call. Names and options are those of the command line; `help(plait.train)` has the details.
 
     describe    Job, Until             what is trained: network, data, loss, optimizer
+                Objective              one of several that are trained in turn (GANs)
                 Freeze, Average        parameters not trained for a while; averaged weights (EMA, SWA)
                 load_job               a job from a file, as on the command line: "path.py:function"
                 resolve                a Plan from a name, a .yaml file, ranks, a mesh, settings
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from plait.job.reference import load_job
     from plait.job.updates.average import Average
     from plait.job.updates.freeze import Freeze
+    from plait.job.updates.objectives import Objective
     from plait.options import Limits, Saving, Search, Trial
     from plait.plan.named import resolve
     from plait.plan.plan import Plan
@@ -76,6 +78,7 @@ _HOME = {
     "Job": "job.job",
     "Limits": "options",
     "Measured": "run.measure.machine",
+    "Objective": "job.updates.objectives",
     "Placed": "api.graphs",
     "PlaitError": "errors",
     "Plan": "plan.plan",
@@ -135,6 +138,7 @@ __all__ = [
     "Job",
     "Limits",
     "Measured",
+    "Objective",
     "Placed",
     "PlaitError",
     "Plan",

@@ -20,9 +20,9 @@ FUNCTIONS = {
     "placements", "predict", "read_run", "resolve", "resume", "scale", "train", "validate", "verify", "write_page",
 }  # fmt: skip
 VALUES = {
-    "Average", "Choice", "Comparison", "Diagnosis", "Freeze", "Job", "Limits", "Measured", "Placed", "PlaitError",
-    "Plan", "Predicted", "Result", "RunRecord", "Saving", "Search", "Step", "Trial", "Until", "Validation",
-    "Verification",
+    "Average", "Choice", "Comparison", "Diagnosis", "Freeze", "Job", "Limits", "Measured", "Objective", "Placed",
+    "PlaitError", "Plan", "Predicted", "Result", "RunRecord", "Saving", "Search", "Step", "Trial", "Until",
+    "Validation", "Verification",
 }  # fmt: skip
 COMMANDS = {
     "run": ("train", "resume"), "graph": ("capture", "placements"), "plan": ("choose", "scale", "export_plan"),
@@ -123,7 +123,7 @@ def test_names_of_a_job_are_a_contract() -> None:
     assert set(inspect.signature(plait.Job).parameters) >= {
         "model", "data", "loss", "objective", "optimizer", "batch", "epochs", "steps", "seed", "schedule", "clip_norm",
         "accumulate", "precision", "metrics", "evaluate", "evaluate_every", "until", "collate", "shuffle", "batch_norm",
-        "clip_value", "freeze", "average", "follow",
+        "clip_value", "freeze", "average", "follow", "objectives", "trains",
     }  # fmt: skip
 
 

@@ -61,6 +61,8 @@ def _parts(job: Any) -> list[Problem]:
         found.append(
             Problem(what="data is None.", fix="give a dataset, tensors, or a function that returns them.")
         )
+    if job.objectives:
+        return [*found, *_objectives(job)]
     if (job.loss is None) == (job.objective is None):
         given = (
             "neither loss nor objective is given."
@@ -78,6 +80,36 @@ def _parts(job: Any) -> list[Problem]:
         if value is not None and not callable(value):
             found.append(Problem(what=f"{name} is {describe(value)}.", fix=f"give {name} a function."))
     return [*found, *_rules(job)]
+
+
+def _objectives(job: Any) -> list[Problem]:
+    """Of a job that has several in turn."""
+    entries = job.objectives
+    if not isinstance(entries, Sequence) or not all(hasattr(entry, "repeat") for entry in entries):
+        return [
+            Problem(what=f"objectives is {describe(entries)}.", fix="give objectives=[Objective(...), ...].")
+        ]
+    found = [
+        Problem(
+            what=f"both objectives and {name} are given.",
+            fix=f"leave out {name}: every objective has its own.",
+        )
+        for name in ("loss", "objective", "optimizer", "schedule", "clip_norm", "clip_value", "trains")
+        if getattr(job, name) is not None
+    ]
+    names = [entry.name for entry in entries]
+    if len(set(names)) < len(names):
+        found.append(Problem(what=f"objectives are called {names}.", fix="give each a name of its own."))
+    if job.evaluate is not None and not job.metrics:
+        found.append(
+            Problem(
+                what="several objectives are evaluated without metrics.",
+                fix="give metrics={'name': function of (model, batch)}: which of the objectives would be the loss?",
+            )
+        )
+    if job.collate is not None and not callable(job.collate):
+        found.append(Problem(what=f"collate is {describe(job.collate)}.", fix="give collate a function."))
+    return found
 
 
 def _rules(job: Any) -> list[Problem]:
@@ -153,6 +185,10 @@ def _choices(job: Any) -> list[Problem]:
             found.append(Problem(what=f"{name} is {getattr(job, name)!r}.", fix=f"set {name} to {options}."))
     if not isinstance(job.shuffle, bool):
         found.append(Problem(what=f"shuffle is {job.shuffle!r}.", fix="set shuffle to True or False."))
+    if job.trains is not None and not (isinstance(job.trains, str | Sequence) and job.trains):
+        found.append(
+            Problem(what=f"trains is {describe(job.trains)}.", fix="name parameters: trains='head'.")
+        )
     if not isinstance(job.freeze, Sequence) or not all(hasattr(entry, "until") for entry in job.freeze):
         found.append(
             Problem(
@@ -206,6 +242,7 @@ def _measuring(job: Any) -> list[Problem]:
                 fix="give evaluate=, or leave evaluate_every out.",
             )
         )
+    losses = [] if job.objectives else ["loss"]  # of several objectives, metrics alone are measured
     if job.follow not in ["train_loss", "loss", *names]:
         found.append(
             Problem(
@@ -217,10 +254,10 @@ def _measuring(job: Any) -> list[Problem]:
         found.append(Problem(what=f"average is {describe(job.average)}.", fix="give average=Average(...)."))
     if job.until is not None and not hasattr(job.until, "patience"):
         found.append(Problem(what=f"until is {describe(job.until)}.", fix="give until=Until(target=...)."))
-    elif job.until is not None and job.until.metric not in ["loss", *names]:
+    elif job.until is not None and job.until.metric not in [*losses, *names]:
         found.append(
             Problem(
-                what=f"until follows the metric {job.until.metric!r}; there are {['loss', *names]}.",
+                what=f"until follows the metric {job.until.metric!r}; there are {[*losses, *names]}.",
                 fix="name one of these, or add the metric.",
             )
         )

@@ -18,15 +18,18 @@ from torch import Tensor, nn
 from plait.errors import JobError, PlaitError
 from plait.job import objective as _objective
 from plait.job.batch import describe
+from plait.job.copies import copy_of
 from plait.job.fields import Problem, is_whole, job_problems, until_problems
 from plait.job.order import SampleOrder, micro_batch_sizes, shares
 from plait.job.origin import fix_of, told
+from plait.job.schedule import Schedule
 from plait.job.updates.average import Average
 from plait.job.updates.clip import Bound
 from plait.job.updates.freeze import Freeze
+from plait.job.updates.objectives import Objective, Turn, optimizers_of, schedules_of, turn_of
 from plait.job.updates.optimizers import build_optimizer
-from plait.job.updates.patterns import as_patterns, check_known
-from plait.job.updates.schedules import Given
+from plait.job.updates.patterns import as_patterns, check_known, first_of
+from plait.job.updates.schedules import Given, Schedules, schedule_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +61,9 @@ class Job:
     """(output, target) -> scalar; a batch is (*inputs, target). Exactly one of `loss` and `objective` is given."""
     objective: Callable[..., Any] | None = None
     """(model, batch) -> scalar mean, or (total, weight) where total / weight over the whole batch is minimized."""
-    optimizer: Callable[..., Any] | Mapping[str, Callable[..., Any]]
+    objectives: Sequence[Objective] = ()
+    """Instead of `loss` and `optimizer`: several objectives in turn, each with parameters and samples of its own."""
+    optimizer: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None
     """(list of parameters) -> optimizer, or several; gets (name, parameter) pairs if its parameter is called
     `named_parameters`. Or one function for each pattern of names: {"encoder": ..., "*": ...}."""
     batch: int
@@ -78,6 +83,8 @@ class Job:
     """Largest allowed norm of the gradient: of all parameters together, or of those of each pattern of names."""
     clip_value: Bound = None
     """Largest allowed absolute value in a gradient, for all parameters or by pattern; after `clip_norm`."""
+    trains: str | Sequence[str] | None = None
+    """The only parameters that are trained, by name, module or wildcards; None: all that require gradients."""
     freeze: Sequence[Freeze] = ()
     """Parameters that are not trained for a while."""
     average: Average | None = None
@@ -160,6 +167,9 @@ class Job:
                     f"the parameter {name} of {type(model).__name__} has no shape yet (a lazy module).",
                     fix="state the input size, or run one batch through the network inside the model function.",
                 )
+        if self.trains is not None:
+            model = copy_of(model) if model is self.model else model
+            self._choose_trained(model)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             num_frozen = sum(1 for _ in model.parameters())
             raise JobError(
@@ -167,6 +177,14 @@ class Job:
                 fix="give the network a layer with weights, or set requires_grad=True on those to be trained.",
             )
         return model
+
+    def _choose_trained(self, model: nn.Module) -> None:
+        assert self.trains is not None
+        patterns, named = as_patterns(self.trains), list(model.named_parameters())
+        check_known("trains", patterns, [name for name, _ in named])
+        for name, parameter in named:
+            if first_of(patterns, name) is None:
+                parameter.requires_grad_(False)
 
     def _call_model(self) -> nn.Module:
         assert not isinstance(self.model, nn.Module)
@@ -179,14 +197,45 @@ class Job:
 
     def build_optimizer(self, named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         """The user's optimizer on these parameters, which must be the only ones that it uses."""
+        if self.objectives:
+            return optimizers_of(self.objectives, named)
         return build_optimizer(self.optimizer, named)
 
-    def check_names(self, names: Sequence[str]) -> None:
-        """Refuse patterns that mean none of the trained parameters."""
-        for what, bound in (("clip_norm", self.clip_norm), ("clip_value", self.clip_value)):
-            check_known(what, bound if isinstance(bound, Mapping) else (), names)
-        for entry in self.freeze:
-            check_known("freeze", as_patterns(entry.parameters), names)
+    def build_schedule(self, optimizer: torch.optim.Optimizer) -> Schedule | Schedules:
+        """The learning rates of an optimizer that `build_optimizer` made."""
+        if self.objectives:
+            return schedules_of(self.objectives, optimizer)
+        return schedule_of(self.schedule, optimizer)
+
+    def turn(self, step: int) -> Turn:
+        """Which objective a step is for."""
+        return turn_of(self.objectives, step)
+
+    def parts(self) -> "tuple[Job, ...]":
+        """A job for each objective, with what it trains and how; of a job with one, itself."""
+        return tuple(self.only(entry.name) for entry in self.objectives) or (self,)
+
+    def only(self, name: str) -> "Job":
+        """The job of one objective alone."""
+        found = next((entry for entry in self.objectives if entry.name == name), None)
+        if found is None:
+            names = ", ".join(entry.name for entry in self.objectives) or "none"
+            raise JobError(f"no objective is called {name!r}; there are: {names}.", fix="name one of these.")
+        return replace(
+            self, objectives=(), objective=found.objective, trains=found.trains, optimizer=found.optimizer,
+            schedule=found.schedule, clip_norm=found.clip_norm, clip_value=found.clip_value, freeze=(), average=None,
+            evaluate=None, evaluate_every=None, metrics=None, until=None, follow="loss",
+        )  # fmt: skip
+
+    def check_names(self, trained: Callable[[], Sequence[str]]) -> None:
+        """Refuse patterns that mean none of the `trained` parameters, who are asked for where there are patterns."""
+        rules: Sequence[Any] = self.objectives or (self,)
+        given = [(what, getattr(rule, what)) for rule in rules for what in ("clip_norm", "clip_value")]
+        patterns = [(what, tuple(bound)) for what, bound in given if isinstance(bound, Mapping)]
+        patterns += [("freeze", as_patterns(entry.parameters)) for entry in self.freeze]
+        names = trained() if patterns else ()
+        for what, known in patterns:
+            check_known(what, known, names)
 
     def in_steps(self, num_samples: int | None) -> "Job":
         """The same job on data of so many samples: what counts epochs counts steps."""
@@ -208,17 +257,31 @@ class Job:
 
     def objective_of(self, model: Callable[..., Any], batch: Any) -> Tensor | tuple[Tensor, Tensor]:
         """What is minimized on this batch: a scalar mean, or (total, weight)."""
+        if self.objectives:
+            raise JobError(
+                f"the job has {len(self.objectives)} objectives in turn; this looks at one.",
+                fix=f"take one of them: job.only({self.objectives[0].name!r}).",
+            )
         if self.objective is not None:
             return _objective.checked("objective", self.objective(model, batch))
         output, target = _objective.forward(model, batch)
         assert self.loss is not None
         return _objective.checked("loss", self.loss(output, target))
 
+    @property
+    def measured(self) -> list[str]:
+        """What evaluations measure, by name."""
+        return [*(() if self.objectives else ("loss",)), *(self.metrics or {})]
+
     def measures_of(self, model: Callable[..., Any], batch: Any) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
         """`loss` and every metric on this batch; in the loss form from one forward pass."""
         metrics = dict(self.metrics or {})
-        if self.objective is not None:
-            given: tuple[Any, Any] = (model, batch)
+        given: tuple[Any, Any]
+        measured: dict[str, Tensor | tuple[Tensor, Tensor]]
+        if self.objectives:
+            given, measured = (model, batch), {}
+        elif self.objective is not None:
+            given = (model, batch)
             measured = {"loss": self.objective_of(model, batch)}
         else:
             assert self.loss is not None

@@ -6,7 +6,7 @@ check); here is their order, and what they hand on.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -58,6 +58,8 @@ class Settings:
     clip_value: Bound = None
     build_optimizer: Builder | None = None
     """Makes the job's optimizer, whose state counts as memory; None: memory without an optimizer."""
+    partition: Mapping[str, object] = field(default_factory=dict)
+    """Of several objectives: parameters with different values here are not trained together."""
 
     @property
     def clip(self) -> Clip:
@@ -100,7 +102,7 @@ def compile_program(
     if stages:
         sums |= {name: (PIPE, *sums[name]) for name in map(scalar, SCALARS)}
     if layout is None:
-        layout = make_layout(first, placed, plan, sums, stages.get(micro_batches[0]))
+        layout = make_layout(first, placed, plan, sums, stages.get(micro_batches[0]), settings.partition)
     compiler = _Compiler(graphs, chosen, plan, micro_batches, given, ends, sums, layout, settings, stages)
     classes: list[RankProgram] = []
     index_of: dict[object, int] = {}

@@ -61,7 +61,8 @@ class Step:
         self._programs = programs
         links = links_between(plan.mesh, rank, device, timeout_s=_TIMEOUT_S)
         if isinstance(links, ProcessLinks):
-            links.meet(programs.full_step().pairs(), device)
+            for part in programs.parts:
+                links.meet(part.full_step().pairs(), device)
         self._state = ModelState(job, device, holding=self._programs.holding(rank, links, device))
         compiled = compiled_where_it_pays(plan, programs.full_step(), device)
         self._machine = Machine(rank, self._state, links, Unobserved(), compiled)
@@ -84,12 +85,13 @@ class Step:
             raise UsageError("all ranks gave an empty share.", fix="end the loop when the data ends.")
         shares = self._programs.own_shares(self._split(batch, sizes))
         step = self._state.steps_done
+        programs = self._programs.at(step)
         fragments = self._plan.agreement.due(step, False)
         if not shares and not fragments:
             self._machine.skip(step)
             return math.nan
-        program = self._programs.for_step(shares, fragments)
-        self._state.narrow = bool(self._programs.captures.narrow)
+        program = programs.for_step(shares, fragments)
+        self._state.narrow = bool(programs.captures.narrow)
         with torch.no_grad():
             for _ in self._machine.execute(program, step, shares):
                 raise AssertionError("a process waits inside its links, never outside")
@@ -255,4 +257,4 @@ def parallelize(
         dist.init_process_group(
             "nccl" if placed.type == "cuda" and ranks <= torch.cuda.device_count() else "gloo"
         )
-    return Step(programs.job, programs, rank, placed)
+    return Step(programs.whole, programs, rank, placed)

@@ -127,14 +127,16 @@ def train(
             for event in ({"run": about(programs, folder, device, start_step)}, *said):
                 tell(event)
             comparing = trial.record_gradients or dtype != torch.float32
-            if limits.check and not comparing and (line := check_capture(job, programs)) is not None:
-                tell({"notice": line})
+            if limits.check and not comparing:
+                lines = [check_capture(part.job, part) for part in programs.parts]
+                for line in dict.fromkeys(line for line in lines if line is not None):
+                    tell({"notice": line})
             saves = saving.checkpoint_every is not None or programs.plan.sync.servers > 0
             check_room(folder, programs, on_the_way=saves)
         except BaseException:
             discard_if_empty(folder)
             raise
-        chosen, job = programs.plan, programs.job
+        chosen, job = programs.plan, programs.whole
         write_left_shares(folder, start_step, samples=saving.record_samples)
         write_whole(folder / "plan.yaml", chosen.to_yaml())
         write_environment(

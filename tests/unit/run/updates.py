@@ -108,7 +108,7 @@ def ranks_of(
     small = {"sync": {"bucket_mib": 0.0001}} if plan in PLANS and plan != "single" else {}
     chosen = resolve(plan, None, settings or small, dict(mesh))
     programs = prepare(job, chosen, "cpu", torch.float64, lambda event: None)
-    return SerialRanks(programs.job, programs, torch.float64)
+    return SerialRanks(programs.whole, programs, torch.float64)
 
 
 def collect(ranks: SerialRanks) -> TrainingState:

@@ -30,7 +30,15 @@ class Optimizers(torch.optim.Optimizer):
         self.param_groups = [group for member in members.values() for group in member.param_groups]
         for member in members.values():
             self.state.update(member.state)
-            member.state = self.state
+        self._share(self.state)
+
+    def _share(self, state: Any) -> None:
+        self.state = state
+        for member in self.members.values():
+            if isinstance(member, Optimizers):
+                member._share(state)
+            else:
+                member.state = state
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"members": self.members}
@@ -52,7 +60,9 @@ def members_of(optimizer: torch.optim.Optimizer) -> dict[str, torch.optim.Optimi
 
 def kind_of(optimizer: torch.optim.Optimizer) -> str:
     """The names of their classes."""
-    return ", ".join(dict.fromkeys(type(member).__name__ for member in members_of(optimizer).values()))
+    if not isinstance(optimizer, Optimizers):
+        return type(optimizer).__name__
+    return ", ".join(dict.fromkeys(kind_of(member) for member in optimizer.members.values()))
 
 
 def build_optimizer(factory: Any, named: Named) -> torch.optim.Optimizer:
@@ -62,7 +72,7 @@ def build_optimizer(factory: Any, named: Named) -> torch.optim.Optimizer:
     if isinstance(made, Mapping | Sequence) and not isinstance(made, str) and len(made) > 0:
         found = made.items() if isinstance(made, Mapping) else ((str(at), one) for at, one in enumerate(made))
         members = {str(name): checked_optimizer(one, parameters) for name, one in found}
-        _check_disjoint(members, named)
+        check_disjoint(members, named)
         return Optimizers(members)
     return checked_optimizer(made, parameters)
 
@@ -103,7 +113,8 @@ def _single(pattern: str, made: Any) -> Any:
     return made
 
 
-def _check_disjoint(members: Mapping[str, torch.optim.Optimizer], named: Named) -> None:
+def check_disjoint(members: Mapping[str, torch.optim.Optimizer], named: Named) -> None:
+    """Refuse optimizers that update the same parameter: its state would be two things."""
     names = {id(parameter): name for name, parameter in named}
     seen: dict[int, str] = {}
     for name, member in members.items():

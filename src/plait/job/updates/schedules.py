@@ -18,8 +18,12 @@ from plait.job.updates.optimizers import Optimizers, members_of
 class Schedules:
     """As many as there are optimizers; each is what `Schedule` says."""
 
-    def __init__(self, schedules: Mapping[str, Schedule]) -> None:
+    def __init__(self, schedules: "Mapping[str, Schedule | Schedules]") -> None:
         self._of = dict(schedules)
+
+    def of(self, name: str) -> "Schedule | Schedules":
+        """That of one optimizer."""
+        return self._of[name]
 
     @property
     def moved(self) -> tuple[str, ...]:

@@ -73,7 +73,9 @@ def make_buckets(
                 group=group,
             )
             for group in layout.groups
-            if group.trained and (not layout.owners or coordinate in group.owners)
+            if group.trained
+            and group.parameters[0] in graph.gradients  # by this graph
+            and (not layout.owners or coordinate in group.owners)
         ]
         return _with_scalars(made, graph, sums, plan)
     here = [n for n in graph.gradients if not layout.owners or coordinate in layout.owners[n]]

@@ -21,8 +21,12 @@ def make_layout(
     plan: Plan,
     sums: Mapping[str, tuple[str, ...]],
     stages: Stages | None = None,
+    partition: Mapping[str, object] | None = None,
 ) -> Layout:
-    """How the parameters of `graph` are held under `plan`; `sums` names the axes over which each gradient is summed."""
+    """How the parameters of `graph` are held under `plan`; `sums` names the axes over which each gradient is summed.
+
+    `partition`, of several graphs of one model: parameters with different values share no group; false: never trained.
+    """
     nodes = graph.nodes()
     parameters = {
         entry.name: Held(
@@ -46,7 +50,9 @@ def make_layout(
         )
     if plan.memory.zero == 0 or plan.data_ranks == 1:
         return layout
-    return replace(layout, groups=_groups(graph, layout, plan, sums, stages), zero=plan.memory.zero)
+    return replace(
+        layout, groups=_groups(graph, layout, plan, sums, stages, partition or {}), zero=plan.memory.zero
+    )
 
 
 def _groups(
@@ -55,6 +61,7 @@ def _groups(
     plan: Plan,
     sums: Mapping[str, tuple[str, ...]],
     stages: Stages | None,
+    partition: Mapping[str, object],
 ) -> tuple[Group, ...]:
     nodes = graph.nodes()
     order = {node.name: index for index, node in enumerate(graph.graph.nodes)}
@@ -78,7 +85,7 @@ def _groups(
                     shapes=tuple(layout.local_shape(name, coordinates) for name in pending),
                     dtype=dtypes[pending[0]],
                     chunks=plan.data_ranks,
-                    trained=pending[0] in graph.gradients,
+                    trained=bool(partition.get(pending[0])) or pending[0] in graph.gradients,
                     owners=layout.owners.get(pending[0], (0,)),
                 )
             )
@@ -86,9 +93,20 @@ def _groups(
 
     home = {name: stages.home(name) for name in stages.parameters} if stages is not None else {}
     for name in sorted(
-        first_use, key=lambda name: (name not in graph.gradients, home.get(name, ()), first_use[name])
+        first_use,
+        key=lambda name: (
+            name not in graph.gradients,
+            home.get(name, ()),
+            str(partition.get(name)),
+            first_use[name],
+        ),
     ):
-        own = (dtypes[name], sums.get(name), home.get(name))  # no sum: frozen, or not used by the loss
+        own = (
+            dtypes[name],
+            sums.get(name),
+            home.get(name),
+            partition.get(name),
+        )  # no sum: frozen, or not used by the loss
         if own != key or size >= limit:
             close()
             key, size = own, 0.0

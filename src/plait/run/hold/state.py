@@ -16,7 +16,10 @@ from plait.errors import CheckpointError
 from plait.job.copies import copy_of, in_dtype
 from plait.job.dtypes import leaf_dtype, scalar_dtype
 from plait.job.job import Job
-from plait.job.updates.schedules import schedule_of
+from plait.job.schedule import Schedule
+from plait.job.updates.follow import TRAIN_LOSS
+from plait.job.updates.optimizers import Optimizers
+from plait.job.updates.schedules import Schedules
 from plait.plan.plan import PIPE
 from plait.program.value import Value
 from plait.run.checkpoint.state import (
@@ -73,7 +76,9 @@ class ModelState:
                 _set_buffer(self.model, name, buffer.to(device))
         self.buffers: dict[str, Tensor] = dict(self.model.named_buffers())
         self.named = [(name, p) for name, p in self.parameters.items() if p.requires_grad]
-        self.schedule = schedule_of(job.schedule, self.optimizer)
+        self.schedule = job.build_schedule(self.optimizer)
+        self.parts = job.parts()
+        """The job of each objective."""
         self.steps_done = 0
         self.averages: Averages | None = None
         """Averaged weights, where the job asks for them."""
@@ -82,13 +87,32 @@ class ModelState:
 
     def update(self, step: int) -> None:
         """One optimizer step with the gradients that the parameters have."""
-        self.schedule.apply(self.optimizer, step)
-        self.optimizer.step()
+        optimizer, _ = self._at(step)
+        optimizer.step()
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step: that of the first group that it updates."""
+        return float(self._at(step)[0].param_groups[0]["lr"])
+
+    def part(self, step: int) -> Job:
+        """The job of the objective whose turn a step is."""
+        return self.parts[self.job.turn(step).objective]
+
+    def _at(self, step: int) -> tuple[torch.optim.Optimizer, Schedule | Schedules]:
+        """The optimizer of a step, with the rates of that step, and its schedule."""
+        optimizer, schedule, turn = self.optimizer, self.schedule, self.job.turn(step)
+        if self.job.objectives:
+            assert isinstance(optimizer, Optimizers) and isinstance(schedule, Schedules)
+            name = self.job.objectives[turn.objective].name
+            optimizer, schedule = optimizer.members[name], schedule.of(name)
+        schedule.apply(optimizer, turn.count)
+        return optimizer, schedule
 
     def observe(self, measured: Mapping[str, float]) -> None:
         """Let the schedule know what was measured; all ranks are told the same."""
-        if self.job.follow in measured:
-            self.schedule.observe(measured[self.job.follow])
+        if self.job.follow in measured and self.schedule.follows:
+            own = self._at(self.steps_done - 1)[1] if self.job.follow == TRAIN_LOSS else self.schedule
+            own.observe(measured[self.job.follow])
 
     def frozen(self, step: int) -> frozenset[str]:
         """Parameters that are not trained in a step."""

@@ -6,6 +6,7 @@ Random numbers come from torch's generator, seeded by (seed, step, micro-batch, 
 """
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -32,16 +33,17 @@ def run_eagerly(state: ModelState, share: Share, model: Opaque, step: int, micro
     if len(share.ids) == 0:
         gradients: list[Any] = [torch.zeros_like(tensor) for tensor in tensors]
         return [zero, zero.clone(), *gradients, *_buffers(state, model.buffers, share)]
-    batch = pytree.tree_map_only(Tensor, state.place, share.batch)
+    batch, job = pytree.tree_map_only(Tensor, state.place, share.batch), state.part(step)
     with (
         torch.random.fork_rng(devices=[state.device] if state.device.type == "cuda" else []),
         torch.enable_grad(),
+        _trained_alone(state, model.parameters),
     ):
         torch.manual_seed(seed_of(state.job, step, micro_batch, share.offset))
         frozen = [(name, p) for name, p in state.parameters.items() if not p.requires_grad]
         with state.job.autocast(state.device.type), default_dtype(state.asked):
-            result = state.job.objective_of(state.model, batch)
-            total, weight = total_and_weight(state.job, batch, len(share.ids), result)
+            result = job.objective_of(state.model, batch)
+            total, weight = total_and_weight(job, batch, len(share.ids), result)
         _refuse_late_training(frozen)
         mean = result if isinstance(result, Tensor) else total / weight
         found = _backward(mean, tensors) if float(weight) > 0 else [None] * len(tensors)
@@ -49,6 +51,19 @@ def run_eagerly(state: ModelState, share: Share, model: Opaque, step: int, micro
         torch.zeros_like(t) if g is None else g * weight for t, g in zip(tensors, found, strict=True)
     ]
     return [total.detach(), weight.detach(), *gradients, *_buffers(state, model.buffers, share)]
+
+
+@contextlib.contextmanager
+def _trained_alone(state: ModelState, names: tuple[str, ...]) -> Iterator[None]:
+    """What another objective trains needs no gradient now."""
+    others = [p for name, p in state.named if p.requires_grad and name not in names]
+    for parameter in others:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in others:
+            parameter.requires_grad_(True)
 
 
 def seed_of(job: Job, step: int, micro_batch: int, offset: int) -> int:

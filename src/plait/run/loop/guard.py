@@ -5,7 +5,7 @@ In: each step's loss; the ranks' weights every so many steps and before each che
 """
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from statistics import median
 
 from plait.errors import SpoiledError
@@ -31,13 +31,15 @@ class Guard:
         self._state = state
         self._compare_every = compare_every
         self._spike = spike
-        self._losses: deque[float] = deque(maxlen=_WINDOW)
+        self._losses: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_WINDOW))
+        """By objective."""
         self._compared = -1
 
     def check_loss(self, loss: float, loaded: LoadedStep) -> None:
         """An error where the loss is not finite, or over `spike` times what it was lately."""
-        usual = median(self._losses) if len(self._losses) >= _FEW else None
-        self._losses.append(loss)
+        lately = self._losses[self._state.job.turn(loaded.step).objective]
+        usual = median(lately) if len(lately) >= _FEW else None
+        lately.append(loss)
         where = f"at step {loaded.step} (epoch {loaded.epoch})"
         if not math.isfinite(loss):
             told = f"the loss is {loss} {where}."

@@ -94,16 +94,17 @@ class _Rank:
         self.watch = Watch.of(task, seat, device)
         links, post = self._links(device)
         if isinstance(links, ProcessLinks):
-            links.meet(self.program.pairs(), device)
+            for part in programs.parts:
+                links.meet(part.full_step().pairs(), device)
         seat.board.enter(-1, -1, "build the model")
         if model is not None:
             self.state = model.adopt(seat.rank)
         else:
             holding = programs.holding(seat.rank, links, device)
             self.state = ModelState(task.job, device, task.dtype, holding)
-        self.state.narrow = bool(programs.captures.narrow)
+        self.state.narrow = any(part.captures.narrow for part in programs.parts)
         self._agree("initial weights", self.state.digest())
-        self._agree("program", self.program.digest())
+        self._agree("program", "".join(part.full_step().digest() for part in programs.parts))
         self.resumed = self._resume() if model is None else None
         self.start_step = self.state.steps_done if model is None else model.start_step
         self.progress = self.resumed.extra.get("progress", {}) if self.resumed is not None else {}

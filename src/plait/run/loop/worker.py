@@ -151,7 +151,8 @@ class Worker:
     def _step(self, loaded: LoadedStep) -> Program | None:
         """Compute on one share; None where it is empty."""
         agreement = self.plan.agreement
-        shares = self.programs.own_shares(loaded.micro_batches)
+        programs = self.programs.at(loaded.step)
+        shares = programs.own_shares(loaded.micro_batches)
         number = self.num_shares if agreement.takes_next else loaded.step
         fragments = agreement.due(number, loaded.ends_epoch)
         self.num_shares += 1
@@ -160,8 +161,8 @@ class Worker:
             self.machine.skip(loaded.step)
             return None
         with self.watch.observer.beside(loaded.step, "host"):
-            program = self.programs.for_step(shares, fragments)
-        for notice in self.programs.news():
+            program = programs.for_step(shares, fragments)
+        for notice in programs.news():
             self.seat.emit({"notice": notice})
         self.watch.observer.use(program, self.seat.rank)
         with torch.no_grad():
@@ -225,14 +226,13 @@ class Worker:
         self, loaded: LoadedStep, total: float, weight: float, elapsed_s: float, norm: Tensor | None
     ) -> None:
         state = self.machine.state
-        state.schedule.apply(state.optimizer, loaded.step)
         told: dict[str, Any] = {
             "step": loaded.step,
             "share": loaded.share,
             "epoch": loaded.epoch,
             "total": total,
             "weight": weight,
-            "lr": state.optimizer.param_groups[0]["lr"],
+            "lr": state.rate(loaded.step),
             "step_s": elapsed_s,
             "ended_s": time.monotonic(),
             "memory_bytes": peak_bytes(state.device),

@@ -12,8 +12,8 @@ from plait.run.prepare.programs import Programs
 
 def about(programs: Programs, folder: Path, device: str, start_step: int) -> dict[str, Any]:
     """The model and its size, the plan and its ranks, the batch, the steps, the folder."""
-    job, plan, graph = programs.job, programs.plan, programs.captures.first
-    if graph is not None:
+    job, plan, graph = programs.whole, programs.plan, programs.captures.first
+    if graph is not None and not job.objectives:
         nodes = graph.nodes()
         sizes = [
             (nodes[entry.node].meta["val"].numel(), entry.trainable) for entry in graph.inputs_of("parameter")

@@ -5,6 +5,7 @@ counted, which a step certainly needs: a plan that is let through may still fail
 beside them.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -34,16 +35,26 @@ def parse_memory(told: str | None) -> int | None:
         raise UsageError(f"--memory {told}: {error}.", fix="write it like 70GiB.") from error
 
 
-def check_fits(programs: Programs, program: Program, limit_bytes: int | None) -> None:
-    """Raise where the tensors of a rank need more than `limit_bytes`."""
-    if limit_bytes is None or programs.capture_error is not None:
-        return
+def check_fits(programs: Programs, steps: Sequence[Program], limit_bytes: int | None) -> None:
+    """Raise where the tensors of a rank need more than `limit_bytes`; `steps` has one of every objective."""
+    for part, program in zip(programs.parts, steps, strict=True):
+        if limit_bytes is not None and part.capture_error is None:
+            others = [(p, s) for p, s in zip(programs.parts, steps, strict=True) if p is not part]
+            _check_step(part, program, limit_bytes, others)
+
+
+def _check_step(
+    programs: Programs, program: Program, limit_bytes: int, others: Sequence[tuple[Programs, Program]]
+) -> None:
     for entry in range(len(program.classes)):
         rank = program.members.index(entry)
         update = update_work(program, rank, programs.job.build_optimizer)
+        beside = [update_work(step, rank, other.job.build_optimizer) for other, step in others]
         use = memory_use(program, rank, update, at_once=programs.device.type == "cuda")
-        if programs.job.average is not None:  # one more of what is updated, kept like the optimizer's state
-            use = replace(use, optimizer=use.optimizer + update.parameter_bytes)
+        kept = sum(other.state_bytes for other in beside)
+        if programs.whole.average is not None:  # one more of what is updated, kept like the optimizer's state
+            kept += sum(work.parameter_bytes for work in (update, *beside))
+        use = replace(use, optimizer=use.optimizer + kept)
         if use.total > limit_bytes:
             raise PlanError(
                 f"plan {program.plan.name} does not fit: rank {rank} needs {format_bytes(use.total)} of"

@@ -7,20 +7,19 @@ a process.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import nn
 
-from plait.errors import JobError, PlaitError
+from plait.errors import CaptureError, JobError, PlaitError
 from plait.graph.from_job import Captures
 from plait.job.checks import problems
 from plait.job.data.open import open_data
 from plait.job.job import Job
 from plait.job.order import micro_batch_sizes, shares
 from plait.job.origin import where
-from plait.job.updates.schedules import schedule_of
 from plait.options import Listener
 from plait.plan.plan import Plan
 from plait.program.program import Program
@@ -53,28 +52,63 @@ def prepare(
         )
     job = job.in_steps(source.num_samples)
     check_rules(job, plan)
-    programs = Programs(job, source, plan, torch.device(device), dtype, captures)
+    if job.objectives:
+        programs = Programs.several(job, source, plan, torch.device(device), dtype)
+    else:
+        programs = Programs(job, source, plan, torch.device(device), dtype, captures)
     if job.evaluate is not None:
         programs.held_out = open_data(job.evaluate, job.collate)
     began = time.perf_counter()
+    job.check_names(lambda: [n for n, p in job.build_model().named_parameters() if p.requires_grad])
+    if plan.memory.zero > 0:
+        _tell_apart(programs)
+    firsts = [_first_step(one, programs) for one in programs.parts]
+    if job.objectives:
+        _try_optimizer(
+            job, plan, [(n, p) for n, p in job.build_model().named_parameters() if p.requires_grad]
+        )
+    check_fits(programs, firsts, limit_bytes)
+    notices = dict.fromkeys(
+        line for one, at in zip(programs.parts, firsts, strict=True) for line in _notices(at, one)
+    )
+    tell({"compiled_s": time.perf_counter() - began, "notices": list(notices)})
+    return programs
+
+
+def _tell_apart(programs: Programs) -> None:
+    """Of several objectives: which parameters get their gradients from which, so that no others share a flat group."""
+    if len(programs.parts) == 1:
+        return
+    size = micro_batch_sizes(programs.job.batch, programs.job.accumulate)[0]
+    try:
+        graphs = [one.captures.of_size(size) for one in programs.parts]
+    except CaptureError:  # which is told where the step is compiled
+        return
+    for entry in graphs[0].inputs_of("parameter"):
+        reached = tuple(at for at, graph in enumerate(graphs) if entry.name in graph.gradients)
+        programs.partition = {**programs.partition, entry.name: reached}
+
+
+def _first_step(programs: Programs, leading: Programs) -> Program:
+    """Compile the steps of one objective, and try its optimizer."""
+    job, plan, source = programs.job, programs.plan, programs.captures.source
+    if programs is not leading:
+        programs.follow(leading)
     compiled = [
         programs.for_sizes(
             [shares(size, plan.data_ranks) for size in micro_batch_sizes(count, job.accumulate)]
         )
         for count in _step_sizes(job, source.num_samples)
     ]
-    if job.freeze or isinstance(job.clip_norm, Mapping) or isinstance(job.clip_value, Mapping):
-        job.check_names([name for name, p in job.build_model().named_parameters() if p.requires_grad])
     if programs.capture_error is not None:
         programs.captures.narrow = try_eagerly(job, programs.captures.example)
-        _try_optimizer(
-            job, plan, [(n, p) for n, p in job.build_model().named_parameters() if p.requires_grad]
-        )
+        given = [(n, p) for n, p in job.build_model().named_parameters() if p.requires_grad]
+        _try_optimizer(job, plan, given, is_part=programs.whole is not job)
     else:
         graph = programs.captures.latest(compiled[0].micro_batches[0])
         nodes = graph.nodes()
         trained = [(e.name, nodes[e.node].meta["val"]) for e in graph.inputs_of("parameter") if e.trainable]
-        _try_optimizer(job, plan, trained)
+        _try_optimizer(job, plan, trained, is_part=programs.whole is not job)
         layout = programs.layout
         if layout is not None:
             names = [name for bucket in compiled[0].buckets for name in bucket.parameters]
@@ -82,16 +116,16 @@ def prepare(
     if plan.sync.servers > 1:
         cut = [zip(bucket.parameters, bucket.shapes, strict=True) for bucket in compiled[0].buckets]
         check_elementwise(job, [entry for entries in cut for entry in entries], plan.name)
-    check_fits(programs, compiled[0], limit_bytes)
-    tell({"compiled_s": time.perf_counter() - began, "notices": _notices(compiled[0], programs)})
-    return programs
+    return compiled[0]
 
 
-def _try_optimizer(job: Job, plan: Plan, shapes: Sequence[tuple[str, torch.Tensor]]) -> None:
+def _try_optimizer(
+    job: Job, plan: Plan, shapes: Sequence[tuple[str, torch.Tensor]], *, is_part: bool = False
+) -> None:
     """Build the optimizer and the schedule once, on parameters that take no memory."""
     named = [(name, nn.Parameter(torch.zeros((), dtype=t.dtype).expand(t.shape))) for name, t in shapes]
     try:
-        follows = schedule_of(job.schedule, job.build_optimizer(named)).follows
+        follows = job.build_schedule(job.build_optimizer(named)).follows
     except PlaitError:
         raise
     except Exception as error:
@@ -100,7 +134,7 @@ def _try_optimizer(job: Job, plan: Plan, shapes: Sequence[tuple[str, torch.Tenso
             f"the optimizer or its schedule failed{f' at {place}' if place else ''}: {type(error).__name__}: {error}",
             fix="mend that line.",
         ) from error
-    if follows:
+    if follows and not is_part:
         check_follows(job, plan)
 
 

@@ -76,7 +76,12 @@ class Programs:
         dtype: torch.dtype = torch.float32,
         captures: Captures | None = None,
     ) -> None:
-        self.job = job
+        """`job` has one objective; of a job with several, each has programs of its own (`several`)."""
+        self.job = self.whole = job
+        self.parts: tuple[Programs, ...] = (self,)
+        """Those of each objective; `whole` is the job of all of them."""
+        self.partition: Mapping[str, object] = {}
+        """Parameters that are not trained alike, which share no group."""
         self.plan = plan
         self.device = device
         self.captures = captures if captures is not None else Captures(job, source, dtype)
@@ -98,6 +103,24 @@ class Programs:
         self._plain: Program | None = None
         """What workers compute in some step, without averages and servers."""
         self._averaged: tuple[Flat, ...] | None = None
+
+    @classmethod
+    def several(
+        cls, job: Job, source: Source, plan: Plan, device: torch.device, dtype: torch.dtype
+    ) -> "Programs":
+        """Those of the first objective, which lead to all others; parameters are held alike by all."""
+        made = tuple(cls(part, source, plan, device, dtype) for part in job.parts())
+        for one in made:
+            one.parts, one.whole = made, job
+        return made[0]
+
+    def at(self, step: int) -> "Programs":
+        """Those of the objective whose turn a step is."""
+        return self.parts[self.whole.turn(step).objective]
+
+    def follow(self, first: "Programs") -> None:
+        """Hold parameters as the programs of the first objective do, and choose ops anew."""
+        self._layout, self.plan, self._resolved_for = first._layout, first.plan, -1
 
     def for_step(self, shares: Sequence[Share], fragments: tuple[int, ...] = ()) -> Program:
         """The program of a step, of whose micro-batches this rank has `shares`: one for all shapes where that can be.
@@ -150,7 +173,8 @@ class Programs:
     @property
     def rows(self) -> Rows | None:
         """How shares are taken out of whole micro-batches, where ranks must be padded alike; None: they need not."""
-        return self._rows if any(entry.same_sizes for entry in self.full_step().classes) else None
+        alike = (entry.same_sizes for part in self.parts for entry in part.full_step().classes)
+        return self._rows if any(alike) else None
 
     def _rows(self, batch: Any, start: int, count: int) -> Any:
         leaves, spec = pytree.tree_flatten(batch)
@@ -312,6 +336,7 @@ class Programs:
             batch_norm=self.job.batch_norm,
             device=self.device,
             build_optimizer=self.job.build_optimizer,
+            partition=self.partition,
         )
         plans = self._resolve(graphs, kinds[0])
         self._static = self._static or any(graph.static_weight is not None for graph in graphs.values())

@@ -44,12 +44,15 @@ def checkpoint_bytes(graph: Graph, programs: Programs) -> int:
         kind: [(entry.name, nodes[entry.node].meta["val"]) for entry in graph.inputs_of(kind)]
         for kind in ("parameter", "buffer")
     }
+    built = programs.whole.build_model() if programs.whole.objectives else None
     trained = {entry.name for entry in graph.inputs_of("parameter") if entry.trainable}
+    if built is not None:
+        trained = {name for name, parameter in built.named_parameters() if parameter.requires_grad}
     updated = [
         Updated(name=name, shape=tuple(value.shape), dtype=value.dtype)
         for name, value in held["parameter"]
         if name in trained
     ]
-    state = optimizer_state(programs.job.build_optimizer, updated)
+    state = optimizer_state(programs.whole.build_optimizer, updated)
     model = sum(value.numel() * value.element_size() for found in held.values() for _, value in found)
-    return state.num_bytes + int(model) * (2 if programs.job.average is not None else 1)
+    return state.num_bytes + int(model) * (2 if programs.whole.average is not None else 1)

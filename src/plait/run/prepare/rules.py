@@ -6,7 +6,7 @@ In: a job and a plan. Out: nothing, or a `PlanError` that says why.
 from plait.errors import JobError, PlanError
 from plait.job.job import Job
 from plait.job.updates.follow import TRAIN_LOSS
-from plait.plan.plan import Plan
+from plait.plan.plan import PIPE, Plan
 
 _MARCHING = "use a plan whose workers march in step, such as ddp, zero3 or server-sync"
 
@@ -31,6 +31,8 @@ def check_rules(job: Job, plan: Plan) -> None:
     agreement = plan.agreement
     together = agreement.marches and agreement.mix is None
     in_turn = agreement.weights == "server" and agreement.order == "step"
+    if job.objectives:
+        _check_objectives(job, plan, together=together)
     if job.freeze and not (together or in_turn):
         raise PlanError(
             f"freeze names a step from which parameters are trained; under plan {plan.name} workers are at different "
@@ -47,4 +49,20 @@ def check_rules(job: Job, plan: Plan) -> None:
         raise PlanError(
             f"average.evaluate: under plan {plan.name} servers hold the averages, and workers measure.",
             fix="set Average(evaluate=False), so that averages are saved and the weights are measured; or use ddp.",
+        )
+
+
+def _check_objectives(job: Job, plan: Plan, *, together: bool) -> None:
+    names = " and ".join(entry.name for entry in job.objectives)
+    if not together:
+        raise PlanError(
+            f"the objectives {names} take turns by the step; under plan {plan.name} workers are at different steps, "
+            "mix weights between them, or push to servers that know the gradients of one objective.",
+            fix="use ddp, zero1, zero2, zero3 or megatron.",
+        )
+    if plan.mesh.size_of(PIPE) > 1:
+        raise PlanError(
+            f"a pipeline is cut between the ops of one step; the objectives {names} have other ops each, by which a "
+            "parameter would be on one stage in one step and on another in the next.",
+            fix="use ddp, zero1, zero2, zero3 or megatron.",
         )

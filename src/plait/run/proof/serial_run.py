@@ -111,13 +111,13 @@ class SerialRanks:
         for machine, shares in zip(self.machines, by_rank, strict=True):
             if shares or fragments:
                 working.append(machine)
-                own.append(self.programs.for_step(shares, fragments))
+                own.append(self.programs.at(step).for_step(shares, fragments))
             else:
                 machine.skip(step)
                 if machine.port is not None:
                     machine.port.skip(step)
         self.notices = (*self.programs.choices, *own[0].notices)
-        self.rounds_to_float32 = self.rounds_to_float32 or _rounds(self.programs, by_rank[0][0])
+        self.rounds_to_float32 = self.rounds_to_float32 or _rounds(self.programs.at(step), by_rank[0][0])
         run_step(working, own, step, [by_rank[machine.rank] for machine in working], self.turn)
         while self.turn():
             pass
@@ -220,7 +220,7 @@ def run_serially(
     """
     job = replace(job, steps=steps, epochs=None)
     programs = prepare(job, plan, "cpu", dtype, lambda event: None, captures)
-    ranks = SerialRanks(programs.job, programs, dtype, reduce)
+    ranks = SerialRanks(programs.whole, programs, dtype, reduce)
     gradients: list[dict[str, Tensor]] = []
     losses: list[float] = []
     norms: list[float] = []

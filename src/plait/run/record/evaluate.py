@@ -36,7 +36,7 @@ Sum = Callable[[Tensor], Tensor]
 def evaluate(state: ModelState, source: Source, rank: int, ranks: int, add_up: Sum) -> dict[str, float]:
     """`loss` and the job's metrics over `source`."""
     job = state.job
-    names = ["loss", *(job.metrics or {})]
+    names = job.measured
     sums = torch.zeros(len(names), 2, dtype=torch.float64)
     was_training = state.model.training
     state.model.eval()
