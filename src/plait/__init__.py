@@ -31,6 +31,7 @@ What to call. Names and options are those of the command line; `help(plait.train
                 compare                runs and predictions side by side        plait compare
                 export                 the trained weights as a file            plait export
 
+Code of your own is called after steps, evaluations, epochs and saves: see `Callback`.
 Options that belong together are values: `Saving`, `Limits` and `Trial` of a run, `Search` of a choice. All errors are
 `PlaitError`s that say what is wrong and how to fix it.
 """
@@ -51,6 +52,17 @@ if TYPE_CHECKING:
     from plait.api.runs import export
     from plait.api.train import resume, train
     from plait.api.validate import Validation, validate
+    from plait.callbacks import (
+        Callback,
+        Ended,
+        EpochDone,
+        Evaluated,
+        Failed,
+        Saved,
+        Started,
+        StepDone,
+        Stop,
+    )
     from plait.errors import PlaitError
     from plait.job.job import Job, Until
     from plait.job.reference import load_job
@@ -71,9 +83,14 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Average": "job.updates.average",
+    "Callback": "callbacks",
     "Choice": "api.choose",
     "Comparison": "report.compare",
     "Diagnosis": "api.doctor",
+    "Ended": "callbacks",
+    "EpochDone": "callbacks",
+    "Evaluated": "callbacks",
+    "Failed": "callbacks",
     "Freeze": "job.updates.freeze",
     "Job": "job.job",
     "Limits": "options",
@@ -85,9 +102,13 @@ _HOME = {
     "Predicted": "run.measure.predict",
     "Result": "run.train",
     "RunRecord": "report.record",
+    "Saved": "callbacks",
     "Saving": "options",
     "Search": "options",
+    "Started": "callbacks",
     "Step": "run.parallelize",
+    "StepDone": "callbacks",
+    "Stop": "callbacks",
     "Trial": "options",
     "Until": "job.job",
     "Validation": "api.validate",
@@ -131,9 +152,14 @@ _ROOMS = (
 __version__ = _VERSION
 __all__ = [
     "Average",
+    "Callback",
     "Choice",
     "Comparison",
     "Diagnosis",
+    "Ended",
+    "EpochDone",
+    "Evaluated",
+    "Failed",
     "Freeze",
     "Job",
     "Limits",
@@ -145,9 +171,13 @@ __all__ = [
     "Predicted",
     "Result",
     "RunRecord",
+    "Saved",
     "Saving",
     "Search",
+    "Started",
     "Step",
+    "StepDone",
+    "Stop",
     "Trial",
     "Until",
     "Validation",

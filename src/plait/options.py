@@ -24,6 +24,12 @@ class Saving:
 
     checkpoint_every: int | None = None
     """Save a checkpoint every so many steps; one is saved at the end anyway."""
+    keep: int = 2
+    """Checkpoints to keep, the newest; what is deleted for a new one is told."""
+    keep_best: str | None = None
+    """Save after the best evaluation so far in this metric, and keep that checkpoint too: accuracy, min:perplexity."""
+    log: str | None = None
+    """Write metrics for other tools too, joined by commas: csv, tensorboard, wandb, mlflow."""
     checkpoint_timeout_s: float = field(default=120.0, metadata={"python_only": True})
     """Seconds that a checkpoint may take before it is given up, with a notice."""
     record_samples: bool = False
@@ -37,6 +43,10 @@ class Saving:
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
             raise UsageError(
                 f"checkpoint_every={self.checkpoint_every} is not a number of steps.", fix="use 1 or more."
+            )
+        if self.keep < 1:
+            raise UsageError(
+                f"keep={self.keep} would delete the checkpoint just written.", fix="keep at least 1."
             )
 
 

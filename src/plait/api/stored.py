@@ -15,7 +15,9 @@ from plait.files.shape import read_json
 from plait.options import Saving
 from plait.plan.plan import read_plan
 
-REMEMBERED = ("job", "settings", "steps", "device", "checkpoint_every", "record_samples")
+SAVED = ("checkpoint_every", "record_samples", "keep", "keep_best", "log")
+"""Fields of `Saving` that a run writes down."""
+REMEMBERED = ("job", "settings", "steps", "device", *SAVED)
 """What a run writes down of how it was started, and `resume` takes from there unless it is given anew."""
 _OF_JOB = ("job_file", "job_sha256")
 """What a run remembers of its job's file."""
@@ -29,6 +31,9 @@ class _Remembered(msgspec.Struct):
     device: str | None = None
     checkpoint_every: int | None = None
     record_samples: bool | None = None
+    keep: int | None = None
+    keep_best: str | None = None
+    log: str | None = None
     job_file: str | None = None
     job_sha256: str | None = None
 
@@ -54,6 +59,4 @@ def stored_settings(folder: Path) -> dict[str, Any]:
 
 def stored_saving(stored: Mapping[str, Any]) -> Saving:
     """What a run was asked to save."""
-    return Saving(
-        checkpoint_every=stored.get("checkpoint_every"), record_samples=bool(stored.get("record_samples"))
-    )
+    return Saving(**{name: stored[name] for name in SAVED if stored.get(name) is not None})

@@ -3,16 +3,19 @@
 In: a job, a plan or `auto`; or a run folder. Out: a `Result`, and the run folder.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from plait.api.auto import choose_for_run
 from plait.api.given import given_job, name_of
+from plait.api.loggers import loggers
+from plait.api.progress import shown
 from plait.api.settings import merged, parse_settings, write_settings
-from plait.api.stored import stored_saving, stored_settings
+from plait.api.stored import SAVED, stored_saving, stored_settings
 from plait.api.trust import check_remembered, fingerprint
+from plait.callbacks import Callback
 from plait.errors import UsageError
 from plait.job.generators import kept_generators
 from plait.job.job import Job
@@ -42,13 +45,40 @@ def train(
     saving: Saving = Saving(),
     limits: Limits = Limits(),
     trial: Trial = Trial(),
+    callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
 ) -> Result:
     """Train `job` under `plan` and leave a run folder with its plan, metrics, trace and checkpoints.
 
     `plan` is a name, a .yaml file, a `Plan`, or `auto`; `ranks` counts every process. `mesh` sizes axes ({"data": 2,
     "tensor": 2}) and `settings` change the plan ({"sync": {"bucket_mib": 4}}). `out` is the run folder, `resume` one to
     go on with, and `listener` is told what happens meanwhile. All names are those of `plait run --help`.
+
+    In a terminal and in a notebook it shows how it goes; `progress=False` does not, True does everywhere. `callbacks`
+    are called in this process, see `plait.Callback`.
     """
+    with shown(progress, listener) as hears:
+        return _train(
+            job, plan, ranks, mesh=mesh, settings=settings, steps=steps, out=out, device=device, resume=resume,
+            trace=trace, listener=hears, saving=saving, limits=limits, trial=trial, callbacks=callbacks,
+        )  # fmt: skip
+
+
+def _train(
+    job: Job | str,
+    plan: str | Path | Plan | None,
+    ranks: int | None,
+    *,
+    settings: Mapping[str, Any] | None,
+    mesh: Mapping[str, int] | None,
+    steps: int | None,
+    device: str,
+    listener: Listener | None,
+    saving: Saving,
+    limits: Limits,
+    callbacks: Sequence[Callback],
+    **others: Any,
+) -> Result:
     given, of_plan = given_job(job, settings)
     if isinstance(job, str):
         saving = _remembering(saving, job, settings or {}, steps, device)
@@ -66,8 +96,8 @@ def train(
         remembered = {**saving.remembered, "settings": [*before, f"accumulate={given.accumulate}"]}
         saving = replace(saving, remembered=remembered)
     return running.train(
-        given, plan, ranks, mesh=mesh, settings=of_plan, steps=steps, out=out, device=device, resume=resume,
-        trace=trace, listener=listener, saving=saving, limits=limits, trial=trial,
+        given, plan, ranks, mesh=mesh, settings=of_plan, steps=steps, device=device, listener=listener, saving=saving,
+        limits=limits, callbacks=[*callbacks, *loggers(saving.log)], **others,
     )  # fmt: skip
 
 
@@ -84,8 +114,7 @@ def _remembering(
         "settings": write_settings(settings),
         "steps": steps,
         "device": device,
-        "checkpoint_every": saving.checkpoint_every,
-        "record_samples": saving.record_samples,
+        **{name: getattr(saving, name) for name in SAVED},
         **fingerprint(job),
         **saving.remembered,
     }
@@ -109,6 +138,8 @@ def resume(
     saving: Saving | None = None,
     limits: Limits = Limits(),
     trial: Trial = Trial(),
+    callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
     trust_job: bool = False,
 ) -> Result:
     """Go on with the run in `folder`, on any number of ranks; what is not given is as it was.
@@ -134,6 +165,7 @@ def resume(
         steps=steps if steps is not None else stored.get("steps"), out=out or folder,
         device=device or stored.get("device", "cpu"), resume=folder, trace=trace, listener=listener,
         saving=saving if saving is not None else stored_saving(stored), limits=limits, trial=trial,
+        callbacks=callbacks, progress=progress,
     )  # fmt: skip
 
 

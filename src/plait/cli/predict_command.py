@@ -12,10 +12,10 @@ from typing import Annotated
 import typer
 
 import plait
+from plait.api.progress import show_progress
 from plait.cli.console import plain_console, prints_aside, waiting
 from plait.cli.flatten import flattened
 from plait.cli.options import TEXTS, DeviceOption, How, JobArgument, JsonOption
-from plait.cli.progress import show_progress
 from plait.cluster.parse import measured_path
 
 

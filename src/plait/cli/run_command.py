@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.text import Text
 
 import plait
-from plait.api.stored import stored_saving, stored_settings
+from plait.api.progress import show_progress
+from plait.api.stored import SAVED, stored_saving, stored_settings
 from plait.cli.console import plain_console, prints_aside
 from plait.cli.flatten import flattened
 from plait.cli.options import TEXTS, How, JsonOption
-from plait.cli.progress import show_progress
 from plait.errors import CheckpointError, PlaitError, UsageError
 from plait.files.write import write_or_tell
 from plait.options import Limits, Listener, Saving, Trial
@@ -76,7 +76,7 @@ def run(
             "out": out, "trace": trace, "listener": heard, "limits": limits, "trial": trial,
         }  # fmt: skip
         if resume is not None:
-            own = {name: getattr(saving, name) for name in given & {"checkpoint_every", "record_samples"}}
+            own = {name: getattr(saving, name) for name in given & set(SAVED)}
             kept = replace(stored_saving(stored_settings(resume)), **own)
             result = plait.resume(resume, job=job, device=device, saving=kept, trust_job=trust_job, **options)
         elif job is not None:

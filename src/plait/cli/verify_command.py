@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 import plait
+from plait.api.progress import show_progress
 from plait.cli.console import plain_console, prints_aside
 from plait.cli.flatten import flattened
 from plait.cli.options import TEXTS, DeviceOption, How, JobArgument, JsonOption
-from plait.cli.progress import show_progress
 
 if TYPE_CHECKING:
     from plait.run.proof.compare import Difference

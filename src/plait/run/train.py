@@ -8,7 +8,7 @@ any process starts; workers inherit both.
 import os
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plait.callbacks import Callback, Callbacks
 from plait.errors import CheckpointError, DiskError, JobError, SpoiledError, UsageError
 from plait.files.write import hold_reserve, release_reserve, write_last_words, write_or_tell, write_whole
 from plait.job.generators import kept_generators
@@ -37,6 +38,7 @@ from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
 from plait.run.prepare.room import check_room
 from plait.run.proof.first_step import check_capture
+from plait.run.record.evaluate import aim_of
 from plait.run.record.folder import discard_if_empty, make_run_folder, write_environment, write_totals
 from plait.run.record.ledger import write_left_shares
 from plait.run.record.lock import locked
@@ -98,6 +100,7 @@ def train(
     saving: Saving = Saving(),
     limits: Limits = Limits(),
     trial: Trial = Trial(),
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Train `job` and return its result: `plait run`, with the same names."""
     refuse_many_starts(os.environ)
@@ -109,12 +112,13 @@ def train(
     chosen = resolve(plan, ranks, settings, mesh)
     if steps is not None:
         job = replace(job, steps=steps, epochs=None)
-    tell = listener if listener is not None else (lambda event: None)
+    tell = Callbacks(callbacks, listener if listener is not None else (lambda event: None))
     check_device(device)
     check_transport(chosen, device)
     check_slow(trial.slow, chosen, device)
     dtype = torch.float64 if trial.dtype == "float64" else torch.float32
     check_shared(chosen, device)
+    check_keep_best(saving.keep_best, job, chosen)
     folder = make_run_folder(Path(out) if out else None, saving.name, resuming=resume is not None)
     with locked(folder), _room_for_last_words(folder), Guardian() as guardian:
         try:
@@ -159,6 +163,9 @@ def train(
             resume=checkpoint,
             checkpoint_every=saving.checkpoint_every,
             checkpoint_timeout_s=saving.checkpoint_timeout_s,
+            keep=saving.keep,
+            keep_best=saving.keep_best,
+            tell_every_step=tell.wants_steps,
             record_samples=saving.record_samples,
             record_gradients=trial.record_gradients,
             trace=trace,
@@ -177,13 +184,17 @@ def train(
                 }
             )
         tell({"started": str(folder), "total_steps": total_steps, "start_step": start_step})
-        summary = _run_until_right(
-            task, programs, Again(on_bad_loss=limits.on_bad_loss, tell=tell), start_step, guardian
-        )
+        again = Again(on_bad_loss=limits.on_bad_loss, tell=tell)
+        try:
+            summary = _run_until_right(task, programs, again, start_step, guardian, lambda: tell.stop)
+        except BaseException as error:
+            tell.fail(error)
+            raise
         say = lambda text: tell({"notice": text})  # noqa: E731
         write_or_tell(lambda: write_totals(folder, chosen, summary), say)
         if trace and summary["losses"]:
             write_or_tell(lambda: _write_timeline(folder), say)
+        tell.end(summary["stopped"])
         return Result(
             losses=tuple(summary["losses"]),
             evaluation=summary["evaluation"],
@@ -240,6 +251,19 @@ def check_slow(slow: Mapping[int, float], plan: Plan, device: str) -> None:
         raise UsageError("slow emulates stragglers on processors only.", fix="use --device cpu.")
 
 
+def check_keep_best(text: str | None, job: Job, plan: Plan) -> None:
+    """Refuse a metric that the job does not measure, and plans under which nothing measured is what can be saved."""
+    if text is None:
+        return
+    aim_of(text, job)
+    if not plan.agreement.marches:
+        raise UsageError(
+            f"--keep-best {text}: under {plan.name} the weights go on changing while they are measured, so the best"
+            " ones cannot be kept.",
+            fix="use a plan that marches in step, or --keep 10 and choose by metrics.jsonl.",
+        )
+
+
 def _located(resume: str | Path | None, tell: Listener) -> Path | None:
     """The checkpoint to go on from."""
     if resume is None:
@@ -261,12 +285,17 @@ def _continued_from(checkpoint: Path, job: Job) -> int:
 
 
 def _run_until_right(
-    task: Task, programs: Programs, again: Again, start_step: int, guardian: Guardian
+    task: Task,
+    programs: Programs,
+    again: Again,
+    start_step: int,
+    guardian: Guardian,
+    wants_end: Callable[[], str | None],
 ) -> dict[str, Any]:
     """Run; after a spoiled step from the last good checkpoint on, where that is wanted and there is one."""
     while True:
         try:
-            summary = run_all(task, programs, again.tell, partial(_run_ranks, guardian))
+            summary = run_all(task, programs, again.tell, partial(_run_ranks, guardian), wants_end)
         except SpoiledError as error:
             task = again.task_after(task, error)
             continue

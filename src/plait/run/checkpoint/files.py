@@ -124,15 +124,21 @@ def check_sums(folder: CompleteFolder) -> None:
             )
 
 
-def prune_folders(parent: Path, files: Sequence[str], *, keep: int, newest: Path) -> None:
-    """Delete all but the `keep` newest complete folders, and incomplete ones of earlier steps than `newest`."""
+def prune_folders(
+    parent: Path, files: Sequence[str], *, keep: int, newest: Path, best_step: int | None = None
+) -> list[str]:
+    """Delete all but the `keep` newest complete folders and that of `best_step`, and incomplete ones of earlier steps
+    than `newest`; returns the names of complete ones that are gone."""
     complete = [folder.path for folder in complete_folders(parent, files)]
+    deleted = []
     for path in complete[keep:]:
-        if path != newest:
+        if path != newest and step_of(path) != best_step:
             _remove(path)
+            deleted.append(path.name)
     for path in step_folders(parent):
         if path not in complete and _step_and_revision(path.name) < _step_and_revision(newest.name):
             _remove(path)
+    return deleted
 
 
 def remove_abandoned(parent: Path) -> None:

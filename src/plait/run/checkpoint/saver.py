@@ -9,7 +9,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from plait.errors import PlaitError
 from plait.run.checkpoint.state import TrainingState, snapshot
@@ -33,23 +33,55 @@ class Notice:
     """One sentence for a person."""
     path: Path | None = None
     """The checkpoint, once saved."""
+    is_best: bool = False
+    """Saved because it measured best."""
+    write_s: float = 0.0
+    """How long it was written."""
+    pause_s: float = 0.0
+    """How long training waited: the time of the copy."""
+    deleted: tuple[str, ...] = ()
+    """Checkpoints that made way for it."""
+
+    def event(self) -> dict[str, Any]:
+        """What whoever watches the run is told."""
+        if self.kind != "saved":
+            return {"notice": self.message}
+        told = {name: getattr(self, name) for name in ("step", "is_best", "write_s", "pause_s", "deleted")}
+        return {"saved": told | {"path": str(self.path), "deleted": list(self.deleted)}}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Waiting:
+    """A state to be written."""
+
+    state: TrainingState
+    is_best: bool
+    pause_s: float
+
+    @property
+    def step(self) -> int:
+        return self.state.step
 
 
 class Saver:
     """One background thread that writes one checkpoint at a time.
 
-    At most one state waits behind the one being written; a newer one replaces it. So a slow disk costs at most two
-    copies of the state in memory.
+    At most one state waits behind the one being written, and one that measured best; a newer one replaces it. So a slow
+    disk costs at most three copies of the state in memory.
     """
 
-    def __init__(self, folder: Path, *, keep: int = 2, time_limit_s: float = 120.0) -> None:
+    def __init__(
+        self, folder: Path, *, keep: int = 2, best_step: int | None = None, time_limit_s: float = 120.0
+    ) -> None:
+        """`best_step` is kept whatever its age, until a better one is saved."""
         self._folder = folder
         self._keep = keep
+        self._best_step = best_step
         self._time_limit_s = time_limit_s
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._waiting: TrainingState | None = None
-        self._writing: TrainingState | None = None
+        self._waiting: list[_Waiting] = []
+        self._writing: _Waiting | None = None
         self._started_s = 0.0
         self._slow_reported = False
         self._closing = False
@@ -60,14 +92,15 @@ class Saver:
         """Failures in a row after the first, which was told; the last of them is told at the end."""
         self._has_failed = False
 
-    def submit(self, state: TrainingState) -> None:
+    def submit(self, state: TrainingState, *, is_best: bool = False) -> None:
         """Copy `state` and have it written; returns when the copy is made."""
+        began_s = time.monotonic()
         copied = snapshot(state)
+        one = _Waiting(state=copied, is_best=is_best, pause_s=time.monotonic() - began_s)
         with self._changed:
             assert not self._closing, "submit after close"
-            if self._waiting is not None:
-                self._skipped.append(self._waiting.step)
-            self._waiting = copied
+            self._skipped += [other.step for other in self._waiting if other.is_best == is_best]
+            self._waiting = [*(other for other in self._waiting if other.is_best != is_best), one]
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="checkpoint-saver", daemon=True)
                 start_thread(self._thread)
@@ -95,9 +128,8 @@ class Saver:
                 self._slow_reported = True
                 elapsed_s = time.monotonic() - self._started_s
                 self._note_slow(self._writing, elapsed_s, "it is given up; the last good checkpoint stays")
-            if self._waiting is not None:
-                self._skipped.append(self._waiting.step)
-                self._waiting = None
+            self._skipped += [one.step for one in self._waiting]
+            self._waiting.clear()
             self._note_skipped()
             self._note_failed()
         if self._thread is not None:
@@ -109,17 +141,17 @@ class Saver:
         return self._thread is not None and self._thread.is_alive()
 
     def _is_idle(self) -> bool:
-        return self._writing is None and self._waiting is None
+        return self._writing is None and not self._waiting
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting is not None or self._closing)
-                if self._waiting is None:
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+                if not self._waiting:
                     return
-                state, self._waiting = self._waiting, None
-                self._writing, self._started_s, self._slow_reported = state, time.monotonic(), False
-            notice = self._save(state)
+                one = self._waiting.pop(0)
+                self._writing, self._started_s, self._slow_reported = one, time.monotonic(), False
+            notice = self._save(one)
             with self._changed:
                 self._note_skipped()
                 self._writing = None
@@ -131,25 +163,33 @@ class Saver:
                 self._has_failed = notice.kind == "failed"
                 self._changed.notify_all()
 
-    def _save(self, state: TrainingState) -> Notice:
-        started_s = time.monotonic()
+    def _save(self, one: _Waiting) -> Notice:
+        started_s, state = time.monotonic(), one.state
+        best_step = state.step if one.is_best else self._best_step
+        deleted: list[str] = []
         try:
-            path = save_checkpoint(self._folder, state, keep=self._keep)
+            path = save_checkpoint(
+                self._folder, state, keep=self._keep, best_step=best_step, on_deleted=deleted.extend
+            )
+            self._best_step = best_step
         except PlaitError as error:
             return Notice(kind="failed", step=state.step, message=str(error))
         except Exception as error:  # the thread must outlive any save, or later ones would wait for ever
             what = f"the checkpoint of step {state.step} failed: {type(error).__name__}: {error}"
             return Notice(kind="failed", step=state.step, message=what)
-        elapsed = format_seconds(time.monotonic() - started_s)
-        what = f"checkpoint {path.name} ({format_bytes(state_bytes(state))}) written in {elapsed}"
-        return Notice(kind="saved", step=state.step, message=what, path=path)
+        write_s = time.monotonic() - started_s
+        what = f"checkpoint {path.name} ({format_bytes(state_bytes(state))}) written in {format_seconds(write_s)}"
+        return Notice(
+            kind="saved", step=state.step, message=what, path=path, is_best=one.is_best, write_s=write_s,
+            pause_s=one.pause_s, deleted=tuple(deleted),
+        )  # fmt: skip
 
-    def _note_slow(self, state: TrainingState, elapsed_s: float, outcome: str) -> None:
+    def _note_slow(self, one: _Waiting, elapsed_s: float, outcome: str) -> None:
         what = (
-            f"the checkpoint of step {state.step} ({format_bytes(state_bytes(state))}) is not written after"
+            f"the checkpoint of step {one.step} ({format_bytes(state_bytes(one.state))}) is not written after"
             f" {format_seconds(elapsed_s)} (limit {format_seconds(self._time_limit_s)}); {outcome}"
         )
-        self._notices.append(Notice(kind="slow", step=state.step, message=what))
+        self._notices.append(Notice(kind="slow", step=one.step, message=what))
 
     def _note_skipped(self) -> None:
         if not self._skipped:

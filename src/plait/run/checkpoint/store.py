@@ -45,9 +45,15 @@ from plait.units import format_bytes, format_seconds
 
 
 def save_checkpoint(
-    folder: Path, state: TrainingState, *, keep: int = 2, time_limit_s: float | None = None
+    folder: Path,
+    state: TrainingState,
+    *,
+    keep: int = 2,
+    best_step: int | None = None,
+    on_deleted: Callable[[list[str]], None] | None = None,
+    time_limit_s: float | None = None,
 ) -> Path:
-    """Write `state` as a new checkpoint in `folder`, then delete all but the `keep` newest.
+    """Write `state` as a new checkpoint in `folder`, then delete all but the `keep` newest and that of `best_step`.
 
     Raises `CheckpointError` when the disk is full or cannot be written, or when the limit has passed before all is
     written; the checkpoints that were there are untouched then, and nothing half-written stays.
@@ -73,7 +79,9 @@ def save_checkpoint(
         if free is not None and free < num_bytes:  # before the little that is left is filled in vain
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         path = write_folder(folder, state.step, FILES, write)
-        prune_folders(folder, FILES, keep=keep, newest=path)
+        deleted = prune_folders(folder, FILES, keep=keep, newest=path, best_step=best_step)
+        if on_deleted is not None:
+            on_deleted(deleted)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"the checkpoint of step {state.step} cannot be written to {folder}: {_reason(error)};"

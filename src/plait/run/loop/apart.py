@@ -37,6 +37,7 @@ class Apart:
             else None
         )
         self.stopped: str | None = None
+        self.is_best = False  # refused: what is measured here has changed before anybody could save it
         self._log = ShareLog(task.folder, seat.rank)
         self._gradients: list[dict[str, Tensor]] = []
         if task.record_gradients and seat.rank == 0:

@@ -28,7 +28,7 @@ class Keeper:
     """Saves what one server holds, or sends it to the one who saves."""
 
     def __init__(
-        self, server: Service, task: Task, tell: Callable[[str], None], progress: dict[str, Any]
+        self, server: Service, task: Task, tell: Callable[[dict[str, Any]], None], progress: dict[str, Any]
     ) -> None:
         """`tell` is told what the user should know; `progress` is of the checkpoint from which the run went on."""
         self._server = server
@@ -43,7 +43,9 @@ class Keeper:
         }
         first = server.place == 0
         self._saver = (
-            Saver(task.folder / "checkpoints", time_limit_s=task.checkpoint_timeout_s) if first else None
+            Saver(task.folder / "checkpoints", keep=task.keep, time_limit_s=task.checkpoint_timeout_s)
+            if first
+            else None
         )
 
     def after_update(self) -> Iterator[None]:
@@ -74,9 +76,8 @@ class Keeper:
         limit = time.monotonic() + patience_s
         while any(key not in server.states for key in others):
             if time.monotonic() > limit:
-                self._tell(
-                    f"the checkpoint of step {step} is skipped: a server's part did not come in {patience_s:g} s."
-                )
+                why = f"a server's part did not come in {patience_s:g} s."
+                self._tell({"notice": f"the checkpoint of step {step} is skipped: {why}"})
                 self._saved = -1
                 return
             if not server.poll():
@@ -103,5 +104,4 @@ class Keeper:
 
     def _tell_all(self, notices: Sequence[Notice]) -> None:
         for notice in notices:
-            if notice.kind != "saved":
-                self._tell(notice.message)
+            self._tell(notice.event())

@@ -26,24 +26,32 @@ from plait.run.start.launch import Interrupted
 
 
 def run_all(
-    task: Task, programs: Programs, tell: Listener, start: Callable[..., list[Any]]
+    task: Task,
+    programs: Programs,
+    tell: Listener,
+    start: Callable[..., list[Any]],
+    wants_end: Callable[[], str | None] = lambda: None,
 ) -> dict[str, Any]:
     """Run all ranks; `start` is given the task, the programs, who listens, which ranks can be missed, and a model that
-    workers share, where they do."""
+    workers share, where they do. Once `wants_end` has a reason, all are asked to end."""
     run: StartRanks = partial(start, task, programs)
     if task.plan.agreement.weights == "shared":
         run = on_shared_model(task, tell, run)
     if task.plan.agreement.marches:
-        return _summed_up(_run_marching(run, tell))
-    return _run_apart(task, programs, tell, run)
+        summary = _summed_up(_run_marching(run, tell, wants_end))
+    else:
+        summary = _run_apart(task, programs, tell, run, wants_end)
+    if summary["stopped"] == "interrupted":
+        summary["stopped"] = wants_end() or "interrupted"
+    return summary
 
 
-def _run_marching(run: StartRanks, tell: Listener) -> list[Any]:
+def _run_marching(run: StartRanks, tell: Listener, wants_end: Callable[[], str | None]) -> list[Any]:
     """What all ranks returned; of an interrupted run, what those returned that had time to."""
 
     def on_event(rank: int, event: dict[str, Any]) -> bool:
         tell(event)
-        return False
+        return wants_end() is not None
 
     try:
         return run(on_event, ())
@@ -66,18 +74,23 @@ def _summed_up(results: list[Any]) -> dict[str, Any]:
     return counted
 
 
-def _run_apart(task: Task, programs: Programs, tell: Listener, run: StartRanks) -> dict[str, Any]:
+def _run_apart(
+    task: Task, programs: Programs, tell: Listener, run: StartRanks, wants_end: Callable[[], str | None]
+) -> dict[str, Any]:
     """Run workers that do not march, and write down what they tell."""
     plan, first_step, progress = task.plan, 0, {}
     if task.resume is not None:
         state = load_checkpoint(task.resume)
         first_step, progress = state.step, state.extra.get("progress", {})
     below = first_step if task.resume is not None else None
-    with Journal(task.folder, tell, keep_below=below, samples=task.record_samples) as journal:
+    says_all = task.tell_every_step
+    with Journal(
+        task.folder, tell, keep_below=below, samples=task.record_samples, says_all=says_all
+    ) as journal:
         ledger = Ledger(journal, plan.mesh.size, task.job.until, progress)
         try:
             dispensable = range(plan.mesh.size if plan.agreement.alone else 0)
-            results = run(_listener(plan, ledger, tell), dispensable)
+            results = run(_listener(plan, ledger, tell, wants_end), dispensable)
         except Interrupted as stop:
             if not stop.returned:
                 raise
@@ -85,6 +98,7 @@ def _run_apart(task: Task, programs: Programs, tell: Listener, run: StartRanks) 
         except RunError as error:
             ledger.close()
             raise _with_way_back(error, task) from error
+        ledger.stopped = ledger.stopped or wants_end()
         ledger.close()
         if task.job.evaluate is not None and not ledger.evaluation and ledger.stopped != "interrupted":
             _evaluate_last(task, programs, ledger)
@@ -97,7 +111,7 @@ def _run_apart(task: Task, programs: Programs, tell: Listener, run: StartRanks) 
     }  # fmt: skip
 
 
-def _listener(plan: Plan, ledger: Ledger, tell: Listener) -> OnEvent:
+def _listener(plan: Plan, ledger: Ledger, tell: Listener, wants_end: Callable[[], str | None]) -> OnEvent:
     def on_event(rank: int, event: dict[str, Any]) -> bool:
         if "share" in event:
             ledger.take_share(rank, event["share"])
@@ -109,7 +123,7 @@ def _listener(plan: Plan, ledger: Ledger, tell: Listener) -> OnEvent:
                 ledger.lose_share(rank)
         else:
             tell(event)
-        return False
+        return wants_end() is not None
 
     return on_event
 

@@ -187,7 +187,13 @@ class _Rank:
         ledger = None
         if seat.rank == 0:
             below = self.start_step if task.resume is not None else None
-            journal = Journal(task.folder, seat.emit, keep_below=below, samples=task.record_samples)
+            journal = Journal(
+                task.folder,
+                seat.emit,
+                keep_below=below,
+                samples=task.record_samples,
+                says_all=task.tell_every_step,
+            )
             ledger = Ledger(self.stack.enter_context(journal), 1, None, {})
         return Together(task, seat, self.programs, self.machine, self.watch, ledger, self.progress)
 
@@ -202,7 +208,7 @@ class _Rank:
             service.holder.store.on_ready = lambda found: gradients.append(
                 {name: gradient.clone() for name, gradient in found.items()}
             )
-        keeper = Keeper(service, task, lambda text: seat.emit({"notice": text}), self.progress)
+        keeper = Keeper(service, task, seat.emit, self.progress)
         service.after_update = keeper.after_update
         patience = _Patience()
         for turns in (keeper.save(60.0), self.machine.execute(self.program, self.start_step, ())):

@@ -28,7 +28,9 @@ class ParentSaver:
         self.task, self.model, self.tell = task, model, tell
         self._done: Counter[int] = Counter()
         """Shares done, by step."""
-        self._saver = Saver(task.folder / "checkpoints", time_limit_s=task.checkpoint_timeout_s)
+        self._saver = Saver(
+            task.folder / "checkpoints", keep=task.keep, time_limit_s=task.checkpoint_timeout_s
+        )
         self._saved = -1
 
     def start(
@@ -90,8 +92,7 @@ class ParentSaver:
 
     def _told(self, notices: list[Any]) -> None:
         for notice in notices:
-            if notice.kind != "saved":
-                self.tell({"notice": notice.message})
+            self.tell(notice.event())
 
 
 def on_shared_model(task: Task, tell: Listener, run: Callable[..., list[Any]]) -> StartRanks:

@@ -24,6 +24,12 @@ class Task:
     resume: Path | None = None
     checkpoint_every: int | None = None
     checkpoint_timeout_s: float = 120.0
+    keep: int = 2
+    """Checkpoints to keep."""
+    keep_best: str | None = None
+    """The metric whose best checkpoint is kept too, as the user wrote it."""
+    tell_every_step: bool = False
+    """Somebody wants to hear of every step, not only of some."""
     record_samples: bool = False
     record_gradients: bool = False
     """Write every step's gradients to the folder, for verification."""

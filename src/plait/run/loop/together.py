@@ -27,7 +27,7 @@ from plait.run.loop.task import Task
 from plait.run.loop.watch import Watch
 from plait.run.loop.worker import write_gradients
 from plait.run.prepare.programs import Programs
-from plait.run.record.evaluate import Progress, evaluate
+from plait.run.record.evaluate import Kept, Progress, aim_of, evaluate
 from plait.run.record.ledger import Ledger
 from plait.run.start.launch import Seat
 
@@ -57,13 +57,23 @@ class Together:
         self._state = machine.state
         self._progress = Progress(task.job.until)
         self._progress.load(progress)
+        self._kept = Kept(aim_of(task.keep_best, task.job) if task.keep_best is not None else None)
+        self._kept.load(progress)
+        self.is_best = False
         self._saved = -1
         self._gradients: list[dict[str, Tensor]] = []
         if task.record_gradients:
             machine.store.on_ready = self._keep_gradients
         first = seat.rank == 0
         self._saver = (
-            Saver(task.folder / "checkpoints", time_limit_s=task.checkpoint_timeout_s) if first else None
+            Saver(
+                task.folder / "checkpoints",
+                keep=task.keep,
+                best_step=self._kept.step,
+                time_limit_s=task.checkpoint_timeout_s,
+            )
+            if first
+            else None
         )
 
     def did(self, loaded: LoadedStep) -> None:
@@ -98,6 +108,7 @@ class Together:
             self.ledger.write_evaluation({"step": step, "epoch": epoch, "evaluate": self.evaluation})
         self._state.observe(self.evaluation)
         self.stopped = self._progress.reached(self.evaluation) or self.stopped
+        self.is_best = self._kept.take(self.evaluation, self._state.steps_done)
 
     def _average_shown(self) -> AbstractContextManager[None]:
         rule, averages = self.task.job.average, self._state.averages
@@ -131,8 +142,8 @@ class Together:
                 self._tell(
                     self._saver.poll()
                 )  # of those before: what becomes of this one is asked at the end
-                self._saver.submit(saved)
-        self._saved = state.steps_done
+                self._saver.submit(saved, is_best=self.is_best)
+        self._saved, self.is_best = state.steps_done, False
 
     def abandon(self) -> None:
         """Finish writing what was saved; ranks that ended sooner would end the one that writes."""
@@ -181,13 +192,12 @@ class Together:
 
     def _extra(self) -> dict[str, Any]:
         job = self.task.job
-        progress = self._progress.state()
+        progress = self._progress.state() | self._kept.state()
         return {"seed": job.seed, "batch": job.batch, "progress": progress, "plan": self.task.plan.name}
 
     def _tell(self, notices: list[Notice]) -> None:
         for notice in notices:
-            if notice.kind != "saved":
-                self.seat.emit({"notice": notice.message})
+            self.seat.emit(notice.event())
 
     def _keep_gradients(self, gradients: dict[str, Tensor]) -> None:
         holding, exchange = self._state.holding, self._exchange

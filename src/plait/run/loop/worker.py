@@ -32,6 +32,8 @@ class Company(Protocol):
     """(step, share) that it takes; None: its own share of every step."""
     stopped: str | None
     """Why training ends before its end."""
+    is_best: bool
+    """Whether the model just measured better than ever, and is to be saved for it."""
 
     def did(self, loaded: LoadedStep) -> None:
         """This worker has had its share of a step."""
@@ -200,6 +202,7 @@ class Worker:
             self._catch_up()
         if measures:
             self.company.measure(loaded.step, loaded.epoch)
+            saves = saves or self.company.is_best
         if saves or self.guard.is_due(loaded.step):
             self._compare()  # what is saved is what all agree on
         if saves:
@@ -235,6 +238,7 @@ class Worker:
             "lr": state.rate(loaded.step),
             "step_s": elapsed_s,
             "ended_s": time.monotonic(),
+            "ends_epoch": loaded.ends_epoch,
             "memory_bytes": peak_bytes(state.device),
         }
         if norm is not None:

@@ -6,13 +6,14 @@ every rank.
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
-from plait.errors import CheckpointError
+from plait.errors import CheckpointError, UsageError
 from plait.files.document import Document, Format
 from plait.files.shape import shaped
 from plait.job.data.source import Source, Stream
@@ -26,6 +27,8 @@ from plait.torch_private import pytree
 class _Saved(msgspec.Struct):
     best: float | None = None
     since_best: int = 0
+    kept: float | None = None
+    kept_step: int | None = None
 
 
 _FORMAT = Format(noun="progress", error=CheckpointError, fix="take another checkpoint.")
@@ -84,6 +87,69 @@ def _measure(job: Job, state: ModelState, batch: Any, count: int) -> list[tuple[
     return found
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Aim:
+    """A metric, and which way is better."""
+
+    metric: str
+    mode: str
+
+    def improves(self, value: float, best: float | None) -> bool:
+        """Whether a value is better than the best so far."""
+        sign = 1.0 if self.mode == "max" else -1.0
+        return best is None or sign * value > sign * best
+
+
+_FALLS = ("loss", "error", "perplexity", "mae", "mse", "rmse", "wer", "cer", "bpc", "nll")
+"""In the name of a metric that is better when it is smaller."""
+
+
+def aim_of(text: str, job: Job) -> Aim:
+    """What `keep_best` means: `accuracy`, `max:accuracy`, `min:perplexity`; refused where it is not measured."""
+    mode, _, metric = text.rpartition(":")
+    names = ["loss", *(job.metrics or {})]
+    if job.evaluate is None:
+        raise UsageError(
+            f"--keep-best {text}: the job has no evaluation data.", fix="give Job(evaluate=...)."
+        )
+    if metric not in names or mode not in ("", "min", "max"):
+        raise UsageError(
+            f"--keep-best {text} is not a metric of this job.",
+            fix=f"use one of {', '.join(names)}, or min:NAME.",
+        )
+    if not mode and job.until is not None and job.until.metric == metric:
+        mode = job.until.mode
+    if not mode:
+        mode = "min" if any(word in metric.lower().split("_") for word in _FALLS) else "max"
+    return Aim(metric=metric, mode=mode)
+
+
+class Kept:
+    """Remembers which checkpoint measured best."""
+
+    def __init__(self, aim: Aim | None) -> None:
+        self.aim = aim
+        self.best: float | None = None
+        self.step: int | None = None
+        """Steps done in it."""
+
+    def take(self, measured: dict[str, float], steps_done: int) -> bool:
+        """Whether these measurements are the best so far."""
+        if self.aim is None or not self.aim.improves(measured[self.aim.metric], self.best):
+            return False
+        self.best, self.step = measured[self.aim.metric], steps_done
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {"kept": self.best, "kept_step": self.step}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        found = _saved(state)
+        self.best, self.step = found.kept, found.kept_step
+
+
 class Progress:
     """Remembers evaluations to tell when the job's `until` is met."""
 
@@ -99,7 +165,7 @@ class Progress:
             return None
         value = measured[until.metric]
         sign = 1.0 if until.mode == "max" else -1.0
-        if self.best is None or sign * value > sign * self.best:
+        if Aim(metric=until.metric, mode=until.mode).improves(value, self.best):
             self.best, self.since_best = value, 0
         else:
             self.since_best += 1
@@ -115,5 +181,9 @@ class Progress:
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
-        found = shaped(Document(values=state, where="the saved progress"), _Saved, _FORMAT)
+        found = _saved(state)
         self.best, self.since_best = found.best, found.since_best
+
+
+def _saved(state: dict[str, Any]) -> _Saved:
+    return shaped(Document(values=state, where="the saved progress"), _Saved, _FORMAT)

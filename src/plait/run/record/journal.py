@@ -27,9 +27,17 @@ class Journal:
     """The files of one run, open for appending; on resume, what came after the checkpoint is dropped first."""
 
     def __init__(
-        self, folder: Path, emit: Callable[[dict[str, Any]], None], *, keep_below: int | None, samples: bool
+        self,
+        folder: Path,
+        emit: Callable[[dict[str, Any]], None],
+        *,
+        keep_below: int | None,
+        samples: bool,
+        says_all: bool = False,
     ) -> None:
+        """`says_all`: whoever watches wants to hear of every step."""
         self._emit = emit
+        self._says_all = says_all
         self._files = ExitStack()
 
         def open_file(name: str) -> RecordFile:
@@ -48,7 +56,7 @@ class Journal:
             self._samples.write({"step": entry["step"], "epoch": entry["epoch"], "ids": ids.tolist()})
         self._unsaid = entry
         now = time.monotonic()
-        if now - self._said_s > _SAY_EVERY_S:
+        if self._says_all or now - self._said_s > _SAY_EVERY_S:
             self._said_s = now
             self.say_newest()
 

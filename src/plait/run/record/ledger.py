@@ -119,6 +119,7 @@ class Ledger:
             "step_s": step_s,
             **({} if done[0].get("grad_norm") is None else {"grad_norm": done[0]["grad_norm"]}),
             "memory_bytes": max(share["memory_bytes"] for share in done),
+            **({"ends_epoch": True} if any(share.get("ends_epoch") for share in done) else {}),
         }
         in_order = sorted(done, key=lambda share: int(share["share"]))
         ids = [number for share in in_order for number in share.get("ids", ())]

@@ -35,6 +35,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float = 0.0
     """How long the worker took for it."""
     grad_norm: float | None = None
+    ends_epoch: bool = False
     ids: list[int] = []
 
 

@@ -1,4 +1,4 @@
-"""A live display of training: a bar with loss, speed and time left in a terminal, plain lines elsewhere.
+"""A live display of training: a bar with loss, speed and time left in a terminal or notebook, plain lines elsewhere.
 
 In: events from `train` and `verify`. Out: text on the console. Nothing is shown for the first moments of what
 ends quickly.
@@ -12,10 +12,31 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from plait.options import Listener
 from plait.units import format_bytes, format_count, format_seconds
 
 _LINE_EVERY_S = 2.0
 """Between two lines where the output is no terminal: 30 lines a minute can be read."""
+
+
+@contextmanager
+def shown(wanted: bool | None, listener: Listener | None) -> Iterator[Listener | None]:
+    """The listener, and beside it a display on the standard error output: where somebody looks, or where it is wanted.
+
+    Who listens themselves is shown nothing unless they ask for it.
+    """
+    console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+    if wanted is False or (wanted is None and (listener is not None or not console.is_terminal)):
+        yield listener
+        return
+
+    def both(event: dict[str, Any]) -> None:
+        display(event)
+        if listener is not None:
+            listener(event)
+
+    with show_progress(console, quiet=False) as display:
+        yield both
 
 
 @contextmanager
@@ -93,6 +114,9 @@ def _said(event: dict[str, Any]) -> list[str]:
     said += [f"notice: {text}" for text in event.get("notices", [])]
     if "notice" in event:
         said.append(f"notice: {event['notice']}")
+    if event.get("saved", {}).get("deleted"):
+        saved = event["saved"]
+        said.append(f"checkpoint of step {saved['step']} saved; deleted: {', '.join(saved['deleted'])}")
     if event.get("compiled_s", 0.0) > 2.0:
         said.append(f"captured and compiled in {format_seconds(event['compiled_s'])}")
     measured = event.get("metrics", {}).get("evaluate")
