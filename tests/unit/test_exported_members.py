@@ -20,8 +20,9 @@ FUNCTIONS = {
     "placements", "predict", "read_run", "resolve", "resume", "scale", "train", "validate", "verify", "write_page",
 }  # fmt: skip
 VALUES = {
-    "Average", "Choice", "Comparison", "Diagnosis", "Freeze", "Job", "Limits", "Measured", "Objective", "Placed",
-    "PlaitError", "Plan", "Predicted", "Result", "RunRecord", "Saving", "Search", "Step", "Trial", "Until",
+    "Average", "Callback", "Choice", "Comparison", "Diagnosis", "Ended", "EpochDone", "Evaluated", "Failed",
+    "Freeze", "Job", "Limits", "Measured", "Objective", "Placed", "PlaitError", "Plan", "Predicted", "Result",
+    "RunRecord", "Saved", "Saving", "Search", "Started", "Step", "StepDone", "Stop", "Trial", "Until",
     "Validation", "Verification",
 }  # fmt: skip
 COMMANDS = {

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -192,34 +194,36 @@ def test_what_cannot_be_kept_is_refused_before_anything_starts(tmp_path: Path) -
 
 
 def test_logs_hold_every_step_and_go_on_when_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In processes of their own, as users have them: wandb leaves threads behind."""
     for package in ("tensorboard", "wandb", "mlflow"):
         pytest.importorskip(package)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    saving = plait.Saving(log=",".join(LOGS), checkpoint_every=3)
+    for name, value in (
+        ("WANDB_MODE", "offline"),
+        ("WANDB_SILENT", "true"),
+        ("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri()),
+        ("MLFLOW_ALLOW_FILE_STORE", "true"),
+    ):
+        monkeypatch.setenv(name, value)
     folder = tmp_path / "run"
-    notices: list[str] = []
-
-    def heard(event: dict[str, Any]) -> None:
-        notices.append(event.get("notice", ""))
-
-    plait.train(job(), steps=STEPS, out=folder, trace=False, saving=saving, listener=heard)
-    result = plait.train(job(), resume=folder, out=folder, trace=False, saving=saving, listener=heard)
-    assert not [text for text in notices if "raised" in text]
+    once = f"{Path(__file__)}:job --steps {STEPS} --out {folder} --checkpoint-every 3 --log {','.join(LOGS)}"
+    for options in (once, f"--resume {folder} --steps {STEPS * EPOCHS}"):
+        ran = subprocess.run(
+            [sys.executable, "-c", "from plait.cli.main import main; main()", "run", "--no-trace", *options.split()],
+            capture_output=True, text=True, timeout=150,
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert "raised" not in ran.stdout
     losses = _losses(folder)
+    assert len(losses) == STEPS * EPOCHS
     rows = list(csv.DictReader((folder / "metrics.csv").read_text().splitlines()))
     assert [float(row["value"]) for row in rows if row["name"] == "loss"] == losses
     assert {row["name"] for row in rows} >= {"loss", "lr", "grad_norm", "evaluation/accuracy"}
     assert _tensorboard(folder) == dict(enumerate(losses))
     from mlflow import MlflowClient
 
-    client = MlflowClient()
-    history = client.get_metric_history((folder / "mlflow-run").read_text().strip(), "loss")
+    history = MlflowClient().get_metric_history((folder / "mlflow-run").read_text().strip(), "loss")
     assert {one.step: one.value for one in history} == dict(enumerate(losses))
     assert list((folder / "wandb").glob("offline-run-*")), "a run of wandb"
-    assert len(result.losses) == STEPS
 
 
 def _losses(folder: Path) -> list[float]:

@@ -93,7 +93,7 @@ def test_saves_that_fail_one_after_the_other_are_told_twice(tmp_path: Path) -> N
     saver = Saver(folder)
     for step in range(1, 5):
         saver.submit(small_state(step))
-        while saver._writing is not None or saver._waiting is not None:
+        while not saver._is_idle():
             pass
     first, last = saver.close()
     assert (first.kind, first.step, last.kind, last.step) == ("failed", 1, "failed", 4)
