@@ -157,7 +157,7 @@ REFUSED: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         f"{plan} of an uncapturable model": (
             "raising_model", ("--plan", plan, "--ranks", "2"), (f"plan {plan} needs the inside of the model",),
         )
-        for plan in ("zero1", "zero3", "megatron", "domain")
+        for plan in ("megatron", "domain")
     },
     "placement of an unknown parameter": (
         "dropout", ("--plan", placements("{parameters: {nowhere.weight: S(0)}}")),

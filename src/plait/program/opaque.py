@@ -1,9 +1,10 @@
 """Programs for models that cannot be captured: the model is one instruction, the rest is as always.
 
-In: the names and shapes of the parameters. Out: a `Program` for replicated plans.
+In: the names and shapes of the parameters. Out: a `Program` for plans that train whole models on shares of the batch,
+or cut what they hold over `data` (ZeRO): parameters are gathered before the model runs, gradients cut after it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,21 +12,13 @@ import torch
 from plait.job.updates.clip import Clip
 from plait.plan.plan import DATA, Plan
 from plait.program.check.soundness import check_program
-from plait.program.instructions import (
-    Accumulate,
-    Commit,
-    Finish,
-    Load,
-    Opaque,
-    Update,
-)
-from plait.program.layout import Layout
+from plait.program.instructions import Commit, Load, Opaque
+from plait.program.layout import Group, Held, Layout
 from plait.program.program import Bucket, Program, RankProgram
-from plait.program.value import TOTAL, WEIGHT, Value
-from plait.program.write.compression import CompressedSums, is_compressed, notices_of
-from plait.program.write.frees import with_frees
-from plait.program.write.push_pull import SERVERS, ServerSide
-from plait.program.write.writer import Writer
+from plait.program.value import Value
+from plait.program.write.build import StepBuilder
+from plait.program.write.compression import notices_of
+from plait.program.write.push_pull import SERVERS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +28,8 @@ class ParameterShape:
     value: Value
     shape: tuple[int, ...]
     dtype: torch.dtype
+    trained: bool = True
+    """Whether it has a gradient; a buffer has none."""
 
 
 def compile_opaque(
@@ -46,16 +41,22 @@ def compile_opaque(
     clip: Clip,
     notices: tuple[str, ...],
     buffers: Sequence[str] = (),
+    draw_dims: tuple[int, ...] | None = None,
+    watched: bool = True,
+    device: torch.device | None = None,
 ) -> Program:
     """Each micro-batch eagerly, then the sums, then the update; servers are sent all `buffers`."""
-    buckets = _buckets(plan, parameters)
+    layout = _layout(plan, parameters)
+    builder = StepBuilder(
+        plan, _buckets(plan, parameters, layout), layout, clip, device or torch.device("cpu")
+    )
     program = Program(
         plan=plan,
         micro_batches=tuple(sizes),
         shares=tuple(shares),
-        classes=(_rank(plan, buckets, len(sizes), clip, buffers),),
+        classes=(_rank(builder, parameters, len(sizes), buffers, draw_dims, watched),),
         members=(0,) * plan.mesh.size,
-        layout=Layout(mesh=plan.mesh, axes=(), parameters={}),
+        layout=layout,
         gathered=(),
         notices=notices,
         total_weight=None,
@@ -64,98 +65,142 @@ def compile_opaque(
     return replace(program, notices=(*notices, *notices_of(program)))
 
 
-def _buckets(plan: Plan, parameters: Sequence[ParameterShape]) -> tuple[Bucket, ...]:
-    """One bucket per dtype: nothing overlaps with an opaque backward. Buffers travel apart from gradients."""
-    axis = DATA if plan.mesh.size > 1 else SERVERS if plan.agreement.weights == "server" else None
-    groups: dict[tuple[torch.dtype, bool], list[ParameterShape]] = {}
-    for entry in parameters:
-        groups.setdefault((entry.dtype, entry.value.kind == "buffer"), []).append(entry)
-    made = []
-    for index, ((dtype, is_buffers), entries) in enumerate(
-        sorted(groups.items(), key=lambda item: item[0][1])
-    ):
-        made.append(
-            Bucket(
-                parameters=tuple(entry.value.name for entry in entries if not is_buffers),
-                buffers=tuple(entry.value.name for entry in entries if is_buffers),
-                shapes=tuple(entry.shape for entry in entries),
-                dtype=dtype,
-                axis=SERVERS if plan.agreement.weights == "server" and not is_buffers else axis,
-                scalars=("total", "weight") if axis is not None and index == 0 else (),
-            )
+def _layout(plan: Plan, parameters: Sequence[ParameterShape]) -> Layout:
+    """Whole parameters on every rank; under ZeRO flat groups in the order in which the model lists them."""
+    own = [entry for entry in parameters if entry.value.kind == "parameter"]
+    held = {entry.value.name: Held(shape=entry.shape, placements=()) for entry in own}
+    layout = Layout(mesh=plan.mesh, axes=(), parameters=held)
+    if plan.memory.zero == 0 or plan.data_ranks == 1:
+        return layout
+    limit, made = plan.sync.bucket_mib * 2**20, list[list[ParameterShape]]()
+    room: dict[object, float] = {}
+    latest: dict[object, list[ParameterShape]] = {}
+    for entry in own:
+        key = (entry.dtype, entry.trained)
+        if room.get(key, 0.0) <= 0:
+            made.append([])
+            latest[key], room[key] = made[-1], limit
+        latest[key].append(entry)
+        room[key] -= _num_bytes(entry)
+    groups = [
+        Group(
+            parameters=tuple(entry.value.name for entry in entries),
+            shapes=tuple(entry.shape for entry in entries),
+            dtype=entries[0].dtype,
+            chunks=plan.data_ranks,
+            trained=entries[0].trained,
         )
-    if axis is not None and plan.sync.compress != "none":  # scalars are never compressed
-        scalars = replace(made[0], parameters=(), shapes=())
-        made = [replace(made[0], scalars=()), *made[1:], scalars]
+        for entries in made
+    ]
+    return replace(layout, groups=tuple(groups), zero=plan.memory.zero)
+
+
+def _num_bytes(entry: ParameterShape) -> int:
+    return torch.Size(entry.shape).numel() * entry.dtype.itemsize
+
+
+def _buckets(plan: Plan, parameters: Sequence[ParameterShape], layout: Layout) -> tuple[Bucket, ...]:
+    """One bucket per dtype, or per group: nothing overlaps with an opaque backward. Buffers travel apart."""
+    served = plan.agreement.weights == "server"
+    axis = SERVERS if served else DATA if plan.mesh.size > 1 else None
+    made = [
+        Bucket(parameters=group.parameters, shapes=group.shapes, dtype=group.dtype, axis=DATA, group=group)
+        for group in layout.groups
+        if group.trained
+    ]
+    trained = [entry for entry in parameters if entry.trained and entry.value.kind == "parameter"]
+    if not made:
+        made = [
+            Bucket(
+                parameters=tuple(entry.value.name for entry in entries),
+                shapes=tuple(entry.shape for entry in entries),
+                dtype=entries[0].dtype,
+                axis=axis,
+            )
+            for entries in _by_dtype(trained)
+        ]
+    if axis is not None:  # scalars are never cut nor compressed
+        if layout.groups or plan.sync.compress != "none" or not made:
+            dtype = trained[0].dtype if trained else torch.float32
+            made.append(Bucket(parameters=(), shapes=(), dtype=dtype, axis=axis, scalars=("total", "weight")))
+        else:
+            made[0] = replace(made[0], scalars=("total", "weight"))
+    made += [
+        Bucket(
+            parameters=(),
+            buffers=tuple(entry.value.name for entry in entries),
+            shapes=tuple(entry.shape for entry in entries),
+            dtype=entries[0].dtype,
+            axis=DATA if plan.mesh.size > 1 else None,
+        )
+        for entries in _by_dtype(entry for entry in parameters if entry.value.kind == "buffer")
+    ]
     return tuple(made)
 
 
+def _by_dtype(entries: Iterable[ParameterShape]) -> list[list[ParameterShape]]:
+    found: dict[torch.dtype, list[ParameterShape]] = {}
+    for entry in entries:
+        found.setdefault(entry.dtype, []).append(entry)
+    return list(found.values())
+
+
 def _rank(
-    plan: Plan,
-    buckets: tuple[Bucket, ...],
+    builder: StepBuilder,
+    parameters: Sequence[ParameterShape],
     num_micro: int,
-    clip: Clip,
     buffers: Sequence[str],
+    draw_dims: tuple[int, ...] | None,
+    watched: bool,
 ) -> RankProgram:
-    writer = Writer()
-    servers = ServerSide(buckets, writer) if plan.agreement.weights == "server" else None
+    buckets, writer, servers = builder.buckets, builder.writer, builder.servers
     if servers is not None:
         trained = [index for index, bucket in enumerate(buckets) if not bucket.buffers]
         servers.pull(trained)
         servers.wait(trained, None)
+    held = tuple(entry.value for entry in parameters if entry.value.kind == "parameter")
     for number in range(num_micro):
         writer.add(Load(name=f"load {number}", micro_batch=number))
-        _micro_batch(writer, buckets, number, is_last=number == num_micro - 1)
-    compressed = CompressedSums(plan, writer)
-    for index, bucket in enumerate(buckets):
-        if servers is not None and bucket.axis == SERVERS:
-            servers.push(index, None)
-        elif is_compressed(plan, bucket):
-            compressed.send(index, bucket, None)
-        elif bucket.axis is not None:
-            value = Value.bucket(index)
-            writer.wait(writer.all_reduce(value, bucket.axis, bucket.num_bytes), value)
-    compressed.settle()
-    names = tuple(map(Value.bucket, range(len(buckets))))
-    if servers is not None:
-        servers.finish(late_weight=True)
-    else:
-        writer.add(
-            Finish(
-                name="finish gradients",
-                reads=names,
-                writes=(TOTAL, WEIGHT),
-                late_weight=True,
-                clip=clip,
-            )
-        )
-        writer.add(Update(name="update", reads=names))
-    for index, bucket in enumerate(buckets):
-        if bucket.buffers:
-            reads = (Value.bucket(index),) * len(bucket.buffers)
-            writer.add(Commit(name="commit buffers", reads=reads, buffers=bucket.buffers))
-    if servers is not None and buffers:
-        servers.push_buffers(buffers)
-    return RankProgram(
-        instructions=tuple(with_frees(writer.instructions)),
-        buckets=buckets,
-        segments={},
-        values={},
-        constants={},
-    )
+        if builder.layout.zero == 3 or number == 0:  # what was gathered in the first micro-batch stays
+            started = [builder.start_gather(group, number) for group in range(len(builder.layout.groups))]
+            for group, instruction in enumerate(started):
+                builder.end_gather(group, instruction, number)
+        _micro_batch(builder, held, number, draw_dims, watched, is_last=number == num_micro - 1)
+
+    def after() -> None:
+        for index, bucket in enumerate(buckets):
+            if bucket.buffers:
+                reads = (Value.bucket(index),) * len(bucket.buffers)
+                writer.add(Commit(name="commit buffers", reads=reads, buffers=bucket.buffers))
+        if servers is not None and buffers:
+            servers.push_buffers(buffers)
+
+    return builder.close(after)
 
 
-def _micro_batch(writer: Writer, buckets: tuple[Bucket, ...], number: int, *, is_last: bool) -> None:
+def _micro_batch(
+    builder: StepBuilder,
+    held: tuple[Value, ...],
+    number: int,
+    draw_dims: tuple[int, ...] | None,
+    watched: bool,
+    *,
+    is_last: bool,
+) -> None:
     """Gradients into their buckets; buffers change with every micro-batch, and travel after the last one."""
+    buckets = builder.buckets
     parameters = tuple(name for bucket in buckets for name in bucket.parameters)
     buffers = tuple(name for bucket in buckets for name in bucket.buffers) if is_last else ()
     scalars = {name: Value.node(name, number) for name in ("total", "weight")}
-    writer.add(
+    builder.writer.add(
         Opaque(
             name="forward and backward, eagerly",
             parameters=parameters,
             buffers=buffers,
+            draw_dims=draw_dims,
+            watched=watched,
             micro_batch=number,
+            reads=held,
             writes=(
                 *scalars.values(),
                 *(Value.gradient(name, number) for name in (*parameters, *buffers)),
@@ -172,9 +217,5 @@ def _micro_batch(writer: Writer, buckets: tuple[Bucket, ...], number: int, *, is
             *(Value.gradient(name, number) for name in (*bucket.parameters, *bucket.buffers)),
             *(scalars[name] for name in carries),
         )
-        writer.add(
-            Accumulate(
-                name=f"bucket {index}", reads=reads, writes=(Value.bucket(index),), bucket=index,
-                fresh=number == 0 or bool(bucket.buffers), micro_batch=number,
-            )
-        )  # fmt: skip
+        fresh = number == 0 or bool(bucket.buffers)
+        builder.gradients.accumulate(index, reads, number, fresh=fresh, send=is_last)

@@ -42,3 +42,22 @@ def version_of(tensor: Tensor) -> int:
 def mark_stepped(optimizer: Optimizer) -> None:
     """Tell schedulers that the optimizer has stepped: torch warns where a scheduler steps first."""
     optimizer.__dict__["_opt_called"] = True
+
+
+def saved(node: Any, name: str) -> Any:
+    """What an autograd node keeps of the op that made it, by the name of its argument."""
+    return getattr(node, f"_saved_{name}")
+
+
+def forward_lines_of_differentiated() -> list[str]:
+    """Of the op that is being differentiated: the stack of its forward, where anomaly mode has noted it."""
+    node: Any = torch._C._current_autograd_node()
+    return list(node.metadata.get("traceback_", ())) if node is not None else []
+
+
+def is_number(operand: Any) -> bool:
+    """Whether an op was given this as a Python number: as a tensor, it yields to the dtype of any other."""
+    if not isinstance(operand, Tensor):
+        return True
+    short = {torch.int64: torch.int8, torch.float64: torch.float16}.get(operand.dtype)
+    return short is not None and torch.result_type(torch.ones((), dtype=short), operand) == short

@@ -1,11 +1,11 @@
 """Ops as objects: their type, their schema and what they call. Private to torch (`torch._ops`)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch._ops import OpOverload
 
-__all__ = ["OpOverload", "base_name", "direct_call", "schema_of"]
+__all__ = ["OpOverload", "arguments_of", "base_name", "direct_call", "schema_of"]
 
 
 def schema_of(op: Any) -> Any:
@@ -21,3 +21,13 @@ def base_name(op: OpOverload) -> str:
 def direct_call(op: Any) -> Callable[..., Any]:
     """An op without the Python call around it (1.4 instead of 1.7 us a small `neg`); a plain function as it is."""
     return getattr(op, "_op", op)  # type: ignore[no-any-return]
+
+
+def arguments_of(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What an op is called with, by name, defaults filled in."""
+    return {
+        argument.name: args[position]
+        if position < len(args)
+        else kwargs.get(argument.name, argument.default_value)
+        for position, argument in enumerate(schema_of(op).arguments)
+    }

@@ -80,17 +80,9 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], tuple[str, ...]]] = {
         ("memory.limit=1KiB", "raise memory.limit"),
     ),
     "single on a mesh": ({"name": "gpt", "plan": "single", "mesh": {"tensor": 2}}, ("single runs on 1 rank",)),
-    "an uncapturable model in parts": (
-        {"name": "branching", "plan": "zero3", "ranks": 2},
-        ("zero3 needs the inside of the model for memory.zero=3", "zoo.py:", "ddp run it eagerly"),
-    ),
-    "an uncapturable model in parts, by a setting": (
-        {"name": "branching", "plan": "ddp", "ranks": 2, "settings": {"memory": {"zero": 1}}},
-        ("ddp needs the inside of the model for memory.zero=1",),
-    ),
     "an uncapturable model on a mesh": (
         {"name": "branching", "plan": "ddp", "mesh": {"data": 2, "tensor": 2}},
-        ("needs the inside of the model for tensor=2",),
+        ("needs the inside of the model for tensor=2", "zoo.py:", "ddp run it eagerly"),
     ),
     "placements along an unknown axis": (
         {"name": "gpt", "plan": placed("tensr", parameters={"head.weight": "S(0)"})},

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from plait.graph.ops import random as random_ops
-from plait.torch_private.ops import OpOverload, schema_of
+from plait.torch_private.ops import OpOverload, arguments_of, schema_of
 
 aten = torch.ops.aten
 
@@ -63,14 +63,7 @@ def is_random(node: fx.Node) -> bool:
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
     """The node's arguments by name, defaults filled in."""
-    assert isinstance(node.target, OpOverload)
-    values: dict[str, Any] = {}
-    for position, argument in enumerate(schema_of(node.target).arguments):
-        if position < len(node.args):
-            values[argument.name] = node.args[position]
-        else:
-            values[argument.name] = node.kwargs.get(argument.name, argument.default_value)
-    return values
+    return arguments_of(node.target, node.args, node.kwargs)
 
 
 def _draws_numbers(node: fx.Node) -> bool:

@@ -5,7 +5,7 @@ micro-batch forward and backward, buckets sent as soon as the last micro-batch h
 """
 
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -93,9 +93,19 @@ class StepBuilder:
             waiting = waiting if waiting is None else -1
         return self.close()
 
-    def close(self) -> RankProgram:
-        """Sums, norm and update at the end of the step, and the values freed after their last use."""
+    @property
+    def late_weight(self) -> bool:
+        """Whether the weight of the step is known only with its gradients; so it is of a model that runs eagerly."""
+        if not self.micro:
+            return True
+        first = self.micro[0][0]
+        return first.static_weight is None and not first.weight_is_early
+
+    def close(self, after: Callable[[], None] | None = None) -> RankProgram:
+        """Sums, norm and update at the end of the step, what comes `after`, and values freed after their last use."""
         self.gradients.finish()
+        if after is not None:
+            after()
         return RankProgram(
             instructions=tuple(with_frees(self.writer.instructions, fetched=self.layout.zero == 3)),
             buckets=self.buckets,

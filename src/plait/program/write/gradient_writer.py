@@ -24,6 +24,7 @@ from plait.program.local.localize import LocalGraph
 from plait.program.segment.buckets import bucket_reads
 from plait.program.value import SQUARES, TOTAL, WEIGHT, Value
 from plait.program.write.compression import CompressedSums, is_compressed
+from plait.program.write.push_pull import SERVERS
 
 if TYPE_CHECKING:
     from plait.program.write.build import StepBuilder
@@ -42,15 +43,15 @@ class GradientWriter:
         self.compressed = CompressedSums(builder.plan, builder.writer, builder.values, builder.storages)
 
     def finish(self) -> None:
-        late = self.builder.micro[0][0].static_weight is None and not self.builder.micro[0][0].weight_is_early
-        if self.builder.servers is not None:
-            return self.builder.servers.finish(late_weight=late)
+        late = self.builder.late_weight
         while self.travelling:
             self._settle()
         self.compressed.settle()
         for index, bucket in enumerate(self.builder.buckets):
             if bucket.axis is not None:
                 self.builder.wait(Value.bucket(index), None)
+        if self.builder.servers is not None:
+            return self.builder.servers.finish(late_weight=late)
         names = tuple(map(self._kept, range(len(self.builder.buckets))))
         self._join_tied()
         squares: tuple[Value, ...] = ()
@@ -143,7 +144,7 @@ class GradientWriter:
             self.travelling.append((index, fresh or not pooled, number))
             if not self.builder.plan.sync.overlap:
                 self._settle()
-        elif send and self.builder.servers is not None:
+        elif send and self.builder.servers is not None and bucket.axis == SERVERS:
             self.builder.servers.push(index, number)
         elif send and is_compressed(self.builder.plan, bucket):
             self.compressed.send(index, bucket, number)

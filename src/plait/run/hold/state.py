@@ -159,6 +159,19 @@ class ModelState:
         finally:
             self._let_go()
 
+    @contextmanager
+    def lent(self, values: Mapping[Value, Any]) -> Iterator[None]:
+        """The user's module with the parameters that were gathered, for as long as it runs."""
+        if self.holding is None:
+            yield
+            return
+        for name, parameter in self.model.named_parameters():
+            parameter.data = values[Value.parameter(name)]
+        try:
+            yield
+        finally:
+            self._let_go()
+
     def _part(self, name: str, dtype: torch.dtype) -> Tensor:
         """This rank's part of a parameter: nothing where another stage has it."""
         if name in self.parameters:

@@ -23,13 +23,14 @@ from plait.program.program import Bucket, Program
 from plait.program.segment.compiled import CompiledSegments
 from plait.program.sized import Numbers
 from plait.program.value import SQUARES, TOTAL, WEIGHT, Value
+from plait.run.eager.company import Company, Meet, Turns, at_once
+from plait.run.eager.step import run_eagerly
 from plait.run.hold.averaging import Averaging
 from plait.run.hold.gradients import GradientStore
 from plait.run.hold.state import ModelState
 from plait.run.interpret.blame import blame, find_nan
 from plait.run.interpret.center import Center
 from plait.run.interpret.compression import Compressor
-from plait.run.interpret.eager import run_eagerly
 from plait.run.interpret.optimized import Optimized
 from plait.run.interpret.port import Port
 from plait.run.interpret.service import Service
@@ -97,6 +98,8 @@ class Machine:
         """How much longer this rank takes to compute than it needs: for trying out a straggler."""
         self.detect_nan = False
         """Whether what each segment makes is searched for NaN."""
+        self.turns: Turns | None = None
+        """Of the user's code, where it met others of this process last."""
         self._values: dict[Value, Any] = state.values()
         self._traffic = Traffic(links, state, self.store, self._values)
         self._steps = Steps(rank, state)
@@ -106,7 +109,6 @@ class Machine:
         self._run: dict[type, Callable[[Any], None]] = {
             ins.Load: self._load,
             ins.Compute: self._compute,
-            ins.Opaque: self._opaque,
             ins.Collective: lambda i: self._traffic.collective(self._at, i),
             ins.Send: lambda i: self._traffic.send(self._at, i),
             ins.Recv: lambda i: self._traffic.recv(self._at, i),
@@ -180,11 +182,15 @@ class Machine:
                 assert self.service is not None
                 yield from self.service.execute()
                 return
+            elif isinstance(instruction, ins.Opaque):
+                entering(step, instruction, False)
+                yield from self._opaque(instruction)
+                self._delay(start)
             else:
                 entering(step, instruction, False)
                 self._run[type(instruction)](instruction)
-                if self.slowdown > 1 and isinstance(instruction, ins.Compute | ins.Opaque):
-                    time.sleep((self.slowdown - 1) * (clock() - start) / 1e9)
+                if isinstance(instruction, ins.Compute):
+                    self._delay(start)
             for name in instruction.frees:
                 self._values.pop(name, None)
             done(step, instruction, start, clock())
@@ -276,10 +282,27 @@ class Machine:
         into = [None] * len(self._at.own.segments[instruction.segment].fillable)
         return run(list(given), into, *numbers)
 
-    def _opaque(self, instruction: ins.Opaque) -> None:
-        number = instruction.micro_batch
+    def _delay(self, start_ns: int) -> None:
+        """Take as much longer as a straggler would."""
+        if self.slowdown > 1:
+            time.sleep((self.slowdown - 1) * (time.perf_counter_ns() - start_ns) / 1e9)
+
+    def _opaque(self, instruction: ins.Opaque) -> Iterator[None]:
+        now, number = self._at, instruction.micro_batch
         assert number is not None
-        results = run_eagerly(self.state, self._at.shares[number], instruction, self._at.number, number)
+        ranks = 1 if now.program.plan.agreement.alone else now.program.plan.data_ranks
+
+        def work(meet: Meet) -> list[Tensor]:
+            company = Company(ranks, meet, self.state.device) if ranks > 1 else None
+            with torch.no_grad(), self.state.lent(self._values):
+                return run_eagerly(self.state, now.shares[number], instruction, now.number, number, company)
+
+        if ranks == 1 or not self.links.takes_turns:
+            results = work(at_once(self.links))
+        else:
+            self.turns = Turns(self.links)
+            yield from self.turns.run(work)
+            results = self.turns.result
         self._values.update(zip(instruction.writes, results, strict=True))
 
     def _tally(self, instruction: ins.Tally) -> None:

@@ -119,6 +119,8 @@ class _Letter:
 class SerialLinks:
     """One rank's links to mailboxes."""
 
+    takes_turns = True
+
     def __init__(self, boxes: Mailboxes, rank: int) -> None:
         self._boxes = boxes
         self._rank = rank
@@ -202,9 +204,13 @@ def run_step(
         machine.rank: machine.execute(own, step, share)
         for machine, own, share in zip(machines, programs, shares, strict=True)
     }
-    observers = {machine.rank: machine.observer for machine in machines}
+    by_rank = {machine.rank: machine for machine in machines}
+
+    def places_of() -> dict[int, tuple[Instruction | None, int]]:
+        return {rank: _place(by_rank[rank]) for rank in running}
+
     while running:
-        places = {rank: getattr(observers[rank], "place", None) for rank in running}
+        places = places_of()
         finished = []
         for rank, turns in running.items():
             try:
@@ -214,8 +220,14 @@ def run_step(
         for rank in finished:
             del running[rank]
         moved = others() or bool(finished)
-        if not moved and places == {rank: getattr(observers[rank], "place", None) for rank in running}:
+        if not moved and places == places_of():
             told = ", ".join(
-                f"rank {rank} in {place.name if place else '?'}" for rank, place in places.items()
+                f"rank {rank} in {place.name if place else '?'}" for rank, (place, _) in places.items()
             )
             raise HangError(f"step {step}: all ranks wait: {told}.", waiting=tuple(running), missing=())
+
+
+def _place(machine: Machine) -> tuple[Instruction | None, int]:
+    """Where a rank is: its instruction, and how often the user's code has met others in it."""
+    met = machine.turns.num_met if machine.turns is not None else 0
+    return getattr(machine.observer, "place", None), met

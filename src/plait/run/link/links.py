@@ -36,6 +36,9 @@ class Handle(Protocol):
 class Links(Protocol):
     """Starts collectives for one rank."""
 
+    takes_turns: bool
+    """Whether the other ranks are in this process, and must move before a result is there."""
+
     def start(self, collective: Collective, tensor: Tensor, out: Tensor | None = None) -> Handle:
         """Begin; nobody writes to `tensor` before the result is there.
 
@@ -148,6 +151,8 @@ class _Pending:
 
 class ProcessLinks:
     """Links of one rank to the processes of its mesh; `servers` are processes beyond it, which meet nobody."""
+
+    takes_turns = False
 
     def __init__(self, mesh: Mesh, rank: int, servers: int = 0) -> None:
         self._mesh = mesh
@@ -332,6 +337,8 @@ def _tag(message: str, flat: Tensor) -> int:
 
 class NoLinks:
     """The links of a rank that is alone."""
+
+    takes_turns = False
 
     def send(self, send: Send, flat: Tensor) -> Handle:
         """Never called."""

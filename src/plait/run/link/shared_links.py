@@ -272,6 +272,8 @@ class SharedLinks:
     Servers, who are beyond the mesh, have no collectives; `mail` reaches everybody.
     """
 
+    takes_turns = False
+
     def __init__(self, mesh: Mesh, rank: int, arenas: Sequence[Arena], timeout_s: float) -> None:
         self._mesh = mesh
         self._rank = rank

@@ -24,7 +24,6 @@ from plait.options import Listener
 from plait.plan.plan import Plan
 from plait.program.program import Program
 from plait.program.segment.recompute import Recomputed, compare
-from plait.run.interpret.eager import try_eagerly
 from plait.run.prepare.elementwise import check_elementwise
 from plait.run.prepare.fits import check_fits
 from plait.run.prepare.programs import Programs
@@ -101,7 +100,6 @@ def _first_step(programs: Programs, leading: Programs) -> Program:
         for count in _step_sizes(job, source.num_samples)
     ]
     if programs.capture_error is not None:
-        programs.captures.narrow = try_eagerly(job, programs.captures.example)
         given = [(n, p) for n, p in job.build_model().named_parameters() if p.requires_grad]
         _try_optimizer(job, plan, given, is_part=programs.whole is not job)
     else:
@@ -109,10 +107,10 @@ def _first_step(programs: Programs, leading: Programs) -> Program:
         nodes = graph.nodes()
         trained = [(e.name, nodes[e.node].meta["val"]) for e in graph.inputs_of("parameter") if e.trainable]
         _try_optimizer(job, plan, trained, is_part=programs.whole is not job)
-        layout = programs.layout
-        if layout is not None:
-            names = [name for bucket in compiled[0].buckets for name in bucket.parameters]
-            check_elementwise(job, [(n, layout.parameters[n].shape) for n in names], plan.name)
+    layout = programs.layout
+    if layout is not None:
+        names = [name for bucket in compiled[0].buckets for name in bucket.parameters]
+        check_elementwise(job, [(n, layout.parameters[n].shape) for n in names], plan.name)
     if plan.sync.servers > 1:
         cut = [zip(bucket.parameters, bucket.shapes, strict=True) for bucket in compiled[0].buckets]
         check_elementwise(job, [entry for entries in cut for entry in entries], plan.name)

@@ -29,9 +29,9 @@ from plait.program.opaque import ParameterShape, compile_opaque
 from plait.program.program import Program
 from plait.program.value import Value
 from plait.program.write.averaging import Flat, flats_of
+from plait.run.eager.trial import Trial, try_eagerly
 from plait.run.hold.holding import Holding
 from plait.run.hold.parts import server_layout
-from plait.run.interpret.eager import counts_samples
 from plait.run.link.links import Links, NoLinks
 from plait.run.prepare.varying import Varying
 from plait.search.place.resolve import resolve_again, resolve_placements
@@ -53,8 +53,6 @@ def _silent_torch() -> Iterator[None]:
 
 def _needs_inside(plan: Plan) -> str | None:
     """What of a plan works on the ops of the model; None: all of it runs a model that cannot be captured."""
-    if plan.memory.zero > 0 and plan.data_ranks > 1:
-        return f"memory.zero={plan.memory.zero}"
     return next((f"{name}={size}" for name, size in plan.mesh.axes if name != DATA and size > 1), None)
 
 
@@ -100,6 +98,7 @@ class Programs:
         self._captured = self._static = self._meets = False
         self._news: list[str] = []
         self._parameters: tuple[ParameterShape, ...] | None = None
+        self._trial: Trial | None = None
         self._plain: Program | None = None
         """What workers compute in some step, without averages and servers."""
         self._averaged: tuple[Flat, ...] | None = None
@@ -292,7 +291,10 @@ class Programs:
             except CaptureError as error:
                 if self._captured:
                     raise
-                if (need := _needs_inside(self.plan)) is not None:
+                need = _needs_inside(self.plan)
+                if len(self.parts) > 1 and self.plan.memory.zero and self.plan.data_ranks > 1:
+                    need = f"memory.zero={self.plan.memory.zero} with several objectives"
+                if need is not None:
                     raise PlanError(
                         f"plan {self.plan.name} needs the inside of the model for {need}, but {error.what}",
                         fix=error.fix,
@@ -302,15 +304,31 @@ class Programs:
                 self._captured = True
                 return self._of_graphs(units, graphs, kinds, varies)
         sizes = [sum(entry) for entry in units]
-        return compile_opaque(
+        trial = self._try()
+        program = compile_opaque(
             self._own_plan(),
             self._shapes(),
             sizes,
             units,
             clip=Clip.of(self.job.clip_norm, self.job.clip_value),
-            notices=self._opaque_notices(),
+            notices=self._opaque_notices(trial),
             buffers=[name for name, _ in self.job.build_model().named_buffers()],
+            draw_dims=trial.draw_dims,
+            watched=trial.watched,
+            device=self.device,
         )
+        if not self.plan.agreement.alone:
+            self._layout = self._layout or program.layout
+        return program
+
+    def _try(self) -> Trial:
+        """What one forward of the user's code tells of all."""
+        if self._trial is None:
+            captures = self.captures
+            three = captures.source.fetch(torch.zeros(3, dtype=torch.int64))
+            self._trial = try_eagerly(self.job, captures.example, 2, three, 3)
+            captures.narrow = self._trial.narrow
+        return self._trial
 
     def _capture(
         self, units: Sequence[tuple[int, ...]], shapes: Sequence[LeafShapes]
@@ -396,19 +414,26 @@ class Programs:
     def _shapes(self) -> tuple[ParameterShape, ...]:
         if self._parameters is None:
             model = self.job.build_model()
-            entries: list[tuple[Value, torch.Tensor]] = [
-                (Value.parameter(n), p) for n, p in model.named_parameters() if p.requires_grad
+            entries = [
+                ParameterShape(
+                    value=Value.parameter(name),
+                    shape=tuple(parameter.shape),
+                    dtype=self._own_dtype(parameter),
+                    trained=parameter.requires_grad,
+                )
+                for name, parameter in model.named_parameters()
             ]
             if self.plan.mesh.size > 1 and not self.plan.agreement.alone:
-                entries += [(Value.buffer(n), b) for n, b in model.named_buffers()]
-            self._parameters = tuple(
-                ParameterShape(
-                    value=value,
-                    shape=tuple(t.shape),
-                    dtype=self._own_dtype(t) if t.is_floating_point() else torch.float64,
-                )
-                for value, t in entries
-            )
+                entries += [
+                    ParameterShape(
+                        value=Value.buffer(name),
+                        shape=tuple(buffer.shape),
+                        dtype=torch.complex128 if buffer.is_complex() else torch.float64,
+                        trained=False,
+                    )
+                    for name, buffer in model.named_buffers()
+                ]
+            self._parameters = tuple(entries)
         return self._parameters
 
     def _own_dtype(self, tensor: torch.Tensor) -> torch.dtype:
@@ -416,16 +441,26 @@ class Programs:
         dtype = self.captures.dtype
         return dtype if dtype == torch.float64 and tensor.is_floating_point() else tensor.dtype
 
-    def _opaque_notices(self) -> tuple[str, ...]:
+    def _opaque_notices(self, trial: Trial) -> tuple[str, ...]:
         assert self.capture_error is not None
         notices = [f"running eagerly: {self.capture_error.what}"]
-        if counts_samples(self.job):
+        if not trial.weighs:
             notices.append(
                 "the loss counts as a mean over its samples; return (total, weight) from `objective` to say otherwise."
             )
         if self.plan.mesh.size > 1:
             notices.append(
-                "run eagerly, each rank's forward sees its own share alone: batch norm, and branches, state and hooks "
-                "that depend on the batch, are not those of one process, and dropout masks depend on the ranks."
+                "run eagerly, each rank's forward sees its own share alone: branches, state and hooks that depend on "
+                "the whole batch are not those of one process. Losses, batch norm and random numbers are."
+                if self.job.batch_norm == "global" and trial.watched and not self.plan.agreement.alone
+                else "run eagerly, each rank's forward sees its own share alone: batch norm, random numbers, and "
+                "branches, state and hooks that depend on the batch, are not those of one process."
             )
+        if trial.other_draws and self.plan.data_ranks > 1:
+            notices.append(
+                f"what {', '.join(trial.other_draws)} draw{'s' if len(trial.other_draws) == 1 else ''} depends on how "
+                "the batch is shared."
+            )
+        if self.plan.memory.zero == 3 and self.plan.data_ranks > 1:
+            notices.append("run eagerly, the model is whole on every rank while a micro-batch is computed.")
         return tuple(notices)

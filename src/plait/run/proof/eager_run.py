@@ -26,8 +26,8 @@ from plait.job.order import micro_batch_sizes
 from plait.job.updates.clip import Clip
 from plait.job.updates.follow import TRAIN_LOSS
 from plait.plan.named import resolve
+from plait.run.eager.step import seed_of, total_and_weight
 from plait.run.hold.state import ModelState
-from plait.run.interpret.eager import seed_of, total_and_weight
 from plait.run.prepare.programs import Programs
 from plait.run.proof.serial_run import Record
 from plait.torch_private import pytree
@@ -147,7 +147,7 @@ def drawing(
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        torch.manual_seed(seed_of(job, step, micro_batch, 0))
+        torch.manual_seed(seed_of(job, step, micro_batch))
         stack.enter_context(job.autocast("cpu"))
         draws = Draws(nodes, random_key(seed=job.seed, step=step, micro_batch=micro_batch))
         if draws.any:  # what is checkpointed would draw twice

@@ -19,8 +19,8 @@ from plait.files.shape import shaped
 from plait.job.data.source import Source, Stream
 from plait.job.job import Job, Until
 from plait.job.order import split
+from plait.run.eager.step import total_and_weight
 from plait.run.hold.state import ModelState
-from plait.run.interpret.eager import total_and_weight
 from plait.torch_private import pytree
 
 

@@ -1,0 +1,133 @@
+"""How much a loss weighs that the user's own code computed, read off its autograd graph.
+
+In: a scalar with its history. Out: what makes shares of a batch add up exactly: the labels that count in a
+cross-entropy, the elements of a mean, the count that a sum was divided by; or that it is a sum. Nothing where the
+history does not tell: then the loss counts as a mean over its samples. The means are those that captured steps know.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from plait.torch_private.autograd import is_number, saved
+
+_MEAN, _SUM = 1, 2
+"""`at::Reduction` of torch's losses."""
+_LABELS = ("NllLossBackward0", "NllLoss2DBackward0")
+_LOSSES = ("MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "SoftMarginLoss")
+_SAME = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Clone", "ToCopy", "Alias", "Neg")
+_SCALED = ("MulBackward", "DivBackward")
+_ADDED = ("AddBackward", "SubBackward")
+_SUMMED = ("SumBackward", "DotBackward")
+_OF_PARAMETERS = (
+    *(*_SAME, *_SCALED, *_ADDED, *_SUMMED, "MeanBackward", "PowBackward", "AbsBackward", "SqrtBackward"),
+    *(
+        "NormBackward",
+        "LinalgVectorNorm",
+        "StackBackward",
+        "CatBackward",
+        "TBackward",
+        "ExpBackward",
+        "LogBackward",
+    ),
+)
+"""Ops of a penalty on weights, none of which looks anything up by what is in a batch."""
+_LONGEST = 4096
+"""Nodes of a penalty that are looked at, at most: one of all weights of a large model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A loss that is a mean with a weight, or a sum over samples."""
+
+    weight: float | None
+    """Of a mean; None: it is a sum."""
+    counts: tuple[Any, ...] | None = None
+    """What is counted, where it is known; None: something that the user's code has counted."""
+
+
+def read_loss(loss: Tensor, num_samples: int) -> Reading | None:
+    """What the loss of a share of `num_samples` samples is."""
+    return _read(loss.grad_fn, num_samples) if loss.grad_fn is not None else None
+
+
+def _read(node: Any, num_samples: int) -> Reading | None:
+    name = type(node).__name__
+    if name in _LABELS and saved(node, "reduction") == _MEAN:
+        target, weight = saved(node, "target"), saved(node, "weight")
+        at = (target.data_ptr(), saved(node, "ignore_index"), weight.data_ptr() if weight is not None else 0)
+        return Reading(float(saved(node, "total_weight")), ("labels", *at))
+    if name.startswith("MeanBackward"):
+        count = saved(node, "self_sym_numel")
+        return Reading(float(count), ("elements", count))
+    if name.startswith(_LOSSES) and saved(node, "reduction") == _MEAN:
+        count = max(saved(node, "self").numel(), saved(node, "target").numel())
+        return Reading(float(count), ("elements", count))
+    if _adds_up(node):
+        return Reading(None)
+    behind = _behind(node)
+    if name.startswith("DivBackward") and len(behind) == 1 and _adds_up(behind[0]):
+        return _divided(saved(node, "other"), num_samples)
+    if name.startswith((*_SAME, *_SCALED)) and len(behind) == 1:
+        return _read(behind[0], num_samples)
+    if name.startswith(_ADDED):
+        found = [_read(entry, num_samples) for entry in behind if not _is_penalty(entry)]
+        first = found[0] if found else None
+        if len(found) < len(behind) and (first is None or first.weight is None):
+            return None  # a penalty beside a sum would be counted once a share
+        return first if first is not None and all(_alike(first, entry) for entry in found[1:]) else None
+    return None
+
+
+def _behind(node: Any) -> list[Any]:
+    return [following for following, _ in node.next_functions if following is not None]
+
+
+def _divided(divisor: Tensor, num_samples: int) -> Reading | None:
+    """A sum by a count of something in the share is a mean; by a number that does not follow the share, a sum."""
+    if divisor.numel() != 1:
+        return None
+    count = float(divisor)
+    if is_number(divisor):
+        return Reading(count) if count > 0 and count % num_samples == 0 else Reading(None)
+    return Reading(count) if count >= 1 and count == int(count) else None
+
+
+def _alike(first: Reading, second: Reading | None) -> bool:
+    """Whether two means have one weight, and not by chance; or both are sums."""
+    if second is None or first.weight != second.weight:
+        return False
+    kinds = {entry.counts[0] for entry in (first, second) if entry.counts is not None}
+    return first.counts == second.counts or "elements" not in kinds
+
+
+def _adds_up(node: Any) -> bool:
+    """A sum, or sums put together linearly: the sum over shares is the whole."""
+    name = type(node).__name__
+    if name.startswith(_SUMMED):
+        return True
+    if name in _LABELS or name.startswith(_LOSSES):
+        return bool(saved(node, "reduction") == _SUM)
+    behind = _behind(node)
+    if name.startswith((*_SAME, "MulBackward")):
+        return len(behind) == 1 and _adds_up(behind[0])
+    return name.startswith(_ADDED) and len(behind) == 2 and all(map(_adds_up, behind))
+
+
+def _is_penalty(node: Any) -> bool:
+    """Whether it is computed from parameters alone, so that every share has the same."""
+    stack, seen = [node], set()
+    while stack:
+        current = stack.pop()
+        name = type(current).__name__
+        if current in seen or name == "AccumulateGrad":
+            continue
+        seen.add(current)
+        behind = _behind(current)
+        scaled = name.startswith(_SCALED) and len(behind) == 1 and is_number(saved(current, "other"))
+        whole = len(behind) == len(current.next_functions) or scaled or name.startswith(_ADDED)
+        if not name.startswith(_OF_PARAMETERS) or not whole or len(seen) > _LONGEST:
+            return False
+        stack += behind
+    return True

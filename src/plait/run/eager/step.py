@@ -1,0 +1,196 @@
+"""Models that cannot be captured: their forward and backward run eagerly, as one opaque instruction.
+
+In: a rank's share of a micro-batch. Out: (total, weight, gradients of total, buffers weighted by the share), all of
+them summands over ranks. What one process would compute of the whole micro-batch: the loss weighs what it is a mean of,
+batch norm knows the samples of all ranks, random numbers belong to samples, and hooks on activations see gradients of
+the mean over all. What remains is told: Python state, branches and other sums over the batch are those of a share.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait.errors import JobError
+from plait.graph.ops.random import random_key
+from plait.job.data.loader import Share
+from plait.job.dtypes import default_dtype
+from plait.job.job import Job
+from plait.program.instructions import Opaque
+from plait.run.eager.company import Company
+from plait.run.eager.draws import SampleDraws
+from plait.run.eager.reading import read_loss
+from plait.run.eager.statistics import WholeStatistics
+from plait.run.hold.state import ModelState
+from plait.torch_private import pytree
+
+
+def run_eagerly(
+    state: ModelState,
+    share: Share,
+    model: Opaque,
+    step: int,
+    micro_batch: int,
+    company: Company | None,
+) -> list[Tensor]:
+    """[total, weight, *gradients, *buffers] of one share; an empty share contributes zeros.
+
+    `company`: the other ranks of `data`, where there are any.
+    """
+    named = dict(state.model.named_parameters())
+    tensors = [named[name] for name in model.parameters]
+    zero = torch.zeros((), dtype=state.dtype, device=state.device)
+    found: list[Tensor | None] = [None] * len(tensors)
+    total, weight, whole = zero, zero.clone(), 1.0
+    if len(share.ids) == 0:
+        if company is not None:
+            company.leave()
+    else:
+        modes = _modes(state, share, model, step, micro_batch, company)
+        batch = pytree.tree_map_only(Tensor, state.place, share.batch)
+        frozen = [(name, p) for name, p in named.items() if not p.requires_grad]
+        job = state.part(step)
+        with (
+            torch.enable_grad(),
+            _seeded(state, step, micro_batch),
+            _trained_alone(list(named.items()), model.parameters),
+        ):
+            with state.job.autocast(state.device.type), default_dtype(state.asked), entered(modes):
+                result = job.objective_of(state.model, batch)
+            total, weight = total_and_weight(job, batch, len(share.ids), result, sum(share.sizes))
+            _refuse_late_training(frozen)
+            whole = float(weight)
+            if company is not None:
+                whole = float(company.gather("weight", weight.detach().double().reshape(1)).sum())
+            if whole > 0:  # a share that weighs nothing has samples in the statistics of others
+                alone = company is None and isinstance(result, Tensor)
+                mean = result if alone else total / whole
+                with entered(modes):
+                    found = _backward(mean, tensors)  # type: ignore[arg-type]
+        if company is not None:
+            company.leave()
+    gradients = [torch.zeros_like(t) if g is None else g * whole for t, g in zip(tensors, found, strict=True)]
+    return [total.detach(), weight.detach(), *gradients, *_buffers(state, model.buffers, share)]
+
+
+@contextmanager
+def _trained_alone(named: Sequence[tuple[str, nn.Parameter]], names: tuple[str, ...]) -> Iterator[None]:
+    """What another objective trains needs no gradient now."""
+    others = [p for name, p in named if p.requires_grad and name not in names]
+    for parameter in others:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in others:
+            parameter.requires_grad_(True)
+
+
+def _modes(
+    state: ModelState, share: Share, model: Opaque, step: int, micro_batch: int, company: Company | None
+) -> list[Any]:
+    """What the user's code runs under: random numbers by sample, statistics of all ranks."""
+    if not model.watched:
+        return []
+    key = random_key(seed=state.job.seed, step=step, micro_batch=micro_batch, first_sample=share.offset)
+    modes: list[Any] = [SampleDraws(key, len(share.ids), model.draw_dims)]
+    if company is not None and state.job.batch_norm == "global":
+        modes.append(WholeStatistics(company, state.model))
+    return modes
+
+
+@contextmanager
+def entered(modes: Sequence[Any]) -> Iterator[None]:
+    """All of them."""
+    with ExitStack() as stack:
+        for mode in modes:
+            stack.enter_context(mode)
+        yield
+
+
+@contextmanager
+def _seeded(state: ModelState, step: int, micro_batch: int) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[state.device] if state.device.type == "cuda" else []):
+        torch.manual_seed(seed_of(state.job, step, micro_batch))
+        yield
+
+
+def seed_of(job: Job, step: int, micro_batch: int) -> int:
+    """Of torch's generator, for a micro-batch."""
+    return ((job.seed * 1_000_003 + step) * 1_000_003 + micro_batch * 65_537) % (1 << 63)
+
+
+def _backward(loss: Tensor, tensors: list[nn.Parameter]) -> list[Tensor | None]:
+    """The gradients as `loss.backward()` leaves them, whatever hooks of the user's do to them on the way."""
+    before = [tensor.grad for tensor in tensors]
+    for tensor in tensors:
+        tensor.grad = None
+    try:
+        if loss.requires_grad:
+            torch.autograd.backward(
+                loss
+            )  # not `loss.backward`, within which no mode sees what is computed again
+        return [tensor.grad for tensor in tensors]
+    finally:
+        for tensor, gradient in zip(tensors, before, strict=True):
+            tensor.grad = gradient
+
+
+def _refuse_late_training(frozen: list[tuple[str, nn.Parameter]]) -> None:
+    for name, parameter in frozen:
+        if parameter.requires_grad:
+            raise JobError(
+                f"the forward set requires_grad of {name}, which was frozen when the model was built: the optimizer "
+                "does not know it.",
+                fix="build it with requires_grad=True, "
+                "and let the job say until when it is frozen: freeze=[Freeze(parameters=..., until=...)].",
+            )
+
+
+def _buffers(state: ModelState, names: tuple[str, ...], share: Share) -> list[Tensor]:
+    """Summands of the ranks' buffers: their mean by samples; counters are those of the first rank that has samples."""
+    fraction = len(share.ids) / sum(share.sizes)
+    leads = 1.0 if len(share.ids) > 0 and share.offset == 0 else 0.0
+    found = []
+    for buffer in (state.buffers[name].detach() for name in names):
+        if buffer.is_complex():
+            found.append(buffer.to(torch.complex128) * fraction)
+        elif buffer.is_floating_point():  # in float64 the shares of what nobody changes add up to it exactly
+            wide = buffer.double()
+            found.append(torch.where(torch.isfinite(wide), wide * fraction, wide))
+        else:
+            found.append(buffer.double() * leads)
+    return found
+
+
+def total_and_weight(
+    job: Job,
+    batch: Any,
+    num_samples: int,
+    result: Tensor | tuple[Tensor, Tensor],
+    num_whole: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The objective's result as (total, weight), by what it is a mean of where that can be told, else by samples.
+
+    `num_whole` are the samples of all ranks: a sum over this share's is so much of the sum over theirs.
+    """
+    if not isinstance(result, Tensor):
+        total, weight = result
+        return total, weight.to(total.dtype)
+    weight = result.new_tensor(float(num_samples))
+    reading = read_loss(result, num_samples)
+    loss = job.loss
+    if reading is not None and reading.weight is None:
+        return result * float(num_whole or num_samples), weight
+    if reading is not None:
+        weight = result.new_tensor(reading.weight)
+    elif isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) and loss.reduction == "mean":
+        target = batch[-1]  # without a history, as in evaluation
+        if not target.is_floating_point():
+            keep = target != loss.ignore_index
+            weight = keep.sum().to(result.dtype)
+            if loss.weight is not None:
+                weight = (loss.weight.to(result)[target * keep] * keep).sum()
+    return torch.where(weight > 0, result * weight, torch.zeros_like(result)), weight

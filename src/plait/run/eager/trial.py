@@ -1,0 +1,103 @@
+"""One forward pass of the user's code before a run, on a few samples.
+
+In: a job, two small batches. Out: what is known of its runs: which data it takes, whether its loss tells its weight,
+which dims of its random numbers hold samples. What cannot work at all is told before any process starts.
+"""
+
+import contextlib
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.errors import JobError, PlaitError
+from plait.graph.capture.watch import Watch
+from plait.graph.ops.random import random_key
+from plait.job.copies import copy_of
+from plait.job.dtypes import leaf_dtype
+from plait.job.generators import kept_generators
+from plait.job.job import Job
+from plait.job.origin import fix_of, told
+from plait.run.eager.draws import SampleDraws, dims_of
+from plait.run.eager.reading import read_loss
+from plait.torch_private import pytree
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """What one forward tells of all."""
+
+    narrow: bool
+    """Whether float64 data must be given as float32."""
+    weighs: bool
+    """Whether the loss says what it is a mean of."""
+    draw_dims: tuple[int, ...] | None
+    """The dim that holds samples, by draw of random numbers; None: not known."""
+    other_draws: tuple[str, ...]
+    """Random ops whose numbers depend on the shares."""
+    watched: bool = True
+    """Whether the code can run while its ops are watched."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Forward:
+    weighs: bool
+    draws: SampleDraws | None
+    """What was drawn; None: it runs only where its ops are not watched."""
+
+
+def try_eagerly(job: Job, batch: Any, num_samples: int, more: Any, num_more: int) -> Trial:
+    """Try the model and its loss on a batch, and on one with more samples, here and now."""
+    error: Exception | None = None
+    leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+    wide = any(leaf.dtype == torch.float64 for leaf in leaves)
+    for narrow, watched in ((False, True), (False, False), *(((True, True), (True, False)) if wide else ())):
+        try:
+            first = _try(job, batch, num_samples, narrow, watched)
+        except PlaitError:
+            raise
+        except Exception as found:  # without being watched, it fails as it does in the user's own loop
+            error = found if error is None or not (narrow or watched) else error
+            if "torch._dynamo" in sys.modules:  # compiled parts remember that they were watched
+                torch.compiler.reset()
+            continue
+        dims: tuple[int, ...] | None = () if first.draws is not None else None
+        if first.draws is not None and first.draws.shapes:
+            dims = None
+            with contextlib.suppress(Exception):
+                other = _try(job, more, num_more, narrow, watched=True).draws
+                dims = dims_of(first.draws.shapes, other.shapes) if other is not None else None
+        return Trial(
+            narrow=narrow,
+            weighs=first.weighs,
+            draw_dims=dims,
+            other_draws=tuple(first.draws.others) if first.draws is not None else (),
+            watched=watched,
+        )
+    assert error is not None
+    raise JobError(
+        f"the model or its loss failed on the first samples{told(error)}",
+        fix=fix_of(error, "mend that line, or the shapes of what it is given."),
+    ) from error
+
+
+@kept_generators()
+def _try(job: Job, batch: Any, num_samples: int, narrow: bool, watched: bool) -> _Forward:
+    model = job.build_model()
+    model = copy_of(model) if model is job.model else model
+    watch = Watch({"loss": job.loss, "objective": job.objective})
+    draws = SampleDraws(random_key(seed=job.seed, step=0), num_samples) if watched else None
+
+    def given(leaf: Tensor) -> Tensor:
+        return leaf.to(leaf_dtype(leaf.dtype, torch.float32, narrow), copy=True)
+
+    torch.manual_seed(job.seed)
+    try:
+        with torch.enable_grad(), job.autocast("cpu"), draws or contextlib.nullcontext():
+            result = job.objective_of(model.train(), pytree.tree_map_only(Tensor, given, batch))
+    finally:
+        watch.restore()
+    weighs = not isinstance(result, Tensor) or read_loss(result, num_samples) is not None
+    return _Forward(weighs=weighs, draws=draws)
