@@ -49,7 +49,13 @@ class Reading:
 
 def read_loss(loss: Tensor, num_samples: int) -> Reading | None:
     """What the loss of a share of `num_samples` samples is."""
-    return _read(loss.grad_fn, num_samples) if loss.grad_fn is not None else None
+    if loss.grad_fn is None:
+        return None
+    found = _read(loss.grad_fn, num_samples)
+    if found is not None and found.counts is None and found.weight is not None and found.weight <= 1:
+        nothing = float(loss.detach()) == 0.0  # a count of nothing that was kept from being 0
+        found = Reading(0.0) if nothing else found if found.weight == 1 else None
+    return found
 
 
 def _read(node: Any, num_samples: int) -> Reading | None:
@@ -91,7 +97,7 @@ def _divided(divisor: Tensor, num_samples: int) -> Reading | None:
     count = float(divisor)
     if is_number(divisor):
         return Reading(count) if count > 0 and count % num_samples == 0 else Reading(None)
-    return Reading(count) if count >= 1 and count == int(count) else None
+    return Reading(count) if 0 <= count <= 1 or count == int(count) else None
 
 
 def _alike(first: Reading, second: Reading | None) -> bool:
