@@ -10,17 +10,19 @@ import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from plait.callbacks import Callback, Callbacks
 from plait.errors import CheckpointError, DiskError, JobError, SpoiledError, UsageError
+from plait.files.records import read_records
 from plait.files.write import hold_reserve, release_reserve, write_last_words, write_or_tell, write_whole
+from plait.job.copies import copy_of
 from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.options import Limits, Listener, Saving, Trial
@@ -65,6 +67,25 @@ class Result:
     """Why training ended early: `interrupted`, or what `until` found; None: it ran to its end."""
     notices: tuple[str, ...]
     """What the user should know about how the model was run."""
+    job: Job = field(repr=False)
+    """What was trained."""
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl: of a step `loss`, `lr`, `samples_per_s`, ...; of a measurement `evaluate`."""
+        return [
+            {k: v for k, v in e.items() if k != "sum"}
+            for e in read_records(self.folder / "metrics.jsonl").entries
+        ]
+
+    @property
+    def model(self) -> nn.Module:
+        """The trained model on the CPU, in `eval` mode: one of its own, also where the job was given an instance."""
+        with kept_generators():
+            built = self.job.build_model()
+        model = copy_of(built) if built is self.job.model else built
+        model.load_state_dict(self.weights)
+        return model.eval()
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -201,6 +222,7 @@ def train(
             folder=folder,
             stopped=summary["stopped"],
             notices=(*programs.choices, *summary["notices"]),
+            job=job,
         )
 
 

@@ -258,3 +258,15 @@ def test_progress_is_shown_where_it_is_wanted(tmp_path: Path, capsys: pytest.Cap
 def test_train_refuses_what_is_no_job() -> None:
     with pytest.raises(JobError):
         plait.train(None, progress=True)  # type: ignore[arg-type]
+
+
+def test_a_result_has_history_and_model(tmp_path: Path) -> None:
+    state = torch.get_rng_state()
+    given = job()
+    result = plait.train(given, out=tmp_path / "run", trace=False)
+    assert [entry["loss"] for entry in result.history if "loss" in entry] == list(result.losses)
+    model = result.model
+    assert not model.training
+    measured = torch.stack([model(row).argmax() == label for row, label in given.data]).float().mean()
+    assert float(measured) == pytest.approx(result.evaluation["accuracy"])
+    assert torch.equal(state, torch.get_rng_state()), "the caller's random numbers are as they were"
