@@ -97,7 +97,8 @@ def run(
         if result.stopped not in (None, "interrupted"):
             told.print(f"stopped: {result.stopped}", highlight=False, soft_wrap=True)
         folder = str(result.folder)
-        where = Text.assemble("run folder: ", (folder, "bold"), f"  (plait report {folder})")
+        page = f"; {folder}/report.html" if (result.folder / "report.html").exists() else ""
+        where = Text.assemble("run folder: ", (folder, "bold"), f"  (plait report {folder}{page})")
         told.print(where, soft_wrap=True)
     if result.stopped == "interrupted":
         print(f"interrupted and saved; to go on: plait run --resume {result.folder}", file=sys.stderr)

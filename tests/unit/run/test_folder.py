@@ -87,3 +87,11 @@ def test_an_unreadable_lock_still_locks(tmp_path: Path) -> None:
         (tmp_path / "run.lock").write_bytes(b"\xff" * 10)
         with pytest.raises(UsageError, match="by another run"), locked(tmp_path):
             raise AssertionError("two writers")
+
+
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(UsageError, match=r"is no run folder: it holds thesis\.tex") as caught:
+        make_run_folder(tmp_path, "mlp", resuming=False)
+    assert str(tmp_path / "run") in str(caught.value.fix)
+    assert make_run_folder(tmp_path / "run", "mlp", resuming=False) == tmp_path / "run"

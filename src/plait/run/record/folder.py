@@ -32,6 +32,8 @@ def make_run_folder(out: Path | None, name: str, *, resuming: bool) -> Path:
                 f"{out} already holds a run.",
                 fix=f"choose another --out, or continue it with --resume {out}.",
             )
+        if not resuming:
+            _refuse_foreign(out)
         folder = out
     else:
         folder = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -44,6 +46,20 @@ def make_run_folder(out: Path | None, name: str, *, resuming: bool) -> Path:
             f"the run folder {folder} cannot be made: {error.strerror}.", fix="choose another --out."
         ) from error
     return folder
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """A run is not mixed with files of somebody else: its folder is new, empty, or was begun by a run before."""
+    try:
+        held = sorted(path.name for path in folder.iterdir())
+    except OSError:  # there is none, or it is a file, which is told when it is made
+        return
+    if held and not {"checkpoints", "environment.json", "plan.yaml"} & set(held):
+        what = ", ".join(held[:3]) + (f" and {len(held) - 3} more" if len(held) > 3 else "")
+        raise UsageError(
+            f"{folder} is no run folder: it holds {what}.",
+            fix=f"choose a new folder, such as --out {folder / 'run'}.",
+        )
 
 
 def _claim(folder: Path) -> Path:
