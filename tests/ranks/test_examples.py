@@ -20,7 +20,7 @@ from plait.job.reference import load_job
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BIN = Path(sys.executable).parent
 
-RUN_TO_THEIR_END = ("linear_regression", "digits_mlp", "user_loop", "sparse_verses")
+RUN_TO_THEIR_END = ("linear_regression", "digits_mlp", "digits_gan", "user_loop", "sparse_verses")
 
 # Steps, samples a step, and the loss to be under by then. Chance is ln 10 = 2.30 for the ten kinds of clothing; knowing
 # only how frequent each character is gives 3.01. On so many samples two ranks got 1.2, 1.4, 2.6, 2.6 and 2.1.
@@ -89,6 +89,12 @@ def test_linear_regression_ends_at_the_analytic_solution(tmp_path: Path) -> None
 def test_digits_are_read(tmp_path: Path) -> None:
     output = run(sys.executable, EXAMPLES / "digits_mlp.py", folder=tmp_path)
     assert number_after("held-out accuracy:", output) > 0.95
+
+
+def test_digits_are_written_by_two_networks_in_turn(tmp_path: Path) -> None:
+    output = run(sys.executable, EXAMPLES / "digits_gan.py", folder=tmp_path)
+    assert number_after("gap between mean digits before:", output) > 0.2
+    assert number_after("after:", output) < 0.12
 
 
 def test_digits_on_the_command_line(tmp_path: Path) -> None:
