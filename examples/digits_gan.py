@@ -80,7 +80,7 @@ def job() -> plait.Job:
 if __name__ == "__main__":
     real = digits(held_out=True)
     with torch.no_grad():
-        print(f"gap between mean digits before: {gap(job().build_model(), real).item():.3f}")
+        print(f"gap between mean digits before: {gap(Gan(), real).item():.3f}")
     result = plait.train(job(), plan="ddp", ranks=2)
     print(f"after: {result.evaluation['gap']:.3f}")
     model = Gan()
