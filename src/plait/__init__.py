@@ -26,6 +26,7 @@ What to call. Names and options are those of the command line; `help(plait.train
                 parallelize            a step inside a loop of your own
     check       verify                 does a plan compute what one process does    plait verify
                 doctor                 what works on this machine               plait doctor
+                links                  how fast its processes reach each other  plait links
     look back   read_run               everything in a run folder               plait report
                 write_page             a page that shows it                     plait report
                 compare                runs and predictions side by side        plait compare
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from plait.api.choose import Choice, choose, export_plan, scale
     from plait.api.doctor import Diagnosis, doctor
     from plait.api.graphs import Placed, capture, placements
+    from plait.api.links import links
     from plait.api.machine import measure
     from plait.api.predict import predict
     from plait.api.proof import verify
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
     from plait.report.compare import Comparison, compare
     from plait.report.page import write_page
     from plait.report.record import RunRecord, read_run
+    from plait.run.measure.link_times import LinkReport
     from plait.run.measure.machine import Measured
     from plait.run.measure.predict import Predicted
     from plait.run.parallelize import Step, parallelize
@@ -94,6 +97,7 @@ _HOME = {
     "Freeze": "job.updates.freeze",
     "Job": "job.job",
     "Limits": "options",
+    "LinkReport": "run.measure.link_times",
     "Measured": "run.measure.machine",
     "Objective": "job.updates.objectives",
     "Placed": "api.graphs",
@@ -119,6 +123,7 @@ _HOME = {
     "doctor": "api.doctor",
     "export": "api.runs",
     "export_plan": "api.choose",
+    "links": "api.links",
     "load_job": "job.reference",
     "measure": "api.machine",
     "parallelize": "run.parallelize",
@@ -163,6 +168,7 @@ __all__ = [
     "Freeze",
     "Job",
     "Limits",
+    "LinkReport",
     "Measured",
     "Objective",
     "Placed",
@@ -189,6 +195,7 @@ __all__ = [
     "doctor",
     "export",
     "export_plan",
+    "links",
     "load_job",
     "measure",
     "parallelize",

@@ -16,12 +16,12 @@ from plait.options import SYSTEMS
 from plait.search.export import EXPORTERS
 
 FUNCTIONS = {
-    "capture", "choose", "compare", "doctor", "export", "export_plan", "load_job", "measure", "parallelize",
+    "capture", "choose", "compare", "doctor", "export", "export_plan", "links", "load_job", "measure", "parallelize",
     "placements", "predict", "read_run", "resolve", "resume", "scale", "train", "validate", "verify", "write_page",
 }  # fmt: skip
 VALUES = {
     "Average", "Callback", "Choice", "Comparison", "Diagnosis", "Ended", "EpochDone", "Evaluated", "Failed",
-    "Freeze", "Job", "Limits", "Measured", "Objective", "Placed", "PlaitError", "Plan", "Predicted", "Result",
+    "Freeze", "Job", "Limits", "LinkReport", "Measured", "Objective", "Placed", "PlaitError", "Plan", "Predicted", "Result",
     "RunRecord", "Saved", "Saving", "Search", "Started", "Step", "StepDone", "Stop", "Trial", "Until",
     "Validation", "Verification",
 }  # fmt: skip
@@ -29,7 +29,7 @@ COMMANDS = {
     "run": ("train", "resume"), "graph": ("capture", "placements"), "plan": ("choose", "scale", "export_plan"),
     "predict": ("predict",), "measure": ("measure",), "validate": ("validate",), "verify": ("verify",),
     "report": ("read_run", "write_page"), "compare": ("compare",), "export": ("export",),
-    "doctor": ("doctor",),
+    "doctor": ("doctor",), "links": ("links",),
 }  # fmt: skip
 """Which functions do what a command does."""
 

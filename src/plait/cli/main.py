@@ -17,6 +17,7 @@ import typer
 
 from plait.cli.doctor_command import doctor
 from plait.cli.graph_command import graph
+from plait.cli.links_command import links
 from plait.cli.look_back import compare, export, report
 from plait.cli.plan_command import plan_
 from plait.cli.predict_command import measure, predict
@@ -55,7 +56,20 @@ def _plait(
     """Train one unmodified PyTorch model in every way the field knows."""
 
 
-for _command in (run, graph, plan_, predict, measure, validate, verify, report, compare, export, doctor):
+for _command in (
+    run,
+    graph,
+    plan_,
+    predict,
+    measure,
+    validate,
+    verify,
+    report,
+    compare,
+    export,
+    doctor,
+    links,
+):
     app.command(name=_command.__name__.removesuffix("_"))(_command)
 
 

@@ -190,6 +190,13 @@ class Join(Instruction):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Combine(Instruction):
+    """Add a block that was received to the own one: a hop of a collective that is written as messages."""
+
+    kind: TimeKind = "communication"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SquareSum(Instruction):
     """Add up the squares of this rank's gradients, each part of a gradient on one rank alone: for norms."""
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 ValueKind = Literal[
     "parameter", "buffer", "stash", "chunk", "batch", "key", "offset", "node", "gradient", "scalar", "bucket", "shard",
-    "part", "packed", "gathered", "average", "sum", "center",
+    "part", "packed", "gathered", "average", "sum", "center", "block",
 ]  # fmt: skip
 
 
@@ -109,6 +109,11 @@ class Value(NamedTuple):
     def tied_part(cls, bucket: int, coordinate: int) -> "Value":
         """`part:2:1`: what another stage has of a bucket."""
         return cls("part", "", bucket, None, coordinate)
+
+    @classmethod
+    def block(cls, number: int) -> "Value":
+        """`block:3`: a block of a tensor that travels hop by hop."""
+        return cls("block", "", number)
 
     @classmethod
     def packed(cls, bucket: int, message: int) -> "Value":

@@ -27,7 +27,7 @@ from plait.program.write.compression import check_compressed, is_compressed
 from plait.program.write.frees import PERSISTENT, RESULTS
 from plait.program.write.push_pull import SERVERS, check_handled, check_served
 
-_GIVEN = frozenset({"buffer", "chunk", "offset"})
+_GIVEN = frozenset({"buffer", "chunk", "offset", "block"})
 
 
 def check_program(program: Program) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from plait.program.instructions import Collective, Instruction
 from plait.program.value import TOTAL, WEIGHT, Value
 
-PERSISTENT = frozenset({"parameter", "buffer", "bucket", "offset", "chunk", "shard", "average"})
+PERSISTENT = frozenset({"parameter", "buffer", "bucket", "offset", "chunk", "shard", "average", "block"})
 """Kinds of values that outlive the step."""
 RESULTS = (TOTAL, WEIGHT)
 """What is read after it."""

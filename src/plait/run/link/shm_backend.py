@@ -54,6 +54,14 @@ def empty(shape: Sequence[int], dtype: torch.dtype, group: Any) -> Tensor:
     return group.empty(shape, dtype)
 
 
+def register() -> None:
+    """Make the backend known to torch in this process, where `plait.shm` has not."""
+    if BACKEND not in dist.Backend.backend_list:
+        dist.Backend.register_backend(
+            BACKEND, lambda options, unused: create_group(options), extended_api=True, devices=["cpu"]
+        )
+
+
 def _exchange(store: Any, what: str, rank: int, size: int, value: str, timeout: timedelta) -> list[str]:
     """What every rank has to say."""
     store.set(f"plait_shm/{what}/{rank}", value)

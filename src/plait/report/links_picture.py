@@ -1,0 +1,61 @@
+"""The times of collectives against size, as a picture that stands alone.
+
+In: lines of (bytes, seconds). Out: SVG text with both axes logarithmic, so that a latency is a flat line and a
+bandwidth a slope; where lines cross, another algorithm is the quicker one.
+"""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from math import ceil, floor, log10
+
+from plait.units import format_bytes, format_seconds
+
+_WIDTH, _HEIGHT = 640, 380
+"""Of the picture, in pixels."""
+_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 150, 36, 44
+"""Margins: for numbers on the left, names on the right, the title above, the axis below."""
+_COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a", "#bf3989")
+"""Of lines, one after another."""
+
+
+def links_picture(title: str, lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+    """Lines by name."""
+    sizes = sorted({size for points in lines.values() for size, _ in points})
+    times = [seconds for points in lines.values() for _, seconds in points]
+    low, high = floor(log10(min(times))), ceil(log10(max(times)))
+
+    def x(size: float) -> float:
+        span = max(log10(sizes[-1]) - log10(sizes[0]), 1e-9)
+        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * (log10(size) - log10(sizes[0])) / span
+
+    def y(seconds: float) -> float:
+        return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * (log10(seconds) - low) / max(high - low, 1)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
+        f'font-size="12" role="img" aria-label="{escape(title)}">',
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
+        f'<text x="{_LEFT}" y="20" font-size="14">{escape(title)}</text>',
+    ]
+    for power in range(low, high + 1):
+        at = y(10.0**power)
+        parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}" stroke="#ddd"/>')
+        parts.append(
+            f'<text x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{format_seconds(10.0**power)}</text>'
+        )
+    for size in sizes:
+        parts.append(
+            f'<text x="{x(size):.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{format_bytes(size)}</text>'
+        )
+    ends = sorted(((y(points[-1][1]), name) for name, points in lines.items()))
+    labels: dict[str, float] = {}
+    for at, name in ends:
+        labels[name] = max(at, max(labels.values(), default=0.0) + 14)
+    for colour, (name, points) in zip(_COLOURS, lines.items(), strict=False):
+        path = " ".join(f"{x(size):.1f},{y(seconds):.1f}" for size, seconds in points)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts += [f'<circle cx="{x(s):.1f}" cy="{y(t):.1f}" r="3" fill="{colour}"/>' for s, t in points]
+        parts.append(
+            f'<text x="{_WIDTH - _RIGHT + 8}" y="{labels[name] + 4:.1f}" fill="{colour}">{escape(name)}</text>'
+        )
+    return "\n".join([*parts, "</svg>", ""])

@@ -1,0 +1,158 @@
+"""Which backend of torch.distributed can do which operation: every cell is tried.
+
+In: a number of ranks. Out: for each backend and operation whether it gave the right result, or why it was not tried. A
+backend that this torch or this machine lacks is said to be untried, never guessed.
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from plait.run.link.shm_backend import register
+from plait.run.start.launch import Seat, launch
+
+BACKENDS = ("gloo", "plait_shm", "mpi", "nccl")
+"""The columns; nccl on GPUs, the others on processors."""
+OPERATIONS = (
+    "send", "recv", "broadcast", "all_reduce", "reduce", "all_gather", "gather", "scatter", "reduce_scatter",
+    "all_to_all", "barrier",
+)  # fmt: skip
+"""The rows of the table, as torch's own documentation has them."""
+_TIMEOUT_S = 20.0
+"""After which a cell has failed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tried:
+    """One cell."""
+
+    backend: str
+    operation: str
+    works: bool | None
+    """None: it was not tried."""
+    why: str = ""
+    """Why it does not, or was not."""
+
+
+def try_backends(ranks: int) -> tuple[Tried, ...]:
+    """The whole table."""
+    found: list[Tried] = []
+    for backend in BACKENDS:
+        why = _absent(backend)
+        if why:
+            found += [Tried(backend=backend, operation=name, works=None, why=why) for name in OPERATIONS]
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            rows = launch(partial(_rank, backend=backend, folder=Path(folder)), ranks=ranks)
+        for at, name in enumerate(OPERATIONS):
+            wrong = next((row[at] for row in rows if row[at]), "")
+            found.append(Tried(backend=backend, operation=name, works=not wrong, why=wrong))
+    return tuple(found)
+
+
+def _absent(backend: str) -> str:
+    if backend == "mpi" and not dist.is_mpi_available():
+        return "this torch is built without MPI"
+    if backend == "nccl" and not (dist.is_nccl_available() and torch.cuda.is_available()):
+        return "there is no GPU"
+    return ""
+
+
+def _rank(seat: Seat, backend: str, folder: Path) -> list[str]:
+    store = dist.FileStore(str(folder / "store"), seat.ranks)  # type: ignore[attr-defined]
+    limit = timedelta(seconds=_TIMEOUT_S)
+    register()
+    dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.ranks, timeout=limit)
+    device = torch.device("cpu")
+    if backend == "nccl":
+        device = torch.device("cuda", seat.rank % torch.cuda.device_count())
+    found = []
+    for name in OPERATIONS:
+        try:
+            found.append("" if _CELLS[name](seat.rank, seat.ranks, device) else "gives a wrong result")
+        except Exception as error:
+            found.append(str(error).splitlines()[0][:120] or type(error).__name__)
+    dist.destroy_process_group()
+    return found
+
+
+Cell = Callable[[int, int, torch.device], bool]
+
+
+def _message(rank: int, ranks: int, device: torch.device) -> bool:
+    tensor = torch.full((5,), float(rank), device=device)
+    if rank == 0:
+        dist.send(tensor, 1)
+    elif rank == 1:
+        dist.recv(tensor, 0)
+    return rank != 1 or bool((tensor == 0).all())
+
+
+def _summed(rank: int, ranks: int, device: torch.device, *, everywhere: bool) -> bool:
+    tensor = torch.full((5,), float(rank), device=device)
+    if everywhere:
+        dist.all_reduce(tensor)
+    else:
+        dist.reduce(tensor, 0)
+    return (not everywhere and rank > 0) or bool((tensor == sum(range(ranks))).all())
+
+
+def _broadcast(rank: int, ranks: int, device: torch.device) -> bool:
+    tensor = torch.full((5,), float(rank), device=device)
+    dist.broadcast(tensor, 1)
+    return bool((tensor == 1).all())
+
+
+def _gathered(rank: int, ranks: int, device: torch.device, *, everywhere: bool) -> bool:
+    own = torch.full((5,), float(rank), device=device)
+    outs = [torch.empty_like(own) for _ in range(ranks)]
+    if everywhere:
+        dist.all_gather(outs, own)
+    else:
+        dist.gather(own, outs if rank == 0 else None, 0)
+    return (not everywhere and rank > 0) or all(bool((out == at).all()) for at, out in enumerate(outs))
+
+
+def _scatter(rank: int, ranks: int, device: torch.device) -> bool:
+    out = torch.empty(5, device=device)
+    dist.scatter(out, [torch.full_like(out, float(at)) for at in range(ranks)] if rank == 0 else None, 0)
+    return bool((out == rank).all())
+
+
+def _reduce_scatter(rank: int, ranks: int, device: torch.device) -> bool:
+    out = torch.empty(5, device=device)
+    dist.reduce_scatter(out, [torch.full_like(out, float(at)) for at in range(ranks)])
+    return bool((out == rank * ranks).all())
+
+
+def _all_to_all(rank: int, ranks: int, device: torch.device) -> bool:
+    out = torch.empty(ranks, device=device)
+    dist.all_to_all_single(out, torch.arange(ranks, device=device) + 10.0 * rank)
+    return out.tolist() == [10.0 * source + rank for source in range(ranks)]
+
+
+def _barrier(rank: int, ranks: int, device: torch.device) -> bool:
+    dist.barrier()
+    return True
+
+
+_CELLS: dict[str, Any] = {
+    "send": _message,
+    "recv": _message,
+    "broadcast": _broadcast,
+    "all_reduce": partial(_summed, everywhere=True),
+    "reduce": partial(_summed, everywhere=False),
+    "all_gather": partial(_gathered, everywhere=True),
+    "gather": partial(_gathered, everywhere=False),
+    "scatter": _scatter,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "barrier": _barrier,
+}
