@@ -21,7 +21,8 @@ FUNCTIONS = {
 }  # fmt: skip
 VALUES = {
     "Average", "Callback", "Choice", "Comparison", "Diagnosis", "Ended", "EpochDone", "Evaluated", "Failed",
-    "Freeze", "Job", "Limits", "LinkReport", "Measured", "Objective", "Placed", "PlaitError", "Plan", "Predicted", "Result",
+    "Freeze", "Job", "Limits", "LinkReport",
+    "Measured", "Objective", "Placed", "PlaitError", "Plan", "Predicted", "Result",
     "RunRecord", "Saved", "Saving", "Search", "Started", "Step", "StepDone", "Stop", "Trial", "Until",
     "Validation", "Verification",
 }  # fmt: skip
