@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import select
 import signal
 import time
 
@@ -260,6 +261,31 @@ def test_every_ticket_is_taken_once_and_a_killed_rank_keeps_nobody_waiting() -> 
     assert set(range(taken)) - set(found) <= {
         max(set(range(taken)) - set(found), default=0)
     }  # the dead one's
+    board.close()
+
+
+def _hold(board: Board, pipe: int) -> None:
+    with board.post(1).tickets._locked():
+        os.write(pipe, b"!")
+        time.sleep(60)
+
+
+@pytest.mark.timeout(30)
+def test_a_ticket_is_waited_for_while_another_rank_takes_one_and_not_when_that_one_is_killed() -> None:
+    board, (read_end, write_end) = Board.create(2), os.pipe()
+    context, waited = multiprocessing.get_context("fork"), []
+    holder = context.Process(target=_hold, args=(board, write_end), daemon=True)
+    holder.start()
+    assert os.read(read_end, 1) == b"!"
+    taker = context.Process(target=_take, args=(board, 0, write_end, 1), daemon=True)
+    taker.start()
+    for _ in range(20):
+        waited += select.select([read_end], [], [], 0.01)[0]
+    assert waited == [], "it did not wait"
+    holder.kill()
+    assert os.read(read_end, 4) == (0).to_bytes(4, "little")
+    holder.join()
+    taker.join()
     board.close()
 
 

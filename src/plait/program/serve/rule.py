@@ -68,6 +68,8 @@ class Clocked:
         self._start = start
         self._pushed = [start] * workers
         self._active = set(range(workers))
+        self._missing = workers
+        """Of those, who have not pushed the next update's gradients: kept, for this is asked after every message."""
 
     @property
     def steps(self) -> int:
@@ -77,18 +79,20 @@ class Clocked:
     def push(self, worker: int, step: int) -> None:
         """All gradients of a worker's step are there."""
         assert step == self._pushed[worker], (worker, step, self._pushed)
+        self._missing -= step == self.steps and worker in self._active
         self._pushed[worker] = step + 1
 
     def due(self) -> Due | None:
         """The update of the next step, once everybody who is still there has pushed."""
-        there = tuple(worker for worker, pushed in enumerate(self._pushed) if pushed > self.steps)
-        if not there or any(worker not in there for worker in self._active):
+        if self._missing:
             return None
-        return Due(step=self.steps, workers=there)
+        there = tuple(worker for worker, pushed in enumerate(self._pushed) if pushed > self.steps)
+        return Due(step=self.steps, workers=there) if there else None
 
     def done(self) -> None:
         """The update was applied."""
         self.applied += 1
+        self._missing = sum(self._pushed[worker] <= self.steps for worker in self._active)
 
     def drop(self) -> None:
         """Never asked for: every server sums what it has of a step."""
@@ -104,7 +108,9 @@ class Clocked:
 
     def leave(self, worker: int) -> None:
         """Nothing more comes from a worker."""
-        self._active.discard(worker)
+        if worker in self._active:
+            self._active.remove(worker)
+            self._missing -= self._pushed[worker] <= self.steps
 
 
 class AsTheyCome:

@@ -99,13 +99,15 @@ def serving(clock: Clock, queue: Queue, serve: Serve, worker: RankProgram, worke
                 complete[message.worker].append(parts[message.worker])
                 parts[message.worker] = []
                 rule.push(message.worker, message.step)
+        new = asks[-1:] if isinstance(message.instruction, Pull) else []
         while (due := rule.due()) is not None:
+            new = asks  # an update may be what they wait for
             _work(clock, rank, due.step, serve, serve)
             rule.done()
             for at in due.workers:
                 for sent in complete[at].popleft():
                     clock.happen(queue.center(at, sent.number), clock.now_s[rank])
-        for ask in [a for a in asks if rule.may_pull(a.worker, a.step)]:
+        for ask in [a for a in new if rule.may_pull(a.worker, a.step)]:
             asks.remove(ask)
             rule.pulled(ask.worker, ask.step)
             for bucket in serve.gives:
