@@ -13,13 +13,14 @@ RANKS ?= 2
 OUT ?= runs/digits-$(shell date +%Y%m%d-%H%M%S)-$(shell echo $$$$)
 PYTEST_ARGS ?=
 
-.PHONY: help run test setup format bench clean
+.PHONY: help run test setup format bench docs clean
 
 help:
 	@echo "make run     set up .venv, train examples/digits_mlp.py on $(RANKS) processes, report it (RANKS=, OUT=)"
 	@echo "make test    set up .venv, then format, lint, types, import order, tests (PYTEST_ARGS=)"
 	@echo "make format  format and fix what ruff can fix"
 	@echo "make bench   side-by-side measurements against other systems"
+	@echo "make docs    the documentation as pages in site/"
 	@echo "make clean   remove .venv and caches (runs/ is kept)"
 
 run: $(VENV)/.run-ready
@@ -45,8 +46,12 @@ format: setup
 bench: $(VENV)/.bench-ready
 	$(BIN)/python -m bench.data_parallel
 
+docs: setup
+	@$(BIN)/mkdocs build --quiet --strict
+	@echo "site/index.html"
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests examples bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The first python3 on the path that is 3.11 or newer and can make virtual environments.

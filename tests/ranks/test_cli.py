@@ -83,7 +83,8 @@ def test_plain_lines_when_nobody_watches(tmp_path: Path, capsys: pytest.CaptureF
     assert jobs.cli("run", jobs.reference("plain"), "--ranks", "2", "--out", tmp_path / "run") == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("step 4/4  loss") and "samples/s" in line for line in lines)
-    assert lines[-1] == f"run folder: {tmp_path / 'run'}  (plait report {tmp_path / 'run'})"
+    folder = tmp_path / "run"
+    assert lines[-1] == f"run folder: {folder}  (plait report {folder}; {folder}/report.html)"
     assert "\x1b" not in "".join(lines)
 
 
