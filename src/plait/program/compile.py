@@ -28,7 +28,7 @@ from plait.program.segment.buckets import SCALARS, Ends, make_buckets, scalar, s
 from plait.program.segment.cut import Piece
 from plait.program.segment.groups import make_layout
 from plait.program.segment.recompute import Again, recompute
-from plait.program.segment.recompute_choice import choose
+from plait.program.segment.recompute_choice import checkpointed, choose
 from plait.program.segment.split import StageGraph, split
 from plait.program.segment.stage_pieces import MicroBatch, StagePieces, stage_pieces
 from plait.program.stage.cut_by_cost import Room
@@ -291,7 +291,7 @@ class _Compiler:
             stages=self.stages.get(key[0]),
         )
         setting, graph, stages = self.plan.memory.recompute, self.graphs[key[0]], self.stages.get(key[0])
-        if setting != "none":
+        if setting != "none" or checkpointed(local):
             if (
                 key not in self.again
             ):  # the first rank chooses for all: they fetch parameters at the same places

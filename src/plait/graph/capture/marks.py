@@ -25,6 +25,7 @@ _NOTES: dict[str, Any] = {
     "source": "",
     "number": -1,
     "owner": None,
+    "again": None,
     "origin": "",
 }
 """What we keep on a node, and what it is where nothing is known."""
@@ -43,6 +44,9 @@ class Marks:
         self._source = ""
         self._replayed: fx.Node | None = None
         self._replaying = False
+        self._again: int | None = None
+        """The call of torch.utils.checkpoint that the trace is in."""
+        self._num_checkpoints = 0
 
     @contextmanager
     def on_nodes(self) -> Iterator[None]:
@@ -72,7 +76,20 @@ class Marks:
             "grad": torch.is_grad_enabled(),
             "number": number_of_last(),
             "owner": number_of_differentiated(),
+            "again": self._again,
         }
+
+    @contextmanager
+    def checkpoint(self) -> Iterator[None]:
+        """While active, nodes are noted to be computed again in the backward, with those of this outermost call."""
+        before = self._again
+        if before is None:
+            self._num_checkpoints += 1
+            self._again = self._num_checkpoints
+        try:
+            yield
+        finally:
+            self._again = before
 
     @contextmanager
     def modules_of(self, model: nn.Module) -> Iterator[None]:

@@ -1,11 +1,11 @@
 """What parts of torch do while a model is traced, where their own way cannot be traced.
 
-Checkpointing calls its function plainly (what is computed again is a plan's decision); compiled parts run as they were
-written; batch norm with a cumulative average reads its counter as a tensor.
+Checkpointing calls its function plainly (what is computed again is noted, and a plan's decision); compiled parts run as
+they were written; batch norm with a cumulative average reads its counter as a tensor.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,18 +16,20 @@ from plait.torch_private.modules import BatchNorm, check_dims, replaced
 
 
 @contextmanager
-def stand_ins(on_checkpoint: Callable[[Any], None] = lambda function: None) -> Iterator[None]:
-    """While active, the parts of torch named above do what can be traced; `on_checkpoint` is told what is wrapped."""
+def stand_ins(
+    on_checkpoint: Callable[[Any], AbstractContextManager[None]] = lambda function: nullcontext(),
+) -> Iterator[None]:
+    """While active, the parts of torch named above do what can be traced; what is wrapped runs in `on_checkpoint`."""
 
     class Noted:
         @staticmethod
         def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-            on_checkpoint(function)
-            return _Reentrant.apply(function, preserve, *args)
+            with on_checkpoint(function):
+                return _Reentrant.apply(function, preserve, *args)
 
     def plain(function: Callable[..., Any], *_: Any, **__: Any) -> Iterator[None]:
-        on_checkpoint(function)
-        yield
+        with on_checkpoint(function):
+            yield
 
     with replaced(_batch_norm, Noted, plain), torch.compiler.set_stance("force_eager"):
         yield

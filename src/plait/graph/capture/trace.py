@@ -122,7 +122,7 @@ class _Trace:
             stack.enter_context(torch.enable_grad())
             stack.enter_context(_quiet())
             stack.enter_context(self.marks.modules_of(subject.model))
-            stack.enter_context(stand_ins(self._note_checkpoint))
+            stack.enter_context(stand_ins(self._checkpoint))
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
             module = make_fx(self._step, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
         assert self.reading is not None and self.tangent is not None
@@ -149,19 +149,22 @@ class _Trace:
             gradients = self._differentiate(tail, tangent.to(tail.total.dtype), flat)
             return [total, weight, *gradients]
 
-    def _note_checkpoint(self, function: Any) -> None:
-        """Which module is wrapped; that of the call where it is no module."""
+    @contextmanager
+    def _checkpoint(self, function: Any) -> Iterator[None]:
+        """Note which module is wrapped (that of the call where it is none), and which nodes it makes."""
         owner = getattr(function, "__self__", function)
         found = (name for name, module in self.subject.model.named_modules() if module is owner)
         self._checkpointed[next(found, self.marks.module)] = None
+        with self.marks.checkpoint():
+            yield
 
     def _checkpoint_notices(self) -> list[str]:
         if not self._checkpointed:
             return []
         names = ", ".join(name or "the model itself" for name in self._checkpointed)
         return [
-            f"torch.utils.checkpoint around {names}: what is computed again is the plan's to decide, and by default "
-            "nothing is; set memory.recompute to these modules, or to full."
+            f"torch.utils.checkpoint around {names}: what it wraps is computed again in the backward, as it says, "
+            "unless the plan sets memory.recompute."
         ]
 
     def _state(self, flat: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -211,7 +211,7 @@ class _Localizer:
         node = self.graph.call_function(target, args, kwargs)
         node.meta["val"] = self.fakes.of(target, args, kwargs)
         if self.current is not None:
-            for key in ("phase", "module", "origin", "source"):
+            for key in ("phase", "module", "origin", "source", "again"):
                 node.meta[key] = self.current.meta.get(key, "")
             node.meta["lowers"] = self.current.name
         if self.change is not None:

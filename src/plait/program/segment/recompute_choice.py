@@ -35,9 +35,11 @@ _SHRINKS = 4
 def choose(
     source: Graph, local: LocalGraph, setting: str | Sequence[str], stages: Stages | None = None
 ) -> Again:
-    """What runs again under `memory.recompute=setting`, which is not `none`."""
+    """What runs again under `memory.recompute=setting`; under `none`, what the user's own code wraps so."""
     bound = frontier(source, local, stages)
-    if setting == "selective":
+    if setting == "none":
+        found = _inside(local, checkpointed(local), bound)
+    elif setting == "selective":
         found = _by_cut(source, local, bound)
     elif setting == "full":
         found = _inside(local, _blocks(source, local), bound)
@@ -51,6 +53,12 @@ def choose(
         ops=ops,
         order=tuple(node.name for node in local.graph.nodes),
     )
+
+
+def checkpointed(local: LocalGraph) -> dict[fx.Node, str]:
+    """The call of torch.utils.checkpoint that each node was made in, where it was."""
+    calls = {node: node.meta.get("again") for node in forward_nodes(local)}
+    return {node: f"call {call}" for node, call in calls.items() if call}
 
 
 def _inside(local: LocalGraph, region_of: dict[fx.Node, str], bound: set[fx.Node]) -> set[fx.Node]:
