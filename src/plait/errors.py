@@ -14,6 +14,7 @@
     │   ├── DiskError     a file of the run cannot be written: no room, or no permission
     │   ├── StepError     an op of a captured step raised or made NaN; names the user's line, module and samples
     │   └── SpoiledError  a step gave what cannot be right: a loss that is no number, weights that differ between ranks
+    ├── EchoError         another task of the run has told what is wrong
     └── CheckpointError   a checkpoint cannot be written or read
 
 A message says what is wrong, with the numbers; `fix` says what to do about it.
@@ -66,6 +67,10 @@ class ProgramError(PlaitError):
 
 class RunError(PlaitError):
     """Training started and failed."""
+
+
+class EchoError(PlaitError):
+    """The run failed, and its first task has told why: nothing is left to say here."""
 
 
 class WorkerError(RunError):

@@ -11,10 +11,18 @@ from contextlib import contextmanager, redirect_stdout
 from rich.console import Console
 from rich.text import Text
 
+from plait.run.join.find import find_place
+
 
 def plain_console(*, to_stderr: bool = False) -> Console:
     """A console that prints what it is given."""
     return Console(stderr=to_stderr, markup=False, emoji=False, highlight=False)
+
+
+def speaks_elsewhere() -> bool:
+    """Whether another task of the same run, its first, tells people what happens."""
+    place = find_place(os.environ)
+    return place is not None and not place.is_first
 
 
 @contextmanager

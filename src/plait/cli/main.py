@@ -24,7 +24,7 @@ from plait.cli.predict_command import measure, predict
 from plait.cli.run_command import FailedRunError, StoppedAtOnceError, run
 from plait.cli.validate_command import validate
 from plait.cli.verify_command import verify
-from plait.errors import ClusterError, JobError, PlaitError, PlanError, UsageError
+from plait.errors import ClusterError, EchoError, JobError, PlaitError, PlanError, UsageError
 from plait.version import VERSION
 
 _BadCommandLine: Any = typer.BadParameter.__mro__[2]
@@ -104,7 +104,12 @@ def call(arguments: Sequence[str]) -> int:
     except FailedRunError as failed:
         if debug:
             raise
-        _tell(failed.error)
+        if not isinstance(failed.error, EchoError):
+            _tell(failed.error)
+        return 1
+    except EchoError:
+        if debug:
+            raise
         return 1
     except PlaitError as error:
         if debug:

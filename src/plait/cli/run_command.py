@@ -18,7 +18,7 @@ from rich.text import Text
 import plait
 from plait.api.progress import show_progress
 from plait.api.stored import SAVED, stored_saving, stored_settings
-from plait.cli.console import plain_console, prints_aside
+from plait.cli.console import plain_console, prints_aside, speaks_elsewhere
 from plait.cli.flatten import flattened
 from plait.cli.options import TEXTS, How, JsonOption
 from plait.errors import CheckpointError, PlaitError, UsageError
@@ -65,10 +65,10 @@ def run(
     given: frozenset[str],
 ) -> None:
     """Train JOB and leave a run folder with its plan, metrics, trace and checkpoints."""
-    told = plain_console(to_stderr=json_)
+    told, is_silent = plain_console(to_stderr=json_), speaks_elsewhere()
     with (
         prints_aside(json_),
-        show_progress(told, quiet=json_) as listener,
+        show_progress(told, quiet=json_ or is_silent) as listener,
         _failing_after_start(listener, told) as heard,
     ):
         options: dict[str, Any] = {
@@ -83,6 +83,8 @@ def run(
             result = plait.train(job, device=device or "cpu", saving=saving, **options)
         else:
             raise UsageError("no job was given.", fix="name it: plait run path.py --plan ddp --ranks 2.")
+    if is_silent:
+        raise typer.Exit(1 if result.stopped == "interrupted" else 0)
     if trace:
         write_or_tell(
             lambda: plait.write_page(result.folder), lambda text: print(f"notice: {text}", file=sys.stderr)

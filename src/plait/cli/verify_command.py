@@ -15,7 +15,7 @@ from rich.text import Text
 
 import plait
 from plait.api.progress import show_progress
-from plait.cli.console import plain_console, prints_aside
+from plait.cli.console import plain_console, prints_aside, speaks_elsewhere
 from plait.cli.flatten import flattened
 from plait.cli.options import TEXTS, DeviceOption, How, JobArgument, JsonOption
 
@@ -38,12 +38,14 @@ def verify(
     json_: JsonOption = False,
 ) -> None:
     """Run JOB both ways, under a plan and on one process, and compare loss, gradients, weights and buffers."""
-    with prints_aside(json_), show_progress(plain_console(to_stderr=json_), quiet=json_) as listener:
+    is_silent, console = not serial and speaks_elsewhere(), plain_console(to_stderr=json_)
+    with prints_aside(json_), show_progress(console, quiet=json_ or is_silent) as listener:
         outcome = plait.verify(
             job, how.plan, how.ranks, mesh=how.mesh, settings=how.settings, steps=steps, fp32=fp32, serial=serial,
             device=device, listener=listener,
         )  # fmt: skip
-    print_verification(outcome, plain_console(), json_output=json_)
+    if not is_silent:
+        print_verification(outcome, plain_console(), json_output=json_)
     raise typer.Exit(0 if outcome.ok else 1)
 
 

@@ -6,7 +6,6 @@ call.
 """
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +38,7 @@ from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
 from plait.run.start.agreement import check_agreement
 from plait.run.start.device import check_device, choose_device
-from plait.run.start.outside import refuse_unnamed_peers
+from plait.run.start.party import meet, place_here
 from plait.torch_private import pytree
 
 _TIMEOUT_S = 1800.0
@@ -237,9 +236,8 @@ def parallelize(
 
     All that `train` refuses before it starts is refused here too; `listener` is told the notices.
     """
-    if not dist.is_initialized():
-        refuse_unnamed_peers(os.environ)
-    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    place = None if dist.is_initialized() else place_here()
+    rank, ranks = (0, 1) if place is None else (place.task, place.tasks)
     if dist.is_initialized():
         rank, ranks = dist.get_rank(), dist.get_world_size()
     chosen = resolve(plan, ranks if not isinstance(plan, Plan) else None, settings, mesh)
@@ -253,8 +251,7 @@ def parallelize(
     check_device(device)
     programs = prepare(job, chosen, device, torch.float32, tell, limit_bytes=memory_limit(device, memory))
     placed = choose_device(device, rank)
-    if ranks > 1 and not dist.is_initialized():
-        dist.init_process_group(
-            "nccl" if placed.type == "cuda" and ranks <= torch.cuda.device_count() else "gloo"
-        )
+    if place is not None:
+        own_gpus = placed.type == "cuda" and place.local_tasks <= torch.cuda.device_count()
+        meet("nccl" if own_gpus else "plait", _TIMEOUT_S)
     return Step(programs.whole, programs, rank, placed)

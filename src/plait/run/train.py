@@ -5,10 +5,7 @@ In: a job, a plan. Out: a `Result`, and a run folder. The model is captured and 
 any process starts; workers inherit both.
 """
 
-import os
-import signal
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,8 +28,8 @@ from plait.plan.plan import Plan
 from plait.run.checkpoint.store import load_checkpoint, locate_checkpoint
 from plait.run.loop.again import Again
 from plait.run.loop.parent import run_all
-from plait.run.loop.rank import run_rank
-from plait.run.loop.shared_model import SharedModel, check_shared
+from plait.run.loop.ranks import Main, run_ranks, start_of, threads_per_rank
+from plait.run.loop.shared_model import check_shared
 from plait.run.loop.task import Task
 from plait.run.prepare.about import about
 from plait.run.prepare.fits import memory_limit
@@ -45,12 +42,15 @@ from plait.run.record.folder import discard_if_empty, make_run_folder, write_env
 from plait.run.record.ledger import write_left_shares
 from plait.run.record.lock import locked
 from plait.run.start.device import check_device, check_transport
+from plait.run.start.first import First
+from plait.run.start.follower import Follower, Round
 from plait.run.start.guardian import Guardian
-from plait.run.start.launch import Seat, launch
-from plait.run.start.outside import refuse_many_starts
-from plait.run.start.processes import Start
+from plait.run.start.party import facts_of, join, place_here, ranks_wanted, telling
 from plait.trace.files import read_trace, write_chrome
 from plait.trace.recorder import clock_offset_ns
+
+_BEGIN_S = 600.0
+"""For other tasks to come to where this one is: they have met before, and do the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,15 +124,16 @@ def train(
     callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Train `job` and return its result: `plait run`, with the same names."""
-    refuse_many_starts(os.environ)
     if not isinstance(job, Job):
         raise JobError(
             f"train takes a plait.Job, not {type(job).__name__}.",
             fix="call your job function first: train(job()).",
         )
-    chosen = resolve(plan, ranks, settings, mesh)
+    place = place_here()
+    chosen = resolve(plan, ranks_wanted(place, plan, ranks, mesh), settings, mesh)
     if steps is not None:
         job = replace(job, steps=steps, epochs=None)
+    party = join(place, chosen.ranks) if place is not None else None
     tell = Callbacks(callbacks, listener if listener is not None else (lambda event: None))
     check_device(device)
     check_transport(chosen, device)
@@ -140,10 +141,53 @@ def train(
     dtype = torch.float64 if trial.dtype == "float64" else torch.float32
     check_shared(chosen, device)
     check_keep_best(saving.keep_best, job, chosen)
-    folder = make_run_folder(Path(out) if out else None, saving.name, resuming=resume is not None)
+    options = _Options(
+        device=device, dtype=dtype, resume=resume, trace=trace, saving=saving, limits=limits, trial=trial,
+        facts=facts_of(job, chosen, device=device, dtype=trial.dtype, **_of_file(saving)),
+    )  # fmt: skip
+    if isinstance(party, Follower):
+        return _follow(party, job, chosen, options)
+    with telling(party):
+        if party is not None:
+            party.begin(options.facts, patience_s=_BEGIN_S)
+        folder = make_run_folder(Path(out) if out else None, saving.name, resuming=resume is not None)
+        result, summary = _lead(job, chosen, folder, options, tell, party)
+        if party is not None:
+            kept = {name: summary[name] for name in ("losses", "evaluation", "stopped")}
+            party.end(kept | {"folder": str(folder.absolute())})
+        return result
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Options:
+    """What was asked for, as all tasks of a run know it."""
+
+    device: str
+    dtype: torch.dtype
+    resume: str | Path | None
+    trace: bool
+    saving: Saving
+    limits: Limits
+    trial: Trial
+    facts: Mapping[str, Any]
+    """What must be the same on all tasks."""
+
+
+def _of_file(saving: Saving) -> dict[str, Any]:
+    """What is known of the file that the job came from."""
+    return {name: saving.remembered[name] for name in ("job_sha256",) if name in saving.remembered}
+
+
+def _lead(
+    job: Job, chosen: Plan, folder: Path, options: _Options, tell: Callbacks, party: First | None
+) -> tuple[Result, dict[str, Any]]:
+    """Train, as the only task or the first, which has the run folder."""
+    device, dtype, saving, limits, trial, trace = (
+        options.device, options.dtype, options.saving, options.limits, options.trial, options.trace,
+    )  # fmt: skip
     with locked(folder), _room_for_last_words(folder), Guardian() as guardian:
         try:
-            checkpoint = _located(resume, tell)
+            checkpoint = _located(options.resume, tell)
             start_step = _continued_from(checkpoint, job) if checkpoint else 0
             said: list[dict[str, Any]] = []
             programs = prepare(
@@ -171,32 +215,15 @@ def train(
                 "device": device,
                 "batch": job.batch,
                 "seed": job.seed,
+                **({"hosts": party.hosts()} if party is not None else {}),
                 **saving.remembered,
             },
             start_step=start_step,
         )
-        task = Task(
-            job=job,
-            plan=chosen,
-            folder=folder,
-            device=device,
-            dtype=dtype,
-            resume=checkpoint,
-            checkpoint_every=saving.checkpoint_every,
-            checkpoint_timeout_s=saving.checkpoint_timeout_s,
-            keep=saving.keep,
-            keep_best=saving.keep_best,
+        task = _task(
+            job, chosen, folder, options, resume=checkpoint, clock_offset_ns=clock_offset_ns(),
             tell_every_step=tell.wants_steps,
-            record_samples=saving.record_samples,
-            record_gradients=trial.record_gradients,
-            trace=trace,
-            clock_offset_ns=clock_offset_ns(),
-            hang_s=limits.hang_s,
-            compare_every=limits.compare_every,
-            spike=limits.spike,
-            detect_nan=limits.detect_nan,
-            slow=dict(trial.slow),
-        )
+        )  # fmt: skip
         total_steps = job.total_steps(programs.captures.source.num_samples)
         if total_steps is not None and total_steps <= start_step:
             tell(
@@ -207,7 +234,7 @@ def train(
         tell({"started": str(folder), "total_steps": total_steps, "start_step": start_step})
         again = Again(on_bad_loss=limits.on_bad_loss, tell=tell)
         try:
-            summary = _run_until_right(task, programs, again, start_step, guardian, lambda: tell.stop)
+            summary = _run_until_right(task, programs, again, start_step, guardian, lambda: tell.stop, party)
         except BaseException as error:
             tell.fail(error)
             raise
@@ -216,14 +243,65 @@ def train(
         if trace and summary["losses"]:
             write_or_tell(lambda: _write_timeline(folder), say)
         tell.end(summary["stopped"])
-        return Result(
-            losses=tuple(summary["losses"]),
-            evaluation=summary["evaluation"],
-            folder=folder,
-            stopped=summary["stopped"],
-            notices=(*programs.choices, *summary["notices"]),
-            job=job,
+        notices = (*programs.choices, *summary["notices"])
+        return _result(summary, folder, notices, job), summary
+
+
+def _result(summary: Mapping[str, Any], folder: Path, notices: tuple[str, ...], job: Job) -> Result:
+    return Result(
+        losses=tuple(summary["losses"]),
+        evaluation=summary["evaluation"],
+        folder=folder,
+        stopped=summary["stopped"],
+        notices=notices,
+        job=job,
+    )
+
+
+def _task(job: Job, plan: Plan, folder: Path, options: _Options, **more: Any) -> Task:
+    """What every rank is told."""
+    saving, limits, trial = options.saving, options.limits, options.trial
+    return Task(
+        job=job, plan=plan, folder=folder, device=options.device, dtype=options.dtype,
+        checkpoint_every=saving.checkpoint_every, checkpoint_timeout_s=saving.checkpoint_timeout_s,
+        keep=saving.keep, keep_best=saving.keep_best,
+        record_samples=saving.record_samples, record_gradients=trial.record_gradients, trace=options.trace,
+        hang_s=limits.hang_s, compare_every=limits.compare_every, spike=limits.spike, detect_nan=limits.detect_nan,
+        slow=dict(trial.slow), **more,
+    )  # fmt: skip
+
+
+def _follow(party: Follower, job: Job, chosen: Plan, options: _Options) -> Result:
+    """Train as a task that is not the first: its ranks are started when task 0 says so."""
+    party.begin(options.facts)
+    with Guardian() as guardian:
+        try:
+            limit = memory_limit(options.device, options.limits.memory)
+            programs = prepare(
+                job, chosen, options.device, options.dtype, lambda event: None, limit_bytes=limit
+            )
+        except Exception as error:
+            party.fail(error)
+            raise
+
+        def make(found: Round) -> Main:
+            offset = found.info["clock_offset_ns"]
+            task = _task(
+                programs.whole, programs.plan, found.folder, options, resume=found.resume,
+                clock_offset_ns=None if offset is None else offset + found.clock_ns,
+                leave_out=frozenset(found.info["leave_out"]),
+            )  # fmt: skip
+            return Main(task, programs, None)
+
+        ranks = programs.plan.ranks
+        summary = party.follow(
+            make,
+            ranks=ranks,
+            threads=threads_per_rank(ranks, party),
+            start=start_of(programs),
+            guardian=guardian,
         )
+    return _result(summary, Path(summary["folder"]), tuple(programs.choices), programs.whole)
 
 
 def _write_timeline(folder: Path) -> None:
@@ -313,123 +391,15 @@ def _run_until_right(
     start_step: int,
     guardian: Guardian,
     wants_end: Callable[[], str | None],
+    party: First | None,
 ) -> dict[str, Any]:
     """Run; after a spoiled step from the last good checkpoint on, where that is wanted and there is one."""
     while True:
         try:
-            summary = run_all(task, programs, again.tell, partial(_run_ranks, guardian), wants_end)
+            summary = run_all(task, programs, again.tell, partial(run_ranks, guardian, party), wants_end)
         except SpoiledError as error:
             task = again.task_after(task, error)
             continue
         if again.spoiled:
             summary["losses"] = again.losses(task.folder, start_step)
         return summary
-
-
-def _run_ranks(
-    guardian: Guardian,
-    task: Task,
-    programs: Programs,
-    on_event: Callable[[int, dict[str, Any]], bool | None],
-    dispensable: Collection[int],
-    model: SharedModel | None = None,
-) -> list[Any]:
-    """Run every rank, the only one in this process; returns what each returned."""
-    ranks, main = task.plan.ranks, _Main(task, programs, model)
-    if ranks == 1:
-        with _interruptible() as seat_with:
-            return [main(seat_with(on_event))]
-    return launch(
-        main,
-        ranks=ranks,
-        threads_per_rank=max(1, (os.cpu_count() or 1) // ranks),
-        hang_s=task.hang_s,
-        start=_start_of(programs),
-        on_event=on_event,
-        run_dir=task.folder,
-        dispensable=dispensable,
-        guardian=guardian,
-    )
-
-
-def _start_of(programs: Programs) -> Start:
-    """Fresh interpreters for a model that runs eagerly on a build for GPUs: the attempt to capture it has started
-    threads of autograd, whatever the device, and with those a fork cannot differentiate."""
-    is_gpu_build = torch.version.cuda is not None or torch.version.hip is not None
-    return "spawn" if is_gpu_build and programs.capture_error is not None else "auto"
-
-
-class _Main:
-    """What a worker process runs. Spawned ones rebuild the programs, which hold compiled functions."""
-
-    def __init__(self, task: Task, programs: Programs, model: SharedModel | None) -> None:
-        self.task = task
-        self.programs: Programs | None = programs
-        self.model = model
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"task": self.task, "programs": None, "model": self.model}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.task, self.programs, self.model = state["task"], state["programs"], state["model"]
-
-    def __call__(self, seat: Seat) -> dict[str, Any]:
-        if self.programs is None:
-            task = self.task
-            self.programs = prepare(task.job, task.plan, task.device, task.dtype, lambda event: None)
-        return run_rank(self.task, seat, self.programs, self.model)
-
-
-class _OwnBoard:
-    """The board of a run without a launcher: only Ctrl-C is asked for."""
-
-    def __init__(self) -> None:
-        self.stop = False
-
-    def enter(self, step: int, index: int, label: str, waiting: bool = False) -> None:
-        pass
-
-    def stop_after(self, step: int, ahead: int = 1) -> bool:
-        return self.stop
-
-    def stop_requested(self) -> bool:
-        return self.stop
-
-    def is_gone(self, rank: int) -> bool:
-        return False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _OwnSeat:
-    """The seat of the only rank."""
-
-    board: _OwnBoard
-    on_event: Callable[[int, dict[str, Any]], bool | None]
-    rank: int = 0
-    ranks: int = 1
-
-    def emit(self, event: dict[str, Any]) -> None:
-        """Tell whoever watches, who may want the run to end."""
-        if self.on_event(0, event):
-            self.board.stop = True
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[Callable[[int, dict[str, Any]], bool | None]], Any]]:
-    """One rank in this process: the first Ctrl-C ends after the step, the second at once."""
-    board = _OwnBoard()
-
-    def stop(number: int, frame: Any) -> None:
-        if board.stop:
-            raise KeyboardInterrupt
-        board.stop = True
-
-    in_main = threading.current_thread() is threading.main_thread()
-    before = (
-        {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)} if in_main else {}
-    )
-    try:
-        yield lambda on_event: _OwnSeat(board=board, on_event=on_event)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

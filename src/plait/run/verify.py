@@ -36,7 +36,9 @@ from plait.run.proof.deviation import deviation_of
 from plait.run.proof.eager_run import run_eager
 from plait.run.proof.scratch import scratch_folder
 from plait.run.proof.serial_run import Record, run_serially
-from plait.run.train import train
+from plait.run.start.follower import Follower
+from plait.run.start.party import join, place_here, ranks_wanted, telling
+from plait.run.train import Result, train
 
 _FLOAT64 = 1e-9
 """What parity means in float64, as a share of a tensor's largest value."""
@@ -103,9 +105,7 @@ def reference_of(
     """Run `steps` steps of the plan `single`; `captures` are graphs of this model on this data that are known."""
     tell = listener if listener is not None else (lambda event: None)
     dtype = torch.float32 if fp32 else torch.float64
-    job = replace(job, steps=steps, epochs=None, evaluate=None, evaluate_every=None, metrics=None, until=None)
-    if not fp32:
-        job = replace(in_float64(job), precision="fp32")
+    job = _as_compared(job, steps, fp32)
     one = resolve("single", 1)
     captures = captures if captures is not None else Captures(job, None, dtype)
     tell({"stage": f"one process, {steps} steps"})
@@ -123,6 +123,12 @@ def reference_of(
         tolerance=tolerance, weight_tolerance=weight_tolerance,
         eager=_against_eager(job, record, captures, dtype, rough, tolerance, weight_tolerance, tell),
     )  # fmt: skip
+
+
+def _as_compared(job: Job, steps: int, fp32: bool) -> Job:
+    """The job as it is run for a comparison."""
+    job = replace(job, steps=steps, epochs=None, evaluate=None, evaluate_every=None, metrics=None, until=None)
+    return job if fp32 else replace(in_float64(job), precision="fp32")
 
 
 def _against_eager(
@@ -174,6 +180,8 @@ def verify(
         raise UsageError(
             "another reduction can be planted in the serial interpreter only.", fix="give serial=True."
         )
+    place = None if serial else place_here()
+    ranks = ranks_wanted(place, plan, ranks, mesh)
     chosen = resolve(plan, ranks if ranks is not None or mesh else usual_ranks(plan), settings, mesh)
     if chosen.pipe.asynchronous and job.accumulate > 1:
         raise UsageError(
@@ -183,6 +191,27 @@ def verify(
         )
     _refuse_what_depends_on_time(chosen)
     tell = listener if listener is not None else (lambda event: None)
+    party = join(place, chosen.ranks) if place is not None else None
+    if isinstance(party, Follower):
+        dtype = torch.float32 if fp32 else torch.float64
+        return _take_part(_as_compared(job, steps, fp32), chosen, steps, dtype, device)
+    with telling(party):
+        return _compared(job, chosen, steps, fp32, serial, device, reduce, tell, against)
+
+
+def _take_part(job: Job, plan: Plan, steps: int, dtype: torch.dtype, device: str) -> Verification:
+    """As a task that is not the first, which compares: run what it compares."""
+    _train(job, plan, None, dtype, device, lambda event: None)
+    name = str(dtype).removeprefix("torch.")
+    return Verification(
+        plan=plan, steps=steps, dtype=name, serial=False, differences=(), first=None, notices=()
+    )
+
+
+def _compared(
+    job: Job, chosen: Plan, steps: int, fp32: bool, serial: bool, device: str, reduce: Reduce, tell: Listener,
+    against: Reference | None,
+) -> Verification:  # fmt: skip
     known = against if against is not None else reference_of(job, steps=steps, fp32=fp32, listener=tell)
     job, dtype, eager = known.job, known.dtype, known.eager
     deviation = deviation_of(chosen)
@@ -285,20 +314,19 @@ def _rounding_notice(reference: Record) -> list[str]:
     return []
 
 
+def _train(
+    job: Job, plan: Plan, folder: Path | None, dtype: torch.dtype, device: str, tell: Listener
+) -> Result:
+    trial = Trial(dtype="float64" if dtype == torch.float64 else "float32", record_gradients=True)
+    return train(job, plan, out=folder, device=device, trace=False, listener=tell, trial=trial)
+
+
 def _run_processes(
     job: Job, plan: Plan, steps: int, dtype: torch.dtype, device: str, tell: Listener
 ) -> Record:
     with scratch_folder() as scratch:
         folder = scratch / "run"
-        result = train(
-            job,
-            plan,
-            out=folder,
-            device=device,
-            trace=False,
-            listener=tell,
-            trial=Trial(dtype="float64" if dtype == torch.float64 else "float32", record_gradients=True),
-        )
+        result = _train(job, plan, folder, dtype, device, tell)
         state = load_checkpoint(folder)
         gradients = tuple(load_file(path) for path in sorted(folder.glob("gradients-??????.safetensors")))
         held = [load_file(path) for path in sorted(folder.glob("held-??????.safetensors"))]

@@ -1,4 +1,4 @@
-"""Tasks that somebody else started: a run in every task, and models trained apart, are refused."""
+"""Tasks that somebody else started: contradictions are told by the first of them alone, before anything else."""
 
 from pathlib import Path
 
@@ -7,11 +7,8 @@ import torch
 from tests.ranks import jobs
 
 import plait
-from plait.errors import PlanError, UsageError
+from plait.errors import EchoError, PlanError, UsageError
 
-TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4"}
-SRUN = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4"}
-MPIRUN = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
 BATCH_SCRIPT = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
 ONE_TASK = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "RANK": "0", "WORLD_SIZE": "1"}
 
@@ -21,16 +18,26 @@ def put(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-@pytest.mark.parametrize("environment", [TORCHRUN, SRUN, MPIRUN])
-def test_a_run_in_every_task_is_refused(
-    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(("rank", "error"), [("0", UsageError), ("1", EchoError)])
+def test_more_ranks_than_torchrun_started_are_refused_by_one_of_them(
+    rank: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    put(environment, monkeypatch)
+    put({"RANK": rank, "WORLD_SIZE": "2"}, monkeypatch)
+    with pytest.raises(error, match="4 ranks, but torchrun started 2 tasks"):
+        plait.train(jobs.plain(), "ddp", 4, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_task_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    put({"PLAIT_TASK": "0", "PLAIT_TASKS": "2", "PLAIT_FIRST_ADDRESS": "127.0.0.1"}, monkeypatch)
+    put({"PLAIT_TOKEN": "a token of this test", "PLAIT_JOIN_S": "0.3"}, monkeypatch)
+    with pytest.raises(UsageError, match="task 1 of 2 did not come within 0.3 s"):
+        plait.train(jobs.plain(), "ddp", out=tmp_path / "run")
+    monkeypatch.setenv("PLAIT_TASK", "1")
     with pytest.raises(
-        UsageError, match="started 4 tasks, and each of them would start a whole run"
-    ) as caught:
-        plait.train(jobs.plain(), "ddp", 2, out=tmp_path / "run")
-    assert caught.value.fix is not None and "--ranks 4" in caught.value.fix
+        UsageError, match="did not find task 0 at 127.0.0.1 within 0.3 s: nobody listens there"
+    ):
+        plait.train(jobs.plain(), "ddp", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -40,15 +47,6 @@ def test_one_task_may_train(
 ) -> None:
     put(environment, monkeypatch)
     assert len(plait.train(jobs.plain(), "single", steps=1, out=tmp_path / "run").losses) == 1
-
-
-@pytest.mark.parametrize("environment", [SRUN, MPIRUN])
-def test_tasks_that_cannot_find_each_other_are_refused(
-    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(environment, monkeypatch)
-    with pytest.raises(UsageError, match="each would train a model of its own"):
-        plait.parallelize(jobs.plain(), "single")
 
 
 class Largest(torch.optim.SGD):

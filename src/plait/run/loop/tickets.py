@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 
 from plait.run.start.launch import Seat
 
+_NEXT, _END = "tickets/next", "tickets/end"
+"""Keys of the run's store."""
 Count = Callable[[], int]
 """0, 1, 2, ... over all who call it."""
 
@@ -42,11 +44,16 @@ def shared_end(seat: Seat, shares: int) -> Callable[[], int | None]:
             return None
         if seat.ranks == 1:
             return 0
-        return seat.board.tickets.end(shares)
+        if seat.store.reach is None:
+            return seat.board.tickets.end(shares)
+        taken = seat.store.add(_NEXT, 0)
+        return int(seat.store.compare_set(_END, b"", str(-(-taken // shares) * shares)))
 
     return end
 
 
 def shared_count(seat: Seat) -> Count:
-    """A counter on the board, for all processes of the run."""
-    return itertools.count().__next__ if seat.ranks == 1 else seat.board.tickets.take
+    """A counter for all processes of the run: on the board of a host, or in the store that several hosts reach."""
+    if seat.ranks == 1:
+        return itertools.count().__next__
+    return seat.board.tickets.take if seat.store.reach is None else lambda: seat.store.add(_NEXT, 1) - 1

@@ -29,6 +29,8 @@ _HEADER_BYTES = 64
 """Of the board, before the slots of the ranks: a cache line."""
 _STOP_AT = 0
 """Byte of the header: whether the run is asked to end."""
+_HEARD_AT = 1
+"""Byte of the header: whether every host knows the last step."""
 _STOP_STEP_AT = 8
 """Byte of the header: the step after which all ranks end."""
 _TICKETS = struct.Struct("<qq")
@@ -42,6 +44,10 @@ _NO_STEP = -1
 """Where there is no step yet."""
 _READ_TRIES = 200
 """Reads until two agree; a slot is written in one go, so that the second nearly always does."""
+
+
+_HEARD_S = 0.001
+"""Between two looks whether other hosts know the last step."""
 
 
 class State(IntEnum):
@@ -198,6 +204,10 @@ class Post:
         if last == _NO_STEP and self._rank == 0:
             last = step if self._ranks == 1 else step + ahead
             _STOP_STEP.pack_into(memory, _STOP_STEP_AT, last)
+            while not memory[
+                _HEARD_AT
+            ]:  # nobody ends that step without this rank: the others hear of it in time
+                time.sleep(_HEARD_S)
         return last != _NO_STEP and step >= last
 
 
@@ -207,6 +217,8 @@ class Board:
     def __init__(self, file: int, ranks: int) -> None:
         self.file = file
         self.ranks = ranks
+        self.is_alone = True
+        """Whether all ranks read this board; else those of other hosts must be told what it says."""
         self._memory = mmap.mmap(file, _HEADER_BYTES + ranks * _SLOT_BYTES)
 
     @classmethod
@@ -228,11 +240,51 @@ class Board:
 
     def request_stop(self) -> None:
         """Ask every rank to finish its step, save and return."""
+        self._memory[_HEARD_AT] |= self.is_alone
         self._memory[_STOP_AT] = 1
+
+    @property
+    def last_step(self) -> int | None:
+        """The step after which all ranks end, once rank 0 has said so."""
+        last: int = _STOP_STEP.unpack_from(self._memory, _STOP_STEP_AT)[0]
+        return None if last == _NO_STEP else last
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether ranks are asked to end."""
+        return self._memory[_STOP_AT] != 0
+
+    def hear_last(self, step: int) -> None:
+        """Rank 0, on another host, has said after which step all end."""
+        _STOP_STEP.pack_into(self._memory, _STOP_STEP_AT, step)
+
+    def let_go(self) -> None:
+        """Every host knows the last step: rank 0 may go on."""
+        self._memory[_HEARD_AT] = 1
+
+    def slot(self, rank: int) -> bytes:
+        """What a rank has written, as it is."""
+        at = _HEADER_BYTES + rank * _SLOT_BYTES
+        return self._memory[at : at + 8 + _SLOT.size]
+
+    def put_slot(self, rank: int, slot: bytes, clock_ns: int) -> None:
+        """What a rank of another host has written there, whose clock lacks `clock_ns`."""
+        at = _HEADER_BYTES + rank * _SLOT_BYTES
+        if len(slot) != 8 + _SLOT.size or self._memory[at + _STATE_AT] == State.GONE:
+            return
+        step, index, since_ns, state, label = _SLOT.unpack_from(slot, 8)
+        self._memory[at : at + len(slot)] = slot[:8] + _SLOT.pack(
+            step, index, since_ns + clock_ns, state, label
+        )
 
     def mark_gone(self, rank: int) -> None:
         """Tell every rank that this one has died; to be called once it has."""
         self._memory[_HEADER_BYTES + rank * _SLOT_BYTES + _STATE_AT] = State.GONE
+
+    def gone(self) -> set[int]:
+        """Ranks without which the run goes on."""
+        first = _HEADER_BYTES + _STATE_AT
+        return {rank for rank in range(self.ranks) if self._memory[first + rank * _SLOT_BYTES] == State.GONE}
 
     def read(self, rank: int) -> Entry | None:
         """Read one slot; None where its writer was killed in the middle of a write or is faster than the reader."""

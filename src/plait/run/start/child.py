@@ -23,6 +23,7 @@ import torch
 
 from plait.errors import PlaitError
 from plait.run.start.board import Board, Post
+from plait.run.wire.reach import Reach, Secret
 from plait.run.wire.store import RunStore
 from plait.threads import NO_MEMORY_STATUS
 
@@ -30,6 +31,8 @@ _BACKLOG_BYTES = 64 << 20
 """Of events that a rank keeps for a parent that does not read; what comes after is dropped, and told."""
 _FLUSH_S = 5.0
 """For which a rank that ends waits until its parent has read its result."""
+_REACH_S = 60.0
+"""For a rank of another host to answer a call: its door has a thread of its own."""
 _PIPE_BYTES = 1 << 20
 """Of the pipe to the parent: the most that Linux gives a user by default (fs.pipe-max-size)."""
 _F_SETPIPE_SZ = 1031
@@ -83,6 +86,8 @@ class Child:
     """File into which Python stacks are dumped on SIGUSR1 and on a crash."""
     board: int
     """File of the board."""
+    secret: int | None = None
+    """File with what it takes to reach ranks of other hosts; None where there are none."""
 
 
 class Outbox:
@@ -153,10 +158,11 @@ def run_child(child: Child, main: Main) -> int:
 def _take_seat(child: Child, outbox: Outbox) -> Seat:
     _prepare(child)
     post = Board(child.board, child.ranks).post(child.rank)
+    reach = None if child.secret is None else Reach(child.rank, Secret.read(child.secret), _REACH_S)
     return Seat(
         rank=child.rank,
         ranks=child.ranks,
-        store=RunStore(child.line, child.rank, meeting=post.meeting),
+        store=RunStore(child.line, child.rank, meeting=post.meeting, reach=reach),
         board=post,
         emit=outbox.emit,
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plait.errors import PlaitError, WorkerError
+from plait.errors import PlaitError, RunError, WorkerError
 from plait.run.start.board import Entry
 from plait.threads import MEMORY_FIX, NO_MEMORY_STATUS
 
@@ -35,6 +35,10 @@ class Failure:
     """Its exit status, negative for a signal; None where it is not known yet."""
     stack: str
     """The Python stack that it left when it crashed, if any."""
+    host: str = ""
+    """Where it was; empty for this host."""
+    lost: str | None = None
+    """How it was lost where that is no matter of its own: its host does not answer."""
 
     @property
     def is_communication(self) -> bool:
@@ -56,9 +60,11 @@ def to_error(failure: Failure, entry: Entry | None, ranks: int, oom_kills: int) 
     """Make the exception that the caller sees."""
     told = failure.told
     if told is not None and "classes" in told:
-        return _revive(told)
+        return revive(told)
     place = entry.place() if entry is not None else "at an unknown place"
-    who = f"rank {failure.rank} of {ranks}"
+    who = f"rank {failure.rank} of {ranks}" + (f" on {failure.host}" if failure.host else "")
+    if failure.lost is not None:
+        return WorkerError(f"{who} is lost ({place}): {failure.lost}.", rank=failure.rank)
     if told is not None:
         text = f"{who} failed ({place}):\n{told['traceback']}"
         return WorkerError(text, rank=failure.rank, traceback=told["traceback"])
@@ -121,7 +127,10 @@ def count_oom_kills() -> int:
     return highest
 
 
-def _revive(told: Mapping[str, Any]) -> PlaitError:
+def revive(told: Mapping[str, Any]) -> PlaitError:
+    """A plait error as it was raised; any other as a `RunError` with its traceback."""
+    if "classes" not in told:
+        return RunError(str(told["traceback"]))
     known = {kind.__name__: kind for kind in _family(PlaitError)}
     kind = next(known[name] for name in told["classes"] if name in known)
     error = kind.__new__(kind)

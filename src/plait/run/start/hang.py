@@ -6,11 +6,9 @@ stacks. It never calls a long computation a hang as long as nobody waits for it.
 
 import os
 import re
-import signal
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeGuard
 
 from plait.errors import HangError
@@ -154,7 +152,8 @@ def to_error(
             lines.append(f"rank {rank}: unknown (its slot on the board is half written)")
         else:
             age = f", for {format_seconds((now_ns - entry.since_ns) / 1e9)}" if entry.since_ns else ""
-            lines.append(f"rank {rank}: {entry.place()}{age}")
+            where = f" on {processes[rank].host}" if processes[rank].host else ""
+            lines.append(f"rank {rank}{where}: {entry.place()}{age}")
     lines += ask_stacks([processes[rank] for rank in hang.missing or hang.waiting])
     return HangError(
         "\n".join(lines),
@@ -170,12 +169,7 @@ def ask_stacks(processes: Sequence[Process]) -> list[str]:
     for process in processes:
         sizes[process.rank] = os.fstat(process.stacks).st_size
         if process.poll() is None:
-            states[process.rank] = process_state(process.pid)
-            os.kill(process.pid, signal.SIGUSR1)
-            if (
-                states[process.rank] == "T"
-            ):  # only one that runs can show its stack, and the run is over anyway
-                os.kill(process.pid, signal.SIGCONT)
+            states[process.rank] = process.ask_stack()
     lines = []
     deadline = time.monotonic() + _ANSWER_S
     for process in processes:
@@ -183,7 +177,7 @@ def ask_stacks(processes: Sequence[Process]) -> list[str]:
             lines.append(f"rank {process.rank} has ended (exit status {process.exit_code}).")
             continue
         dump = _await_dump(process, sizes[process.rank], deadline)
-        state = states[process.rank] if states[process.rank] == "T" else process_state(process.pid)
+        state = states[process.rank] if states[process.rank] == "T" else process.pulse()[0]
         meaning = f"process state {state or '?'}: {_PROCESS_STATES.get(state, 'unknown')}"
         if state == "T":
             lines.append(f"rank {process.rank} (process {process.pid}) was found in {meaning}.")
@@ -216,14 +210,6 @@ def trim_stack(dump: str) -> str:
         outer = [number for number, line in enumerate(lines) if _OUTER_FRAME.search(line)]
         kept += lines[: outer[0]] if outer else lines
     return "\n".join(kept[:_STACK_LINES])
-
-
-def process_state(pid: int) -> str:
-    """Read a process's one-letter state; empty where the system does not tell."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
 
 
 def _ranks(ranks: Sequence[int], one: str, many: str) -> str:

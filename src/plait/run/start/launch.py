@@ -10,7 +10,8 @@ itself; its spawn runs the user's `__main__` again and cannot take a lambda; its
 was killed. What is left of it is `multiprocessing`, used directly here.
 """
 
-from collections.abc import Callable, Collection
+import os
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -24,14 +25,17 @@ from plait.errors import RunError, UsageError
 from plait.files.write import write_last_words
 from plait.run.start.board import Board
 from plait.run.start.child import Main, Seat
+from plait.run.start.first import First
 from plait.run.start.guardian import Guardian
 from plait.run.start.interfaces import choose_interfaces
-from plait.run.start.monitor import Interrupted, Interrupts, Limits, Monitor
+from plait.run.start.interrupts import Interrupts
+from plait.run.start.monitor import Interrupted, Limits, Monitor
 from plait.run.start.processes import Crew, Start, choose_start, close_crew, end_crew, start_crew
 from plait.run.wire import group
+from plait.run.wire.store import RunStore
 from plait.run.wire.switchboard import Switchboard
 
-__all__ = ["Interrupted", "Main", "Seat", "connect", "disconnect", "launch"]
+__all__ = ["Interrupted", "Main", "Seat", "connect", "connect_by", "disconnect", "launch"]
 
 GroupKind = Literal["plait", "nccl"]
 """Sockets of the run's own, or the library for GPUs."""
@@ -51,6 +55,9 @@ def launch(
     grace_s: float = 30.0,
     dispensable: Collection[int] = (),
     guardian: Guardian | None = None,
+    party: First | None = None,
+    told: Mapping[str, Any] | None = None,
+    resume: Path | None = None,
 ) -> list[Any]:
     """Run `main(seat)` in `ranks` processes and return what each returned, by rank.
 
@@ -60,8 +67,9 @@ def launch(
     that a worker raised is raised here as it was; any other failure as `WorkerError`, ranks that wait in vain
     as `HangError`. The first Ctrl-C or SIGTERM sets `seat.stop_requested()` and gives the workers `grace_s`
     to save and return, the second ends them; both raise `Interrupted`, a KeyboardInterrupt with the results.
-    Whatever happens, no worker is left at return; in `run_dir`, where given, `failure.txt` and
-    `failed-rank-*.txt` keep what was told and also the echoes on other ranks.
+    With a `party`, the ranks are shared with other tasks, which are told `told` and given the checkpoint `resume`, and
+    whose files come to `run_dir`. Whatever happens, no worker is left at return; in `run_dir`, where given,
+    `failure.txt` and `failed-rank-*.txt` keep what was told and also the echoes on other ranks.
     """
     if ranks < 1 or threads_per_rank < 1:
         raise UsageError(f"ranks={ranks} and threads_per_rank={threads_per_rank} must both be at least 1.")
@@ -72,10 +80,23 @@ def launch(
         stack.callback(close_crew, crew)
         interrupts = stack.enter_context(Interrupts())
         after = stack.enter_context(ExitStack())
+        local, remote, secret = range(ranks), [], None
+        if party is not None:
+            local = range(party.place.ranks_each(ranks))
+            party.on_interrupt = interrupts.note_once
+            secret = party.secret(local)
+            after.callback(os.close, secret)
+            remote = stack.enter_context(party.round(crew.board, local, run_dir, told or {}, resume))
         stack.callback(end_crew, crew, _TERM_S)
-        switchboard = Switchboard(start_crew(crew, main, how, threads=threads_per_rank, guardian=guardian))
+        lines = start_crew(
+            crew, main, how, threads=threads_per_rank, guardian=guardian, local=local, secret=secret
+        )
+        crew.processes.extend(remote)
+        switchboard = Switchboard(lines)
         after.callback(switchboard.close)  # after the workers, who would otherwise complain of its loss
         switchboard.start()  # its thread, after the forks; until then a request waits in its socket
+        if party is not None:
+            party.connect(switchboard)
         monitor = Monitor(
             crew,
             Limits(hang_s=hang_s, grace_s=grace_s),
@@ -107,18 +128,22 @@ def connect(seat: Seat, backend: GroupKind = "plait", *, timeout_s: float) -> No
     `timeout_s` should exceed the launch's `hang_s`: then a hang is reported by the parent, who knows more of
     it.
     """
+    connect_by(seat.store, seat.ranks, backend, timeout_s=timeout_s)
+
+
+def connect_by(store: RunStore, ranks: int, backend: GroupKind, *, timeout_s: float) -> None:
+    """The same, with the store alone."""
     timeout = timedelta(seconds=timeout_s)
-    store = seat.store
     store.set_timeout(timeout)
     store.connections += 1
     group.register()
-    if backend == "nccl":
-        choose_interfaces(seat.rank if seat.ranks > torch.cuda.device_count() else None)
+    if backend == "nccl" and store.reach is None:
+        choose_interfaces(store.rank if ranks > torch.cuda.device_count() else None)
     dist.init_process_group(
         backend,
         store=PrefixStore(f"group {store.connections}", store),
-        rank=seat.rank,
-        world_size=seat.ranks,
+        rank=store.rank,
+        world_size=ranks,
         timeout=timeout,
     )
 

@@ -9,12 +9,10 @@ import json
 import os
 import selectors
 import signal
-import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any
 
 from plait.errors import HangError
 from plait.run.start import failure as launch_failure
@@ -22,6 +20,7 @@ from plait.run.start import hang as launch_hang
 from plait.run.start.board import State
 from plait.run.start.failure import Failure
 from plait.run.start.hang import Hang
+from plait.run.start.interrupts import Interrupts
 from plait.run.start.processes import Crew, Process
 from plait.run.start.vitals import Vitals
 
@@ -50,31 +49,6 @@ class Interrupted(KeyboardInterrupt):
         """What each rank returned, None where it did not."""
         self.returned = returned
         """Whether every rank returned by itself, so that what it saves at the end is complete."""
-
-
-class Interrupts:
-    """Counts SIGINT and SIGTERM instead of dying of them; outside of the main thread it sees none."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.number = 0
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, previous in self._previous.items():
-            signal.signal(number, previous if previous is not None else signal.SIG_DFL)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        self.number = number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,8 +170,11 @@ class Monitor:
             self._results[rank] = message["result"]
             self._result_at[rank] = time.monotonic()
         else:
-            told = message["error"]
-            self._fail(Failure(rank=rank, at_ns=told["at_ns"], told=told, exit_code=None, stack=""))
+            told, process = message["error"], self._crew.processes[rank]
+            at_ns = told["at_ns"] + process.clock_ns
+            self._fail(
+                Failure(rank=rank, at_ns=at_ns, told=told, exit_code=None, stack="", host=process.host)
+            )
 
     def _is_settled(self, rank: int) -> bool:
         return rank in self._results or rank in self.failures or rank in self.lost
@@ -212,6 +189,8 @@ class Monitor:
             told=None,
             exit_code=process.exit_code,
             stack=launch_hang.trim_stack(stack),
+            host=process.host,
+            lost=process.why_lost(),
         )
         others = [rank for rank in self._dispensable if rank != process.rank and rank not in self.lost]
         if process.rank in self._dispensable and others:

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.context import ForkProcess
+from pathlib import Path
 from typing import Literal
 
 import cloudpickle
@@ -56,6 +57,8 @@ class Process:
         self.exit_code: int | None = None  # negative for a signal
         self.on_end: Callable[[int], None] = lambda group: None
         self._reap = reap
+        self.clock_ns = 0  # what its clock lacks
+        self.host = ""  # where it is; empty for this host
 
     def poll(self) -> int | None:
         """Return the exit code once the worker has ended; what it started and left behind is killed then."""
@@ -82,6 +85,41 @@ class Process:
         except (ProcessLookupError, PermissionError):  # not yet the leader of its group, or nobody is left
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+    def pulse(self) -> tuple[str, float, int]:
+        """Its one-letter state, the processor time of all its threads, and the bytes that it has read and written."""
+        state, processor_s = _stat(self.pid)
+        return state, processor_s, _moved_bytes(self.pid)
+
+    def ask_stack(self) -> str:
+        """Have it dump its Python stack, and return its state before; one that was stopped runs on."""
+        state, _ = _stat(self.pid)
+        os.kill(self.pid, signal.SIGUSR1)
+        if state == "T":  # only one that runs can show its stack, and the run is over anyway
+            os.kill(self.pid, signal.SIGCONT)
+        return state
+
+    def why_lost(self) -> str | None:
+        """How it was lost where that is no matter of its own; None: it ended."""
+        return None
+
+
+def _stat(pid: int) -> tuple[str, float]:
+    """A process's one-letter state and the processor time of all its threads."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return "", 0.0
+
+
+def _moved_bytes(pid: int) -> int:
+    """Bytes that a process has read and written so far; 0 where the system does not tell."""
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar")))
 
 
 def choose_start(start: Start, threads: int) -> Literal["fork", "spawn"]:
@@ -149,7 +187,14 @@ def start_spawned(payload: int, child: Child, read_end: int) -> Process:
     # starting.
     popen = subprocess.Popen(
         [sys.executable, *[f"-W{option}" for option in sys.warnoptions], "-c", _ENTRY, given],
-        pass_fds=[child.pipe, child.stacks, child.board, child.line, payload],
+        pass_fds=[
+            child.pipe,
+            child.stacks,
+            child.board,
+            child.line,
+            payload,
+            *([child.secret] if child.secret is not None else []),
+        ],
         stdin=subprocess.DEVNULL,
         process_group=0,
         env={**os.environ, "OMP_NUM_THREADS": str(child.threads)},
@@ -189,7 +234,7 @@ class Crew:
     board: Board
     """What they are doing."""
     ranks: int
-    """How many there are to be."""
+    """How many there are to be, those of other hosts included."""
 
 
 def start_crew(
@@ -199,18 +244,26 @@ def start_crew(
     *,
     threads: int,
     guardian: Guardian,
+    local: range | None = None,
+    secret: int | None = None,
+    call: Callable[[int], socket.socket] | None = None,
 ) -> list[socket.socket]:
-    """Start every rank into `crew.processes`; on an error those already started are in there, for the caller to end.
+    """Start the `local` ranks, or all, into `crew.processes`; on an error those already started are in there, for the
+    caller to end.
 
-    Returns the parent's end of a socket to each.
+    Returns the parent's end of a socket to each; none where `call` gives a rank its line to a switchboard elsewhere.
+    `secret`: what ranks with peers on other hosts inherit.
     """
     lines: list[socket.socket] = []
     payload = write_payload(main) if how == "spawn" else None
     try:
-        for rank in range(crew.ranks):
+        for rank in range(crew.ranks) if local is None else local:
+            if call is None:
+                line, far_end = socket.socketpair()
+                lines.append(line)
+            else:
+                far_end = call(rank)
             read_end, write_end = os.pipe()
-            line, far_end = socket.socketpair()
-            lines.append(line)
             child = Child(
                 rank=rank,
                 ranks=crew.ranks,
@@ -220,6 +273,7 @@ def start_crew(
                 pipe=write_end,
                 stacks=anonymous_file(f"plait-stacks-{rank}"),
                 board=crew.board.file,
+                secret=secret,
             )
             try:
                 if payload is None:

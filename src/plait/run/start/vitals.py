@@ -4,10 +4,8 @@ In: the board's entries and /proc. Out: for each rank, for how long it has been 
 has done nothing. Looked at about once a second. Time in which this process itself did not run does not count.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from plait.run.start.board import Entry
 from plait.run.start.processes import Process
@@ -46,8 +44,7 @@ class Vitals:
             return
         self._looked_at = now_s
         for process, pulse, entry in zip(self._processes, self._pulses, entries, strict=True):
-            state, processor_s = _stat(process.pid)
-            num_bytes = _moved_bytes(process.pid)
+            state, processor_s, num_bytes = process.pulse()
             beats = entry.beats if entry is not None else pulse.beats
             busy = processor_s - pulse.processor_s > _BUSY_SHARE * elapsed_s
             if busy or beats != pulse.beats or num_bytes != pulse.num_bytes or elapsed_s > _GAP_S:
@@ -65,21 +62,3 @@ class Vitals:
     def stopped_s(self, now_s: float) -> list[float]:
         """For how long each rank has been stopped by a signal."""
         return [0.0 if p.stopped_at is None else max(1e-9, now_s - p.stopped_at) for p in self._pulses]
-
-
-def _stat(pid: int) -> tuple[str, float]:
-    """A process's one-letter state and the processor time of all its threads."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    except (OSError, IndexError, ValueError):
-        return "", 0.0
-
-
-def _moved_bytes(pid: int) -> int:
-    """Bytes that a process has read and written so far; 0 where the system does not tell."""
-    try:
-        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar")))

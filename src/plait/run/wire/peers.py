@@ -27,8 +27,8 @@ _BURST_BYTES = 1 << 20
 _FLUSH_S = 5.0
 """For which a rank that ends waits until what it sent is read."""
 
-Connect = Callable[[int], socket.socket]
-"""This process's end of a socket to a rank."""
+Connect = Callable[[int], socket.socket | None]
+"""This process's end of a socket to a rank; None where the other side brings it (`Peers.attach`)."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,7 +36,8 @@ class _Peer:
     """What is under way with one rank."""
 
     rank: int
-    socket: socket.socket
+    socket: socket.socket | None
+    """None until the other side has brought it; what is to be sent waits."""
     outgoing: deque[tuple[memoryview, "Future[None] | None"]] = field(default_factory=deque)
     rooms: dict[int, deque[tuple[memoryview, "Future[None]"]]] = field(default_factory=dict)
     """Receives that were asked for, by tag."""
@@ -78,7 +79,7 @@ class Peers:
             peer.outgoing.append((memoryview(_HEAD.pack(tag, len(data))), None if len(data) else done))
             if len(data):
                 peer.outgoing.append((data, done))
-            if idle:
+            if idle and peer.socket is not None:
                 self._push(peer)
                 if peer.outgoing:
                     self._wake.send(b"\0")
@@ -108,7 +109,10 @@ class Peers:
         deadline = time.monotonic() + _FLUSH_S
         while time.monotonic() < deadline:
             with self._lock:
-                if not any(peer.outgoing and peer.error is None for peer in self._peers.values()):
+                live = [
+                    peer for peer in self._peers.values() if peer.error is None and peer.socket is not None
+                ]
+                if not any(peer.outgoing for peer in live):
                     break
             time.sleep(0.002)
         if self.is_closed:
@@ -118,16 +122,50 @@ class Peers:
         self._thread.join()
         self._selector.close()
         for end in (self._ends, self._wake, *(peer.socket for peer in self._peers.values())):
-            end.close()
+            if end is not None:
+                end.close()
+
+    def attach(self, rank: int, made: socket.socket) -> None:
+        """The other side has brought the socket to a rank."""
+        with self._lock:
+            peer = self._peers.setdefault(rank, _Peer(rank=rank, socket=None))
+            if self.is_closed or peer.socket is not None:
+                made.close()
+                return
+            peer.socket = made
+            self._register(peer)
+            self._push(peer)
+
+    def take(self, source: int, tag: int) -> bytearray | None:
+        """A message that has come, whatever its size; None where it has not. Never waits."""
+        with self._lock:
+            peer = self._peer(source)
+            early = peer.early.get(tag)
+            if not early:
+                return None
+            message = early.popleft()
+            if not early:
+                del peer.early[tag]
+            return message
+
+    def lost(self, source: int) -> Exception | None:
+        """Why nothing more comes from a rank; None: it may."""
+        with self._lock:
+            peer = self._peers.get(source)
+            return None if peer is None else peer.error
 
     def _peer(self, rank: int) -> _Peer:
         if rank not in self._peers:
-            made = self._connect(rank)
-            made.setblocking(False)
-            peer = self._peers[rank] = _Peer(rank=rank, socket=made)
-            self._selector.register(made, selectors.EVENT_READ, peer)
-            self._wake.send(b"\0")
+            peer = self._peers[rank] = _Peer(rank=rank, socket=self._connect(rank))
+            if peer.socket is not None:
+                self._register(peer)
         return self._peers[rank]
+
+    def _register(self, peer: _Peer) -> None:
+        assert peer.socket is not None
+        peer.socket.setblocking(False)
+        self._selector.register(peer.socket, selectors.EVENT_READ, peer)
+        self._wake.send(b"\0")
 
     def _attend(self) -> None:
         while not self.is_closed:
@@ -140,7 +178,7 @@ class Peers:
                     self._serve(key.data, events)
             with self._lock:
                 for peer in self._peers.values():
-                    if peer.outgoing and peer.error is None:
+                    if peer.outgoing and peer.error is None and peer.socket is not None:
                         self._watch(peer)
 
     def _serve(self, peer: _Peer, events: int) -> None:
@@ -158,11 +196,13 @@ class Peers:
             self._lose(peer, error)
 
     def _watch(self, peer: _Peer) -> None:
+        assert peer.socket is not None
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outgoing else 0)
         self._selector.modify(peer.socket, events, peer)
 
     def _push(self, peer: _Peer) -> None:
         """Send what the socket takes now."""
+        assert peer.socket is not None
         try:
             while peer.outgoing:
                 rest, done = peer.outgoing[0]
@@ -180,6 +220,7 @@ class Peers:
 
     def _pull(self, peer: _Peer) -> None:
         """Take in what has come, at most a burst of it, so that no rank keeps the others waiting."""
+        assert peer.socket is not None
         budget = _BURST_BYTES
         while budget > 0:
             if peer.rest is None:
@@ -237,7 +278,8 @@ class Peers:
     def _lose(self, peer: _Peer, error: Exception) -> None:
         """Nothing more goes to or comes from a rank."""
         peer.error = ConnectionError(f"the connection to rank {peer.rank} is lost: {error}.")
-        self._selector.unregister(peer.socket)
+        if peer.socket is not None:
+            self._selector.unregister(peer.socket)
         waiting = [done for rooms in peer.rooms.values() for _, done in rooms]
         waiting += [done for _, done in peer.outgoing if done is not None]
         if isinstance(peer.done, Future):

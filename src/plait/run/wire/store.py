@@ -17,6 +17,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from plait.errors import RunError
 from plait.run.wire.frames import Incoming, pack
 from plait.run.wire.peers import Peers
+from plait.run.wire.reach import Reach
 from plait.run.wire.switchboard import LONGEST_WAIT_S
 
 _READ_BYTES = 1 << 18
@@ -30,8 +31,14 @@ class RunStore(Store):
     """The store of this run. One request at a time; waiting is a row of short requests, so threads can share it."""
 
     def __init__(
-        self, line: int, rank: int, timeout_s: float = 300.0, meeting: Meeting = lambda what: nullcontext()
+        self,
+        line: int,
+        rank: int,
+        timeout_s: float = 300.0,
+        meeting: Meeting = lambda what: nullcontext(),
+        reach: Reach | None = None,
     ) -> None:
+        """`reach`: the way to ranks of other hosts, where there are any."""
         super().__init__()
         self.rank = rank
         self.meeting = meeting
@@ -40,6 +47,9 @@ class RunStore(Store):
         self._lock = threading.Lock()
         self._timeout_s = timeout_s
         self._peers: Peers | None = None
+        self.reach = reach
+        if reach is not None:
+            self.set(_door_of(rank), reach.address)
         self.connections = 0
         """How often this process has joined the others: the same number on all of them when they meet."""
 
@@ -47,12 +57,22 @@ class RunStore(Store):
         """This process's sockets to all others, new ones after the last were closed."""
         if self._peers is None or self._peers.is_closed:
             key = f"peers {self.connections}"
-            self._peers = Peers(lambda peer: self.pair(key, peer))
+            self._peers = Peers(lambda peer: self._connect(key, peer))
+            if self.reach is not None:
+                self.reach.attend(key, self._peers)
         return self._peers
+
+    def _connect(self, key: str, peer: int) -> socket.socket | None:
+        """A socket to a rank: from the switchboard, by dialing, or None where the other one dials."""
+        if self.reach is None or self.reach.is_beside(peer):
+            return self.pair(key, peer)
+        return self.reach.connect(key, peer, self.get(_door_of(peer))) if self.rank < peer else None
 
     def close(self) -> None:
         """Hang up."""
         self._socket.close()
+        if self.reach is not None:
+            self.reach.close()
 
     def pair(self, key: str, peer: int) -> socket.socket:
         """This rank's end of a socket to `peer`, who asks for it with the same key; does not wait for that."""
@@ -137,6 +157,11 @@ class RunStore(Store):
                     raise ConnectionError(
                         f"{', '.join(keys)} did not come within {timeout_s:g} s: timed out."
                     )
+
+
+def _door_of(rank: int) -> str:
+    """The key under which a rank says where others reach it."""
+    return f"door {rank}"
 
 
 def _as_bytes(value: str | bytes) -> bytes:

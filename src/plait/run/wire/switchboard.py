@@ -43,6 +43,9 @@ class Switchboard:
 
     def __init__(self, lines: Sequence[socket.socket]) -> None:
         self._lines = [_Line(rank=rank, socket=line) for rank, line in enumerate(lines)]
+        self._num_local = len(lines)
+        """Ranks of this host, from 0 on: sockets can be handed to them."""
+        self._coming: deque[_Line] = deque()
         self._values: dict[str, bytes] = {}
         self._pairs: dict[tuple[str, int], socket.socket] = {}
         """Ends of sockets that were made for a rank which has not asked for them yet."""
@@ -66,22 +69,41 @@ class Switchboard:
                 fix=MEMORY_FIX,
             )
 
+    def add(self, rank: int, line: socket.socket) -> None:
+        """The line of a rank on another host, which has proven that it belongs to the run."""
+        self._coming.append(_Line(rank=rank, socket=line))
+        self._wake.send(b"\0")
+
     def close(self) -> None:
         """End; ranks that still ask find their line closed."""
         self._wake.close()
         if self._thread.is_alive():
             self._thread.join()
         self._selector.close()
-        for end in (self._ends, *self._pairs.values(), *(line.socket for line in self._lines)):
+        for end in (
+            self._ends,
+            *self._pairs.values(),
+            *(line.socket for line in (*self._lines, *self._coming)),
+        ):
             end.close()
 
     def _serve(self) -> None:
         while True:
             for key, events in self._selector.select(self._patience_s()):
                 if key.data is None:
-                    return
+                    if not self._ends.recv(4096):
+                        return
+                    self._take_in()
+                    continue
                 self._attend(key.data, events)
             self._answer_waits()
+
+    def _take_in(self) -> None:
+        while self._coming:
+            line = self._coming.popleft()
+            line.socket.setblocking(False)
+            self._lines.append(line)
+            self._selector.register(line.socket, selectors.EVENT_READ, line)
 
     def _patience_s(self) -> float | None:
         until = [line.waits[1] for line in self._lines if line.waits is not None]
@@ -148,7 +170,7 @@ class Switchboard:
 
     def _pair(self, rank: int, key: str, peer: int) -> socket.socket:
         """This rank's end of the socket that it and `peer` ask for under one key."""
-        if not 0 <= peer < len(self._lines) or peer == rank:
+        if not 0 <= peer < self._num_local or rank >= self._num_local or peer == rank:
             raise ValueError(peer)
         between = f"{key} {min(rank, peer)} {max(rank, peer)}"
         if (between, rank) in self._pairs:

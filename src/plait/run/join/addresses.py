@@ -1,0 +1,82 @@
+"""Which address of a host is used.
+
+In: the name of the first host, the environment. Out: addresses to listen at or to call. The first host listens where
+its name leads; the others where their connection to it leaves this host, which is how they are reached; `PLAIT_ADDRESS`
+overrides it on any host.
+"""
+
+import ipaddress
+import socket
+import subprocess
+from collections.abc import Mapping
+
+from plait.errors import UsageError
+from plait.run.join.place import Place
+
+_ASK_S = 5.0
+"""For Slurm to say where a node is."""
+
+
+def own_address(environment: Mapping[str, str]) -> str | None:
+    """The address of this host that the user has chosen."""
+    return environment.get("PLAIT_ADDRESS") or None
+
+
+def address_of_first(place: Place) -> str:
+    """Where task 0 is reached."""
+    if place.local_tasks == place.tasks:
+        return "127.0.0.1"
+    if not place.first:
+        raise UsageError(
+            f"{place.engine} started {place.tasks} tasks and does not say where task 0 is.",
+            fix="name its host: PLAIT_FIRST_ADDRESS=node0 in the environment of all tasks.",
+        )
+    found = _resolved(place.first) or (
+        _resolved(_node_address(place.first)) if place.engine == "srun" else None
+    )
+    if found is None:
+        raise UsageError(
+            f"the host of task 0, {place.first!r}, has no address here.",
+            fix="name one by which it is reached: PLAIT_FIRST_ADDRESS=10.0.0.1 in the environment of all tasks.",
+        )
+    return found
+
+
+def listening_address(place: Place) -> str:
+    """Where task 0 listens."""
+    found = address_of_first(place)
+    is_own_name = place.first is not None and place.first.split(".")[0] == socket.gethostname().split(".")[0]
+    if is_own_name and place.local_tasks < place.tasks and ipaddress.ip_address(found).is_loopback:
+        return _outward() or found  # /etc/hosts often says that a host's own name is 127.0.1.1
+    return found
+
+
+def _resolved(name: str) -> str | None:
+    if not name:
+        return None
+    try:
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return None
+
+
+def _node_address(node: str) -> str:
+    """Where Slurm says that a node is, whose name alone leads nowhere."""
+    try:
+        told = subprocess.run(
+            ["scontrol", "show", "node", node], capture_output=True, text=True, timeout=_ASK_S, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    words = dict(word.split("=", 1) for word in told.split() if "=" in word)
+    return words.get("NodeAddr", "")
+
+
+def _outward() -> str | None:
+    """This host's address on the way to other networks; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])

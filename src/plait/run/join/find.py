@@ -1,0 +1,29 @@
+"""The place of this process, whichever engine started it.
+
+In: environment variables. Out: a `Place`, or None for a process that nobody started beside others.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from plait.run.join import given, mpi, slurm, torchrun
+from plait.run.join.place import Place, checked
+
+ENGINES: tuple[Callable[[Mapping[str, str]], Place | None], ...] = (
+    given.read,
+    torchrun.read,
+    mpi.read_open_mpi,
+    mpi.read_mpich,
+    slurm.read,
+)
+"""The innermost first: torchrun and mpirun may run within a step of Slurm."""
+
+
+def find_place(environment: Mapping[str, str]) -> Place | None:
+    """Where this process is among others that were started with it."""
+    for read in ENGINES:
+        place = read(environment)
+        if place is not None:
+            first = environment.get("PLAIT_FIRST_ADDRESS", place.first)
+            return checked(replace(place, first=first)) if place.tasks > 1 else None
+    return None

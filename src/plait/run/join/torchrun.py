@@ -1,0 +1,27 @@
+"""What torchrun, and whoever does as it does, tells a task."""
+
+from collections.abc import Mapping
+
+from plait.run.join.place import Place, number
+
+_NAME = "torchrun"
+
+
+def read(environment: Mapping[str, str]) -> Place | None:
+    """The place that WORLD_SIZE, RANK, LOCAL_WORLD_SIZE and MASTER_ADDR name."""
+    if "WORLD_SIZE" not in environment:
+        return None
+    tasks = number(environment, _NAME, "WORLD_SIZE")
+    port = environment.get("MASTER_PORT", "")
+    name = environment.get("TORCHELASTIC_RUN_ID", "")
+    again = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    first = environment.get("MASTER_ADDR")
+    return Place(
+        engine=_NAME,
+        task=number(environment, _NAME, "RANK", 0 if tasks == 1 else None),
+        tasks=tasks,
+        local_tasks=number(environment, _NAME, "LOCAL_WORLD_SIZE", 1),
+        first=first,
+        run=f"{name} {first} {port} {again}",
+        is_rank=True,
+    )

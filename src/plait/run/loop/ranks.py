@@ -1,0 +1,151 @@
+"""All ranks of a task: in this process where there is one, else in processes of their own, here and on other hosts.
+
+In: a task and its programs. Out: what each rank returned.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from plait.errors import PlanError
+from plait.run.loop.rank import run_rank
+from plait.run.loop.shared_model import SharedModel
+from plait.run.loop.task import Task
+from plait.run.prepare.prepare import prepare
+from plait.run.prepare.programs import Programs
+from plait.run.start.first import First
+from plait.run.start.follower import Follower
+from plait.run.start.guardian import Guardian
+from plait.run.start.launch import Seat, launch
+from plait.run.start.processes import Start
+
+
+def run_ranks(
+    guardian: Guardian,
+    party: First | None,
+    task: Task,
+    programs: Programs,
+    on_event: Callable[[int, dict[str, Any]], bool | None],
+    dispensable: Collection[int],
+    model: SharedModel | None = None,
+) -> list[Any]:
+    """Run every rank, the only one in this process; returns what each returned."""
+    ranks, main = task.plan.ranks, Main(task, programs, model)
+    if party is not None and model is not None:
+        raise PlanError(
+            f"plan {task.plan.name} has one model in memory that all workers write to, which tasks of "
+            f"{party.place.engine} cannot share.",
+            fix="start it alone on one host, or use a plan whose workers have copies, such as local-sgd.",
+        )
+    if ranks == 1:
+        with _interruptible() as seat_with:
+            return [main(seat_with(on_event))]
+    return launch(
+        main,
+        ranks=ranks,
+        threads_per_rank=threads_per_rank(ranks, party),
+        hang_s=task.hang_s,
+        start=start_of(programs),
+        on_event=on_event,
+        run_dir=task.folder,
+        dispensable=dispensable,
+        guardian=guardian,
+        party=party,
+        told={"leave_out": sorted(task.leave_out), "clock_offset_ns": task.clock_offset_ns},
+        resume=task.resume,
+    )
+
+
+def threads_per_rank(ranks: int, party: First | Follower | None) -> int:
+    """This host's processors, shared among the ranks that are on it."""
+    here = ranks if party is None else party.place.ranks_each(ranks) * party.place.local_tasks
+    return max(1, (os.cpu_count() or 1) // here)
+
+
+def start_of(programs: Programs) -> Start:
+    """Fresh interpreters for a model that runs eagerly on a build for GPUs: the attempt to capture it has started
+    threads of autograd, whatever the device, and with those a fork cannot differentiate."""
+    is_gpu_build = torch.version.cuda is not None or torch.version.hip is not None
+    return "spawn" if is_gpu_build and programs.capture_error is not None else "auto"
+
+
+class Main:
+    """What a worker process runs. Spawned ones rebuild the programs, which hold compiled functions."""
+
+    def __init__(self, task: Task, programs: Programs, model: SharedModel | None) -> None:
+        self.task = task
+        self.programs: Programs | None = programs
+        self.model = model
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"task": self.task, "programs": None, "model": self.model}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.task, self.programs, self.model = state["task"], state["programs"], state["model"]
+
+    def __call__(self, seat: Seat) -> dict[str, Any]:
+        if self.programs is None:
+            task = self.task
+            self.programs = prepare(task.job, task.plan, task.device, task.dtype, lambda event: None)
+        return run_rank(self.task, seat, self.programs, self.model)
+
+
+class _OwnBoard:
+    """The board of a run without a launcher: only Ctrl-C is asked for."""
+
+    def __init__(self) -> None:
+        self.stop = False
+
+    def enter(self, step: int, index: int, label: str, waiting: bool = False) -> None:
+        pass
+
+    def stop_after(self, step: int, ahead: int = 1) -> bool:
+        return self.stop
+
+    def stop_requested(self) -> bool:
+        return self.stop
+
+    def is_gone(self, rank: int) -> bool:
+        return False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _OwnSeat:
+    """The seat of the only rank."""
+
+    board: _OwnBoard
+    on_event: Callable[[int, dict[str, Any]], bool | None]
+    rank: int = 0
+    ranks: int = 1
+
+    def emit(self, event: dict[str, Any]) -> None:
+        """Tell whoever watches, who may want the run to end."""
+        if self.on_event(0, event):
+            self.board.stop = True
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[Callable[[int, dict[str, Any]], bool | None]], Any]]:
+    """One rank in this process: the first Ctrl-C ends after the step, the second at once."""
+    board = _OwnBoard()
+
+    def stop(number: int, frame: Any) -> None:
+        if board.stop:
+            raise KeyboardInterrupt
+        board.stop = True
+
+    in_main = threading.current_thread() is threading.main_thread()
+    before = (
+        {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)} if in_main else {}
+    )
+    try:
+        yield lambda on_event: _OwnSeat(board=board, on_event=on_event)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,418 @@
+"""Task 0 of an engine: it waits for the others, sees that all do the same, and watches their ranks as its own.
+
+In: a place, a token. Out: a `First`, through which `launch` starts rounds of ranks on all hosts; it stays connected
+until the process ends. What contradicts itself is told here, in one line, and the others end without a word.
+"""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from plait.errors import PlaitError, RunError, UsageError
+from plait.run.join.addresses import listening_address, own_address
+from plait.run.join.place import Place
+from plait.run.join.token import ports_of
+from plait.run.start.board import Board, anonymous_file
+from plait.run.start.child import describe
+from plait.run.start.failure import revive
+from plait.run.start.remote import RemoteProcess
+from plait.run.start.trunk import Arrivals, Trunk
+from plait.run.wire.door import Door
+from plait.run.wire.frames import pack
+from plait.run.wire.reach import Reach, Secret
+from plait.run.wire.store import RunStore
+from plait.run.wire.switchboard import Switchboard
+from plait.threads import start_thread
+
+_LOOK_S = 0.02
+"""Between two looks at what other hosts must be told."""
+_FILES_S = 600.0
+"""For another host to send what its ranks have written, while it moves."""
+_LAST_FILES_S = 5.0
+"""The same after a failure: everybody is gone within 10 s."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Other:
+    """Another task, as the first one sees it."""
+
+    task: int
+    trunk: Trunk
+    host: str
+    """As a person calls it."""
+    clock_ns: int
+    """What its clock lacks."""
+    clock_error_ns: int
+    """By how much that may be wrong."""
+    facts: Mapping[str, Any] | None = None
+    """What it is about to do; None: it has not come so far."""
+    error: Mapping[str, Any] | None = None
+    """Why it cannot."""
+    is_ready: bool = False
+    has_heard: bool = False
+    """Whether it knows the last step."""
+    is_done: bool = False
+    """Whether its ranks are gone and their files are here."""
+    lost: str | None = None
+    """How the connection ended."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Round:
+    """One start of all ranks."""
+
+    number: int
+    processes: dict[int, RemoteProcess]
+    board: Board
+    arrivals: dict[int, Arrivals]
+    switchboard: Switchboard | None = None
+    early: list[tuple[int, socket.socket]] = field(default_factory=list)
+    """Lines that came before the switchboard."""
+
+
+class First:
+    """The first task, and the way to the others."""
+
+    def __init__(self, place: Place, token: bytes, environment: Mapping[str, str], patience_s: float) -> None:
+        self.place = place
+        self.others: dict[int, Other] = {}
+        self.owes_end = False
+        """Whether the others wait for a word that what was begun is over."""
+        self.on_interrupt: Callable[[int], None] = lambda number: None
+        """Is told when another task is asked to stop."""
+        self._token = token
+        self._changed = threading.Condition()
+        self._round: _Round | None = None
+        self._seats: Switchboard | None = None
+        """That of tasks which are ranks themselves."""
+        self._early: list[tuple[int, socket.socket]] = []
+        """Lines to it that came before it."""
+        self._count = 0
+        host = own_address(environment) or listening_address(place)
+        self._door = Door(host, ports_of(token), token, self._receive)
+        self.address = self._door.address
+        try:
+            self._wait(
+                lambda: len(self.others) == place.tasks - 1,
+                patience_s,
+                lambda: (
+                    f"{_tasks(set(range(1, place.tasks)) - set(self.others))} of {place.tasks} did not come within "
+                    f"{patience_s:g} s"
+                    + (
+                        f" ({self._door.turned_away} connections knew no token)"
+                        if self._door.turned_away
+                        else ""
+                    )
+                    + "."
+                ),
+            )
+        except BaseException:
+            self.close()  # nobody may find a first task that has given up
+            raise
+
+    def _wait(self, is_over: Callable[[], bool], patience_s: float, told: Callable[[], str]) -> None:
+        """Wait for other tasks; an error where one is lost or says why it cannot."""
+        deadline = time.monotonic() + patience_s
+        with self._changed:
+            while not is_over():
+                for other in self.others.values():
+                    if other.error is not None:
+                        raise _of_task(revive(other.error), other)
+                    if other.lost is not None:
+                        raise RunError(f"task {other.task} on {other.host} is gone: {other.lost}.")
+                if time.monotonic() > deadline:
+                    raise UsageError(
+                        told(),
+                        fix="start all of them with the same token (docs/hosts.md), on hosts that reach "
+                        f"{self.address[0]}; PLAIT_JOIN_S gives them more time.",
+                    )
+                self._changed.wait(0.1)
+
+    def begin(self, facts: Mapping[str, Any], patience_s: float) -> None:
+        """All tasks are about to do the same; or the error that says what differs."""
+        self._wait(
+            lambda: all(other.facts is not None for other in self.others.values()),
+            patience_s,
+            lambda: (
+                f"{_tasks(t for t, o in self.others.items() if o.facts is None)} did not come so far within "
+                f"{patience_s:g} s."
+            ),
+        )
+        for task in sorted(self.others):
+            found = self.others[task].facts
+            assert found is not None
+            for name in facts:
+                if found.get(name) != facts[name]:
+                    raise UsageError(
+                        f"task {task} on {self.others[task].host} has another {name} than task 0: "
+                        f"{_brief(found.get(name))}, not {_brief(facts[name])}.",
+                        fix="start the same command, with the same files and versions, on all hosts.",
+                    )
+        for other in self.others.values():
+            other.facts = None
+        self._tell({"op": "agreed"})
+
+    def end(self, summary: Mapping[str, Any] | None, error: BaseException | None = None) -> None:
+        """What all have begun is over."""
+        if not self.owes_end:
+            return
+        self.owes_end = False
+        self._tell({"op": "end", "summary": summary, "error": None if error is None else describe(error)})
+
+    def hosts(self) -> list[dict[str, Any]]:
+        """All tasks, for the run's records: where each is, and by how much its times in a trace may be off."""
+        found = [{"task": 0, "host": socket.gethostname(), "address": self.address[0], "clock_error_s": 0.0}]
+        for task, other in sorted(self.others.items()):
+            where = other.trunk.socket.getpeername()[0]
+            error_s = other.clock_error_ns / 1e9
+            found.append({"task": task, "host": other.host, "address": where, "clock_error_s": error_s})
+        return found
+
+    def close(self) -> None:
+        """Hang up."""
+        self._door.close()
+        for other in self.others.values():
+            other.trunk.close()
+
+    def secret(self, local: range) -> int:
+        """A file with what a local rank needs to reach those of other hosts."""
+        secret = Secret(token=self._token, host=self.address[0], beside=(local.start, local.stop))
+        file = anonymous_file("plait-secret")
+        os.write(file, secret.write())
+        return file
+
+    def own_store(self, timeout_s: float) -> RunStore:
+        """The store of a run whose ranks are the tasks themselves, this one rank 0; for as long as the process
+        lives."""
+        near, far = socket.socketpair()
+        secret = Secret(token=self._token, host=self.address[0], beside=(0, 0))
+        switchboard = Switchboard([near])
+        switchboard.start()
+        with self._changed:
+            self._seats = switchboard
+            for rank, line in self._early:
+                switchboard.add(rank, line)
+        return RunStore(far.detach(), 0, timeout_s, reach=Reach(0, secret, timeout_s))
+
+    @contextmanager
+    def round(
+        self, board: Board, local: range, folder: Path | None, info: Mapping[str, Any], resume: Path | None
+    ) -> Iterator[list[RemoteProcess]]:
+        """Have the others start their ranks; they are told of this board, and end with the block."""
+        for other in self.others.values():
+            if other.lost is not None:
+                raise RunError(f"task {other.task} on {other.host} is gone: {other.lost}.")
+            other.is_done = other.has_heard = False
+        self._count += 1
+        each, board.is_alone = len(local), False
+        processes = {
+            rank: RemoteProcess(rank=rank, trunk=other.trunk, host=other.host, clock_ns=other.clock_ns)
+            for task, other in sorted(self.others.items())
+            for rank in range(task * each, (task + 1) * each)
+        }
+        arrivals = {task: Arrivals(folder, task) for task in self.others} if folder is not None else {}
+        self._wait(lambda: all(other.is_ready for other in self.others.values()), float("inf"), str)
+        self._round = _Round(number=self._count, processes=processes, board=board, arrivals=arrivals)
+        marker = folder / f".shared-{token_hex(8)}" if folder is not None else None
+        over = threading.Event()
+        pump = threading.Thread(target=self._pump, args=(board, over), name="plait hosts", daemon=True)
+        is_right = False
+        try:
+            if marker is not None:
+                marker.touch()
+            names = {"folder": str(folder.absolute()) if folder else None, "marker": marker and marker.name}
+            for other in self.others.values():
+                if resume is not None:
+                    other.trunk.send_tree(resume.parent, resume)
+                other.trunk.send(
+                    {"op": "round", "number": self._count, "each": each, **names, **info}
+                    | {"resume": resume and str(resume.absolute())}
+                )
+            start_thread(pump)
+            try:
+                yield list(processes.values())
+                is_right = True
+            except KeyboardInterrupt:
+                is_right = True  # they have saved, and their files count
+                raise
+        finally:
+            over.set()
+            self._collect(_FILES_S if is_right else _LAST_FILES_S)
+            self._round = None
+            for arrival in arrivals.values():
+                arrival.close()
+            if marker is not None:
+                marker.unlink(missing_ok=True)
+            if pump.is_alive():
+                pump.join()
+
+    def connect(self, switchboard: Switchboard) -> None:
+        """Lines of other hosts' ranks go to this switchboard."""
+        found = self._round
+        assert found is not None
+        with self._changed:
+            found.switchboard = switchboard
+            for rank, line in found.early:
+                switchboard.add(rank, line)
+
+    def _collect(self, patience_s: float) -> None:
+        """Wait until the others' ranks are gone and their files are here."""
+        self._tell({"op": "over"})
+        deadline = time.monotonic() + patience_s
+        with self._changed:
+            while time.monotonic() < deadline:
+                if all(other.is_done or other.lost is not None for other in self.others.values()):
+                    return
+                self._changed.wait(0.1)
+
+    def _pump(self, board: Board, over: threading.Event) -> None:
+        """Tell the others what the board says to all ranks."""
+        told_stop, told_last, gone = False, False, set[int]()
+        while not over.wait(_LOOK_S):
+            if board.is_stopping and not told_stop:
+                told_stop = True
+                self._tell({"op": "stop"})
+            last = board.last_step
+            if last is not None and not told_last:
+                told_last = True
+                self._tell({"op": "last", "step": last})
+            if told_last and all(o.has_heard or o.lost is not None for o in self.others.values()):
+                board.let_go()
+            for rank in board.gone() - gone:
+                gone.add(rank)
+                self._tell({"op": "gone", "rank": rank})
+
+    def _tell(self, head: dict[str, Any]) -> None:
+        for other in self.others.values():
+            with suppress(OSError):
+                other.trunk.send(head)
+
+    def _receive(self, hello: dict[str, Any], made: socket.socket) -> dict[str, Any] | None:
+        if hello.get("op") == "line":
+            return self._take_line(hello, made)
+        if hello.get("op") == "seat":
+            self._take_seat(int(hello["rank"]), made)
+            return None
+        task, host = hello.get("task"), str(hello.get("host"))[:200]
+        if hello.get("op") != "join" or not isinstance(task, int) or not 0 < task < self.place.tasks:
+            made.close()
+            return None
+        with self._changed:
+            if task in self.others:
+                return {"refused": f"task {task} is here already."}
+            made.sendall(pack({}))
+            other = Other(task=task, trunk=Trunk(made), host=host, clock_ns=0, clock_error_ns=0)
+            name = f"plait task {task}"
+            start_thread(threading.Thread(target=self._listen, args=(other,), name=name, daemon=True))
+            return None
+
+    def _take_line(self, hello: dict[str, Any], made: socket.socket) -> dict[str, Any] | None:
+        with self._changed:
+            found = self._round
+            if (
+                found is None
+                or hello.get("round") != found.number
+                or hello.get("rank") not in found.processes
+            ):
+                return {"refused": "this round is over."}
+            made.sendall(pack({}))
+            rank = int(hello["rank"])
+            if found.switchboard is None:
+                found.early.append((rank, made))
+            else:
+                found.switchboard.add(rank, made)
+        return None
+
+    def _take_seat(self, rank: int, made: socket.socket) -> None:
+        made.sendall(pack({}))
+        with self._changed:
+            if self._seats is None:
+                self._early.append((rank, made))
+            else:
+                self._seats.add(rank, made)
+
+    def _listen(self, other: Other) -> None:
+        """Hear what another task has to say, to its end."""
+        try:
+            for head, body in other.trunk.messages():
+                self._take(other, head, body)
+        except (OSError, RunError, KeyError, TypeError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            with self._changed:
+                other.lost = f"its host does not answer any more ({reason})"
+                for process in self._processes_of(other):
+                    process.end(-9, other.lost)
+                self._changed.notify_all()
+
+    def _processes_of(self, other: Other) -> list[RemoteProcess]:
+        found = self._round
+        return [] if found is None else [p for p in found.processes.values() if p.trunk is other.trunk]
+
+    def _take(self, other: Other, head: dict[str, Any], body: bytes) -> None:
+        op, found = head["op"], self._round
+        if op == "clock":
+            other.trunk.send({"op": "clock", "sent": head["sent"], "now": time.monotonic_ns()})
+        elif op in ("file", "place", "drop"):
+            if found is not None and other.task in found.arrivals:
+                found.arrivals[other.task].take(head, body)
+        elif op in ("lines", "pulse", "stack", "slot", "ended"):
+            if found is not None and head["round"] == found.number:
+                _take_from_rank(found, head, body)
+        else:
+            with self._changed:
+                if op == "here":
+                    other.clock_ns, other.clock_error_ns = int(head["clock_ns"]), int(head["error_ns"])
+                    self.others[other.task] = other
+                elif op == "begin":
+                    other.facts = dict(head["facts"])
+                elif op == "failed":
+                    other.error = dict(head["error"])
+                elif op == "ready":
+                    other.is_ready = True
+                elif op == "heard":
+                    other.has_heard = True
+                elif op == "done":
+                    other.is_done, other.is_ready = True, False
+                elif op == "interrupt":
+                    self.on_interrupt(int(head["number"]))
+                else:
+                    raise ValueError(op)
+                self._changed.notify_all()
+
+
+def _take_from_rank(found: _Round, head: dict[str, Any], body: bytes) -> None:
+    process = found.processes[int(head["rank"])]
+    op = head["op"]
+    if op == "lines":
+        process.take_lines(body)
+    elif op == "slot":
+        found.board.put_slot(process.rank, body, process.clock_ns)
+    elif op == "pulse":
+        process.take_pulse(str(head["state"]), float(head["processor_s"]), int(head["num_bytes"]))
+        process.pid = int(head["pid"])
+    elif op == "stack":
+        process.take_stack(body)
+    else:
+        process.end(int(head["code"]))
+
+
+def _of_task(error: PlaitError, other: Other) -> PlaitError:
+    error.what = f"task {other.task} on {other.host}: {error.what}"
+    return error
+
+
+def _tasks(found: Any) -> str:
+    numbers = sorted(found)
+    return f"{'task' if len(numbers) == 1 else 'tasks'} {', '.join(map(str, numbers))}"
+
+
+def _brief(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

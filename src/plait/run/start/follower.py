@@ -1,0 +1,223 @@
+"""Any task of an engine but the first: it starts its ranks when task 0 says so, and tells it all about them.
+
+In: a place, a token. Out: a `Follower`; `follow` runs rounds of ranks until task 0 says that what was begun is over. It
+judges nothing by itself: a rank that dies, hangs or raises is task 0's to tell. Where task 0 is gone, its ranks are
+ended.
+"""
+
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plait.errors import EchoError, RunError, UsageError
+from plait.run.join.addresses import address_of_first, own_address
+from plait.run.join.place import Place
+from plait.run.join.token import ports_of
+from plait.run.start.child import Main, describe
+from plait.run.start.failure import revive
+from plait.run.start.guardian import Guardian
+from plait.run.start.local_ranks import LocalRanks
+from plait.run.start.processes import Start
+from plait.run.start.trunk import Arrivals, Trunk
+from plait.run.wire.door import Address, StrangerError, dial
+from plait.run.wire.reach import Reach, Secret
+from plait.run.wire.store import RunStore
+
+_CLOCK_READINGS = 16
+"""Of which the fastest there and back is taken."""
+_LINE_S = 30.0
+"""For task 0 to answer once it was reached."""
+_CALL_S = 0.2
+"""Between two rounds of calls for task 0."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Round:
+    """What task 0 says of one start of ranks."""
+
+    info: Mapping[str, Any]
+    """What it says to whoever makes the ranks' task."""
+    folder: Path
+    """Where ranks here write: the run folder where it can be reached, else one that is sent."""
+    resume: Path | None
+    """A checkpoint to go on from, on this host."""
+    clock_ns: int
+    """What the clock here lacks."""
+
+
+class Follower:
+    """A task that is not the first, connected to it."""
+
+    def __init__(self, place: Place, token: bytes, environment: Mapping[str, str], patience_s: float) -> None:
+        self.place = place
+        self.token = token
+        self._sends = environment.get("PLAIT_SEND_FILES", "") not in ("", "0")
+        """Whether files are sent to task 0 though its folder can be seen here."""
+        self._waiting: list[tuple[dict[str, Any], bytes]] = []
+        host = socket.gethostname()
+        hello = {"op": "join", "task": place.task, "host": host}
+        self.first, made = _call_first(place, token, hello, own_address(environment), patience_s)
+        self.trunk = Trunk(made)
+        self.address: str = made.getsockname()[0]
+        try:
+            self._clock_ns = self._read_clock()
+        except BaseException:
+            self.trunk.close()
+            raise
+
+    def _read_clock(self) -> int:
+        """Add this to the clock here for that of task 0; told to task 0 with the most by which it can be wrong."""
+        best: tuple[int, int] | None = None
+        for _ in range(_CLOCK_READINGS):
+            sent = time.monotonic_ns()
+            self.trunk.send({"op": "clock", "sent": sent})
+            head, _ = self._next()
+            now = time.monotonic_ns()
+            reading = (now - sent, int(head["now"]) - (sent + now) // 2)
+            best = reading if best is None else min(best, reading)
+        assert best is not None
+        there_and_back, clock_ns = best
+        self.trunk.send({"op": "here", "clock_ns": clock_ns, "error_ns": there_and_back // 2})
+        return clock_ns
+
+    def _next(self) -> tuple[dict[str, Any], bytes]:
+        """The next message."""
+        while not self._waiting:
+            try:
+                self._waiting += self.trunk.read()
+            except OSError as error:
+                raise self.lost(error) from error
+        return self._waiting.pop(0)
+
+    def lost(self, error: OSError) -> RunError:
+        where = f"{self.first[0]}:{self.first[1]}"
+        return RunError(f"task 0 at {where} is gone: {error.strerror or error}.")
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        """Say what is about to be done; returns when all tasks do the same."""
+        self.say({"op": "begin", "facts": dict(facts)})
+        head, _ = self._next()
+        if head["op"] == "end":
+            self._ended(head)
+        assert head["op"] == "agreed", head
+
+    def say(self, head: dict[str, Any], body: bytes = b"") -> None:
+        try:
+            self.trunk.send(head, body)
+        except OSError as error:
+            raise self.lost(error) from error
+
+    def fail(self, error: BaseException) -> None:
+        """This task cannot go on; task 0 tells it."""
+        self.say({"op": "failed", "error": describe(error)})
+        while True:
+            head, _ = self._next()
+            if head["op"] == "end":
+                self._ended(head)
+
+    def _ended(self, head: Mapping[str, Any]) -> Any:
+        if head["error"] is not None:
+            error = revive(head["error"])
+            raise EchoError(f"task 0 has told why: {error.what}")
+        return head["summary"]
+
+    def follow(
+        self,
+        make: Callable[[Round], Main],
+        *,
+        ranks: int,
+        threads: int,
+        start: Start,
+        guardian: Guardian,
+    ) -> Any:
+        """Run the rounds of ranks that task 0 wants; returns its summary."""
+        with tempfile.TemporaryDirectory(prefix="plait-") as made:
+            given = Path(made)
+            os.chmod(given, 0o700)
+            arrivals = Arrivals(given / "given", 0)
+            (given / "given").mkdir()
+            self.say({"op": "ready"})
+            number = 0
+            while True:
+                head, body = self._next()
+                if head["op"] == "end":
+                    return self._ended(head)
+                if head["op"] in ("file", "place"):
+                    arrivals.take(head, body)
+                elif head["op"] == "round":
+                    number += 1
+                    shared = Path(head["folder"]) if head["folder"] else None
+                    is_shared = shared is not None and not self._sends and (shared / head["marker"]).exists()
+                    folder = shared if is_shared and shared is not None else given / f"run-{number}"
+                    folder.mkdir(exist_ok=True)
+                    resume = given / "given" / Path(head["resume"]).name if head["resume"] else None
+                    found = Round(info=head, folder=folder, resume=resume, clock_ns=self._clock_ns)
+                    run = LocalRanks(self.trunk, self._waiting, self.lost, head["number"], folder, is_shared)
+                    local = range(self.place.task * head["each"], (self.place.task + 1) * head["each"])
+                    call = self._caller(head["number"])
+                    secret = Secret(token=self.token, host=self.address, beside=(0, 0))
+                    run.run(make(found), local, ranks, threads, start, guardian, call, secret)
+                    if not is_shared:
+                        shutil.rmtree(folder, ignore_errors=True)
+                    self.say({"op": "done"})
+                    self.say({"op": "ready"})
+
+    def own_store(self, timeout_s: float) -> RunStore:
+        """The store of a run whose ranks are the tasks themselves, from the side of this one."""
+        hello = {"op": "seat", "rank": self.place.task}
+        _, made = dial(self.first, self.token, hello, timeout_s=_LINE_S, source=self.address)
+        secret = Secret(token=self.token, host=self.address, beside=(0, 0))
+        return RunStore(
+            made.detach(), self.place.task, timeout_s, reach=Reach(self.place.task, secret, timeout_s)
+        )
+
+    def _caller(self, number: int) -> Callable[[int], socket.socket]:
+        """Makes the line of a rank to the switchboard of task 0."""
+
+        def call(rank: int) -> socket.socket:
+            hello = {"op": "line", "round": number, "rank": rank}
+            answer, made = dial(self.first, self.token, hello, timeout_s=_LINE_S, source=self.address)
+            if "refused" in answer:
+                made.close()
+                raise RunError(f"task 0 refuses rank {rank}: {answer['refused']}")
+            return made
+
+        return call
+
+    def close(self) -> None:
+        """Hang up."""
+        self.trunk.close()
+
+
+def _call_first(
+    place: Place, token: bytes, hello: dict[str, Any], source: str | None, patience_s: float
+) -> tuple[Address, socket.socket]:
+    """Find task 0 at one of the ports that the token names."""
+    host, deadline, last = address_of_first(place), time.monotonic() + patience_s, "nobody listens there"
+    while True:
+        for port in ports_of(token):
+            try:
+                answer, made = dial((host, port), token, hello, timeout_s=_LINE_S, source=source)
+            except StrangerError as error:
+                last = str(error)
+            except OSError as error:
+                if not isinstance(error, ConnectionRefusedError):
+                    last = error.strerror or str(error)
+            else:
+                if "refused" not in answer:
+                    return (host, port), made
+                made.close()
+                raise UsageError(f"task 0 at {host} refuses this task: {answer['refused']}")
+        if time.monotonic() > deadline:
+            raise UsageError(
+                f"task {place.task} of {place.tasks} did not find task 0 at {host} within {patience_s:g} s: {last}.",
+                fix="see that task 0 was started and has the same token (docs/hosts.md); PLAIT_FIRST_ADDRESS names "
+                "another address of its host.",
+            )
+        time.sleep(_CALL_S)

@@ -1,0 +1,105 @@
+"""The tasks that an engine started as one run, from the side of each of them.
+
+In: the environment. Out: `First` or `Follower`, made once a process; None where nobody started this process beside
+others.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+
+from plait.errors import EchoError, UsageError
+from plait.job.job import Job
+from plait.plan.plan import Plan
+from plait.run.join.find import find_place
+from plait.run.join.place import Place
+from plait.run.join.token import run_token
+from plait.run.start.first import First
+from plait.run.start.follower import Follower
+from plait.run.start.launch import GroupKind, connect_by
+from plait.version import VERSION
+
+_JOIN_S = 60.0
+"""For all tasks to come, which an engine starts within moments; imports and busy hosts take the rest."""
+_joined: dict[int, First | Follower] = {}
+"""This process's party, by process id: a fork has none."""
+
+
+def place_here() -> Place | None:
+    """This process's place, where an engine started it."""
+    return find_place(os.environ)
+
+
+def patience_s(environment: Mapping[str, str]) -> float:
+    """How long tasks wait for each other."""
+    text = environment.get("PLAIT_JOIN_S", str(_JOIN_S))
+    try:
+        return float(text)
+    except ValueError as error:
+        raise UsageError(
+            f"PLAIT_JOIN_S={text!r} is no number of seconds.", fix="use PLAIT_JOIN_S=60."
+        ) from error
+
+
+def ranks_wanted(
+    place: Place | None, plan: object, ranks: int | None, mesh: Mapping[str, int] | None
+) -> int | None:
+    """Of a named plan without a number of ranks: as many as there are tasks."""
+    is_named = plan is None or (isinstance(plan, str) and not plan.endswith((".yaml", ".yml")))
+    return place.tasks if place is not None and ranks is None and not mesh and is_named else ranks
+
+
+def facts_of(job: Job, plan: Plan, **more: object) -> dict[str, object]:
+    """What must be the same on all tasks, in words that a person understands."""
+    digest = sha256(plan.to_yaml().encode()).hexdigest()[:8]
+    axes = ",".join(f"{name}={size}" for name, size in plan.mesh.axes)
+    numbers = {name: getattr(job, name) for name in ("batch", "accumulate", "seed", "steps", "epochs")}
+    return {
+        "version of plait": VERSION,
+        "version of torch": torch.__version__,
+        "plan": f"{plan.name} ({axes}; {digest})",
+        **numbers,
+        **more,
+    }
+
+
+@contextmanager
+def telling(party: First | Follower | None) -> Iterator[None]:
+    """Where task 0 fails in the block, the others are told that it has told why."""
+    if not isinstance(party, First):
+        yield
+        return
+    party.owes_end = True
+    try:
+        yield
+    except BaseException as error:
+        party.end(None, error)
+        raise
+
+
+def join(place: Place, ranks: int) -> First | Follower:
+    """Meet the other tasks, the first time; `ranks` are wanted in all."""
+    try:
+        place.ranks_each(ranks)
+    except UsageError as error:
+        if place.is_first:
+            raise
+        raise EchoError(f"task 0 has told why: {error.what}") from error
+    if os.getpid() not in _joined:
+        token = run_token(place, os.environ, Path.home())
+        make = First if place.is_first else Follower
+        _joined[os.getpid()] = make(place, token, os.environ, patience_s(os.environ))
+    return _joined[os.getpid()]
+
+
+def meet(backend: GroupKind, timeout_s: float) -> Place | None:
+    """Join torch.distributed with the other tasks, each of which is a rank; None where there are none."""
+    place = place_here()
+    if place is not None:
+        store = join(place, place.tasks).own_store(timeout_s)
+        connect_by(store, place.tasks, backend, timeout_s=timeout_s)
+    return place

@@ -1,0 +1,112 @@
+"""The connection between the parents of two tasks: messages both ways, and files.
+
+In: heads of JSON with bytes behind them. Out: the same on the other side. The first task has one to each other task.
+Both have proven the run's token before; names of files are checked all the same, so that nothing is written outside
+of a folder.
+"""
+
+import os
+import re
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from plait.errors import RunError
+from plait.run.wire.frames import Incoming, pack
+
+_READ_BYTES = 1 << 18
+"""Read at once."""
+_CHUNK_BYTES = 4 << 20
+"""Of a file in one message: others can pass in between."""
+_NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9._+-]{1,200}")
+"""A part of a path that a task may send."""
+
+Message = tuple[dict[str, Any], bytes]
+
+
+class Trunk:
+    """One end. Any thread may send; one reads."""
+
+    def __init__(self, made: socket.socket) -> None:
+        self.socket = made
+        self._lock = threading.Lock()
+        self._incoming = Incoming()
+
+    def send(self, head: dict[str, Any], body: bytes = b"") -> None:
+        """Send a message; a ConnectionError where the other side is gone."""
+        with self._lock:
+            self.socket.sendall(pack(head, body))
+
+    def read(self) -> list[Message]:
+        """What has come; waits for something."""
+        piece = self.socket.recv(_READ_BYTES)
+        if not piece:
+            raise ConnectionError("its connection was closed")
+        return self._incoming.feed(piece)
+
+    def messages(self) -> Iterator[Message]:
+        """All that comes until the connection ends."""
+        while True:
+            yield from self.read()
+
+    def send_file(self, root: Path, path: Path) -> None:
+        """Send a file below `root`, in pieces; `place` puts it where it belongs."""
+        name = path.relative_to(root).as_posix()
+        with path.open("rb") as file:
+            self.send({"op": "file", "path": name, "start": True}, file.read(_CHUNK_BYTES))
+            while piece := file.read(_CHUNK_BYTES):
+                self.send({"op": "file", "path": name, "start": False}, piece)
+
+    def send_tree(self, root: Path, top: Path) -> None:
+        """Send a file, or a folder with all that is in it, which appears there at once."""
+        for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
+            if path.is_file() and not path.is_symlink():
+                self.send_file(root, path)
+        self.send({"op": "place", "path": top.relative_to(root).as_posix()})
+
+    def close(self) -> None:
+        """Hang up."""
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+
+
+class Arrivals:
+    """Files that another task sends into a folder of this one."""
+
+    def __init__(self, root: Path, task: int) -> None:
+        self._root = root
+        self._aside = root / f".from-task-{task}"
+
+    def take(self, head: dict[str, Any], body: bytes) -> None:
+        """A piece of a file, or the word that it is whole."""
+        name = Path(*_parts(head["path"]))
+        aside, goal = self._aside / name, self._root / name
+        if head["op"] == "file":
+            aside.parent.mkdir(parents=True, exist_ok=True)
+            with aside.open("wb" if head["start"] else "ab") as file:
+                file.write(body)
+        elif head["op"] == "drop":
+            shutil.rmtree(goal, ignore_errors=True)
+        else:
+            goal.parent.mkdir(parents=True, exist_ok=True)
+            if goal.is_dir():
+                shutil.rmtree(goal)
+            os.replace(aside, goal)
+
+    def close(self) -> None:
+        """Forget what did not come to its end."""
+        shutil.rmtree(self._aside, ignore_errors=True)
+
+
+def _parts(path: object) -> list[str]:
+    parts = str(path).split("/")
+    if not all(_NAME.fullmatch(part) for part in parts):
+        raise RunError(
+            f"another task wants to write to {str(path)[:200]!r}, which is no place in a run folder."
+        )
+    return parts

@@ -1,0 +1,124 @@
+"""A place is found in what engines really set, and what contradicts itself is told in one line."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.errors import UsageError
+from plait.run.join.addresses import address_of_first, listening_address
+from plait.run.join.find import find_place
+from plait.run.join.place import Place
+from plait.run.join.slurm import expand, tasks_by_host
+from plait.run.join.token import ports_of, run_token
+
+TORCHRUN = {
+    "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0",
+}  # fmt: skip
+SRUN = {
+    "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3", "SLURM_NODEID": "1", "SLURM_STEP_NODELIST": "n[0-1]",
+    "SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0",
+}  # fmt: skip
+MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+    "OMPI_MCA_orte_hnp_uri": "2731.0;tcp://10.0.0.9,172.17.0.1:40000", "OMPI_MCA_ess_base_jobid": "2731",
+}  # fmt: skip
+MPICH = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "0"}
+
+
+def place(**more: object) -> Place:
+    fields = {"engine": "srun", "task": 0, "tasks": 2, "local_tasks": 1, "first": "127.0.0.2", "run": "1"}
+    return Place(**(fields | more))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        (TORCHRUN, ("torchrun", 3, 4, 2, "10.0.0.1")),
+        (SRUN, ("srun", 2, 3, 1, "n0")),
+        (MPIRUN, ("Open MPI", 1, 2, 1, "10.0.0.9")),
+        (MPICH, ("MPICH", 0, 2, 2, None)),
+        (SRUN | TORCHRUN, ("torchrun", 3, 4, 2, "10.0.0.1")),
+        (MPIRUN | {"PLAIT_FIRST_ADDRESS": "node7"}, ("Open MPI", 1, 2, 1, "node7")),
+    ],
+)
+def test_engines(environment: dict[str, str], expected: tuple[object, ...]) -> None:
+    found = find_place(environment)
+    assert found is not None
+    assert (found.engine, found.task, found.tasks, found.local_tasks, found.first) == expected
+
+
+@pytest.mark.parametrize(
+    "environment", [{}, {"WORLD_SIZE": "1", "RANK": "0"}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}]
+)
+def test_processes_that_are_alone(environment: dict[str, str]) -> None:
+    assert find_place(environment) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"RANK": None}, "RANK is not set"),
+        ({"RANK": "x"}, "RANK is 'x', no number"),
+        ({"RANK": "4"}, "task 4 of 4; the last one is 3"),
+    ],
+)
+def test_variables_that_contradict_each_other(changed: dict[str, str | None], message: str) -> None:
+    environment = {name: value for name, value in (TORCHRUN | changed).items() if value is not None}
+    with pytest.raises(UsageError, match=message):
+        find_place(environment)
+
+
+def test_ranks_of_a_task() -> None:
+    assert place().ranks_each(2) == 1
+    assert place().ranks_each(6) == 3
+    with pytest.raises(UsageError, match="3 ranks, which 2 tasks of srun cannot share"):
+        place().ranks_each(3)
+    with pytest.raises(UsageError, match="2 of them on this host"):
+        place(local_tasks=2).ranks_each(4)
+    with pytest.raises(UsageError, match="each of which is one rank"):
+        place(is_rank=True).ranks_each(4)
+
+
+def test_lists_of_hosts() -> None:
+    assert expand("n[0-2,07],login,a[1-2]b[3,5]") == [
+        "n0", "n1", "n2", "n07", "login", "a1b3", "a1b5", "a2b3", "a2b5",
+    ]  # fmt: skip
+    assert expand("gpu[008-011]") == ["gpu008", "gpu009", "gpu010", "gpu011"]
+    assert tasks_by_host("2(x3),1") == [2, 2, 2, 1]
+
+
+@given(st.text("n0123456789-,[]()x", max_size=30))
+def test_any_list_of_hosts_is_read_quickly(text: str) -> None:
+    assert len(expand(text)) <= 400_000
+    tasks_by_host(text)
+
+
+def test_where_the_first_task_is() -> None:
+    assert address_of_first(place()) == listening_address(place()) == "127.0.0.2"
+    assert listening_address(place(local_tasks=2, first="some.where")) == "127.0.0.1"
+    with pytest.raises(UsageError, match="does not say where task 0 is"):
+        address_of_first(place(first=None))
+    with pytest.raises(UsageError, match="has no address here"):
+        address_of_first(place(engine="torchrun", first="no.such.host.invalid"))
+
+
+def test_the_token_is_the_users_own(tmp_path: Path) -> None:
+    token = run_token(place(), {}, tmp_path)
+    key = tmp_path / ".plait" / "key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert run_token(place(), {}, tmp_path) == token != run_token(place(run="2"), {}, tmp_path)
+    assert run_token(place(), {"PLAIT_TOKEN": "x" * 32}, tmp_path) != token
+    assert len(set(ports_of(token))) > 10 and ports_of(token) == ports_of(token)
+    os.chmod(key, 0o640)
+    with pytest.raises(UsageError, match="others than you may read"):
+        run_token(place(), {}, tmp_path)
+    for said, message in (
+        ({"PLAIT_TOKEN": "short"}, "can be guessed"),
+        ({"PLAIT_TOKEN_FILE": "no"}, "cannot be read"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            run_token(place(), said, tmp_path)
