@@ -61,6 +61,9 @@ class Settings:
     partition: Mapping[str, object] = field(default_factory=dict)
     """Of several objectives: parameters with different values here are not trained together."""
 
+    whole_tensors: bool = False
+    """Whether the optimizer needs all of a tensor: ZeRO then cuts between parameters, not within them."""
+
     @property
     def clip(self) -> Clip:
         """How gradients are bounded."""
@@ -103,6 +106,8 @@ def compile_program(
         sums |= {name: (PIPE, *sums[name]) for name in map(scalar, SCALARS)}
     if layout is None:
         layout = make_layout(first, placed, plan, sums, stages.get(micro_batches[0]), settings.partition)
+        if settings.whole_tensors:
+            layout = replace(layout, groups=tuple(replace(group, whole=True) for group in layout.groups))
     compiler = _Compiler(graphs, chosen, plan, micro_batches, given, ends, sums, layout, settings, stages)
     classes: list[RankProgram] = []
     index_of: dict[object, int] = {}

@@ -7,6 +7,7 @@ communicates: whoever assembles has fetched the pieces.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate
 from math import prod
 
@@ -32,15 +33,22 @@ class Group:
     """Whether gradients come back for them."""
     owners: tuple[int, ...] = (0,)
     """The coordinates on `pipe` that hold them."""
+    whole: bool = False
+    """Whether every parameter lies in one chunk: for optimizers that need all of a tensor. Chunks end in padding."""
 
     @property
     def starts(self) -> tuple[int, ...]:
         """Where each parameter starts in the flat tensor."""
+        if self.whole:
+            places, size = _whole_places(self.shapes, self.chunks)
+            return tuple(chunk * size + offset for chunk, offset in places)
         return tuple(accumulate((prod(shape) for shape in self.shapes), initial=0))[:-1]
 
     @property
     def chunk_elements(self) -> int:
         """Elements that a rank holds; the last chunk may end in padding."""
+        if self.whole:
+            return _whole_places(self.shapes, self.chunks)[1]
         return -(-sum(prod(shape) for shape in self.shapes) // self.chunks)
 
     @property
@@ -63,13 +71,28 @@ class Group:
         ]
 
     def chunk_views(self, flat: Tensor, chunk: int) -> list[Tensor]:
-        """Each parameter's part of one chunk, flat."""
+        """Each parameter's part of one chunk, flat; where parameters are whole, in their shape."""
         base = chunk * self.chunk_elements
         found = []
         for index, start in enumerate(self.starts):
             low, high = self.span(index, chunk)
-            found.append(flat[start + low - base : start + high - base] if high > low else flat[:0])
+            part = flat[start + low - base : start + high - base] if high > low else flat[:0]
+            found.append(part.view(self.shapes[index]) if self.whole and high > low else part)
         return found
+
+
+@cache
+def _whole_places(
+    shapes: tuple[tuple[int, ...], ...], chunks: int
+) -> tuple[tuple[tuple[int, int], ...], int]:
+    """(chunk, offset) of each parameter, and the size of a chunk: the largest first, each to the emptiest chunk."""
+    loads = [0] * chunks
+    places = [(0, 0)] * len(shapes)
+    for index in sorted(range(len(shapes)), key=lambda index: -prod(shapes[index])):
+        chunk = loads.index(min(loads))
+        places[index] = (chunk, loads[chunk])
+        loads[chunk] += prod(shapes[index])
+    return tuple(places), max(loads)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +139,19 @@ class Layout:
         """Whether a rank's stages have a parameter at all."""
         return not self.owners or self.mesh.coordinate(rank, PIPE) in self.owners[name]
 
+    @property
+    def whole_tensors(self) -> bool:
+        """Whether each parameter is updated by one rank of `data` alone."""
+        return any(group.whole for group in self.groups)
+
+    def is_updated(self, name: str, rank: int) -> bool:
+        """Whether a rank's optimizer has a part of a parameter."""
+        if not self.is_held(name, rank) or not self.whole_tensors:
+            return self.is_held(name, rank)
+        group, index = self.place_of(name)
+        low, high = group.span(index, self.mesh.coordinate(rank, DATA))
+        return high > low
+
     def is_counted(self, name: str, rank: int, axes: Sequence[str]) -> bool:
         """Whether a rank's part counts in a sum over `axes`: of ranks that hold the same part, the first one's does."""
         if self.owners and self.mesh.coordinate(rank, PIPE) != self.owners[name][0]:
@@ -159,7 +195,7 @@ class Layout:
             return self.local_shape(name, self.coordinates(rank))
         group, index = self.place_of(name)
         low, high = group.span(index, self.mesh.coordinate(rank, DATA))
-        return (high - low,)
+        return group.shapes[index] if group.whole and high > low else (high - low,)
 
     def local(self, name: str, whole: Tensor, rank: int) -> Tensor:
         """A rank's piece of a tensor shaped like a parameter, before it is cut over `data`; it may share memory."""
@@ -173,7 +209,7 @@ class Layout:
             return local
         group, index = self.place_of(name)
         low, high = group.span(index, self.mesh.coordinate(rank, DATA))
-        return local.reshape(-1)[low:high]
+        return local if group.whole and high > low else local.reshape(-1)[low:high]
 
     def assemble(self, name: str, pieces: Sequence[Tensor]) -> Tensor:
         """The whole from what every rank holds, in the order of ranks."""
@@ -186,7 +222,7 @@ class Layout:
             coordinates = self.coordinates(rank)
             piece = pieces[rank]
             if self.groups:
-                piece = torch.cat([pieces[other] for other in self.mesh.group(rank, DATA)])
+                piece = torch.cat([pieces[other].reshape(-1) for other in self.mesh.group(rank, DATA)])
             view = self._view(name, whole, coordinates)
             view.copy_(piece.reshape(view.shape))
         return whole

@@ -65,6 +65,6 @@ def test_a_loop_of_ones_own_is_checked_like_a_run(monkeypatch: pytest.MonkeyPatc
         model=job.model, data=job.data, loss=job.loss, batch=job.batch, optimizer=lambda p: Largest(p, lr=0.1)
     )
     with pytest.raises(PlanError, match="Largest cannot update parts"):
-        plait.parallelize(given, "zero1")
+        plait.parallelize(given, "megatron")
     with pytest.raises(PlanError, match="does not fit"):
         plait.parallelize(job, "ddp", memory="1KiB")

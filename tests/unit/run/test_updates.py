@@ -176,6 +176,66 @@ def test_averaged_weights_and_a_rate_that_follows_the_loss(plan: str, kind: str)
     assert_equals(job_of(**averaged(kind)), plain_averaged(kind), plan, PLANS[plan], NEXT[plan])
 
 
+def whole() -> dict[str, object]:
+    return {
+        "optimizer": {
+            "*.bias": lambda ps: torch.optim.AdamW(ps, lr=0.02),
+            "norm.weight": lambda ps: torch.optim.AdamW(ps, lr=0.02),
+            "*": lambda ps: torch.optim.Muon(ps, lr=0.02),
+        },
+        "clip_norm": 0.5,
+    }
+
+
+@cache
+def plain_whole() -> Plain:
+    plain = Plain()
+    model, batch = fresh(job_of(**whole()))
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    muon = torch.optim.Muon(matrices, lr=0.02)
+    adamw = torch.optim.AdamW([p for p in model.parameters() if p.dim() == 1], lr=0.02)
+    for step in range(STEPS):
+        x, y = batch(step)
+        loss = cross_entropy(model(x), y)
+        model.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        note(plain, model, loss)
+        muon.step()
+        adamw.step()
+    return finish(plain, model, muon, adamw)
+
+
+WHOLE = {"single": "zero1", "ddp": "zero3", "zero1": "ddp", "zero3": "1f1b", "1f1b": "single"}
+"""Plans that leave tensors whole for who updates them, and those under which their runs are resumed."""
+
+
+@pytest.mark.parametrize("plan", WHOLE)
+def test_optimizers_of_whole_tensors_where_one_rank_can_update_each(plan: str) -> None:
+    assert_equals(job_of(**whole()), plain_whole(), plan, PLANS[plan], WHOLE[plan])
+
+
+class Together(torch.optim.SGD):
+    """Divides by the norm of all gradients: nobody can update some tensors alone."""
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        used = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = nn.utils.get_total_norm([p.grad for p in used if p.grad is not None])
+        for parameter in used:
+            parameter.data -= 0.1 * parameter.grad / norm
+
+
+def test_optimizers_that_need_more_than_a_rank_has_are_refused() -> None:
+    with pytest.raises(
+        PlanError, match="megatron cuts tensors into parts, but AdamW, Muon cannot update parts"
+    ):
+        ranks_of(job_of(**whole()), "megatron", PLANS["megatron"])
+    for plan in ("zero1", "1f1b"):
+        with pytest.raises(PlanError, match="Together cannot update some of them alone"):
+            ranks_of(job_of(optimizer=Together), plan, PLANS[plan])
+    ranks_of(job_of(optimizer=Together), "ddp", PLANS["ddp"])
+
+
 @pytest.mark.parametrize("servers", [1, 2])
 def test_servers_follow_the_same_rules(servers: int) -> None:
     for fields, plain in ((several(), plain_several()), (frozen(), plain_frozen())):

@@ -42,7 +42,7 @@ def refusal(row: Row) -> str | None:
         return "tensor.sequence cuts sequences along the axis tensor"
     if not row["captured"] and (row["zero"] or row["tensor"] or row["domain"]):
         return "needs the inside of the model"
-    if row["optimizer"] == "layerwise" and (row["zero"] or row["tensor"]):
+    if row["optimizer"] == "layerwise" and row["tensor"]:
         return "cannot update parts"
     return None
 
@@ -179,7 +179,10 @@ def test_pairs_that_are_refused_say_what_to_do(row: Row) -> None:
     assert "\n" not in caught.value.what
 
 
-@pytest.mark.parametrize("row", REFUSED[:: len(REFUSED) // 3], ids=identity)
+MENDED = [row for row in REFUSED if row["tensor"] or not row["sequence"]]
+
+
+@pytest.mark.parametrize("row", MENDED[:: max(1, len(MENDED) // 3)], ids=identity)
 def test_a_refused_row_is_refused_by_nothing_else(row: Row) -> None:
     """The same row with an elementwise optimizer and a model that can be captured is used."""
     assert verified(row | {"optimizer": "adamw", "captured": True}, batch_norm=True).ok

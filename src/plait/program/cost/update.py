@@ -59,7 +59,9 @@ def updated_parts(program: Program, rank: int) -> list[Updated]:
             shape = bucket.shapes[index]
             if bucket.group is not None:
                 low, high = bucket.group.span(index, program.plan.data_coordinate(rank))
-                shape = (high - low,)
+                if bucket.group.whole and high == low:
+                    continue
+                shape = shape if bucket.group.whole else (high - low,)
             elif servers > 1:
                 shape = (-(-torch.Size(shape).numel() // servers),)
             found.append(Updated(name=name, shape=shape, dtype=bucket.dtype))

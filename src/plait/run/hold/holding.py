@@ -109,7 +109,7 @@ class Holding:
                 if name is None:
                     kept.append(parameter)
                     continue
-                if name not in self.parameters:  # of another stage
+                if not self.layout.is_updated(name, self.rank):  # by another rank
                     continue
                 part = self.parameters[name]
                 if parameter in optimizer.state:

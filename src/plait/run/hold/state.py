@@ -235,7 +235,11 @@ class ModelState:
             }
             for name, entries in state.tensors.items()
         }
-        known = exchange.tell((own, state.values)) if layout.owners else [(own, state.values)]
+        known = (
+            exchange.tell((own, state.values))
+            if layout.owners or layout.whole_tensors
+            else [(own, state.values)]
+        )
         kinds: dict[str, Any] = {}
         values: dict[str, Any] = {}
         for told, numbers in known:
@@ -316,11 +320,11 @@ class ModelState:
                 for key, value in entries.items()
             }
             for name, entries in state.tensors.items()
-            if name in self.parameters
+            if name in self._shapes and layout.is_updated(name, rank)
         }
         groups = []
         for group in state.groups:
-            names = [name for name in group["names"] if name in self.parameters]
+            names = [name for name in group["names"] if layout.is_updated(name, rank)]
             groups.append(group | {"names": names, "shapes": [list(self.parameters[n].shape) for n in names]})
         return replace(state, tensors=tensors, groups=groups)
 

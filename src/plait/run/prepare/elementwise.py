@@ -1,11 +1,12 @@
-"""Whether an optimizer may run on parts of tensors: only where an element's update depends on that element alone.
+"""Whether an optimizer may run on a part of what it updates: of a tensor, or of the tensors.
 
-In: the job's own optimizer factory, on tiny parameters of the model's names and numbers of dims. Out: nothing, or an
-error that says why. It is tried, not looked up: half of every tensor is trained beside the whole, and must agree.
+In: the job's own optimizer factory, on tiny parameters of the model's names and numbers of dims. Out: whether tensors
+must stay whole, or an error that says why that does not help. It is tried, not looked up: half of every tensor, or
+every other tensor, is trained beside the whole, and must agree.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -19,9 +20,36 @@ _STEPS = 3
 _LONGEST = 4
 """Extent of a dim of the tiny parameters, at most."""
 
+Pairs = list[tuple[nn.Parameter, nn.Parameter]]
+"""A parameter, and what its twin is or has of it."""
 
-def check_elementwise(job: Job, shapes: Sequence[tuple[str, tuple[int, ...]]], plan: str) -> None:
-    """Raise where the job's optimizer does something else on half of a tensor than on the whole of it."""
+
+def check_divisible(
+    job: Job, shapes: Sequence[tuple[str, tuple[int, ...]]], plan: str, *, between: bool
+) -> bool:
+    """Whether the job's optimizer needs whole tensors. Raises where it does and the plan cuts within tensors, or where
+    it needs all of them; `between`: the plan can give each tensor to one rank."""
+    kind, reason = _try(job, shapes, _halve)
+    if reason is None:
+        return False
+    fix = "use an elementwise optimizer (SGD, Adam, AdamW, RMSprop, Adagrad, ...), or --plan ddp."
+    if not between:
+        raise PlanError(
+            f"plan {plan} cuts tensors into parts, but {kind} cannot update parts: {reason}.", fix=fix
+        )
+    _, apart = _try(job, shapes, _every_other)
+    if apart is not None:
+        raise PlanError(
+            f"plan {plan} gives tensors to several ranks, but {kind} cannot update some of them alone: {apart}.",
+            fix=fix,
+        )
+    return True
+
+
+def _try(
+    job: Job, shapes: Sequence[tuple[str, tuple[int, ...]]], part: Callable[..., Pairs]
+) -> tuple[str, str | None]:
+    """(optimizer, why it cannot); None: it can."""
     generator = torch.Generator().manual_seed(7)
 
     def tiny(shape: tuple[int, ...]) -> torch.Tensor:
@@ -31,39 +59,41 @@ def check_elementwise(job: Job, shapes: Sequence[tuple[str, tuple[int, ...]]], p
     named = [(name, nn.Parameter(tiny(shape))) for name, shape in shapes]
     optimizer = job.build_optimizer(named)
     twin = copy.deepcopy(optimizer)
-    halves = _halve(twin)
     wholes = [p for group in optimizer.param_groups for p in group["params"]]
+    pairs = part(twin, wholes)
     try:
         for _ in range(_STEPS):
-            for whole, half in zip(wholes, halves, strict=True):
+            for whole in wholes:
                 whole.grad = tiny(tuple(whole.shape))
-                half.grad = whole.grad.reshape(-1)[: half.numel()].clone()
+            for whole, own in pairs:
+                assert whole.grad is not None
+                own.grad = whole.grad.reshape(-1)[: own.numel()].reshape(own.shape).clone()
             optimizer.step()
             twin.step()
-        differs = next(
-            (
-                i
-                for i, (whole, half) in enumerate(zip(wholes, halves, strict=True))
-                if not torch.allclose(
-                    whole.detach().reshape(-1)[: half.numel()], half.detach(), rtol=1e-9, atol=1e-12
-                )
-            ),
-            None,
-        )
-        reason = None if differs is None else "an element's update depends on other elements of its tensor"
     except PlaitError:
         raise
     except Exception as error:
-        reason = f"it fails on a part of a tensor: {type(error).__name__}: {error}"
-    if reason is not None:
-        kind = kind_of(optimizer)
-        raise PlanError(
-            f"plan {plan} cuts tensors into parts, but {kind} cannot update parts: {reason}.",
-            fix="use an elementwise optimizer (SGD, Adam, AdamW, RMSprop, Adagrad, ...), or --plan ddp.",
-        )
+        return kind_of(optimizer), f"it fails on a part of a tensor: {type(error).__name__}: {error}"
+    for whole, own in pairs:
+        there = whole.detach().reshape(-1)[: own.numel()].reshape(own.shape)
+        if not torch.allclose(there, own.detach(), rtol=1e-9, atol=1e-12):
+            alone = "elements of its tensor" if part is _halve else "tensors"
+            return kind_of(optimizer), f"an element's update depends on other {alone}"
+    return kind_of(optimizer), None
 
 
-def _halve(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+def _every_other(optimizer: torch.optim.Optimizer, wholes: Sequence[nn.Parameter]) -> Pairs:
+    """Leave an optimizer every other parameter."""
+    pairs: Pairs = []
+    rest = iter(enumerate(wholes))
+    for group in optimizer.param_groups:
+        kept = [(whole, p) for p, (at, whole) in zip(group["params"], rest, strict=False) if at % 2 == 0]
+        group["params"][:] = [p for _, p in kept]
+        pairs += kept
+    return pairs
+
+
+def _halve(optimizer: torch.optim.Optimizer, wholes: Sequence[nn.Parameter]) -> Pairs:
     """Point an optimizer to the first half of each of its parameters."""
     halves = []
     for group in optimizer.param_groups:
@@ -81,4 +111,4 @@ def _halve(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
                 del optimizer.state[half]
             group["params"][position] = half
             halves.append(half)
-    return halves
+    return list(zip(wholes, halves, strict=True))

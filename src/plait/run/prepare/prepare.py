@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from plait.errors import CaptureError, JobError, PlaitError
+from plait.errors import CaptureError, JobError, PlaitError, PlanError
 from plait.graph.from_job import Captures
 from plait.job.checks import problems
 from plait.job.data.open import open_data
@@ -21,10 +21,11 @@ from plait.job.job import Job
 from plait.job.order import micro_batch_sizes, shares
 from plait.job.origin import where
 from plait.options import Listener
-from plait.plan.plan import Plan
+from plait.plan.plan import DATA, PIPE, Plan
+from plait.program.layout import Layout
 from plait.program.program import Program
 from plait.program.segment.recompute import Recomputed, compare
-from plait.run.prepare.elementwise import check_elementwise
+from plait.run.prepare.elementwise import check_divisible
 from plait.run.prepare.fits import check_fits
 from plait.run.prepare.programs import Programs
 from plait.run.prepare.rules import check_follows, check_rules
@@ -62,6 +63,10 @@ def prepare(
     if plan.memory.zero > 0:
         _tell_apart(programs)
     firsts = [_first_step(one, programs) for one in programs.parts]
+    if programs.layout is not None and _needs_whole(programs, programs.layout):
+        for one in programs.parts:
+            one.hold_whole_tensors()
+        firsts = [_first_step(one, programs) for one in programs.parts]
     if job.objectives:
         _try_optimizer(
             job, plan, [(n, p) for n, p in job.build_model().named_parameters() if p.requires_grad]
@@ -74,6 +79,18 @@ def prepare(
     return programs
 
 
+def _needs_whole(programs: Programs, layout: Layout) -> bool:
+    """Whether flat groups must be cut between parameters, for the sake of an optimizer; raises where that cannot be."""
+    axes = {axis for name in layout.parameters for axis in layout.cut_axes(name)}
+    between = programs.capture_error is None and (axes <= {DATA} or axes <= {PIPE})
+    needs = False
+    for one in programs.parts:
+        names = [name for bucket in one.full_step().buckets for name in bucket.parameters]
+        shapes = [(name, layout.parameters[name].shape) for name in names]
+        needs |= check_divisible(one.job, shapes, one.plan.name, between=between)
+    return needs and bool(layout.groups)
+
+
 def _tell_apart(programs: Programs) -> None:
     """Of several objectives: which parameters get their gradients from which, so that no others share a flat group."""
     if len(programs.parts) == 1:
@@ -81,8 +98,11 @@ def _tell_apart(programs: Programs) -> None:
     size = micro_batch_sizes(programs.job.batch, programs.job.accumulate)[0]
     try:
         graphs = [one.captures.of_size(size) for one in programs.parts]
-    except CaptureError:  # which is told where the step is compiled
-        return
+    except CaptureError as error:
+        raise PlanError(
+            f"plan {programs.plan.name} cuts parameters by what each of several objectives trains, but {error.what}",
+            fix=error.fix,
+        ) from error
     for entry in graphs[0].inputs_of("parameter"):
         reached = tuple(at for at, graph in enumerate(graphs) if entry.name in graph.gradients)
         programs.partition = {**programs.partition, entry.name: reached}
@@ -107,13 +127,9 @@ def _first_step(programs: Programs, leading: Programs) -> Program:
         nodes = graph.nodes()
         trained = [(e.name, nodes[e.node].meta["val"]) for e in graph.inputs_of("parameter") if e.trainable]
         _try_optimizer(job, plan, trained, is_part=programs.whole is not job)
-    layout = programs.layout
-    if layout is not None:
-        names = [name for bucket in compiled[0].buckets for name in bucket.parameters]
-        check_elementwise(job, [(n, layout.parameters[n].shape) for n in names], plan.name)
     if plan.sync.servers > 1:
         cut = [zip(bucket.parameters, bucket.shapes, strict=True) for bucket in compiled[0].buckets]
-        check_elementwise(job, [entry for entries in cut for entry in entries], plan.name)
+        check_divisible(job, [entry for entries in cut for entry in entries], plan.name, between=False)
     return compiled[0]
 
 

@@ -80,6 +80,8 @@ class Programs:
         """Those of each objective; `whole` is the job of all of them."""
         self.partition: Mapping[str, object] = {}
         """Parameters that are not trained alike, which share no group."""
+        self.whole_tensors = False
+        """Whether ZeRO cuts between parameters, because the optimizer needs whole ones."""
         self.plan = plan
         self.device = device
         self.captures = captures if captures is not None else Captures(job, source, dtype)
@@ -112,6 +114,11 @@ class Programs:
         for one in made:
             one.parts, one.whole = made, job
         return made[0]
+
+    def hold_whole_tensors(self) -> None:
+        """Compile anew, with ZeRO's cuts between parameters."""
+        self.whole_tensors, self._layout, self._plain = True, None, None
+        self._varying = Latest[Any, Varying](_CUTS)
 
     def at(self, step: int) -> "Programs":
         """Those of the objective whose turn a step is."""
@@ -355,6 +362,7 @@ class Programs:
             device=self.device,
             build_optimizer=self.job.build_optimizer,
             partition=self.partition,
+            whole_tensors=self.whole_tensors,
         )
         plans = self._resolve(graphs, kinds[0])
         self._static = self._static or any(graph.static_weight is not None for graph in graphs.values())
