@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from docs.pictures.hops import HOPS, draw_hops
 from docs.pictures.models import PICTURES
 from docs.pictures.scene import make_scene
 from docs.pictures.svg import draw
@@ -15,6 +16,9 @@ if __name__ == "__main__":
         print(f"docs/pictures/{name}.svg")
     for name, timeline in TIMELINES.items():
         (FOLDER / f"{name}.svg").write_text(draw_timeline(timeline), encoding="utf-8")
+        print(f"docs/pictures/{name}.svg")
+    for name in HOPS:
+        (FOLDER / f"{name}.svg").write_text(draw_hops(name), encoding="utf-8")
         print(f"docs/pictures/{name}.svg")
     print("\nthe table of docs/pipelines.md:\n")
     print(table())

@@ -19,6 +19,7 @@ Compression = Literal["none", "fp16", "bf16", "powersgd", "topk"]
 Variant = Literal["round-robin", "sync", "async"]
 Compile = Literal["auto", "on", "off"]
 Transport = Literal["auto", "shared", "sockets", "nccl"]
+Algorithm = Literal["backend", "shared", "ring", "tree", "double-tree", "recursive-halving", "hierarchical"]
 COMPILE: tuple[str, ...] = get_args(Compile)
 """Whether segments are compiled."""
 
@@ -226,9 +227,23 @@ class Links:
     transport: Transport = "auto"
     """`auto`: shared memory between processes of one host, NCCL where every rank has a GPU; or one of them by name.
     `nccl` also with ranks that share a GPU, over NCCL's sockets: slow, to try what runs on many."""
+    algorithm: Algorithm = "backend"
+    """How sums and gathers are made: `backend` or `shared`: as the transport does it; `ring`, `tree`, `double-tree`,
+    `recursive-halving`, `hierarchical`: as messages between ranks, hop by hop."""
 
     def __post_init__(self) -> None:
         _check_choice("links.transport", self.transport, get_args(Transport))
+        _check_choice("links.algorithm", self.algorithm, get_args(Algorithm))
+        if self.algorithm == "shared" and self.transport not in ("auto", "shared"):
+            raise PlanError(
+                f"links.algorithm=shared needs memory that ranks share, not links.transport={self.transport}.",
+                fix="set links.transport=shared, or another algorithm.",
+            )
+
+    @property
+    def by_hops(self) -> bool:
+        """Whether collectives are made of messages of our own."""
+        return self.algorithm not in ("backend", "shared")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

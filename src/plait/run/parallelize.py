@@ -31,6 +31,7 @@ from plait.run.hold.worker_states import with_workers
 from plait.run.interpret.machine import Machine, StepOutcome
 from plait.run.interpret.serial import Unobserved
 from plait.run.link.exchange import ProcessShardFetcher
+from plait.run.link.hop_links import by_algorithm
 from plait.run.link.links import ProcessLinks
 from plait.run.link.shared_links import links_between
 from plait.run.prepare.fits import memory_limit
@@ -62,6 +63,7 @@ class Step:
         if isinstance(links, ProcessLinks):
             for part in programs.parts:
                 links.meet(part.full_step().pairs(), device)
+        links = by_algorithm(links, plan.mesh, rank, plan.links.algorithm)
         self._state = ModelState(job, device, holding=self._programs.holding(rank, links, device))
         compiled = compiled_where_it_pays(plan, programs.full_step(), device)
         self._machine = Machine(rank, self._state, links, Unobserved(), compiled)

@@ -39,6 +39,8 @@ class Mailboxes:
         self.letters: dict[tuple[int, int, str], deque[Tensor]] = {}
         """Messages by (sender, receiver, name), in the order in which they were sent."""
         self._results: dict[tuple[tuple[int, ...], int], tuple[Sequence[Tensor], int]] = {}
+        self.moves = 0
+        """Messages that were sent or taken: somebody moves, though it stands at the same instruction."""
 
     def arrive(self, meeting: tuple[tuple[int, ...], int], rank: int, tensor: Tensor) -> None:
         """Leave a tensor."""
@@ -113,6 +115,7 @@ class _Letter:
         return bool(self._boxes.letters.get(self._key))
 
     def result(self) -> Tensor:
+        self._boxes.moves += 1
         return self._flat.copy_(self._boxes.letters[self._key].popleft())
 
 
@@ -137,6 +140,7 @@ class SerialLinks:
     def send(self, send: Send, flat: Tensor) -> Handle:
         """Leave a copy of the bytes."""
         to = self._boxes.mesh.group(self._rank, send.axis)[send.to]
+        self._boxes.moves += 1
         self._boxes.letters.setdefault((self._rank, to, send.message), deque()).append(flat.clone())
         return Finished(flat)
 

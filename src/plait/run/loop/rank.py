@@ -24,6 +24,7 @@ from plait.run.hold.state import ModelState
 from plait.run.hold.worker_states import restore_workers
 from plait.run.interpret.machine import Machine
 from plait.run.interpret.optimized import Optimized
+from plait.run.link.hop_links import by_algorithm
 from plait.run.link.links import Links, ProcessLinks
 from plait.run.link.posts import posts_between
 from plait.run.link.shared_links import links_between
@@ -142,7 +143,8 @@ class _Rank:
         plan, seat, timeout_s = self.task.plan, self.seat, self.task.timeout_s
         if plan.ranks == plan.mesh.size:
             share = plan.links.transport != "sockets"
-            return links_between(plan.mesh, seat.rank, device, timeout_s=timeout_s, share=share), None
+            links = links_between(plan.mesh, seat.rank, device, timeout_s=timeout_s, share=share)
+            return by_algorithm(links, plan.mesh, seat.rank, plan.links.algorithm), None
         return posts_between(
             plan.mesh,
             plan.sync.servers,

@@ -33,6 +33,7 @@ from plait.run.interpret.serial import (
     add_up,
     run_step,
 )
+from plait.run.link.hop_links import by_algorithm
 from plait.run.loop.shared_model import on_model_of
 from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
@@ -66,6 +67,7 @@ class SerialRanks:
         plan, device = programs.plan, torch.device("cpu")
         self._full = programs.full_step()
         self.boxes = Mailboxes(plan.mesh, reduce)
+        self._moves = 0
         compiled = compiled_where_it_pays(plan, self._full, device)
         self.machines: list[Machine] = []
         """Of the workers."""
@@ -73,7 +75,7 @@ class SerialRanks:
         """Of the ranks beside them."""
         self._gradients: list[dict[str, Tensor]] = []
         for rank in range(plan.ranks):
-            links = SerialLinks(self.boxes, rank)
+            links = by_algorithm(SerialLinks(self.boxes, rank), plan.mesh, rank, plan.links.algorithm)
             state = ModelState(job, device, dtype, programs.holding(rank, links, device))
             state.narrow = bool(programs.captures.narrow)
             if plan.agreement.weights == "shared" and self.machines:
@@ -136,7 +138,8 @@ class SerialRanks:
         with torch.no_grad():
             for turns in self._turns:
                 next(turns, None)
-        return before != self._progress()
+        before_moves, self._moves = self._moves, self.boxes.moves
+        return before != self._progress() or before_moves != self._moves
 
     def _progress(self) -> list[tuple[int, int]]:
         services = [machine.service for machine in self.servers]

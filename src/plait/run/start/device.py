@@ -28,6 +28,11 @@ def check_device(device: str) -> None:
 def check_transport(plan: Plan, device: str) -> None:
     """Refuse links that this run cannot have."""
     transport = plan.links.transport
+    if plan.links.by_hops and device != "cpu":
+        raise UsageError(
+            f"links.algorithm={plan.links.algorithm} is for processors; NCCL has algorithms of its own.",
+            fix="use links.algorithm=backend.",
+        )
     if transport == "nccl" and (device != "cuda" or plan.ranks != plan.mesh.size):
         why = f"plan {plan.name} has ranks without one" if device == "cuda" else "this run is on processors"
         raise UsageError(f"links.transport=nccl reaches GPUs only; {why}.", fix="use links.transport=auto.")
