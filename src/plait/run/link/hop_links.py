@@ -35,6 +35,8 @@ class HopLinks:
     def __init__(self, links: Links, mesh: Mesh, rank: int, algorithm: str) -> None:
         self._links, self._mesh, self._rank, self._algorithm = links, mesh, rank, algorithm
         self._counts: dict[tuple[int, ...], int] = {}
+        self.takes_turns = links.takes_turns
+        """As the links below have it."""
 
     def start(self, collective: Collective, tensor: Tensor, out: Tensor | None = None) -> Handle:
         """Begin a collective; its hops are made when its result is wanted."""
