@@ -95,6 +95,11 @@ def test_what_the_command_line_can_python_can() -> None:
 EQUIVALENT = {
     ("graph", "placements"),  # the function of that name
     ("predict", "trace"),  # `Predicted.trace`
+    # started elsewhere is this very command line, not a call
+    ("run", "engine"),
+    ("run", "hosts"),
+    ("run", "engine_set"),
+    ("run", "dry_run"),
 }
 
 

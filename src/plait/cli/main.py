@@ -16,6 +16,7 @@ os.environ.setdefault(
 import typer
 
 from plait.cli.doctor_command import doctor
+from plait.cli.engine import COMMAND_LINE
 from plait.cli.graph_command import graph
 from plait.cli.links_command import links
 from plait.cli.look_back import compare, export, report
@@ -83,6 +84,7 @@ def call(arguments: Sequence[str]) -> int:
     debug = "--debug" in arguments
     try:
         given = [argument for argument in arguments if argument != "--debug"]
+        COMMAND_LINE[:] = given
         outcome: Any = app(args=given, prog_name="plait", standalone_mode=False)
         if outcome == _CTRL_C:
             raise KeyboardInterrupt

@@ -1,0 +1,156 @@
+"""`plait run JOB --engine slurm --hosts 2`: have an engine start this very command, and stay with it.
+
+In: the arguments of the command line. Out: the exit status of what was started; with --dry-run, what would be, printed.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_hex
+
+from plait.errors import RunError, UsageError
+from plait.run.engines.kubernetes import manifest
+from plait.run.engines.launchers import mpi, torchrun
+from plait.run.engines.request import Request
+from plait.run.engines.slurm import script
+
+_OWN = {"--engine": 1, "--hosts": 1, "--engine-set": 1, "--dry-run": 0}
+"""Options for the engine alone, and how many words follow each."""
+COMMAND_LINE: list[str] = []
+"""What the user typed after `plait`."""
+_LOOK_S = 1.0
+"""Between two looks at a job of Slurm."""
+_OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
+
+
+def without_engine(arguments: Sequence[str]) -> tuple[str, ...]:
+    """What is left for every task."""
+    found, words = [], iter(arguments)
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name not in _OWN:
+            found.append(word)
+        elif not equals:
+            for _ in range(_OWN[name]):
+                next(words, None)
+    return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What the command line says of an engine."""
+
+    engine: str
+    hosts: int
+    ranks: int | None
+    settings: tuple[str, ...]
+    """KEY=VALUE, for the engine alone."""
+
+
+def start(asked: Asked, arguments: Sequence[str], *, dry_run: bool, name: str, out: Path | None) -> int:
+    """Build it, and run it unless it is only to be shown."""
+    engine = asked.engine
+    request = Request(
+        arguments=without_engine(arguments),
+        hosts=asked.hosts,
+        ranks=asked.ranks if asked.ranks is not None else asked.hosts,
+        options=dict(_setting(text) for text in asked.settings),
+    )
+    if engine == "kubernetes":
+        if not dry_run:
+            fix = "add --dry-run, and give what is printed to kubectl apply -f -."
+            raise UsageError("plait starts nothing on Kubernetes.", fix=fix)
+        print(manifest(request, name), end="")
+        return 0
+    if engine == "slurm":
+        text = script(request, name, str(out.absolute()) if out is not None else None)
+        if dry_run:
+            print(text, end="")
+            return 0
+        return _batch(text, name)
+    makers = {"torchrun": torchrun, "mpi": mpi}
+    if engine not in makers:
+        raise UsageError(f"--engine {engine} is not known.", fix="use torchrun, mpi, slurm or kubernetes.")
+    command = makers[engine](request)
+    if dry_run:
+        print(subprocess.list2cmdline(command))
+        return 0
+    return _wait_for(subprocess.Popen(command, env=_environment()))
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(
+            f"--engine-set {text!r} is not KEY=VALUE.", fix="write it like --engine-set time=1:00:00."
+        )
+    return name, value
+
+
+def _environment() -> dict[str, str]:
+    """This one, with a token for the run, unless there is one."""
+    if "PLAIT_TOKEN_FILE" in os.environ or "PLAIT_TOKEN" in os.environ:
+        return dict(os.environ)
+    return {**os.environ, "PLAIT_TOKEN": token_hex(32)}
+
+
+def _wait_for(process: "subprocess.Popen[bytes]") -> int:
+    """To its end; Ctrl-C reaches it too, and it is given time to save."""
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue
+
+
+def _batch(text: str, name: str) -> int:
+    """Submit a batch script, show its log as it grows, cancel it at Ctrl-C."""
+    with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
+        file.write(text)
+        file.flush()
+        job = _ask(["sbatch", "--parsable", file.name], env=_environment()).strip().partition(";")[0]
+    log = Path(f"{name}-{job}.log")
+    print(f"job {job} was submitted; its log is {log}", file=sys.stderr)
+    state, shown = "", 0
+    try:
+        while state.split()[:1] == [] or state.split()[0] not in _OVER:
+            time.sleep(_LOOK_S)
+            found = dict(w.split("=", 1) for w in _ask(["scontrol", "show", "job", job]).split() if "=" in w)
+            if found.get("JobState", "") != state:
+                state = found.get("JobState", "")
+                print(f"job {job}: {state.lower()}", file=sys.stderr)
+            shown = _show(log, shown)
+    except KeyboardInterrupt:
+        _ask(["scancel", job])
+        print(f"job {job} was cancelled; what it saved stays", file=sys.stderr)
+        return 1
+    return 0 if state == "COMPLETED" else 1
+
+
+def _show(log: Path, shown: int) -> int:
+    try:
+        with log.open("rb") as file:
+            file.seek(shown)
+            piece = file.read()
+    except OSError:
+        return shown
+    sys.stdout.write(piece.decode(errors="replace"))
+    sys.stdout.flush()
+    return shown + len(piece)
+
+
+def _ask(command: list[str], env: dict[str, str] | None = None) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{command[0]} is not installed here.", fix="run it where Slurm's commands are."
+        ) from error
+    if done.returncode:
+        raise RunError(f"{command[0]} failed: {done.stderr.strip()}")
+    return done.stdout

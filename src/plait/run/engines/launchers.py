@@ -1,0 +1,37 @@
+"""Command lines of torchrun and mpirun."""
+
+import sys
+
+from plait.errors import UsageError
+from plait.run.engines.request import Request
+
+
+def torchrun(request: Request) -> list[str]:
+    """All ranks on this host, or those of one host of several, which a person names."""
+    options = request.known("node_rank", "master_addr", "master_port")
+    each = str(request.ranks // request.hosts)
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", each, "--no-python"]
+    if request.hosts == 1:
+        return [*start, "--standalone", *request.command]
+    if not {"node_rank", "master_addr"} <= set(options):
+        raise UsageError(
+            f"torchrun is started on each of {request.hosts} hosts, and does not reach others by itself.",
+            fix="run this on every host with --engine-set node_rank=0 (1, ...) --engine-set master_addr=HOST0.",
+        )
+    where = ["--nnodes", str(request.hosts), "--node-rank", options["node_rank"]]
+    port = options.get("master_port", "29500")
+    return [*start, *where, "--master-addr", options["master_addr"], "--master-port", port, *request.command]
+
+
+def mpi(request: Request) -> list[str]:
+    """One task a rank; the token travels in the environment, of which the command line has the name alone."""
+    options = request.known("hosts", "first", "oversubscribe", "allow_root", "mpirun")
+    found = [options.get("mpirun", "mpirun"), "-n", str(request.ranks), "-x", "PLAIT_TOKEN"]
+    if "hosts" in options:
+        each = request.ranks // request.hosts
+        found += ["-H", ",".join(f"{name}:{each}" for name in options["hosts"].split("+"))]
+    if "first" in options:
+        found += ["-x", f"PLAIT_FIRST_ADDRESS={options['first']}"]
+    found += ["--oversubscribe"] if "oversubscribe" in options else []
+    found += ["--allow-run-as-root"] if "allow_root" in options else []
+    return [*found, *request.command]

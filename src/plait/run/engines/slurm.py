@@ -1,0 +1,66 @@
+"""The batch script of a run on Slurm.
+
+In: a request. Out: text. One task a host starts that host's ranks. A job that Slurm requeues, as after a preemption,
+finds what it saved and goes on from there.
+"""
+
+import re
+import shlex
+
+from plait.errors import UsageError
+from plait.run.engines.request import Request
+
+_LINES = (
+    "partition",
+    "time",
+    "account",
+    "qos",
+    "gpus-per-node",
+    "cpus-per-task",
+    "mem",
+    "constraint",
+    "reservation",
+)
+_AHEAD_S = 120
+"""Before its end, a job is told: time for a checkpoint."""
+
+
+def script(request: Request, name: str, out: str | None) -> str:
+    """What sbatch is given; `out`: the run folder."""
+    options = request.known(*_LINES, "container", "setup")
+    folder = out if out is not None else f"runs/{name}-slurm-$SLURM_JOB_ID"
+    lines = [
+        "#!/bin/bash",
+        f"#SBATCH --job-name={_word(name)}",
+        f"#SBATCH --nodes={request.hosts}",
+        "#SBATCH --ntasks-per-node=1",
+        f"#SBATCH --output={_word(name)}-%j.log",
+        "#SBATCH --open-mode=append",
+        "#SBATCH --requeue",
+        f"#SBATCH --signal=USR1@{_AHEAD_S}",
+    ]
+    for option in _LINES:
+        if option in options:
+            lines.append(f"#SBATCH --{option}={_word(options[option])}")
+    container = f" --container-image={_word(options['container'])}" if "container" in options else ""
+    arguments = " ".join(shlex.quote(word) for word in request.command)
+    quoted = shlex.quote(out) if out is not None else f'"{folder}"'
+    lines += [
+        "",
+        *([options["setup"]] if "setup" in options else []),
+        f"out={quoted}",
+        'more=(--out "$out")',
+        '[ -d "$out/checkpoints" ] && more=(--resume "$out")   # a job that was requeued goes on',
+        f'exec srun --kill-on-bad-exit=0{container} {arguments} "${{more[@]}}"',
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _word(text: str) -> str:
+    """A value of a directive, which may not end it."""
+    if not re.fullmatch(r"[A-Za-z0-9_.,:/@%+=\[\]-]+", text):
+        raise UsageError(
+            f"{text!r} is no value for a line of a batch script.", fix="use letters, digits and . , : / - _"
+        )
+    return text

@@ -1,0 +1,104 @@
+"""What engines are asked for: command lines, a batch script, a manifest."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from plait.cli.engine import without_engine
+from plait.cli.main import call
+from plait.errors import UsageError
+from plait.run.engines.kubernetes import manifest
+from plait.run.engines.launchers import mpi, torchrun
+from plait.run.engines.request import Request
+from plait.run.engines.slurm import script
+
+
+def request(**more: object) -> Request:
+    fields = {"arguments": ("run", "job.py", "--plan", "ddp", "--ranks", "4"), "hosts": 2, "ranks": 4}
+    return Request(**(fields | more))  # type: ignore[arg-type]
+
+
+def test_options_of_the_engine_do_not_reach_the_tasks() -> None:
+    typed = [
+        "run",
+        "job.py",
+        "--engine",
+        "slurm",
+        "--hosts=2",
+        "--engine-set",
+        "time=10",
+        "--plan",
+        "ddp",
+        "--dry-run",
+        "--ranks",
+        "4",
+    ]
+    assert without_engine(typed) == ("run", "job.py", "--plan", "ddp", "--ranks", "4")
+
+
+def test_torchrun() -> None:
+    alone = torchrun(request(hosts=1))
+    assert "--standalone" in alone and alone[alone.index("--nproc-per-node") + 1] == "4"
+    assert alone[-6:] == ["run", "job.py", "--plan", "ddp", "--ranks", "4"]
+    with pytest.raises(UsageError, match="started on each of 2 hosts"):
+        torchrun(request())
+    options = {"node_rank": "1", "master_addr": "node0"}
+    assert torchrun(request(options=options))[6:10] == ["--nnodes", "2", "--node-rank", "1"]
+
+
+def test_the_token_is_on_no_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAIT_TOKEN", "a secret of this test")
+    for made in (
+        mpi(request()),
+        [script(request(), "job", None)],
+        [manifest(request(options={"image": "a:1"}), "job")],
+    ):
+        assert "a secret" not in " ".join(made)
+    assert mpi(request(options={"hosts": "a+b"}))[:7] == [
+        "mpirun",
+        "-n",
+        "4",
+        "-x",
+        "PLAIT_TOKEN",
+        "-H",
+        "a:2,b:2",
+    ]
+
+
+def test_the_batch_script_is_one_that_a_shell_reads(tmp_path: Path) -> None:
+    text = script(request(options={"partition": "gpu", "time": "1:00:00"}), "job", "/runs/it's here")
+    for line in (
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--partition=gpu",
+        "--time=1:00:00",
+        "--requeue",
+        "--signal=USR1@120",
+    ):
+        assert f"#SBATCH {line}\n" in text
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+    with pytest.raises(UsageError, match="no value for a line"):
+        script(request(options={"partition": "a\n#SBATCH --x"}), "job", None)
+    with pytest.raises(UsageError, match="not known to this engine"):
+        script(request(options={"nodes": "3"}), "job", None)
+
+
+def test_a_manifest_of_kubernetes() -> None:
+    service, job = (
+        json.loads(part) for part in manifest(request(options={"image": "a:1"}), "My_job").split("---")
+    )
+    assert service["spec"]["clusterIP"] == "None" and service["metadata"]["name"] == "my-job"
+    assert job["spec"]["completionMode"] == "Indexed" and job["spec"]["completions"] == 2
+    names = {entry["name"] for entry in job["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert {"PLAIT_TASK", "PLAIT_TASKS", "PLAIT_FIRST_ADDRESS", "PLAIT_TOKEN"} <= names
+
+
+def test_dry_runs_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["run", "job.py", "--engine", "slurm", "--hosts", "2", "--ranks", "4", "--dry-run"]) == 0
+    assert "#SBATCH --nodes=2" in capsys.readouterr().out
+    assert call(["run", "job.py", "--engine", "kubernetes", "--hosts", "2"]) == 2
+    assert call(["run", "job.py", "--engine", "nothing", "--dry-run"]) == 2
+    assert call(["run", "job.py", "--engine", "mpi", "--hosts", "2", "--ranks", "3", "--dry-run"]) == 2
+    assert "3 ranks cannot be spread over 2 hosts" in capsys.readouterr().err
