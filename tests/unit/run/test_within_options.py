@@ -40,9 +40,9 @@ def refusal(row: Row) -> str | None:
     """What the error says where a row cannot be used; by what its options mean, not by what the code does."""
     if row["sequence"] and not row["tensor"]:
         return "tensor.sequence cuts sequences along the axis tensor"
-    if not row["captured"] and (row["zero"] or row["tensor"] or row["domain"]):
+    if not row["captured"] and (row["tensor"] or row["domain"]):
         return "needs the inside of the model"
-    if row["optimizer"] == "layerwise" and row["tensor"]:
+    if row["optimizer"] == "layerwise" and (row["tensor"] or (row["zero"] and not row["captured"])):
         return "cannot update parts"
     return None
 
