@@ -3,9 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 
-__all__ = ["OpOverload", "arguments_of", "base_name", "direct_call", "schema_of"]
+__all__ = ["OpOverload", "arguments_of", "base_name", "direct_call", "grouped_mm", "schema_of"]
+
+grouped_mm = torch._grouped_mm
+"""What `torch.nn.functional.grouped_mm` calls, and libraries call without it."""
 
 
 def schema_of(op: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Torch functions that capture takes as ops of our own: batch norm and LSTM here, attention in `attention_op`.
+"""Torch functions that capture takes as ops of our own: batch norm, LSTM and grouped products here, attention in `attention_op`.
 
 In: calls that the user's model makes while it is traced. Out: calls of `plait::` ops, or of plain torch functions.
 """
@@ -15,8 +15,10 @@ from plait.graph.capture.marks import Marks
 from plait.graph.capture.refusal import refuse_other_devices
 from plait.graph.ops.attention import AttentionCapture, plain_attention
 from plait.graph.ops.batch_norm import batch_norm
+from plait.graph.ops.grouped import grouped_product, suits_grouped_op
 from plait.graph.ops.lstm import stacked_lstm
 from plait.torch_private.autograd import is_transformed
+from plait.torch_private.ops import grouped_mm
 
 
 class StaleTensorError(Exception):
@@ -71,6 +73,8 @@ class FunctionCapture(AttentionCapture):
             return _instance_norm(func, *args, **kwargs)
         if func is F.batch_norm:
             return _batch_norm(self._plain or is_transformed(), *args, **kwargs)
+        if func is grouped_mm and suits_grouped_op(*args, **kwargs):
+            return grouped_product(args[0], args[1], kwargs["offs"] if "offs" in kwargs else args[2])
         if self._plain or is_transformed():
             return plain_attention(func, args, kwargs)
         if func is torch.lstm and _suits_lstm_op(args):

@@ -19,6 +19,7 @@ from torch import fx
 from plait.graph.cost import node_flops
 from plait.graph.ops import attention as attention_op
 from plait.graph.ops import batch_norm as batch_norm_op
+from plait.graph.ops import grouped as grouped_op
 from plait.graph.ops import lstm as lstm_op
 from plait.graph.ops import random as random_ops
 from plait.program.program import Segment
@@ -29,6 +30,7 @@ _OURS: dict[Any, Callable[..., Any]] = {
     **attention_op.IMPLEMENTATIONS,
     **batch_norm_op.IMPLEMENTATIONS,
     **lstm_op.IMPLEMENTATIONS,
+    **grouped_op.IMPLEMENTATIONS,
 }
 
 

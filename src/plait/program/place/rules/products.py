@@ -45,6 +45,27 @@ def addmm(op: Op) -> list[Strategy]:
     return found
 
 
+@rule(ours.grouped_product)
+def grouped_product(op: Op) -> list[Strategy]:
+    """Columns and rows of all matrices; which rows form a group is known to all."""
+    return [
+        Strategy((R, Shard(2), R), (Shard(1),)),
+        Strategy((Shard(1), Shard(1), R), (P,)),
+        Strategy((P, R, R), (P,)),
+        Strategy((R, P, R), (P,)),
+    ]
+
+
+@rule(ours.grouped_outer)
+def grouped_outer(op: Op) -> list[Strategy]:
+    return [
+        Strategy((Shard(1), R, R), (Shard(1),)),
+        Strategy((R, Shard(1), R), (Shard(2),)),
+        Strategy((P, R, R), (P,)),
+        Strategy((R, P, R), (P,)),
+    ]
+
+
 @rule(aten.mv)
 def mv(op: Op) -> list[Strategy]:
     return [
