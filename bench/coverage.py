@@ -35,7 +35,7 @@ LIBRARIES: Mapping[str, str] = {
 }
 """By name: the module that lists its models (`names()`) and makes one small (`case_of(name)`)."""
 CACHE = Path("runs/coverage.jsonl")
-SECONDS = 90
+SECONDS = 120
 """Processor time that a case may take."""
 PATIENCE = 10
 """It may take so many times as long on a machine that has other work."""

@@ -29,8 +29,8 @@ HEADS = (
     "NEXT_SENTENCE_PREDICTION", "TIME_SERIES_CLASSIFICATION", "TIME_SERIES_REGRESSION", "AUDIO_XVECTOR", "TEXT_TO_SPECTROGRAM",
 )  # fmt: skip
 """Heads in the order in which they are looked for."""
-SIZES = ((16, 32), (8, 32), (8, 64), (4, 64), (8, 128), (4, 224), (1, 64))
-"""Factors of widths and sizes of images in the order in which they are tried."""
+SIZES = ((16, 32, 2), (8, 32, 2), (8, 64, 2), (4, 64, 2), (8, 128, 2), (8, 64, 4), (4, 224, 2), (1, 64, 4))
+"""Factors of widths, sizes of images and numbers of blocks in the order in which they are tried."""
 LARGEST = 40_000_000
 """Parameters of a small version, at most."""
 
@@ -60,9 +60,9 @@ def case_of(model_type: str) -> Case:
         if inspect.signature(cls.forward).parameters.keys().isdisjoint(("labels", "return_loss", "start_positions", "future_values")):
             reasons.append(f"{head}: no labels")
             continue
-        for factor, image in SIZES:
+        for factor, image, layers in SIZES:
             try:
-                config = Shrinker(factor, image).config(cls.config_class())
+                config = Shrinker(factor, image, layers).config(cls.config_class())
                 with torch.device("meta"):
                     count = sum(p.numel() for p in cls(config).parameters())
                 if count > LARGEST:

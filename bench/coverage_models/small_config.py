@@ -12,8 +12,6 @@ from transformers import PretrainedConfig
 
 VOCABULARY = 512
 """Tokens at most."""
-LAYERS = 2
-"""Blocks at most, of each kind."""
 POSITIONS = 128
 """Positions at most."""
 EXPERTS = 4
@@ -44,10 +42,10 @@ _HEADS = re.compile(r"heads|groups|n_head|num_key_value")
 
 
 class Shrinker:
-    """One factor, one size of images, and the names that token ids got."""
+    """One factor, one size of images, blocks at most, and the names that token ids got."""
 
-    def __init__(self, factor: int, image: int) -> None:
-        self.factor, self.image = factor, image
+    def __init__(self, factor: int, image: int, layers: int) -> None:
+        self.factor, self.image, self.layers = factor, image, layers
         self.tokens: dict[int, int] = {}
 
     def config(self, base: PretrainedConfig) -> PretrainedConfig:
@@ -62,7 +60,7 @@ class Shrinker:
         """The arguments of the small version that differ from the default."""
         layers = next((v for n, v in vars(base).items() if n in ("num_hidden_layers", "num_layers", "n_layer")), None)
         kinds = vars(base).get("layer_types")
-        few = max(LAYERS, len(dict.fromkeys(kinds))) if isinstance(kinds, list) else LAYERS
+        few = max(self.layers, len(dict.fromkeys(kinds))) if isinstance(kinds, list) else self.layers
         found: dict[str, Any] = {}
         for name, value in vars(base).items():
             if isinstance(value, PretrainedConfig):

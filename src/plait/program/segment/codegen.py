@@ -25,12 +25,27 @@ from plait.graph.ops import random as random_ops
 from plait.program.program import Segment
 from plait.torch_private.ops import OpOverload, direct_call
 
+_view = direct_call(torch.ops.aten.view.default)
+
+
+def view_or_copy(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """A view, or a copy where the kernel before it left other strides than torch's fake kernel had promised.
+
+    `softplus_backward` of a transposed gradient does so in torch 2.13. Graphs write nothing in place: a copy is as good.
+    """
+    try:
+        return _view(tensor, size)  # type: ignore[no-any-return]
+    except RuntimeError:
+        return tensor.reshape(size)
+
+
 _OURS: dict[Any, Callable[..., Any]] = {
     **random_ops.IMPLEMENTATIONS,
     **attention_op.IMPLEMENTATIONS,
     **batch_norm_op.IMPLEMENTATIONS,
     **lstm_op.IMPLEMENTATIONS,
     **grouped_op.IMPLEMENTATIONS,
+    torch.ops.aten.view.default: view_or_copy,
 }
 
 
