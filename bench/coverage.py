@@ -45,7 +45,11 @@ BYTES = 8 * 2**30
 
 def all_names(libraries: Sequence[str]) -> list[str]:
     """Every model, as `library/name`."""
-    return [f"{library}/{name}" for library in libraries for name in importlib.import_module(LIBRARIES[library]).names()]
+    return [
+        f"{library}/{name}"
+        for library in libraries
+        for name in importlib.import_module(LIBRARIES[library]).names()
+    ]
 
 
 def case_of(name: str) -> Case:
@@ -122,7 +126,7 @@ def sweep(names: Sequence[str], jobs: int) -> Iterator[dict[str, Any]]:
             _drain(reader, content)
             os.close(reader)
             del running[pid]
-            slow = late or os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
+            slow = late or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU)
             reason = f"longer than {SECONDS} s" if slow else f"the process died ({status})"
             yield json.loads(content) if content and not late else {"name": name, "broken": reason}
 
@@ -145,7 +149,9 @@ def read_cache(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("libraries", nargs="*", help=", ".join(LIBRARIES))
     parser.add_argument("--only", default="", help="a pattern of names")
     parser.add_argument("--again", help="try those of the cache again whose line matches this pattern")
@@ -167,7 +173,11 @@ def main() -> int:
         for number, line in enumerate(sweep(todo, given.jobs)):
             out.write(json.dumps(line) + "\n")
             out.flush()
-            told = line.get("broken") or line.get("unbuildable") or f"captured {line['captured']} {line['plans']}"
+            told = (
+                line.get("broken")
+                or line.get("unbuildable")
+                or f"captured {line['captured']} {line['plans']}"
+            )
             print(f"[{number + 1}/{len(todo)}] {line['name']}: {told}"[:400], flush=True)
     return 0
 

@@ -1,18 +1,18 @@
 """One case of the coverage sweep: captured or not, and equal to the user's own code under every plan or not.
 
-In: a `Case`. Out: an outcome of every plan, in a few words. All ranks of a plan run in this process, two steps of SGD in
-float32, two micro-batches of two samples each, dropout as the model has it.
+In: a `Case`. Out: an outcome of every plan, in a few words. All ranks of a plan run in this process, two steps of SGD
+in float32, two micro-batches of two samples each, dropout as the model has it.
 
-Equal means: losses, every gradient of the first step, and all weights and buffers after the second are within `CLOSE` of
-the tensor's largest value, with a floor of 1e-5 (gradients) and 1e-4 (weights, buffers) of the norm of all of them. Where
-that is missed, the model's own condition counts: how far the eager loop is from itself when each weight is changed in its
-last bits, times `NOISE`.
+Equal means: losses, every gradient of the first step, and all weights and buffers after the second are within `CLOSE`
+of the tensor's largest value, with a floor of 1e-5 (gradients) and 1e-4 (weights, buffers) of the norm of all of
+them. Where that is missed, the model's own condition counts: how far the eager loop is from itself when each weight
+is changed in its last bits, times `NOISE`.
 """
 
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -49,7 +49,8 @@ class Outcome:
     why_not: str = ""
     """What stopped the capture."""
     plans: dict[str, str] = field(default_factory=dict)
-    """`equal`, `differs: ...`, `refused: ...` (an error of plait's, for people), or `failed: ...` (any other exception)."""
+    """`equal`, `differs: ...`, `refused: ...` (an error of plait's, for people), or `failed: ...` (any other
+    exception)."""
     seconds: float = 0.0
     traces: dict[str, str] = field(default_factory=dict)
     """Where exceptions came from."""
@@ -96,7 +97,9 @@ def attempt(case: Case, plans: Sequence[str] = PLANS) -> Outcome:
 
 def _under(job: Job, plan: str, captures: Captures, reference: Record | str, outcome: Outcome) -> str:
     try:
-        record = run_serially(job, resolve(plan, 1 if plan == "single" else 2), STEPS, torch.float32, captures=captures)
+        record = run_serially(
+            job, resolve(plan, 1 if plan == "single" else 2), STEPS, torch.float32, captures=captures
+        )
     except PlaitError as error:
         return f"refused: {short(error)}"
     except Exception as error:
@@ -130,8 +133,6 @@ def _noise(job: Job, captures: Captures, reference: Record) -> dict[str, float]:
                     signs = torch.randint(-1, 2, parameter.shape, generator=draw)
                     parameter.mul_(1 + LAST_BITS * signs)
         return model
-
-    from dataclasses import replace
 
     try:
         other = run_eager(replace(job, model=build), STEPS, torch.float32, captures)

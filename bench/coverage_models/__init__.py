@@ -1,7 +1,8 @@
 """Models that others wrote, made small by rule: the cases of `bench/coverage.py`.
 
-torchvision cannot even be imported where its compiled library was built for other devices than torch was; transformers and
-timm then fail with it. The two ops that it wants to know at import are declared in that case, and models that call them fail.
+torchvision cannot even be imported where its compiled library was built for other devices than torch was;
+transformers and timm then fail with it. The two ops that it wants to know at import are declared in that case, and
+models that call them fail.
 """
 
 import importlib.util

@@ -1,7 +1,7 @@
 """The layers of torch_geometric: one case a layer, between two linear layers, on batches of small graphs.
 
-In: the name of a layer. Out: a `Case`, or `UnbuildableError`. Arguments follow from the names in a layer's signature. Graphs of a
-batch are joined to one, as the library's own batches are: nodes after each other, edges shifted.
+In: the name of a layer. Out: a `Case`, or `UnbuildableError`. Arguments follow from the names in a layer's signature.
+Graphs of a batch are joined to one, as the library's own batches are: nodes after each other, edges shifted.
 """
 
 import inspect
@@ -23,10 +23,14 @@ WIDTH = 8
 """Features of a node."""
 
 _ARGUMENTS: dict[str, Any] = {
-    "in_channels": WIDTH, "out_channels": WIDTH, "hidden_channels": WIDTH, "channels": WIDTH, "num_layers": 2, "K": 2, "dim": 2,
-    "kernel_size": 3, "edge_dim": None, "num_relations": 3, "heads": 2, "num_timesteps": 2, "alpha": 0.5, "theta": 0.5, "layer": 1,
-    "num_heads": 2, "aggregators": ["mean", "max"], "scalers": ["identity"], "deg": torch.tensor([0, 1, 4, 1]), "num_nodes": NODES,
-    "num_groups": 2, "num_types": 2, "space_dimensions": 2, "propagate_dimensions": 2, "k": 2, "size": WIDTH, "normalized_shape": WIDTH,
+    "in_channels": WIDTH, "out_channels": WIDTH, "hidden_channels": WIDTH, "channels": WIDTH, "num_layers": 2,
+    "K": 2, "dim": 2,
+    "kernel_size": 3, "edge_dim": None, "num_relations": 3, "heads": 2, "num_timesteps": 2, "alpha": 0.5,
+    "theta": 0.5, "layer": 1,
+    "num_heads": 2, "aggregators": ["mean", "max"], "scalers": ["identity"], "deg": torch.tensor([0, 1, 4, 1]),
+    "num_nodes": NODES,
+    "num_groups": 2, "num_types": 2, "space_dimensions": 2, "propagate_dimensions": 2, "k": 2, "size": WIDTH,
+    "normalized_shape": WIDTH,
 }  # fmt: skip
 """By the name of an argument without a default."""
 
@@ -34,7 +38,11 @@ _ARGUMENTS: dict[str, Any] = {
 def names() -> list[str]:
     """The layers that take nodes and edges, and norm layers."""
     layers = {*geometric.conv.__all__, *geometric.norm.__all__}
-    return sorted(name for name in layers if inspect.isclass(getattr(geometric, name, None)) and name != "MessagePassing")
+    return sorted(
+        name
+        for name in layers
+        if inspect.isclass(getattr(geometric, name, None)) and name != "MessagePassing"
+    )
 
 
 class Around(nn.Module):
@@ -80,7 +88,11 @@ def _build(name: str) -> nn.Module:
     takes = [
         key
         for key, entry in inspect.signature(cls.forward).parameters.items()
-        if key != "self" and (entry.default is inspect.Parameter.empty or key in ("edge_attr", "edge_type") and "relations" in str(wanted))
+        if key != "self"
+        and (
+            entry.default is inspect.Parameter.empty
+            or (key in ("edge_attr", "edge_type") and "relations" in str(wanted))
+        )
     ]
     model = Around(layer, tuple(takes))
     with torch.no_grad():

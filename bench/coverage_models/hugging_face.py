@@ -1,8 +1,8 @@
 """The architectures of transformers: one case a model type, with the first of its heads that gives a loss.
 
-In: a model type. Out: a `Case`, or `UnbuildableError`. Configs are made small by rule (`small_config.py`), inputs follow
-from the signature of `forward` and from the config (`inputs.py`); the first of a few sizes and labels that gives a finite
-loss with a gradient is taken.
+In: a model type. Out: a `Case`, or `UnbuildableError`. Configs are made small by rule (`small_config.py`), inputs
+follow from the signature of `forward` and from the config (`inputs.py`); the first of a few sizes and labels that
+gives a finite loss with a gradient is taken.
 """
 
 import inspect
@@ -24,9 +24,11 @@ HEADS = (
     "CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "IMAGE_CLASSIFICATION", "IMAGE_TEXT_TO_TEXT", "SPEECH_SEQ_2_SEQ",
     "CTC", "AUDIO_CLASSIFICATION", "VIDEO_CLASSIFICATION", "SEMANTIC_SEGMENTATION", "SEQUENCE_CLASSIFICATION",
     "QUESTION_ANSWERING", "TOKEN_CLASSIFICATION", "MULTIPLE_CHOICE", "TIME_SERIES_PREDICTION", "DEPTH_ESTIMATION",
-    "ZERO_SHOT_IMAGE_CLASSIFICATION", "MASKED_IMAGE_MODELING", "PRETRAINING", "VISUAL_QUESTION_ANSWERING", "MULTIMODAL_LM",
+    "ZERO_SHOT_IMAGE_CLASSIFICATION", "MASKED_IMAGE_MODELING", "PRETRAINING", "VISUAL_QUESTION_ANSWERING",
+    "MULTIMODAL_LM",
     "IMAGE_TO_IMAGE", "OBJECT_DETECTION", "INSTANCE_SEGMENTATION", "UNIVERSAL_SEGMENTATION", "TABLE_QUESTION_ANSWERING",
-    "NEXT_SENTENCE_PREDICTION", "TIME_SERIES_CLASSIFICATION", "TIME_SERIES_REGRESSION", "AUDIO_XVECTOR", "TEXT_TO_SPECTROGRAM",
+    "NEXT_SENTENCE_PREDICTION", "TIME_SERIES_CLASSIFICATION", "TIME_SERIES_REGRESSION", "AUDIO_XVECTOR",
+    "TEXT_TO_SPECTROGRAM",
 )  # fmt: skip
 """Heads in the order in which they are looked for."""
 SIZES = ((16, 32, 2), (8, 32, 2), (8, 64, 2), (4, 64, 2), (8, 128, 2), (8, 64, 4), (4, 224, 2), (1, 64, 4))
@@ -57,7 +59,11 @@ def case_of(model_type: str) -> Case:
     reasons: list[str] = []
     for head in dict.fromkeys(_heads(model_type)):
         cls = getattr(transformers, head)
-        if inspect.signature(cls.forward).parameters.keys().isdisjoint(("labels", "return_loss", "start_positions", "future_values")):
+        if (
+            inspect.signature(cls.forward)
+            .parameters.keys()
+            .isdisjoint(("labels", "return_loss", "start_positions", "future_values"))
+        ):
             reasons.append(f"{head}: no labels")
             continue
         for factor, image, layers in SIZES:
@@ -69,7 +75,8 @@ def case_of(model_type: str) -> Case:
                     raise UnbuildableError(f"{count} parameters")
                 return _with_labels(cls, config, f"{head} 1/{factor}, {count / 1e6:.1f} M")
             except Exception as error:
-                reasons.append(f"{head} 1/{factor}: {type(error).__name__}: {str(error).strip().splitlines()[0][:120] if str(error).strip() else ''}")
+                first = (str(error).strip().splitlines() or [""])[0]
+                reasons.append(f"{head} 1/{factor}: {type(error).__name__}: {first[:120]}")
     raise UnbuildableError("; ".join(reasons[-2:]) or "no head that gives a loss")
 
 
@@ -89,7 +96,9 @@ def _with_labels(cls: Any, config: Any, note: str) -> Case:
             failed = failed or error
             continue
         if bool(torch.isfinite(loss)) and loss.dim() == 0:
-            return Case(model=partial(_build, cls, config), samples=data, objective=objective, note=f"{note}, {kind}")
+            return Case(
+                model=partial(_build, cls, config), samples=data, objective=objective, note=f"{note}, {kind}"
+            )
     raise failed if failed is not None else UnbuildableError("no finite loss")
 
 

@@ -24,7 +24,25 @@ LAST_BITS = 2.0**-22
 """A relative change that float32 just sees."""
 STEADY = 1e-3
 """How far it may move the gradients."""
-_SMALL = ("test", "atto", "femto", "pico", "nano", "tiny", "mini", "xxs", "xs", "small", "_s", "lite", "050", "b0", "18", "11", "_t")
+_SMALL = (
+    "test",
+    "atto",
+    "femto",
+    "pico",
+    "nano",
+    "tiny",
+    "mini",
+    "xxs",
+    "xs",
+    "small",
+    "_s",
+    "lite",
+    "050",
+    "b0",
+    "18",
+    "11",
+    "_t",
+)
 """What names of small variants have in them, the smallest first."""
 _SHORTLIST = 4
 """Variants of a family whose parameters are counted."""
@@ -32,7 +50,9 @@ _SHORTLIST = 4
 
 def smallest(names: Sequence[str], build: Callable[[str], nn.Module]) -> str:
     """The variant with the fewest parameters among a few that sound small."""
-    ranked = sorted(names, key=lambda name: next((i for i, part in enumerate(_SMALL) if part in name), len(_SMALL)))
+    ranked = sorted(
+        names, key=lambda name: next((i for i, part in enumerate(_SMALL) if part in name), len(_SMALL))
+    )
     counts: dict[str, int] = {}
     for name in ranked[: 2 * _SHORTLIST]:
         try:
@@ -48,10 +68,13 @@ def smallest(names: Sequence[str], build: Callable[[str], nn.Module]) -> str:
     return min(counts, key=lambda name: counts[name]) if counts else ranked[0]
 
 
-def image_case(name: str, ways: Callable[[int], Iterator[Callable[[], nn.Module]]], shape: tuple[int, ...] = (3,)) -> Case:
+def image_case(
+    name: str, ways: Callable[[int], Iterator[Callable[[], nn.Module]]], shape: tuple[int, ...] = (3,)
+) -> Case:
     """The first size, and of that the first way to build, that gives a finite loss with gradients that mean something.
 
-    Batch norm over two samples of one pixel each turns the last bits of its input into gradients; a larger image is taken then.
+    Batch norm over two samples of one pixel each turns the last bits of its input into gradients; a larger image is
+    taken then.
     """
     failed: Exception | None = None
     shaky: Case | None = None

@@ -18,13 +18,27 @@ def kinds_of_labels(cls: Any) -> Iterator[str]:
     name = cls.__name__
     by_name = (
         ("SequenceClassification", "class"), ("ImageClassification", "class"), ("VideoClassification", "class"),
-        ("AudioClassification", "class"), ("MultipleChoice", "choice"), ("QuestionAnswering", "span"), ("Segmentation", "map"),
+        ("AudioClassification", "class"), ("MultipleChoice", "choice"), ("QuestionAnswering", "span"),
+        ("Segmentation", "map"),
         ("DepthEstimation", "depth"), ("TokenClassification", "classes"), ("NextSentence", "class"), ("CTC", "text"),
         ("ObjectDetection", "boxes"), ("Prediction", "series"), ("XVector", "class"),
     )  # fmt: skip
     likely = [kind for part, kind in by_name if part in name]
     yield from dict.fromkeys(
-        [*likely, "tokens", "text", "pairs", "class", "patches", "both", "map", "depth", "classes", "series", "none"]
+        [
+            *likely,
+            "tokens",
+            "text",
+            "pairs",
+            "class",
+            "patches",
+            "both",
+            "map",
+            "depth",
+            "classes",
+            "series",
+            "none",
+        ]
     )
 
 
@@ -63,7 +77,9 @@ class Samples:
             found["input_ids"] = torch.randint(3, vocabulary, shape, generator=draw)
             if "attention_mask" in self.accepts:
                 found["attention_mask"] = torch.ones(shape, dtype=torch.int64)
-        images = "pixel_values" in self.accepts and (not text or self.kind in ("pairs", "both") or self.main == "pixel_values")
+        images = "pixel_values" in self.accepts and (
+            not text or self.kind in ("pairs", "both") or self.main == "pixel_values"
+        )
         size = self._image_size()
         if images:
             found["pixel_values"] = torch.randn(self._image_shape(size), generator=draw)
@@ -76,7 +92,9 @@ class Samples:
         found |= self._labels(draw, shape, vocabulary, size)
         return found
 
-    def _labels(self, draw: torch.Generator, shape: tuple[int, ...], vocabulary: int, size: int) -> dict[str, Tensor]:
+    def _labels(
+        self, draw: torch.Generator, shape: tuple[int, ...], vocabulary: int, size: int
+    ) -> dict[str, Tensor]:
         height, width = self._image_shape(size)[-2:]
         made: dict[str, Tensor] = {}
         match self.kind:
@@ -93,10 +111,15 @@ class Samples:
             case "depth":
                 made["labels"] = torch.rand((height, width), generator=draw)
             case "span":
-                made |= {name: torch.randint(LENGTH, (), generator=draw) for name in ("start_positions", "end_positions")}
+                made |= {
+                    name: torch.randint(LENGTH, (), generator=draw)
+                    for name in ("start_positions", "end_positions")
+                }
             case "patches":
                 patch = int(_found(self.config, "patch_size", default=16))
-                made["bool_masked_pos"] = torch.arange((height // patch) * (width // patch)) % 2 == index_of(draw)
+                made["bool_masked_pos"] = torch.arange((height // patch) * (width // patch)) % 2 == index_of(
+                    draw
+                )
         for name in ("next_sentence_label", "sentence_order_label"):
             if name in self.accepts and self.kind == "tokens":
                 made[name] = torch.randint(2, (), generator=draw)
@@ -115,12 +138,28 @@ class Samples:
     def _audio_shape(self) -> tuple[int, ...]:
         bins = _found(self.config, "num_mel_bins")
         frames = _found(self.config, "max_length")
-        return (int(frames), int(bins)) if bins is not None and frames is not None and "max_length" in vars(self.config) else (1600,)
+        return (
+            (int(frames), int(bins))
+            if bins is not None and frames is not None and "max_length" in vars(self.config)
+            else (1600,)
+        )
 
     def _feature_shape(self) -> tuple[int, ...]:
-        bins = int(_found(self.config, "num_mel_bins", "feature_size", "input_feat_per_channel", "feature_projection_input_dim", default=80))
+        bins = int(
+            _found(
+                self.config,
+                "num_mel_bins",
+                "feature_size",
+                "input_feat_per_channel",
+                "feature_projection_input_dim",
+                default=80,
+            )
+        )
         positions = _found(self.config, "max_source_positions")
-        by_frames = "SeamlessM4T" in self.cls.__name__ or _found(self.config, "conv_kernel_sizes", "feature_projection_input_dim") is not None
+        by_frames = (
+            "SeamlessM4T" in self.cls.__name__
+            or _found(self.config, "conv_kernel_sizes", "feature_projection_input_dim") is not None
+        )
         return (32, bins) if positions is None or by_frames else (bins, 2 * int(positions))
 
     def _series(self, draw: torch.Generator) -> dict[str, Tensor]:
@@ -128,9 +167,14 @@ class Samples:
         lags = max(_found(self.config, "lags_sequence", default=[0]) or [0])
         ahead = int(_found(self.config, "prediction_length", default=8) or 8)
         width = int(_found(self.config, "num_input_channels", "input_size", default=1))
-        past: tuple[int, ...] = (context + lags, width) if "num_input_channels" in vars(self.config) else (context + lags,)
+        past: tuple[int, ...] = (
+            (context + lags, width) if "num_input_channels" in vars(self.config) else (context + lags,)
+        )
         ahead_shape: tuple[int, ...] = (ahead, *past[1:])
-        made = {"past_values": torch.randn(past, generator=draw), "future_values": torch.randn(ahead_shape, generator=draw)}
+        made = {
+            "past_values": torch.randn(past, generator=draw),
+            "future_values": torch.randn(ahead_shape, generator=draw),
+        }
         features = int(_found(self.config, "num_time_features", default=0) or 0)
         made["past_time_features"] = torch.randn((*past[:1], features), generator=draw)
         made["future_time_features"] = torch.randn((ahead, features), generator=draw)

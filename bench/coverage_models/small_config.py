@@ -29,9 +29,13 @@ _LAYERS = re.compile(
     r"((^|_)(n|num|num_hidden|hidden)?_?layers?$|^n_layers?$|_layers$|^depths?$|_depths?$|num_blocks|blocks$|_repeats$|stacks$)"
 )
 _VOCABULARY = re.compile(r"(vocab_size|vocabulary_size|n_vocab|codebook_size|num_embeddings)$")
-_EXPERTS = re.compile(r"(num_experts|n_routed_experts|num_local_experts|moe_num_experts|n_experts|num_routed_experts)$")
+_EXPERTS = re.compile(
+    r"(num_experts|n_routed_experts|num_local_experts|moe_num_experts|n_experts|num_routed_experts)$"
+)
 _CHOSEN = re.compile(r"(experts_per_tok|top_k_experts|moe_topk|moe_k|num_selected_experts)$")
-_POSITIONS = re.compile(r"(max_position|n_positions|max_source_positions|max_target_positions|max_seq|n_ctx|max_2d|max_length)")
+_POSITIONS = re.compile(
+    r"(max_position|n_positions|max_source_positions|max_target_positions|max_seq|n_ctx|max_2d|max_length)"
+)
 _TOKEN = re.compile(r"(_token_id|_token_index|_token_ids|_id)$")
 _WIDTH = re.compile(
     r"(hidden|d_model|dim|intermediate|ffn|width|channels|embd|embed|inner|d_ff|d_kv|d_inner|rank|state_size|ssm|"
@@ -58,7 +62,9 @@ class Shrinker:
 
     def fields(self, base: PretrainedConfig) -> dict[str, Any]:
         """The arguments of the small version that differ from the default."""
-        layers = next((v for n, v in vars(base).items() if n in ("num_hidden_layers", "num_layers", "n_layer")), None)
+        layers = next(
+            (v for n, v in vars(base).items() if n in ("num_hidden_layers", "num_layers", "n_layer")), None
+        )
         kinds = vars(base).get("layer_types")
         few = max(self.layers, len(dict.fromkeys(kinds))) if isinstance(kinds, list) else self.layers
         found: dict[str, Any] = {}
@@ -90,7 +96,13 @@ class Shrinker:
             return min(value, self.image)
         if _KEPT.search(name):
             return value
-        for pattern, limit in ((_VOCABULARY, VOCABULARY), (_EXPERTS, EXPERTS), (_CHOSEN, 2), (_LAYERS, few), (_POSITIONS, POSITIONS)):
+        for pattern, limit in (
+            (_VOCABULARY, VOCABULARY),
+            (_EXPERTS, EXPERTS),
+            (_CHOSEN, 2),
+            (_LAYERS, few),
+            (_POSITIONS, POSITIONS),
+        ):
             if pattern.search(name):
                 return min(value, limit)
         if _TOKEN.search(name):

@@ -27,7 +27,9 @@ def _module_of(name: str) -> str:
 def _build(name: str, **more: int) -> nn.Module:
     takes = inspect.signature(torchvision.models.get_model_builder(name)).parameters
     weights = {"weights_backbone": None} if "weights_backbone" in takes else {}
-    model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=CLASSES, **weights, **more)
+    model: nn.Module = torchvision.models.get_model(
+        name, weights=None, num_classes=CLASSES, **weights, **more
+    )
     return model
 
 

@@ -15,7 +15,19 @@ from plait.torch_private.ops import OpOverload, base_name
 
 _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "matmul": ("mm", "addmm", "bmm", "baddbmm", "dot", "mv", "addmv", "_scaled_mm", "_grouped_mm", "grouped_product", "grouped_outer"),
+        "matmul": (
+            "mm",
+            "addmm",
+            "bmm",
+            "baddbmm",
+            "dot",
+            "mv",
+            "addmv",
+            "_scaled_mm",
+            "_grouped_mm",
+            "grouped_product",
+            "grouped_outer",
+        ),
         "convolution": ("convolution", "convolution_backward"),
         "attention": ("attention", "attention_backward"),
         "recurrent": ("lstm_layer", "lstm_layer_backward"),

@@ -1,4 +1,4 @@
-"""Torch functions that capture takes as ops of our own: batch norm, LSTM and grouped products here, attention in `attention_op`.
+"""Torch functions that capture takes as ops of our own: batch norm, LSTM, grouped products; attention: `attention_op`.
 
 In: calls that the user's model makes while it is traced. Out: calls of `plait::` ops, or of plain torch functions.
 """
@@ -41,6 +41,8 @@ class FunctionCapture(AttentionCapture):
         self._stale = stale
         self._marks = marks
         self._plain = plain
+        self._uniform: dict[int, Tensor] = {}
+        """Single numbers that were drawn from [0, 1)."""
         self.live: dict[int, Tensor] = {}
         """The tensors that functions were given and gave, with their history."""
         self.hooked_scalar = False
@@ -61,7 +63,10 @@ class FunctionCapture(AttentionCapture):
             for leaf in _tensors(args):
                 if id(leaf) in self._stale:
                     raise StaleTensorError(self._stale[id(leaf)])
-        result = self._call(func, types, args, dict(kwargs or {}))
+        known = _known(func, args) if args and id(args[0]) in self._uniform else None
+        result: Any = self._call(func, types, args, dict(kwargs or {})) if known is None else known
+        if func is torch.rand and result.numel() == 1:
+            self._uniform[id(result)] = result
         for leaf in (*_tensors(args), *_tensors(result)):
             self.live[id(leaf)] = leaf
         return result
@@ -81,6 +86,23 @@ class FunctionCapture(AttentionCapture):
             x, state, weights, _, layers, dropout, _, bidirectional, batch_first = args
             return stacked_lstm(x, state, weights, layers, dropout, bidirectional, batch_first)
         return super().__torch_function__(func, types, args, kwargs)
+
+
+_BOUNDS: Mapping[Any, tuple[Callable[[float], bool], Callable[[float], bool]]] = {
+    Tensor.lt: (lambda p: p <= 0, lambda p: p >= 1),
+    Tensor.le: (lambda p: p < 0, lambda p: p >= 1),
+    Tensor.gt: (lambda p: p >= 1, lambda p: p < 0),
+    Tensor.ge: (lambda p: p >= 1, lambda p: p <= 0),
+}
+"""Comparisons of a number in [0, 1) with another: for which others they are never true, and for which always."""
+
+
+def _known(func: Callable[..., Any], args: Sequence[Any]) -> bool | None:
+    """The outcome of a comparison that no draw can change: `torch.rand([]) < self.layerdrop` where that is 0."""
+    never, always = _BOUNDS.get(func, (None, None))
+    if never is None or always is None or len(args) != 2 or not isinstance(args[1], (int, float)):
+        return None
+    return False if never(args[1]) else True if always(args[1]) else None
 
 
 def _tensors(values: Any) -> list[Tensor]:

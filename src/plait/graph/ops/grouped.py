@@ -1,7 +1,8 @@
 """Products of groups of rows with a matrix each, as mixtures of experts compute them, as ops that can be captured.
 
-In: rows, one matrix a group, where each group ends. Out: as many rows; rows after the last group are zero. Torch's own op
-(`torch.nn.functional.grouped_mm`) takes float32 on processors, but not on fake tensors, and has rules for strides.
+In: rows, one matrix a group, where each group ends. Out: as many rows; rows after the last group are zero. Torch's
+own op (`torch.nn.functional.grouped_mm`) takes float32 on processors, but not on fake tensors, and has rules for
+strides.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -63,7 +64,9 @@ grouped_product.register_autograd(_differentiate, setup_context=_remember)
 grouped_outer.register_autograd(_differentiate_outer, setup_context=_remember)
 
 
-def suits_grouped_op(rows: Tensor, matrices: Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> bool:
+def suits_grouped_op(
+    rows: Tensor, matrices: Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
+) -> bool:
     """Whether a call of torch's op is a grouped product: groups of rows, a matrix each."""
     return rows.ndim == 2 and matrices.ndim == 3 and offs is not None and bias is None and out_dtype is None
 

@@ -160,6 +160,8 @@ def _fits(op: Op, placement: Placement, shape: tuple[int, ...]) -> bool:
     if not isinstance(placement, Shard) or not shape:  # an output that is absent has no shape
         return True
     extent = shape[placement.dim]
+    if placement.outer == 0:  # of a view of a tensor without elements
+        return False
     return extent % placement.outer == 0 and op.axis.divides(extent // placement.outer)
 
 

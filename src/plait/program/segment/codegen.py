@@ -31,7 +31,8 @@ _view = direct_call(torch.ops.aten.view.default)
 def view_or_copy(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     """A view, or a copy where the kernel before it left other strides than torch's fake kernel had promised.
 
-    `softplus_backward` of a transposed gradient does so in torch 2.13. Graphs write nothing in place: a copy is as good.
+    `softplus_backward` of a transposed gradient does so in torch 2.13. Graphs write nothing in place: a copy is as
+    good.
     """
     try:
         return _view(tensor, size)  # type: ignore[no-any-return]

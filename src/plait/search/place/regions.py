@@ -16,12 +16,12 @@ from torch import fx
 from plait.program.place.placement import Placement, R, Shard, Strategy
 from plait.program.place.propagate import candidates
 from plait.program.place.rules import Op
-from plait.program.place.rules.base import aten
+from plait.program.place.rules.base import aten, ours
 from plait.search.place.cost import exchanged_bytes
 from plait.search.place.flow import Flow, Tensor, value_of
 from plait.search.place.options import view_outers
 
-_LAYERS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution)
+_LAYERS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution, ours.grouped_product)
 _LOSSES = (aten.nll_loss_forward, aten.nll_loss2d_forward)
 _SMALL = 8
 """What a region may leave to be summed beside the outputs of its layers, as a part of its first tensor: row sums do."""
