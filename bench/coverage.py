@@ -1,10 +1,11 @@
 """How far plait reaches: models of other libraries, made small by rule, under five plans, against their own eager loop.
 
     python -m bench.coverage [transformers torchvision timm torch_geometric] [--only PATTERN] [--sample N --seed S]
-        [--jobs N] [--cache FILE] [--again PATTERN] [--table docs/coverage.md]
+        [--jobs N] [--cache FILE] [--again PATTERN] [--strict]
 
 Every architecture is tried in a process of its own with a limit of time and memory, and adds a line to the cache; what
-the cache has is not tried again. See docs/coverage.md for what came out, and `coverage_trial.py` for what equal means.
+the cache has is not tried again. With --strict the exit status is 1 where a case differs from eager under single or
+ddp, or ends in an exception that is none of plait's. See docs/coverage.md for what came out, and `coverage_trial.py` for what equal means.
 """
 
 import argparse
@@ -159,6 +160,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--cache", type=Path, default=CACHE)
+    parser.add_argument("--strict", action="store_true", help="fail where a case is wrong")
     given = parser.parse_args()
     torch.set_num_threads(1)
     names = [name for name in all_names(given.libraries or list(LIBRARIES)) if re.search(given.only, name)]
@@ -179,7 +181,17 @@ def main() -> int:
                 or f"captured {line['captured']} {line['plans']}"
             )
             print(f"[{number + 1}/{len(todo)}] {line['name']}: {told}"[:400], flush=True)
-    return 0
+    tried = [line for name, line in read_cache(given.cache).items() if name in set(names)]
+    return int(given.strict and any(is_wrong(line) for line in tried))
+
+
+def is_wrong(line: Mapping[str, Any]) -> bool:
+    """Whether a case is not equal under single or ddp, or any plan ends in an exception that is not for people."""
+    plans: Mapping[str, str] = line.get("plans", {})
+    return any(
+        outcome.startswith("failed") or (plan in ("single", "ddp") and outcome != "equal")
+        for plan, outcome in plans.items()
+    )
 
 
 if __name__ == "__main__":
