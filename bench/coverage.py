@@ -5,7 +5,9 @@
 
 Every architecture is tried in a process of its own with a limit of time and memory, and adds a line to the cache; what
 the cache has is not tried again. With --strict the exit status is 1 where a case differs from eager under single or
-ddp, or ends in an exception that is none of plait's. See docs/coverage.md for what came out, and `coverage_trial.py` for what equal means.
+ddp, or ends in an exception that is none of plait's.
+
+See docs/coverage.md for what came out, and `coverage_trial.py` for what equal means.
 """
 
 import argparse

@@ -117,7 +117,7 @@ def _under(job: Job, plan: str, captures: Captures, reference: Record | str, out
 
 
 def _with_zeros(record: Record, reference: Record) -> Record:
-    """A parameter that the loss does not reach has no gradient in eager, and zeros in a model that plait runs eagerly."""
+    """A parameter that the loss does not reach has no gradient in eager, and zeros where plait runs eagerly."""
     kept = [
         {name: gradient for name, gradient in ours.items() if name in theirs or bool(gradient.any())}
         for ours, theirs in zip(record.gradients, reference.gradients, strict=True)
