@@ -1,0 +1,201 @@
+"""Faults at random moments of real runs, over plans and phases: nothing saved is lost, nobody is left or hangs.
+
+    python -m bench.chaos --faults 1000 --seed 7
+
+Each fault: a small run is started in a process of its own, something happens to it at a random moment or as soon as it is
+in a phase that was drawn, and once it has ended it is resumed without harm. Then: it ended in the time that is promised; no
+process of it is left; the newest checkpoint that was there before is readable; every step's samples are those of an
+undisturbed run, each used once, and those that a dead worker took along are few and named; and where the plan promises it
+the losses are those of an undisturbed run, bit for bit. The last line of a failure says how to repeat it alone.
+
+Slow disks, slow links and clocks that jump need a C compiler (`shim.c`); a disk that is really full needs the right to
+mount one. What is skipped is told.
+"""
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import plait
+from bench.chaos.cases import CASES, HANG_S, Case, job
+from bench.chaos.checks import Reference, check_result, newest_checkpoint, reference
+from bench.chaos.faults import FAULTS, can_mount, mount, unmount
+from bench.chaos.runs import Ended, Phase, Run
+from bench.chaos.shim import Shim, start_again_with_it
+
+LIMIT_S = 10 + 2 * HANG_S + 2 + 30 + 2 + 8
+"""From a fault to the end of the run at most, as is promised, which is far more than it takes: a thread that cannot
+begin 10 s, or a hang and its stacks, or a signal and what is saved then 30 s; an echo 2 s; workers that are asked, then
+killed, 8 s. What slows a run down has twice the time."""
+_LEFT_S = 5.0
+"""After which nobody is left."""
+_PHASES: tuple[Phase, ...] = ("start", "training", "evaluation", "saving", "ending")
+
+
+@dataclass
+class Tally:
+    """What was seen of all faults."""
+
+    held: Counter[tuple[str, str]] = field(default_factory=Counter)
+    broken: Counter[tuple[str, str]] = field(default_factory=Counter)
+    phases: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(kind of fault, phase)"""
+    longest: dict[str, float] = field(default_factory=dict)
+
+    def print(self, kinds: Sequence[str], names: Sequence[str]) -> None:
+        width = max(map(len, names)) + 2
+        print(f"\n{'held / tried':18}" + "".join(f"{name:>{width}}" for name in names))
+        for kind in kinds:
+            cells = ""
+            for name in names:
+                good, bad = self.held[name, kind], self.broken[name, kind]
+                cells += f"{f'{good}/{good + bad}' if good + bad else '-':>{width}}"
+            print(f"{kind:18}{cells}")
+        print(f"\n{'tried in':18}" + "".join(f"{phase:>12}" for phase in (*_PHASES, "over")) + f"{'longest end':>14}")
+        for kind in kinds:
+            cells = "".join(f"{self.phases[kind, phase] or '-':>12}" for phase in (*_PHASES, "over"))
+            print(f"{kind:18}{cells}{self.longest.get(kind, 0.0):>12.1f} s")
+        tried = self.held.total() + self.broken.total()
+        print(f"{self.held.total()} of {tried} held")
+
+
+class Chaos:
+    """One series of faults."""
+
+    def __init__(self, root: Path, shim: Shim | None) -> None:
+        self.root, self.shim, self.tally = root, shim, Tally()
+        self._references: dict[str, Reference] = {}
+
+    def try_fault(self, number: int, case: Case, kind: str, choice: random.Random) -> tuple[list[str], str, float]:
+        """(what did not hold, the phase in which it happened, seconds from there to the end)."""
+        if case.name not in self._references:
+            self._references[case.name] = reference(case, self.root / f"reference-{case.name}")
+        undisturbed, fault = self._references[case.name], FAULTS[kind]
+        place = self.root / f"{number}"
+        place.mkdir()
+        if fault.needs_mount:
+            assert mount(place)
+        run = Run(case, place / "run", resume=False)
+        self._await_moment(run, undisturbed, choice)
+        before = newest_checkpoint(run.folder)
+        phase: str = "over" if run.is_over() else run.phase()
+        harmless = not run.is_over() and fault.do(run, choice, self.shim) and fault.harmless
+        ended = run.wait(2 * LIMIT_S if fault.needs_shim else LIMIT_S)
+        wrong = _check_end(run, ended, kind)
+        run.end()
+        if self.shim is not None:
+            self.shim.set()
+        (place / "filler").unlink(missing_ok=True)
+        if harmless and ended.code != 0:
+            wrong.append(f"what is harmless ended it: {ended.told}")
+        if newest_checkpoint(run.folder) < before:
+            wrong.append(f"the checkpoint of step {before} is gone")
+        wrong += self._resume(case, undisturbed, run.folder, ended, fault.loses_a_rank)
+        if fault.needs_mount:
+            unmount(place)
+        shutil.rmtree(place, ignore_errors=True)
+        return wrong, phase, ended.seconds
+
+    def _await_moment(self, run: Run, undisturbed: Reference, choice: random.Random) -> None:
+        """A random moment of the run; or, as often, the first of a phase and a little more."""
+        aim = choice.choice((None, *_PHASES))
+        after_s = choice.uniform(0.05, 0.95) * undisturbed.seconds
+        if aim is None:
+            time.sleep(after_s)
+            return
+        deadline = time.monotonic() + 2 * undisturbed.seconds
+        while not run.is_over() and run.phase() != aim and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(choice.choice((0.0, 0.002, 0.01)))
+
+    def _resume(
+        self, case: Case, undisturbed: Reference, folder: Path, ended: Ended, loses_a_rank: bool
+    ) -> list[str]:
+        """Go on without harm where that is needed, and check what came of all."""
+        if ended.code != 0 or ended.told.get("stopped") == "interrupted":
+            resumable = newest_checkpoint(folder) >= 0
+            if not resumable:
+                shutil.rmtree(folder, ignore_errors=True)
+            resumed = Run(case, folder, resume=resumable).wait(180)
+            if resumed.code != 0:
+                return [f"the resume failed: {resumed.told}"]
+        return check_result(case, undisturbed, folder, lost_a_rank=loses_a_rank)
+
+
+def _check_end(run: Run, ended: Ended, kind: str) -> list[str]:
+    """It ended in time, with a word, and left nobody."""
+    if ended.code is None:
+        return ["it did not end in time"]
+    wrong = []
+    deadline = time.monotonic() + _LEFT_S
+    while (left := run.members()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if left:
+        wrong.append(f"{len(left)} processes were left")
+    error, text = ended.told.get("error"), ended.told.get("text", "")
+    no_memory = kind == "no memory" and (error == "MemoryError" or "Cannot allocate memory" in text or not error)
+    if error in ("TRACEBACK", "MemoryError") and not no_memory:
+        wrong.append(f"an error that is not ours: {text}")
+    if ended.code > 0 and not error and not no_memory:
+        wrong.append("it ended without a word")
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--faults", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="The number of the first fault, to repeat one.")
+    parser.add_argument("--plans", default="", help="Only these, joined by commas, as they stand in the table.")
+    parser.add_argument("--kinds", default="", help="Only faults whose name holds this.")
+    parser.add_argument("--verbose", action="store_true", help="A line for each fault.")
+    given = parser.parse_args()
+    shim_folder = start_again_with_it()
+    cases = [case for case in CASES if not given.plans or case.name in given.plans.split(",")]
+    only = (f" --plans {given.plans}" if given.plans else "") + (f" --kinds '{given.kinds}'" if given.kinds else "")
+    with tempfile.TemporaryDirectory(prefix="chaos-") as place:
+        chaos = Chaos(Path(place), Shim.of_this_process())
+        kinds = _possible([name for name in FAULTS if given.kinds in name], chaos)
+        print(f"seed {given.seed}: {given.faults} faults of {len(kinds)} kinds over {len(cases)} ways to run", flush=True)
+        for plan in ("single", "ddp"):  # what they import is inherited by all that follow
+            plait.train(job(), plan, 1, steps=1, out=Path(place) / f"warm-{plan}", trace=False)
+        for number in range(given.first, given.first + given.faults):
+            choice = random.Random(f"{given.seed} {number}")
+            case, kind = cases[number % len(cases)], choice.choice(list(FAULTS))
+            if kind not in kinds:
+                kind = choice.choice(kinds)
+            wrong, phase, seconds = chaos.try_fault(number, case, kind, choice)
+            tally = chaos.tally
+            tally.phases[kind, phase] += 1
+            tally.longest[kind] = max(tally.longest.get(kind, 0.0), seconds)
+            (tally.broken if wrong else tally.held)[case.name, kind] += 1
+            if given.verbose or wrong:
+                word = "held" if not wrong else f"WRONG: {'; '.join(wrong)}"
+                print(f"{number:4} {case.name:16} {kind:16} in {phase:10} {seconds:5.1f} s {word}", flush=True)
+            if wrong:
+                again = f"--seed {given.seed} --first {number} --faults 1{only}"
+                print(f"  again: python -m bench.chaos {again}", flush=True)
+    if shim_folder is not None:
+        shutil.rmtree(shim_folder, ignore_errors=True)
+    chaos.tally.print(kinds, [case.name for case in cases])
+    return 1 if chaos.tally.broken else 0
+
+
+def _possible(kinds: list[str], chaos: Chaos) -> list[str]:
+    """Those that can be made here; what is left out is told."""
+    lacking = {"needs_shim": chaos.shim is None, "needs_mount": not can_mount(chaos.root / "disk")}
+    left_out = [kind for kind in kinds if any(is_so and getattr(FAULTS[kind], need) for need, is_so in lacking.items())]
+    if left_out:
+        print(f"not tried here, for lack of a C compiler or of the right to mount: {', '.join(left_out)}")
+    return [kind for kind in kinds if kind not in left_out]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

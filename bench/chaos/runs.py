@@ -1,0 +1,161 @@
+"""A run in a process and session of its own: started, looked at, waited for, ended."""
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import plait
+from bench.chaos.cases import HANG_S, SAVE_EVERY, Case, job
+from plait.errors import PlaitError
+from plait.run.start.board import Board, State
+
+Phase = Literal["start", "training", "evaluation", "saving", "ending"]
+_LABELS: dict[str, Phase] = {"evaluate": "evaluation", "checkpoint": "saving", "finish": "ending"}
+_NO_MEMORY = b'{"error": "MemoryError", "text": ""}'
+"""What a process tells that has none to say more."""
+
+
+@dataclass
+class Ended:
+    """How a run ended."""
+
+    code: int | None
+    """None: it had to be killed."""
+    seconds: float
+    told: dict[str, Any] = field(default_factory=dict)
+
+
+class Run:
+    """One of them."""
+
+    def __init__(self, case: Case, folder: Path, *, resume: bool) -> None:
+        self.folder = folder
+        self._num_ranks = case.resolved().ranks
+        self._board: Board | None = None
+        read_end, write_end = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(read_end)
+            _be_the_run(case, folder, resume, write_end)
+        os.close(write_end)
+        self._pipe = read_end
+        self.code: int | None = None
+
+    def members(self) -> list[int]:
+        """All living processes of its session."""
+        return [pid for pid, stat in _everybody() if stat[3] == str(self.pid) and stat[0] not in "ZX"]
+
+    def ranks(self) -> list[int]:
+        """Its processes without the first."""
+        return [pid for pid in self.members() if pid != self.pid]
+
+    def is_over(self) -> bool:
+        if self.code is None:
+            found, status = os.waitpid(self.pid, os.WNOHANG)
+            if found:
+                self.code = os.waitstatus_to_exitcode(status)
+        return self.code is not None
+
+    def phase(self) -> Phase:
+        """What it does now, of several ranks the rarest thing."""
+        if any(self.folder.glob("checkpoints/.*")):
+            return "saving"
+        if self._num_ranks == 1:
+            return "training" if (self.folder / "environment.json").exists() else "start"
+        board = self._find_board()
+        entries = [entry for entry in board.read_all() if entry is not None] if board is not None else []
+        labels = {entry.label for entry in entries if entry.state is not State.GONE}
+        for label, phase in _LABELS.items():
+            if label in labels:
+                return phase
+        if any(entry.state is State.DONE for entry in entries):
+            return "ending"
+        return "training" if any(entry.step >= 0 for entry in entries) else "start"
+
+    def _find_board(self) -> Board | None:
+        if self._board is None:
+            with suppress(OSError):
+                for path in Path(f"/proc/{self.pid}/fd").iterdir():
+                    if "memfd:plait-board" in os.readlink(path):
+                        self._board = Board(os.open(path, os.O_RDWR), self._num_ranks)
+                        break
+        return self._board
+
+    def wait(self, limit_s: float) -> Ended:
+        """Its end; it is killed after the limit."""
+        began = time.monotonic()
+        while not self.is_over() and time.monotonic() - began < limit_s:
+            time.sleep(0.01)
+        seconds, code = time.monotonic() - began, self.code
+        if code is None:
+            self._show()
+            self.end()
+        with os.fdopen(self._pipe) as pipe:
+            text = pipe.read()
+        if self._board is not None:
+            self._board.close()
+        return Ended(code=code, seconds=seconds, told=json.loads(text) if text else {})
+
+    def _show(self) -> None:
+        """The parent's stack, on standard error, and where its ranks are: it has not ended."""
+        text = f"process {self.pid} and {self.ranks()} have not ended; the stack of the first:"
+        print(text, file=sys.stderr, flush=True)
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1)
+        time.sleep(0.5)
+
+    def end(self) -> None:
+        """Kill all of it."""
+        for pid in self.members():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self.code is None:
+            os.waitpid(self.pid, 0)
+            self.code = -9
+
+
+def _everybody() -> list[tuple[int, list[str]]]:
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            with suppress(OSError):
+                found.append((int(path.name), (path / "stat").read_text().rpartition(")")[2].split()))
+    return found
+
+
+def _be_the_run(case: Case, folder: Path, resume: bool, pipe: int) -> None:
+    os.setsid()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    told: dict[str, Any] = {}
+    notices: list[str] = []
+    code = 1
+    try:
+        result = plait.train(
+            job(), case.resolved(), out=folder, trace=False,
+            resume=folder if resume else None, limits=plait.Limits(hang_s=HANG_S),
+            saving=plait.Saving(checkpoint_every=SAVE_EVERY, record_samples=True),
+            listener=lambda event: notices.append(event["notice"]) if "notice" in event else None,
+        )  # fmt: skip
+        told = {"losses": result.losses, "stopped": result.stopped}
+        code = 0
+    except PlaitError as error:
+        told = {"error": type(error).__name__, "text": str(error)[:2000]}
+    except KeyboardInterrupt as error:
+        told = {"error": "interrupted", "text": str(error)}
+    except MemoryError:
+        os.write(pipe, _NO_MEMORY)
+        os._exit(1)
+    except BaseException:
+        told = {"error": "TRACEBACK", "text": traceback.format_exc()[-3000:]}
+    try:
+        os.write(pipe, json.dumps(told | {"notices": notices}).encode()[: 1 << 16])
+    finally:  # whatever happens: this process must not go on as its parent
+        os._exit(code)
