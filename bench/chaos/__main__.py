@@ -2,11 +2,12 @@
 
     python -m bench.chaos --faults 1000 --seed 7
 
-Each fault: a small run is started in a process of its own, something happens to it at a random moment or as soon as it is
-in a phase that was drawn, and once it has ended it is resumed without harm. Then: it ended in the time that is promised; no
-process of it is left; the newest checkpoint that was there before is readable; every step's samples are those of an
-undisturbed run, each used once, and those that a dead worker took along are few and named; and where the plan promises it
-the losses are those of an undisturbed run, bit for bit. The last line of a failure says how to repeat it alone.
+Each fault: a small run is started in a process of its own, something happens to it at a random moment or as soon as it
+is in a phase that was drawn, and once it has ended it is resumed without harm. Then: it ended in the time that is
+promised; no process of it is left; the newest checkpoint that was there before is readable; every step's samples are
+those of an undisturbed run, each used once, and those that a dead worker took along are few and named; and where the
+plan promises it the losses are those of an undisturbed run, bit for bit. The last line of a failure says how to repeat
+it alone.
 
 Slow disks, slow links and clocks that jump need a C compiler (`shim.c`); a disk that is really full needs the right to
 mount one. What is skipped is told.
@@ -58,7 +59,11 @@ class Tally:
                 good, bad = self.held[name, kind], self.broken[name, kind]
                 cells += f"{f'{good}/{good + bad}' if good + bad else '-':>{width}}"
             print(f"{kind:18}{cells}")
-        print(f"\n{'tried in':18}" + "".join(f"{phase:>12}" for phase in (*_PHASES, "over")) + f"{'longest end':>14}")
+        print(
+            f"\n{'tried in':18}"
+            + "".join(f"{phase:>12}" for phase in (*_PHASES, "over"))
+            + f"{'longest end':>14}"
+        )
         for kind in kinds:
             cells = "".join(f"{self.phases[kind, phase] or '-':>12}" for phase in (*_PHASES, "over"))
             print(f"{kind:18}{cells}{self.longest.get(kind, 0.0):>12.1f} s")
@@ -73,7 +78,9 @@ class Chaos:
         self.root, self.shim, self.tally = root, shim, Tally()
         self._references: dict[str, Reference] = {}
 
-    def try_fault(self, number: int, case: Case, kind: str, choice: random.Random) -> tuple[list[str], str, float]:
+    def try_fault(
+        self, number: int, case: Case, kind: str, choice: random.Random
+    ) -> tuple[list[str], str, float]:
         """(what did not hold, the phase in which it happened, seconds from there to the end)."""
         if case.name not in self._references:
             self._references[case.name] = reference(case, self.root / f"reference-{case.name}")
@@ -126,7 +133,9 @@ class Chaos:
             resumed = Run(case, folder, resume=resumable).wait(180)
             if resumed.code != 0:
                 return [f"the resume failed: {resumed.told}"]
-        return check_result(case, undisturbed, folder, lost_a_rank=loses_a_rank)
+            loses_a_rank = True
+        lost = 0 if not loses_a_rank else 1 if ended.code == 0 else case.resolved().mesh.size
+        return check_result(case, undisturbed, folder, lost_ranks=lost)
 
 
 def _check_end(run: Run, ended: Ended, kind: str) -> list[str]:
@@ -140,7 +149,9 @@ def _check_end(run: Run, ended: Ended, kind: str) -> list[str]:
     if left:
         wrong.append(f"{len(left)} processes were left")
     error, text = ended.told.get("error"), ended.told.get("text", "")
-    no_memory = kind == "no memory" and (error == "MemoryError" or "Cannot allocate memory" in text or not error)
+    no_memory = kind == "no memory" and (
+        error == "MemoryError" or "Cannot allocate memory" in text or not error
+    )
     if error in ("TRACEBACK", "MemoryError") and not no_memory:
         wrong.append(f"an error that is not ours: {text}")
     if ended.code > 0 and not error and not no_memory:
@@ -153,17 +164,24 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="The number of the first fault, to repeat one.")
-    parser.add_argument("--plans", default="", help="Only these, joined by commas, as they stand in the table.")
+    parser.add_argument(
+        "--plans", default="", help="Only these, joined by commas, as they stand in the table."
+    )
     parser.add_argument("--kinds", default="", help="Only faults whose name holds this.")
     parser.add_argument("--verbose", action="store_true", help="A line for each fault.")
     given = parser.parse_args()
     shim_folder = start_again_with_it()
     cases = [case for case in CASES if not given.plans or case.name in given.plans.split(",")]
-    only = (f" --plans {given.plans}" if given.plans else "") + (f" --kinds '{given.kinds}'" if given.kinds else "")
+    only = (f" --plans {given.plans}" if given.plans else "") + (
+        f" --kinds '{given.kinds}'" if given.kinds else ""
+    )
     with tempfile.TemporaryDirectory(prefix="chaos-") as place:
         chaos = Chaos(Path(place), Shim.of_this_process())
         kinds = _possible([name for name in FAULTS if given.kinds in name], chaos)
-        print(f"seed {given.seed}: {given.faults} faults of {len(kinds)} kinds over {len(cases)} ways to run", flush=True)
+        print(
+            f"seed {given.seed}: {given.faults} faults of {len(kinds)} kinds over {len(cases)} ways to run",
+            flush=True,
+        )
         for plan in ("single", "ddp"):  # what they import is inherited by all that follow
             plait.train(job(), plan, 1, steps=1, out=Path(place) / f"warm-{plan}", trace=False)
         for number in range(given.first, given.first + given.faults):
@@ -178,7 +196,9 @@ def main() -> int:
             (tally.broken if wrong else tally.held)[case.name, kind] += 1
             if given.verbose or wrong:
                 word = "held" if not wrong else f"WRONG: {'; '.join(wrong)}"
-                print(f"{number:4} {case.name:16} {kind:16} in {phase:10} {seconds:5.1f} s {word}", flush=True)
+                print(
+                    f"{number:4} {case.name:16} {kind:16} in {phase:10} {seconds:5.1f} s {word}", flush=True
+                )
             if wrong:
                 again = f"--seed {given.seed} --first {number} --faults 1{only}"
                 print(f"  again: python -m bench.chaos {again}", flush=True)
@@ -191,7 +211,11 @@ def main() -> int:
 def _possible(kinds: list[str], chaos: Chaos) -> list[str]:
     """Those that can be made here; what is left out is told."""
     lacking = {"needs_shim": chaos.shim is None, "needs_mount": not can_mount(chaos.root / "disk")}
-    left_out = [kind for kind in kinds if any(is_so and getattr(FAULTS[kind], need) for need, is_so in lacking.items())]
+    left_out = [
+        kind
+        for kind in kinds
+        if any(is_so and getattr(FAULTS[kind], need) for need, is_so in lacking.items())
+    ]
     if left_out:
         print(f"not tried here, for lack of a C compiler or of the right to mount: {', '.join(left_out)}")
     return [kind for kind in kinds if kind not in left_out]

@@ -76,7 +76,7 @@ def newest_checkpoint(folder: Path) -> int:
         return -1
 
 
-def check_result(case: Case, undisturbed: Reference, folder: Path, *, lost_a_rank: bool) -> list[str]:
+def check_result(case: Case, undisturbed: Reference, folder: Path, *, lost_ranks: int) -> list[str]:
     """What does not hold of a run that has come to its end, after whatever happened to it."""
     found, wrong = samples_of(folder), []
     if found.twice:
@@ -92,7 +92,7 @@ def check_result(case: Case, undisturbed: Reference, folder: Path, *, lost_a_ran
             f"{len(missing)} samples were not used, and {len(named)} are named as lost:"
             f" {sorted(missing - named)[:8]} are not named, {sorted(named - missing)[:8]} were used"
         )
-    allowed = _samples_of_a_rank(case, found) if case.is_free and lost_a_rank else 0
+    allowed = lost_ranks * _samples_of_a_rank(case, found) if case.is_free else 0
     if len(missing) > allowed:
         wrong.append(f"{len(missing)} samples were lost, {allowed} may be")
     if not case.is_free and found.ids != undisturbed.samples.ids:

@@ -84,7 +84,7 @@ class Run:
         if self._board is None:
             with suppress(OSError):
                 for path in Path(f"/proc/{self.pid}/fd").iterdir():
-                    if "memfd:plait-board" in os.readlink(path):
+                    if "memfd:plait-board" in os.readlink(path) and path.stat().st_size:
                         self._board = Board(os.open(path, os.O_RDWR), self._num_ranks)
                         break
         return self._board

@@ -42,9 +42,7 @@ class Shim:
 def start_again_with_it() -> Path | None:
     """Replace this process by itself with the library in it, once; returns its folder then, or None: no compiler."""
     if folder := os.environ.get(_READY):
-        for name in ("LD_PRELOAD", _READY):  # what runs start is not meant, and has no use for it
-            os.environ.pop(name, None)
-        os.environ[_READY] = folder
+        os.environ.pop("LD_PRELOAD", None)  # what runs start is not meant, and has no use for it
         return Path(folder)
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None or sys.platform != "linux":
@@ -58,4 +56,4 @@ def start_again_with_it() -> Path | None:
         shutil.rmtree(place)
         return None
     os.environ |= {"LD_PRELOAD": str(library), _PAGE: str(page), _READY: str(place)}
-    os.execv(sys.executable, [sys.executable, "-m", "bench.chaos", *sys.argv[1:]])
+    return os.execv(sys.executable, [sys.executable, "-m", "bench.chaos", *sys.argv[1:]])

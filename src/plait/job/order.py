@@ -88,6 +88,16 @@ class SampleOrder:
         begin = index * self.batch
         return StepSamples(step=step, epoch=epoch, ids=self.epoch_ids(epoch)[begin : begin + self.batch])
 
+    def of_shares(self, step: int, ranks: int) -> list[list[int]]:
+        """The ids of a step by share, as a `Loader` cuts them."""
+        found: list[list[int]] = [[] for _ in range(ranks)]
+        ids, begin = self.at(step).ids.tolist(), 0
+        for size in micro_batch_sizes(len(ids), self.accumulate):
+            for share, count in enumerate(shares(size, ranks)):
+                found[share] += ids[begin : begin + count]
+                begin += count
+        return found
+
     def epoch_ids(self, epoch: int) -> Tensor:
         """All sample ids of an epoch, in order."""
         ids = self._epochs.get(epoch)

@@ -206,7 +206,9 @@ def _lead(
             discard_if_empty(folder)
             raise
         chosen, job = programs.plan, programs.whole
-        write_left_shares(folder, start_step, samples=saving.record_samples)
+        order = job.order(programs.captures.source.num_samples)
+        say = lambda text: tell({"notice": text})  # noqa: E731
+        write_left_shares(folder, start_step, samples=saving.record_samples, order=order, tell=say)
         write_whole(folder / "plan.yaml", chosen.to_yaml())
         write_environment(
             folder,
@@ -238,7 +240,6 @@ def _lead(
         except BaseException as error:
             tell.fail(error)
             raise
-        say = lambda text: tell({"notice": text})  # noqa: E731
         write_or_tell(lambda: write_totals(folder, chosen, summary), say)
         if trace and summary["losses"]:
             write_or_tell(lambda: _write_timeline(folder), say)

@@ -79,6 +79,7 @@ def test_a_slot_whose_writer_died_in_the_middle_is_not_believed() -> None:
     board.post(0).enter(1, 1, "a")
     board._memory[64] |= 1  # the counter is odd while a write is going on
     assert board.read(0) is None
+    assert board.read(0, writer_is_dead=True) is not None  # killed there, it is told where it was
     board.close()
 
 

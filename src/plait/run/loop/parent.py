@@ -87,7 +87,8 @@ def _run_apart(
     with Journal(
         task.folder, tell, keep_below=below, samples=task.record_samples, says_all=says_all
     ) as journal:
-        ledger = Ledger(journal, plan.mesh.size, task.job.until, progress)
+        order = task.job.order(programs.captures.source.num_samples)
+        ledger = Ledger(journal, plan.mesh.size, task.job.until, progress, order)
         try:
             dispensable = range(plan.mesh.size if plan.agreement.alone else 0)
             results = run(_listener(plan, ledger, tell, wants_end), dispensable)
@@ -96,10 +97,12 @@ def _run_apart(
                 raise
             results, ledger.stopped = stop.results, "interrupted"
         except RunError as error:
-            ledger.close()
+            ledger.leave()
             raise _with_way_back(error, task) from error
         ledger.stopped = ledger.stopped or wants_end()
-        ledger.close()
+        ledger.close(ledger.gaps(first_step))
+        if (lost := ledger.told_losses()) is not None:
+            tell({"notice": lost})
         if task.job.evaluate is not None and not ledger.evaluation and ledger.stopped != "interrupted":
             _evaluate_last(task, programs, ledger)
     drop_shares(task.folder)

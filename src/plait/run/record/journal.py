@@ -8,7 +8,7 @@ that is resumed first drops, in one rename, those of the steps that it does agai
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -49,16 +49,21 @@ class Journal:
         self._said_s = 0.0
         self._unsaid: dict[str, Any] | None = None
 
-    def write_step(self, entry: dict[str, Any], ids: Tensor) -> None:
-        """The metrics of a step and the ids of its samples, over all ranks."""
+    def write_step(self, entry: dict[str, Any], ids: Tensor, lost: Sequence[int] = ()) -> None:
+        """The metrics of a step and the ids of its samples, over all ranks; and of those that died with a worker."""
         self._metrics.write(entry)
-        if self._samples is not None:
-            self._samples.write({"step": entry["step"], "epoch": entry["epoch"], "ids": ids.tolist()})
+        self.write_samples(entry["step"], entry["epoch"], ids.tolist(), lost)
         self._unsaid = entry
         now = time.monotonic()
         if self._says_all or now - self._said_s > _SAY_EVERY_S:
             self._said_s = now
             self.say_newest()
+
+    def write_samples(self, step: int, epoch: int, ids: Sequence[int], lost: Sequence[int]) -> None:
+        """The ids of a step's samples, where they are recorded; `lost`: those that were not trained on."""
+        if self._samples is not None:
+            named = {"lost": list(lost)} if lost else {}
+            self._samples.write({"step": step, "epoch": epoch, "ids": list(ids), **named})
 
     def write_evaluation(self, entry: dict[str, Any]) -> None:
         """What was measured on held-out data after a step."""

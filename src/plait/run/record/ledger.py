@@ -2,12 +2,12 @@
 
 In: what workers tell, each of its own share of a step; where they march, rank 0 of all shares at once. Out: the run's
 journal, a line once all shares of a step are done; and losses. It is where the run cannot do without: in rank 0 where
-workers march, else in the parent, for any worker may die. What is missing of a step then is missing from its line.
+workers march, else in the parent, for any worker may die. What such a worker took along is named in its step's line.
 """
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +16,33 @@ import torch
 
 from plait.files.records import read_records
 from plait.job.job import Until
+from plait.job.order import SampleOrder
 from plait.run.record.evaluate import Progress
 from plait.run.record.journal import Journal
 from plait.run.record.shares import Event, drop_shares, left_shares
 
 _RATE_STEPS = 10
 """Steps over which the rate is told."""
+_NAMED = 8
+"""Steps that a sentence names."""
 
 
 class Ledger:
     """Puts together what workers tell."""
 
-    def __init__(self, journal: Journal, shares: int, until: Until | None, progress: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        shares: int,
+        until: Until | None,
+        progress: dict[str, Any],
+        order: SampleOrder | None = None,
+    ) -> None:
+        """`order`: of the samples, to name those that are lost; None: of a stream, where shares have no ids before."""
         self._journal = journal
+        self._order = order
+        self.lost: dict[int, tuple[int, ...]] = {}
+        """Shares of steps that nobody has done or will do."""
         self._shares = shares
         self._living = set(range(shares))
         """Shares that somebody still does."""
@@ -91,15 +105,44 @@ class Ledger:
         """Hand all that is written to the system, so that it outlives this process."""
         self._journal.flush()
 
-    def close(self) -> None:
-        """Write the steps of which shares are missing."""
-        for step in sorted(self._open):
-            self._write(step, self._open.pop(step))
+    def close(self, steps: Iterable[int] = ()) -> None:
+        """The run is over: what is missing of the steps that were begun, and of `steps`, is lost."""
+        for step in sorted({*self._open, *steps}):
+            self._write(step, self._open.pop(step, []))
         self._journal.say_newest()
 
+    def leave(self) -> None:
+        """The run has failed: steps that were begun stay in the file of shares, for whoever resumes it."""
+        self._journal.say_newest()
+
+    def gaps(self, start: int) -> list[int]:
+        """Steps of which nobody has told anything, though later ones are done."""
+        known = {*self.losses, *self.lost, *self._open}
+        return sorted(set(range(start, max(known, default=start))) - known)
+
+    def told_losses(self) -> str | None:
+        """A sentence on what was lost; None: nothing was."""
+        if not self.lost:
+            return None
+        steps, count = sorted(self.lost), sum(map(len, self.lost.values()))
+        more = f" and {len(steps) - _NAMED} more" if len(steps) > _NAMED else ""
+        return (
+            f"{count} share(s) of step(s) {', '.join(map(str, steps[:_NAMED]))}{more} were not trained on: the workers"
+            " that held them have died. Their samples are named as `lost` in samples.jsonl, where samples are recorded."
+        )
+
     def _write(self, step: int, done: Sequence[dict[str, Any]]) -> None:
+        missing = tuple(sorted(set(range(self._shares)) - {int(share["share"]) for share in done}))
+        lost: list[int] = []
+        if missing:
+            self.lost[step] = missing
+            by_share = self._order.of_shares(step, self._shares) if self._order is not None else None
+            lost = [number for share in missing for number in by_share[share]] if by_share is not None else []
         weight = sum(share["weight"] for share in done)
         if not weight:
+            if lost:
+                assert self._order is not None
+                self._journal.write_samples(step, self._order.at(step).epoch, [], lost)
             return
         self.losses[step] = sum(share["total"] for share in done) / weight
         ended_s = max(share["ended_s"] for share in done)
@@ -120,10 +163,11 @@ class Ledger:
             **({} if done[0].get("grad_norm") is None else {"grad_norm": done[0]["grad_norm"]}),
             "memory_bytes": max(share["memory_bytes"] for share in done),
             **({"ends_epoch": True} if any(share.get("ends_epoch") for share in done) else {}),
+            **({"lost_shares": list(missing)} if missing else {}),
         }
         in_order = sorted(done, key=lambda share: int(share["share"]))
         ids = [number for share in in_order for number in share.get("ids", ())]
-        self._journal.write_step(entry, torch.tensor(ids, dtype=torch.int64))
+        self._journal.write_step(entry, torch.tensor(ids, dtype=torch.int64), lost)
 
     def _rate(self, ended_s: float, step_s: float, samples: int) -> float:
         """Samples a second over the last steps."""
@@ -135,10 +179,18 @@ class Ledger:
         return sum(count for _, count in list(self._latest)[1:]) / spent_s
 
 
-def write_left_shares(folder: Path, below: int, *, samples: bool) -> list[int]:
+def write_left_shares(
+    folder: Path,
+    below: int,
+    *,
+    samples: bool,
+    order: SampleOrder | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> list[int]:
     """Write down what a parent that was killed had not, of steps below the one with which its run goes on; which.
 
-    Nothing of it is left afterwards: a run that starts anew does not find the shares of another.
+    Shares of such steps that nobody has done are lost, and `tell` is told. Nothing of it is left afterwards: a run that
+    starts anew does not find the shares of another.
     """
     events = left_shares(folder)
     if not any(_is_below(event, below) for event in events):
@@ -148,7 +200,7 @@ def write_left_shares(folder: Path, below: int, *, samples: bool) -> list[int]:
     written = {(entry.get("step"), "evaluate" in entry) for entry in lines}
     with Journal(folder, lambda event: None, keep_below=below, samples=samples) as journal:
         shares = [event.share for event in events if event.share is not None]
-        ledger = Ledger(journal, 1 + max((share.share for share in shares), default=0), None, {})
+        ledger = Ledger(journal, 1 + max((share.share for share in shares), default=0), None, {}, order)
         ledger.resume_at(min((share.ended_s for share in shares), default=0.0))
         for event in events:
             share, measured = event.share, event.evaluated
@@ -158,7 +210,10 @@ def write_left_shares(folder: Path, below: int, *, samples: bool) -> list[int]:
                 ledger.take_share(event.rank, msgspec.structs.asdict(share))
             if measured and (measured["step"], True) not in written:
                 ledger.write_evaluation(measured)
-        ledger.close()
+        steps = {step for step, is_evaluation in written if not is_evaluation}
+        ledger.close(step for step in range(below) if step not in steps | ledger.losses.keys())
+        if (lost := ledger.told_losses()) is not None:
+            tell(lost)
     drop_shares(folder)
     return sorted(ledger.losses)
 

@@ -286,8 +286,11 @@ class Board:
         first = _HEADER_BYTES + _STATE_AT
         return {rank for rank in range(self.ranks) if self._memory[first + rank * _SLOT_BYTES] == State.GONE}
 
-    def read(self, rank: int) -> Entry | None:
-        """Read one slot; None where its writer was killed in the middle of a write or is faster than the reader."""
+    def read(self, rank: int, *, writer_is_dead: bool = False) -> Entry | None:
+        """Read one slot; None where its writer is in the middle of a write, or faster than the reader.
+
+        Of a dead one, who may have been killed in the middle, the slot is what it was before that write or after it.
+        """
         at = _HEADER_BYTES + rank * _SLOT_BYTES
         previous = b""
         for _ in range(_READ_TRIES):
@@ -295,7 +298,7 @@ class Board:
             # before the rest.
             current = self._memory[at : at + 8 + _SLOT.size]
             beats: int = _COUNTER.unpack_from(current)[0]
-            if beats % 2 == 0 and current == previous:
+            if (beats % 2 == 0 or writer_is_dead) and current == previous:
                 step, index, since_ns, state, label = _SLOT.unpack_from(current, 8)
                 text = label.rstrip(b"\0").decode(errors="ignore")
                 return Entry(

@@ -194,7 +194,7 @@ class Monitor:
         )
         others = [rank for rank in self._dispensable if rank != process.rank and rank not in self.lost]
         if process.rank in self._dispensable and others:
-            entry = self._crew.board.read(failure.rank)
+            entry = self._crew.board.read(failure.rank, writer_is_dead=True)
             oom_kills = launch_failure.count_oom_kills() - self._oom_kills
             told = launch_failure.to_error(failure, entry, self._crew.ranks, oom_kills)
             self._do_without(failure.rank, told.what)
@@ -218,7 +218,7 @@ class Monitor:
         if running and time.monotonic() - failed_at < patience_s:
             return
         board, ranks = self._crew.board, self._crew.ranks
-        entry = board.read(cause.rank)
+        entry = board.read(cause.rank, writer_is_dead=cause.told is None)
         if cause.is_timeout and running and entry is not None and entry.state is State.WAITING:
             # The backend's own limit was shorter than ours: the same hang, and its cause is a rank that still
             # runs.
