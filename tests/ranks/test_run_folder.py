@@ -17,7 +17,7 @@ from plait.files.records import read_records
 from plait.report.record import read_run
 from plait.run.checkpoint.store import load_checkpoint
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 PLAIT = Path(sys.executable).parent / "plait"
 
@@ -42,10 +42,8 @@ def start(*arguments: str | Path) -> subprocess.Popen[str]:
 
 def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
     """Until a checkpoint of this step or a later one is there."""
-    deadline = time.monotonic() + 60
     while not any(int(path.name.split("-")[1]) >= step for path in folder.glob("checkpoints/step-????????")):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "no checkpoint came"
+        assert process.poll() is None, process.communicate()  # how long it may take is the test's own limit
         time.sleep(0.02)
 
 

@@ -83,6 +83,45 @@ def test_a_step_is_written_once_all_that_can_come_has_come(tmp_path: Path) -> No
     assert rounds.tickets == {0: 4, 1: 1}
 
 
+def samples_in(folder: Path) -> dict[int, tuple[list[int], list[int]]]:
+    entries = read_records(folder / "samples.jsonl").entries
+    assert len({entry["step"] for entry in entries}) == len(entries)
+    return {entry["step"]: (entry["ids"], entry.get("lost", [])) for entry in entries}
+
+
+def test_what_a_dead_worker_took_along_is_named(tmp_path: Path) -> None:
+    order = SampleOrder(num_samples=16, batch=4, seed=3)
+    ids = [order.of_shares(step, 2) for step in range(4)]
+    with Journal(tmp_path, lambda event: None, keep_below=None, samples=True) as journal:
+        ledger = Ledger(journal, 2, None, {}, order)
+        for step, number in ((0, 0), (0, 1), (1, 1), (3, 0), (3, 1)):
+            ledger.take_share(number, share(step, number, 1.0, 1.0) | {"ids": ids[step][number]})
+        ledger.close(ledger.gaps(0))
+    assert samples_in(tmp_path) == {
+        0: (ids[0][0] + ids[0][1], []), 1: (ids[1][1], ids[1][0]), 2: ([], ids[2][0] + ids[2][1]),
+        3: (ids[3][0] + ids[3][1], []),
+    }  # fmt: skip
+    assert sorted(number for taken, lost in samples_in(tmp_path).values() for number in taken + lost) == [*range(16)]
+    assert "3 share(s) of step(s) 1, 2 were not trained on" in (ledger.told_losses() or "")
+
+
+def test_what_a_failed_run_had_begun_is_left_for_the_next(tmp_path: Path) -> None:
+    order = SampleOrder(num_samples=8, batch=4, seed=3)
+    log = ShareLog(tmp_path, 0)
+    for step, number in ((0, 1), (1, 0)):
+        log.write({"share": share(step, number, 1.0, 1.0) | {"ids": order.of_shares(step, 2)[number]}})
+    log.close()
+    with Journal(tmp_path, lambda event: None, keep_below=None, samples=True) as journal:
+        ledger = Ledger(journal, 2, None, {}, order)
+        ledger.take_share(1, share(0, 1, 1.0, 1.0))
+        ledger.leave()
+    assert samples_in(tmp_path) == {}
+    told: list[str] = []
+    write_left_shares(tmp_path, 1, samples=True, order=order, tell=told.append)
+    assert samples_in(tmp_path) == {0: (order.of_shares(0, 2)[1], order.of_shares(0, 2)[0])}
+    assert len(told) == 1
+
+
 def test_tickets_end_with_a_whole_step_and_none_that_was_taken_is_dropped() -> None:
     """Three workers, steps of four shares; the run is to stop while all of them hold tickets."""
     counter, stopping, ends = itertools.count(), [False], list[int]()

@@ -100,7 +100,7 @@ def _run_apart(
             ledger.leave()
             raise _with_way_back(error, task) from error
         ledger.stopped = ledger.stopped or wants_end()
-        ledger.close(ledger.gaps(first_step))
+        ledger.close(set(ledger.gaps(first_step)) - set(task.leave_out))
         if (lost := ledger.told_losses()) is not None:
             tell({"notice": lost})
         if task.job.evaluate is not None and not ledger.evaluation and ledger.stopped != "interrupted":

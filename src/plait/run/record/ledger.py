@@ -211,7 +211,8 @@ def write_left_shares(
             if measured and (measured["step"], True) not in written:
                 ledger.write_evaluation(measured)
         steps = {step for step, is_evaluation in written if not is_evaluation}
-        ledger.close(step for step in range(below) if step not in steps | ledger.losses.keys())
+        first = min((share.step for share in shares), default=below)
+        ledger.close(step for step in range(first, below) if step not in steps | ledger.losses.keys())
         if (lost := ledger.told_losses()) is not None:
             tell(lost)
     drop_shares(folder)
