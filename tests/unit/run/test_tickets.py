@@ -101,7 +101,9 @@ def test_what_a_dead_worker_took_along_is_named(tmp_path: Path) -> None:
         0: (ids[0][0] + ids[0][1], []), 1: (ids[1][1], ids[1][0]), 2: ([], ids[2][0] + ids[2][1]),
         3: (ids[3][0] + ids[3][1], []),
     }  # fmt: skip
-    assert sorted(number for taken, lost in samples_in(tmp_path).values() for number in taken + lost) == [*range(16)]
+    assert sorted(number for taken, lost in samples_in(tmp_path).values() for number in taken + lost) == [
+        *range(16)
+    ]
     assert "3 share(s) of step(s) 1, 2 were not trained on" in (ledger.told_losses() or "")
 
 
