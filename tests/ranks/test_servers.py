@@ -139,10 +139,11 @@ def test_a_dead_worker_does_not_stop_the_others(plan: str, tmp_path: Path) -> No
     result = plait.train(slow_job(), plan, 3, out=tmp_path, listener=kill, trace=False)
     assert len(result.losses) == 60
     assert load_checkpoint(tmp_path).step == 60
-    (told,) = kill.notices
+    told, *named = kill.notices
     assert "rank 1 of 3 was killed by SIGKILL" in told
     found = totals(tmp_path)["shares_by_worker"]
     lost = 120 - sum(found.values())
+    assert [text.partition(" of step(s)")[0] for text in named] == ([f"{lost} share(s)"] if lost else [])
     if plan == "server-async":
         assert lost <= 2  # what it computed on, and what it had loaded
         assert "take over its data" in told
