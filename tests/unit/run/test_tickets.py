@@ -124,6 +124,23 @@ def test_what_a_failed_run_had_begun_is_left_for_the_next(tmp_path: Path) -> Non
     assert len(told) == 1
 
 
+def test_a_step_that_is_in_one_file_of_the_journal_alone_is_written_once_to_both(tmp_path: Path) -> None:
+    order = SampleOrder(num_samples=8, batch=4, seed=3)
+    log = ShareLog(tmp_path, 0)
+    for step, number in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        log.write({"share": share(step, number, 1.0, 1.0) | {"ids": order.of_shares(step, 2)[number]}})
+    log.close()
+    with Journal(tmp_path, lambda event: None, keep_below=None, samples=True) as journal:
+        journal.write_samples(
+            1, 0, [*itertools.chain(*order.of_shares(1, 2))], ()
+        )  # the other file was not flushed
+    write_left_shares(tmp_path, 2, samples=True, order=order)
+    assert samples_in(tmp_path) == {
+        step: ([*itertools.chain(*order.of_shares(step, 2))], []) for step in (0, 1)
+    }
+    assert [entry["step"] for entry in read_records(tmp_path / "metrics.jsonl").entries] == [0, 1]
+
+
 def test_tickets_end_with_a_whole_step_and_none_that_was_taken_is_dropped() -> None:
     """Three workers, steps of four shares; the run is to stop while all of them hold tickets."""
     counter, stopping, ends = itertools.count(), [False], list[int]()

@@ -8,7 +8,7 @@ that is resumed first drops, in one rename, those of the steps that it does agai
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -34,14 +34,15 @@ class Journal:
         keep_below: int | None,
         samples: bool,
         says_all: bool = False,
+        anew: Collection[int] = (),
     ) -> None:
-        """`says_all`: whoever watches wants to hear of every step."""
+        """`says_all`: whoever watches wants to hear of every step; `anew`: steps that are written once more."""
         self._emit = emit
         self._says_all = says_all
         self._files = ExitStack()
 
         def open_file(name: str) -> RecordFile:
-            keep = None if keep_below is None else _steps_below(keep_below)
+            keep = None if keep_below is None else _steps_below(keep_below, anew)
             return self._files.enter_context(RecordFile(folder / name, keep=keep))
 
         self._metrics = open_file("metrics.jsonl")
@@ -92,8 +93,12 @@ class Journal:
         self._files.close()
 
 
-def _steps_below(step: int) -> Callable[[Mapping[str, Any]], bool]:
-    return lambda entry: isinstance(entry.get("step"), int) and entry["step"] < step
+def _steps_below(step: int, anew: Collection[int]) -> Callable[[Mapping[str, Any]], bool]:
+    def keeps(entry: Mapping[str, Any]) -> bool:
+        number = entry.get("step")
+        return isinstance(number, int) and number < step and (number not in anew or "evaluate" in entry)
+
+    return keeps
 
 
 def peak_bytes(device: torch.device) -> int:

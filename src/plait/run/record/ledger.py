@@ -198,7 +198,11 @@ def write_left_shares(
         return []
     lines = read_records(folder / "metrics.jsonl").entries if (folder / "metrics.jsonl").exists() else ()
     written = {(entry.get("step"), "evaluate" in entry) for entry in lines}
-    with Journal(folder, lambda event: None, keep_below=below, samples=samples) as journal:
+    anew = _half_written(
+        folder, {share.step for event in events if (share := event.share) is not None}, samples
+    )
+    written -= {(step, False) for step in anew}
+    with Journal(folder, lambda event: None, keep_below=below, samples=samples, anew=anew) as journal:
         shares = [event.share for event in events if event.share is not None]
         ledger = Ledger(journal, 1 + max((share.share for share in shares), default=0), None, {}, order)
         ledger.resume_at(min((share.ended_s for share in shares), default=0.0))
@@ -217,6 +221,17 @@ def write_left_shares(
             tell(lost)
     drop_shares(folder)
     return sorted(ledger.losses)
+
+
+def _half_written(folder: Path, steps: set[int], samples: bool) -> set[int]:
+    """Of these steps, those that are in one file of the journal and not in the other: each is flushed by itself."""
+    if not samples:
+        return set()
+    found = []
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        entries = read_records(folder / name).entries if (folder / name).exists() else ()
+        found.append({entry.get("step") for entry in entries if "evaluate" not in entry})
+    return steps & (found[0] ^ found[1])
 
 
 def _is_below(event: Event, step: int) -> bool:

@@ -34,6 +34,8 @@ _ECHO_S = 2.0
 """After a failure that looks like an echo: time for its cause to show."""
 _LINGER_S = 5.0
 """After its result: time for a worker to end by itself."""
+_KILL_LOOK_S = 0.005
+"""Between two looks at a worker that was killed."""
 _READ_BYTES = 1 << 20
 """Read at once: the size of the pipe."""
 
@@ -253,6 +255,10 @@ class Monitor:
         for rank in hang.missing:
             process = self._crew.processes[rank]
             process.signal(signal.SIGKILL)
+            deadline = time.monotonic() + _LINGER_S
+            while process.poll() is None and time.monotonic() < deadline:
+                time.sleep(_KILL_LOOK_S)
+            self._read(process)  # what it has done counts, also what it did while it showed its stack
             self._do_without(rank, error.what)
 
     def _judge_interrupt(self) -> None:
