@@ -86,7 +86,7 @@ class Child:
     """File into which Python stacks are dumped on SIGUSR1 and on a crash."""
     board: int
     """File of the board."""
-    secret: int | None = None
+    reach: int | None = None
     """File with what it takes to reach ranks of other hosts; None where there are none."""
 
 
@@ -158,7 +158,7 @@ def run_child(child: Child, main: Main) -> int:
 def _take_seat(child: Child, outbox: Outbox) -> Seat:
     _prepare(child)
     post = Board(child.board, child.ranks).post(child.rank)
-    reach = None if child.secret is None else Reach(child.rank, Secret.read(child.secret), _REACH_S)
+    reach = None if child.reach is None else Reach(child.rank, Secret.read(child.reach), _REACH_S)
     return Seat(
         rank=child.rank,
         ranks=child.ranks,

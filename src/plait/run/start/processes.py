@@ -193,7 +193,7 @@ def start_spawned(payload: int, child: Child, read_end: int) -> Process:
             child.board,
             child.line,
             payload,
-            *([child.secret] if child.secret is not None else []),
+            *([child.reach] if child.reach is not None else []),
         ],
         stdin=subprocess.DEVNULL,
         process_group=0,
@@ -273,7 +273,7 @@ def start_crew(
                 pipe=write_end,
                 stacks=anonymous_file(f"plait-stacks-{rank}"),
                 board=crew.board.file,
-                secret=secret,
+                reach=secret,
             )
             try:
                 if payload is None:
