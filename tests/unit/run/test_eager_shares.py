@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from plait.errors import JobError
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.run.proof.serial_run import Record, run_serially
@@ -143,3 +144,27 @@ def test_what_is_checkpointed_draws_the_same_numbers_again() -> None:
         run(job(model=lambda: Opaque(drop=0.3)), "single", 1).losses, rel=1e-12
     )
     assert_same(run(again, "ddp", 2), one)
+
+
+def test_a_gradient_of_a_gradient_through_shared_statistics_is_refused() -> None:
+    """One process can; over ranks it would miss what others' samples do to the statistics."""
+
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.norm, self.head = nn.Embedding(11, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)
+            self.head.bias.register_post_accumulate_grad_hook(lambda parameter: None)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.embed(x).mean(1)
+            return self.head(self.norm(h).tanh()), h
+
+    def penalty(model: Any, batch: Any) -> Tensor:
+        out, h = model(batch[0])
+        (slope,) = torch.autograd.grad(out.sum(), h, create_graph=True)
+        return slope.square().mean()
+
+    made = job(penalty, Small, clip_norm=None)
+    run(made, "single", 1)
+    with pytest.raises(JobError, match="differentiates a gradient"):
+        run(made, "ddp", 2)

@@ -76,6 +76,12 @@ class WholeStatistics(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output, batch_mean, invstd, *reserve
 
     def _backward(self, given: Mapping[str, Any]) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # autograd would differentiate this rank's samples alone
+            raise JobError(
+                "the objective differentiates a gradient (create_graph=True) that goes through batch norm in code that"
+                " could not be captured: over several ranks that would be wrong.",
+                fix="use --plan single, a model that can be captured, or another norm.",
+            )
         x, weight = given["input"], given["weight"]
         grad = given["grad_out"] if "grad_out" in given else given["grad_output"]
         mean = given["save_mean"]
