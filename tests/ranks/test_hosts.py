@@ -62,21 +62,12 @@ def test_the_first_host_has_everything_and_one_voice(tmp_path: Path) -> None:
     assert not list(folder.rglob(".*"))
 
 
-@pytest.mark.parametrize(
-    ("differing", "message"),
-    [
-        ((["--set", "batch=12"], ["--set", "batch=24"]), "has another batch than task 0: 24, not 12"),
-        ((["--plan", "zero3"], []), "has another plan than task 0: ddp (data=2"),
-    ],
-)
-def test_what_differs_between_hosts_is_told_once(
-    tmp_path: Path, differing: tuple[list[str], list[str]], message: str
-) -> None:
+def test_what_differs_between_hosts_is_told_once(tmp_path: Path) -> None:
     command = [*PLAIT, "run", jobs.reference("plain"), "--plan", "ddp", "--out", str(tmp_path / "run")]
-    tasks = start_tasks(command, 2, ROOT, differing=differing)
+    tasks = start_tasks(command, 2, ROOT, differing=(["--set", "batch=12"], ["--set", "batch=24"]))
     (code, _, complaint), (other_code, *others) = ended(tasks, timeout_s=60)
     assert code == 2 and other_code == 1
-    assert message in complaint and others == ["", ""]
+    assert "has another batch than task 0: 24, not 12" in complaint and others == ["", ""]
     assert not (tmp_path / "run").exists()
 
 
@@ -131,11 +122,10 @@ def test_a_loss_ends_everybody_within_ten_seconds(tmp_path: Path, victim: str) -
                 task.kill()
 
 
-@pytest.mark.parametrize("asked", [0, 1])
-def test_a_signal_to_any_host_saves_and_ends_all(tmp_path: Path, asked: int) -> None:
+def test_a_signal_to_any_host_saves_and_ends_all(tmp_path: Path) -> None:
     tasks = run(tmp_path, "--steps", "100000", job="slow")
     _started(tasks, tmp_path / "run")
-    tasks[asked].send_signal(signal.SIGTERM)
+    tasks[1].send_signal(signal.SIGTERM)
     (code, _, complaint), (other_code, _, other) = ended(tasks, timeout_s=60)
     assert code == other_code == 1 and "interrupted and saved" in complaint and other == ""
     assert load_checkpoint(tmp_path / "run").step > 0
