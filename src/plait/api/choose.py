@@ -99,10 +99,10 @@ def choose(
     """Rank the plans for a job, or for a model on paper (`gpt3-175b`, `gpt:layers=24,...`), on a cluster."""
     _check(job, model, batch)
     request = _request(search)
-    place = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
+    devices = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
     subject = _subject_of(job, model, batch, settings)
-    ranking = rank_plans(subject, place, request)
-    notices = (*ranking.notices, *_proposals(subject, place))
+    ranking = rank_plans(subject, devices, request)
+    notices = (*ranking.notices, *_proposals(subject, devices))
     return Choice(subject=subject, ranking=replace(ranking, notices=notices))
 
 
@@ -121,9 +121,9 @@ def scale(
     """The best plan on each of several numbers of devices; the batch grows with them unless it is the same for all."""
     _check(job, model, batch)
     request = replace(_request(search), top=1)
-    place = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
+    devices = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
     subject = _subject_of(job, model, batch, settings)
-    oracle = oracle_for(subject, part_of(place, max(counts, default=1)), request)
+    oracle = oracle_for(subject, part_of(devices, max(counts, default=1)), request)
     return scaling(oracle, counts, request, grow=not same_batch)
 
 

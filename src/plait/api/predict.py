@@ -49,11 +49,11 @@ def predict(
         known = parse_cluster(cluster)
     given, of_plan = given_job(job, settings)
     chosen = _on(known, plan, ranks, mesh, of_plan)
-    place = known if known is not None else this_machine(device, tell)
+    devices = known if known is not None else this_machine(device, tell)
     if known is None and cluster is not None:
-        chosen = _on(place, plan, ranks, mesh, of_plan)
+        chosen = _on(devices, plan, ranks, mesh, of_plan)
     time_on = device if known is None else None
-    found = predict_job(given, chosen, place, time_on=time_on, limit_bytes=limit, tell=tell)
+    found = predict_job(given, chosen, devices, time_on=time_on, limit_bytes=limit, tell=tell)
     if known is None:
         remember(found.cluster)
     return found

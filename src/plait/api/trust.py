@@ -16,9 +16,9 @@ from plait.errors import UsageError
 
 def fingerprint(reference: str) -> dict[str, str]:
     """The file of a job that was loaded, and its sum: what a run remembers beside the reference."""
-    place = reference.rpartition(":")[0] or reference
-    is_file = place.endswith(".py") or "/" in place
-    file = place if is_file else getattr(sys.modules.get(place), "__file__", None)
+    source = reference.rpartition(":")[0] or reference
+    is_file = source.endswith(".py") or "/" in source
+    file = source if is_file else getattr(sys.modules.get(source), "__file__", None)
     try:
         path = Path(file or "").resolve()
         return {"job_file": str(path), "job_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}

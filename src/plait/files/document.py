@@ -28,7 +28,7 @@ MAX_DEPTH = 32
 MAX_VALUES = 200_000
 """In one document, those that are referred to counted each time."""
 
-Place: TypeAlias = tuple[str | int, ...]
+KeyPath: TypeAlias = tuple[str | int, ...]
 """Keys and positions that lead to a value."""
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -51,14 +51,14 @@ class Document:
     """Plain values."""
     where: str
     """The file, for messages."""
-    lines: Mapping[Place, int] = field(default_factory=dict)
+    lines: Mapping[KeyPath, int] = field(default_factory=dict)
     """Where values stand; a value of which nothing is known stands where the one around it does."""
 
-    def at(self, place: Place) -> str:
+    def at(self, path: KeyPath) -> str:
         """`plan.yaml, line 3`."""
-        for length in range(len(place), -1, -1):
-            if place[:length] in self.lines:
-                return f"{self.where}, line {self.lines[place[:length]]}"
+        for length in range(len(path), -1, -1):
+            if path[:length] in self.lines:
+                return f"{self.where}, line {self.lines[path[:length]]}"
         return self.where
 
 
@@ -139,7 +139,7 @@ class _Open:
     """A table or a list whose end has not come."""
 
     value: dict[str, Any] | list[Any]
-    place: Place
+    path: KeyPath
     anchor: str | None
     begun: int
     """Values that there were before it."""
@@ -152,7 +152,7 @@ class _Builder:
 
     def __init__(self, where: str, form: Format) -> None:
         self.root: Any = None
-        self.lines: dict[Place, int] = {}
+        self.lines: dict[KeyPath, int] = {}
         self._where, self._form = where, form
         self._open: list[_Open] = []
         self._known: dict[str, tuple[Any, int]] = {}
@@ -186,8 +186,8 @@ class _Builder:
             raise self._refusal(line, f"lists and tables are nested more than {MAX_DEPTH} deep")
         value: dict[str, Any] | list[Any] = {} if isinstance(event, yaml.MappingStartEvent) else []
         begun = self._count
-        place = self._put(value, line, 1)
-        self._open.append(_Open(value=value, place=place, anchor=event.anchor, begun=begun))
+        path = self._put(value, line, 1)
+        self._open.append(_Open(value=value, path=path, anchor=event.anchor, begun=begun))
 
     def _scalar(self, event: Any, line: int) -> None:
         if self._wants_key():
@@ -215,7 +215,7 @@ class _Builder:
     def _wants_key(self) -> bool:
         return bool(self._open) and isinstance(self._open[-1].value, dict) and self._open[-1].key is None
 
-    def _put(self, value: Any, line: int, count: int) -> Place:
+    def _put(self, value: Any, line: int, count: int) -> KeyPath:
         if self._wants_key():
             raise self._refusal(line, "a key is a list or a table; keys are text")
         self._count += count
@@ -223,20 +223,20 @@ class _Builder:
             raise self._refusal(
                 line, f"there are more than {MAX_VALUES:,} values, references counted in full"
             )
-        place: Place = ()
+        path: KeyPath = ()
         if not self._open:
             self.root = value
         else:
             around = self._open[-1]
             if isinstance(around.value, dict):
                 assert around.key is not None
-                place = (*around.place, around.key)
+                path = (*around.path, around.key)
                 around.value[around.key], around.key = value, None
             else:
-                place = (*around.place, len(around.value))
+                path = (*around.path, len(around.value))
                 around.value.append(value)
-        self.lines[place] = line
-        return place
+        self.lines[path] = line
+        return path
 
     def _resolved(self, text: str, line: int) -> Any:
         """What plain text stands for."""

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, UnsetType, inspect
 
 from plait.errors import PlaitError
-from plait.files.document import Document, Format, Place, as_text, parse_yaml, read_bytes
+from plait.files.document import Document, Format, KeyPath, as_text, parse_yaml, read_bytes
 
 T = TypeVar("T")
 
@@ -121,23 +121,21 @@ def _not_json(error: Exception, data: bytes, where: str, form: Format) -> PlaitE
 def _refusal(told: str, document: Document, schema: Any, form: Format) -> PlaitError:
     match = _TOLD.fullmatch(told)
     assert match is not None
-    place = _place(match["path"] or "", document.values, schema)
+    path = _path(match["path"] or "", document.values, schema)
     what = match["what"]
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL):
-        around, place = place, (*place, unknown[1])
+        around, path = path, (*path, unknown[1])
         allowed = ", ".join(_known_fields(_info_at(schema, around)))
         in_ = f" in {_written(around)}" if around else ""
-        return form.refusal(
-            document.at(place), f"unknown key {unknown[1][:_SHOWN]!r}{in_}", f"use {allowed}."
-        )
+        return form.refusal(document.at(path), f"unknown key {unknown[1][:_SHOWN]!r}{in_}", f"use {allowed}.")
     if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
-        in_ = f" in {_written(place)}" if place else ""
-        return form.refusal(document.at(place), f"`{missing[1]}` is missing{in_}")
-    stands = _short(_value_at(document.values, place))
-    expected = _expected(what, _info_at(schema, place))
-    if not place:
-        return form.refusal(document.at(place), f"expected {form.noun}, {expected}; it holds {stands}")
-    return form.refusal(document.at(place), f"{_written(place)}={stands}: expected {expected}")
+        in_ = f" in {_written(path)}" if path else ""
+        return form.refusal(document.at(path), f"`{missing[1]}` is missing{in_}")
+    stands = _short(_value_at(document.values, path))
+    expected = _expected(what, _info_at(schema, path))
+    if not path:
+        return form.refusal(document.at(path), f"expected {form.noun}, {expected}; it holds {stands}")
+    return form.refusal(document.at(path), f"{_written(path)}={stands}: expected {expected}")
 
 
 def _expected(what: str, info: Any) -> str:
@@ -159,44 +157,44 @@ def _expected(what: str, info: Any) -> str:
     return what[0].lower() + what[1:]
 
 
-def _place(path: str, values: Any, schema: Any) -> Place:
+def _path(told: str, values: Any, schema: Any) -> KeyPath:
     """The keys and positions in msgspec's path, which says `[...]` where it went through a table by any key."""
-    place: list[str | int] = []
-    for name, index, any_key in _STEP.findall(path):
+    path: list[str | int] = []
+    for name, index, any_key in _STEP.findall(told):
         if any_key:
-            around = _value_at(values, tuple(place))
-            found = _first_wrong(values, tuple(place), schema) if isinstance(around, Mapping) else None
+            around = _value_at(values, tuple(path))
+            found = _first_wrong(values, tuple(path), schema) if isinstance(around, Mapping) else None
             if found is None:
-                return tuple(place)
-            place.append(found)
+                return tuple(path)
+            path.append(found)
         else:
-            place.append(name or int(index))
-    return tuple(place)
+            path.append(name or int(index))
+    return tuple(path)
 
 
-def _first_wrong(values: Any, place: Place, schema: Any) -> str | None:
-    """The key of the table at `place` that is refused: the document is tried with one of its keys after the other."""
-    table: Mapping[str, Any] = _value_at(values, place)
+def _first_wrong(values: Any, path: KeyPath, schema: Any) -> str | None:
+    """The key of the table at `path` that is refused: the document is tried with one of its keys after the other."""
+    table: Mapping[str, Any] = _value_at(values, path)
     for key, value in table.items():
         try:
-            msgspec.convert(_with(values, place, {key: value}), schema)
+            msgspec.convert(_with(values, path, {key: value}), schema)
         except msgspec.ValidationError:
             return str(key)
     return None
 
 
-def _with(values: Any, place: Place, table: Mapping[str, Any]) -> Any:
-    if not place:
+def _with(values: Any, path: KeyPath, table: Mapping[str, Any]) -> Any:
+    if not path:
         return table
     if isinstance(values, Mapping):
-        return {**values, place[0]: _with(values[place[0]], place[1:], table)}
-    at = place[0]
+        return {**values, path[0]: _with(values[path[0]], path[1:], table)}
+    at = path[0]
     assert isinstance(at, int)
-    return [*values[:at], _with(values[at], place[1:], table), *values[at + 1 :]]
+    return [*values[:at], _with(values[at], path[1:], table), *values[at + 1 :]]
 
 
-def _value_at(values: Any, place: Place) -> Any:
-    for step in place:
+def _value_at(values: Any, path: KeyPath) -> Any:
+    for step in path:
         try:
             values = values[step]
         except (KeyError, IndexError, TypeError):
@@ -204,10 +202,10 @@ def _value_at(values: Any, place: Place) -> Any:
     return values
 
 
-def _info_at(schema: Any, place: Place) -> Any:
-    """What msgspec knows of the type at a place; None where it cannot be told."""
+def _info_at(schema: Any, path: KeyPath) -> Any:
+    """What msgspec knows of the type at a path; None where it cannot be told."""
     kinds = [inspect.type_info(schema)]
-    for step in place:
+    for step in path:
         following = []
         for kind in (one for outer in kinds for one in _alternatives(outer)):
             if isinstance(kind, (inspect.StructType, inspect.DataclassType)):
@@ -233,10 +231,10 @@ def _known_fields(info: Any) -> list[str]:
     ]
 
 
-def _written(place: Place) -> str:
+def _written(path: KeyPath) -> str:
     """`device.peak_flops`, `cut[1]`."""
     text = ""
-    for step in place:
+    for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
     return text[:200]
 

@@ -23,8 +23,8 @@ def where(error: BaseException) -> str | None:
 
 def told(error: BaseException) -> str:
     """Where, and what, to go on a sentence with."""
-    place = where(error)
-    return f"{f' at {place}' if place else ''}: {type(error).__name__}: {error}"
+    line = where(error)
+    return f"{f' at {line}' if line else ''}: {type(error).__name__}: {error}"
 
 
 def fix_of(error: BaseException, otherwise: str = "mend that line.") -> str:

@@ -25,33 +25,34 @@ _DEFAULT = "job"
 
 def load_job(reference: str) -> Job:
     """The Job behind `path.py[:function]` or `module[:function]`; the function is `job` when none is named."""
-    place, name = _parts(reference)
-    is_file = place.endswith(".py") or "/" in place
-    module = _module_of_file(Path(place)) if is_file else _module_by_name(place)
+    source, name = _parts(reference)
+    is_file = source.endswith(".py") or "/" in source
+    module = _module_of_file(Path(source)) if is_file else _module_by_name(source)
     found = getattr(module, name, None)
     if found is None:
         others = _functions(module)
         raise UsageError(
-            f"{place} has no function {name!r}; it has {', '.join(others) if others else 'no functions'}.",
-            fix=f"write {place}:{others[0]}." if others else "define `def job() -> plait.Job` in it.",
+            f"{source} has no function {name!r}; it has {', '.join(others) if others else 'no functions'}.",
+            fix=f"write {source}:{others[0]}." if others else "define `def job() -> plait.Job` in it.",
         )
-    job = _guarded(found, f"{place}:{name}") if callable(found) else found
+    job = _guarded(found, f"{source}:{name}") if callable(found) else found
     if not isinstance(job, Job):
         raise JobError(
-            f"{place}:{name} returned {describe(job)}, not a plait.Job.", fix="return plait.Job(...) from it."
+            f"{source}:{name} returned {describe(job)}, not a plait.Job.",
+            fix="return plait.Job(...) from it.",
         )
     return job
 
 
 def _parts(reference: str) -> tuple[str, str]:
-    place, colon, name = reference.rpartition(":")
+    source, colon, name = reference.rpartition(":")
     if not colon:
-        place, name = reference, _DEFAULT
-    if not place or not name.isidentifier():
+        source, name = reference, _DEFAULT
+    if not source or not name.isidentifier():
         raise UsageError(
             f"{reference!r} names no job.", fix="write path.py, path.py:function or module:function."
         )
-    return place, name
+    return source, name
 
 
 def _module_of_file(path: Path) -> ModuleType:
@@ -122,9 +123,9 @@ def _guarded(function: Callable[[], Any], noun: str) -> Any:
     except PlaitError:
         raise
     except (Exception, SystemExit) as error:
-        place = where(error)
+        line = where(error)
         raise JobError(
-            f"{noun} failed{f' at {place}' if place else ''}: {type(error).__name__}: {error}",
+            f"{noun} failed{f' at {line}' if line else ''}: {type(error).__name__}: {error}",
             fix="mend that line; the job's function is called without arguments.",
         ) from error
 

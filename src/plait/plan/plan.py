@@ -231,8 +231,8 @@ def _plan_in(document: Document, named: Named) -> Plan:
         return _changed(plan, given)
     except PlanError as error:
         axis, field = _ABOUT.match(error.what).groups()  # type: ignore[union-attr]  # it matches anything
-        place = tuple(field.split(".")) if not axis else ("mesh", field)
-        raise PlanError(f"{document.at(place)}: {error.what}", fix=error.fix) from error
+        path = tuple(field.split(".")) if not axis else ("mesh", field)
+        raise PlanError(f"{document.at(path)}: {error.what}", fix=error.fix) from error
 
 
 _ABOUT = re.compile(r"(axis )?([\w.]*)")

@@ -25,11 +25,11 @@ def refuse_late_hooks(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         for hook in late_hooks_of(parameter):
             code = getattr(hook, "__code__", None)
-            place = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else None
+            line = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else None
             raise CaptureError(
-                f"{name} has a hook that is called when its gradient is complete{f' ({place})' if place else ''}.",
+                f"{name} has a hook that is called when its gradient is complete{f' ({line})' if line else ''}.",
                 fix="use register_hook to have it captured; plans single and ddp run it eagerly.",
-                where=place,
+                where=line,
             )
 
 

@@ -57,11 +57,9 @@ def _traced_again(
 
 
 def _refusal(subject: Subject, path: str, why: str) -> CaptureError:
-    place = _line_that_changes(subject, path)
-    told = f" ({place})" if place else ""
-    return CaptureError(
-        f"the forward changes Python state, {path}{told}, which {why}.", fix=_FIX, where=place
-    )
+    line = _line_that_changes(subject, path)
+    told = f" ({line})" if line else ""
+    return CaptureError(f"the forward changes Python state, {path}{told}, which {why}.", fix=_FIX, where=line)
 
 
 def _written(traced: Traced) -> tuple[str, list[Any]]:

@@ -286,7 +286,7 @@ def _stream_steps(
     source: Stream, cut: _Cut, batch: int, epochs: int | None, wanted: Iterator[tuple[int, int]]
 ) -> Iterator[LoadedStep]:
     step = 0
-    place = next(wanted, None)
+    position = next(wanted, None)
     for epoch in itertools.count() if epochs is None else range(epochs):
         begin = 0
         reader = _named_reader(source.samples(epoch), epoch)
@@ -298,11 +298,11 @@ def _stream_steps(
             )
         while chunk:
             following = list(itertools.islice(reader, batch))
-            while place is not None and place[0] == step:
+            while position is not None and position[0] == step:
                 ids = torch.arange(begin, begin + len(chunk))
-                yield cut.of(step, place[1], epoch, not following, ids, chunk, source.collate)
-                place = next(wanted, None)
-            if place is None:
+                yield cut.of(step, position[1], epoch, not following, ids, chunk, source.collate)
+                position = next(wanted, None)
+            if position is None:
                 return
             step, begin, chunk = step + 1, begin + len(chunk), following
 
@@ -335,5 +335,5 @@ def _named(error: Exception, step: int, ids: list[int]) -> DataError:
 
 
 def _at(error: Exception) -> str:
-    place = where(error)
-    return f" at {place}" if place else ""
+    line = where(error)
+    return f" at {line}" if line else ""

@@ -98,9 +98,9 @@ def _call(function: Any) -> Any:
     except PlaitError:
         raise
     except Exception as error:
-        place = where(error)
+        line = where(error)
         raise DataError(
-            f"the data function {name} failed{f' at {place}' if place else ''}: {type(error).__name__}: {error}.",
+            f"the data function {name} failed{f' at {line}' if line else ''}: {type(error).__name__}: {error}.",
             fix="mend that function; it is called without arguments.",
         ) from error
 

@@ -56,14 +56,14 @@ def _compare(
 ) -> None:
     first, second = (program.of(rank) for rank in ranks)
     one, other = (order.get(axis, []) for order in orders)
-    for place in range(max(len(one), len(other))):
-        a = one[place] if place < len(one) else None
-        b = other[place] if place < len(other) else None
+    for index in range(max(len(one), len(other))):
+        a = one[index] if index < len(one) else None
+        b = other[index] if index < len(other) else None
         if a is None or b is None or _what(first, a) != _what(second, b):
             classes = [program.members[rank] for rank in ranks]
             raise ProgramError(
                 f"ranks {ranks[0]} and {ranks[1]} of class {classes[0]} and class {classes[1]} do not start the same "
-                f"collectives over {axis}: number {place} is {_sized(a)} on one and {_sized(b)} on the other."
+                f"collectives over {axis}: number {index} is {_sized(a)} on one and {_sized(b)} on the other."
             )
 
 
@@ -196,9 +196,9 @@ def check_progress(program: Program) -> None:
         return
     cycle = _cycle(walk)
     steps = []
-    for place, rank in enumerate(cycle):
+    for index, rank in enumerate(cycle):
         wait, key = walk.blocked[rank]
-        other = cycle[(place + 1) % len(cycle)]
+        other = cycle[(index + 1) % len(cycle)]
         steps.append(f"rank {rank} in {told(wait)} for {told(_missing(program, key, other))} of rank {other}")
     raise ProgramError(f"ranks wait for each other: {'; '.join(steps)}.")
 

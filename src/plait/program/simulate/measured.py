@@ -15,11 +15,11 @@ from plait.program.simulate.event_clock import Duration, Key
 from plait.program.simulate.served import handler_of
 from plait.trace.span import Span, Trace
 
-_Place = tuple[int, str, int | None, int | None]
+_Where = tuple[int, str, int | None, int | None]
 """(rank, name, micro-batch, stage): the same for all steps, and all programs of a round."""
 
 
-def _place(rank: int, what: Instruction | Span) -> _Place:
+def _key(rank: int, what: Instruction | Span) -> _Where:
     return rank, what.name, what.micro_batch, what.stage
 
 
@@ -34,20 +34,20 @@ def measured_durations(trace: Trace, program: Program | Sequence[Program]) -> Du
     programs = [program] if isinstance(program, Program) else program
     workers = programs[0].plan.mesh.size
     met_by, travels, known = _exchanges(programs)
-    spent: dict[_Place, list[float]] = {}
+    spent: dict[_Where, list[float]] = {}
     met: dict[tuple[int, Key], list[Span]] = {}
     sent: dict[tuple[int, Key], list[Span]] = {}
     for span in trace.spans:
-        place = _place(span.rank, span)
-        if place in met_by:
-            met.setdefault((span.step, met_by[place]), []).append(span)
-        elif place in travels:
-            sent.setdefault((span.step, travels[place]), []).append(span)
-        elif span.rank >= workers or (place in known and span.kind != "wait"):
-            spent.setdefault(place, []).append(span.duration_s)
-    for place, seconds in _collectives(met):
-        spent.setdefault(place, []).append(seconds)
-    means = {place: mean(times) for place, times in spent.items()} | _messages(sent)
+        key = _key(span.rank, span)
+        if key in met_by:
+            met.setdefault((span.step, met_by[key]), []).append(span)
+        elif key in travels:
+            sent.setdefault((span.step, travels[key]), []).append(span)
+        elif span.rank >= workers or (key in known and span.kind != "wait"):
+            spent.setdefault(key, []).append(span.duration_s)
+    for key, seconds in _collectives(met):
+        spent.setdefault(key, []).append(seconds)
+    means = {key: mean(times) for key, times in spent.items()} | _messages(sent)
     between_s = [_between_s(trace, known, rank) for rank in range(workers)]
     pulls = max(1, sum(isinstance(i, Pull) for i in programs[0].of(0).instructions))
 
@@ -55,7 +55,7 @@ def measured_durations(trace: Trace, program: Program | Sequence[Program]) -> Du
         if rank >= workers:
             seconds = means.get((rank, handler_of(instruction), None, None), 0.0)
             return seconds / pulls if isinstance(instruction, Pull) else seconds
-        lasts_s = 0.0 if isinstance(instruction, Wait | Pull) else means.get(_place(rank, instruction), 0.0)
+        lasts_s = 0.0 if isinstance(instruction, Wait | Pull) else means.get(_key(rank, instruction), 0.0)
         return lasts_s + (between_s[rank] if instruction.id == 0 else 0.0)
 
     return duration
@@ -63,53 +63,53 @@ def measured_durations(trace: Trace, program: Program | Sequence[Program]) -> Du
 
 def _exchanges(
     programs: Sequence[Program],
-) -> tuple[dict[_Place, Key], dict[_Place, Key], set[_Place]]:
-    """What identifies a meeting and a message on all of its ranks, by place; and all places of workers."""
-    met: dict[_Place, Key] = {}
-    sent: dict[_Place, Key] = {}
-    known: set[_Place] = set()
+) -> tuple[dict[_Where, Key], dict[_Where, Key], set[_Where]]:
+    """What identifies a meeting and a message on all of its ranks, by key; and all keys of workers."""
+    met: dict[_Where, Key] = {}
+    sent: dict[_Where, Key] = {}
+    known: set[_Where] = set()
     for program in programs:
         peers = Peers(program.plan.mesh)
         for rank in range(program.plan.mesh.size):
             counts: dict[Key, int] = {}
             for instruction in program.of(rank).instructions:
-                place = _place(rank, instruction)
-                known.add(place)
+                key = _key(rank, instruction)
+                known.add(key)
                 if isinstance(instruction, Collective):
                     group = peers.group(rank, instruction.axis)
                     counts[group,] = counts.get((group,), -1) + 1
-                    met[place] = (group, counts[group,])
+                    met[key] = (group, counts[group,])
                 elif isinstance(instruction, Send | Recv):
-                    sent[place] = peers.message(rank, instruction)
+                    sent[key] = peers.message(rank, instruction)
     return met, sent, known
 
 
-def _collectives(met: Mapping[tuple[int, Key], list[Span]]) -> list[tuple[_Place, float]]:
+def _collectives(met: Mapping[tuple[int, Key], list[Span]]) -> list[tuple[_Where, float]]:
     """How long collectives took, on each of their ranks, where all had come and the lane was free."""
-    found: list[tuple[_Place, float]] = []
+    found: list[tuple[_Where, float]] = []
     before_s: dict[int, float] = {}
     for spans in sorted(met.values(), key=lambda spans: max(span.start_s for span in spans)):
         start_s = max(max(span.start_s, before_s.get(span.rank, 0.0)) for span in spans)
         end_s = min(span.end_s for span in spans)
         for span in spans:
-            found.append((_place(span.rank, span), max(0.0, end_s - start_s)))
+            found.append((_key(span.rank, span), max(0.0, end_s - start_s)))
             before_s[span.rank] = max(before_s.get(span.rank, 0.0), end_s)
     return found
 
 
-def _messages(sent: Mapping[tuple[int, Key], list[Span]]) -> dict[_Place, float]:
+def _messages(sent: Mapping[tuple[int, Key], list[Span]]) -> dict[_Where, float]:
     """The quickest of all messages of a size between two ranks."""
     quickest: dict[Key, float] = {}
-    links: dict[_Place, Key] = {}
+    links: dict[_Where, Key] = {}
     for (_, key), spans in sent.items():
         link: Key = (*key[:2], spans[0].num_bytes)
         lasted = max(span.end_s for span in spans) - min(s.start_s for s in spans if s.rank == key[0])
         quickest[link] = min(lasted, quickest.get(link, lasted))
-        links |= {_place(span.rank, span): link for span in spans}
-    return {place: quickest[link] for place, link in links.items()}
+        links |= {_key(span.rank, span): link for span in spans}
+    return {key: quickest[link] for key, link in links.items()}
 
 
-def _between_s(trace: Trace, known: set[_Place], rank: int) -> float:
+def _between_s(trace: Trace, known: set[_Where], rank: int) -> float:
     """Time of a worker's step in which no instruction runs; a median, for a trace leaves out the middle of a run."""
     beside = ("evaluate", "checkpoint")
     line = sorted(
@@ -118,7 +118,7 @@ def _between_s(trace: Trace, known: set[_Place], rank: int) -> float:
             for span in trace.spans
             if span.rank == rank
             and span.lane == "compute"
-            and (_place(rank, span) in known or span.kind in beside)
+            and (_key(rank, span) in known or span.kind in beside)
         ),
         key=lambda span: (span.start_s, span.end_s),
     )

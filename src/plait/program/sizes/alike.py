@@ -70,7 +70,7 @@ class _Numbers:
         self._texts: list[str] = []
         self.unclear: Point | None = None
 
-    def place(self, values: Sequence[Any]) -> Any:
+    def entry(self, values: Sequence[Any]) -> Any:
         """The value where all are equal, else its place in the table."""
         if all(value == values[0] and type(value) is type(values[0]) for value in values):
             return values[0]
@@ -176,8 +176,8 @@ def _source(segments: Sequence[Segment], numbers: _Numbers) -> str | None:
     literals = zip(*(_NUMBER.findall(segment.source) for segment in segments), strict=True)
     parts = [skeletons[0][0]]
     for literal, after in zip(literals, skeletons[0][1:], strict=True):
-        place = numbers.place([_value(text) for text in literal])
-        parts += [f"n[{place.index}]" if isinstance(place, At) else literal[0], after]
+        entry = numbers.entry([_value(text) for text in literal])
+        parts += [f"n[{entry.index}]" if isinstance(entry, At) else literal[0], after]
     return "".join(parts)
 
 
@@ -223,7 +223,7 @@ def _placed(values: Sequence[Any], numbers: _Numbers) -> Any:
     if all(isinstance(value, tuple) and len(value) == len(values[0]) for value in values):
         return tuple(_placed(column, numbers) for column in zip(*values, strict=True))
     if all(isinstance(value, int | float) for value in values):
-        return numbers.place(values)
+        return numbers.entry(values)
     if any(value != values[0] for value in values):
         raise NotAlikeError(f"{values[0]} and {next(v for v in values if v != values[0])} differ")
     return values[0]

@@ -49,7 +49,7 @@ def run_eagerly(
             company.leave()
     else:
         modes = _modes(state, share, model, step, micro_batch, company)
-        batch = pytree.tree_map_only(Tensor, state.place, share.batch)
+        batch = pytree.tree_map_only(Tensor, state.to_device, share.batch)
         frozen = [(name, p) for name, p in named.items() if not p.requires_grad]
         job = state.part(step)
         with (

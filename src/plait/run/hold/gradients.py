@@ -128,7 +128,7 @@ class GradientStore:
             found[position] = torch.stack(foreach.norm(tensors)).square().sum()
         return found
 
-    def place(self, bucket: Bucket, position: int) -> Tensor:
+    def slot(self, bucket: Bucket, position: int) -> Tensor:
         """The memory of one gradient of a bucket that travels: whoever makes the gradient may write it here."""
         self.flat(bucket)
         return self._views[bucket][position]

@@ -71,18 +71,18 @@ class Taken:
     """An `Exchange` of the first server, who has been given the parts of all others."""
 
     def __init__(self, layout: Layout, given: Callable[[int], Tensor]) -> None:
-        """`given`: the bytes of a server's parts, one after the other, by its place."""
+        """`given`: the bytes of a server's parts, one after the other, by its shard."""
         self._layout = layout
-        self._given = {place: given(place) for place in range(1, layout.mesh.size)}
+        self._given = {shard: given(shard) for shard in range(1, layout.mesh.size)}
 
     def __call__(self, name: str, part: Tensor) -> list[Tensor]:
         """All parts, in the order in which all servers note them."""
         found = _rooms(self._layout, name, part)
         found[0] = part
-        for place, room in enumerate(found[1:], start=1):
+        for shard, room in enumerate(found[1:], start=1):
             size = room.numel() * room.element_size()
-            room.view(torch.uint8).copy_(self._given[place][:size])
-            self._given[place] = self._given[place][size:]
+            room.view(torch.uint8).copy_(self._given[shard][:size])
+            self._given[shard] = self._given[shard][size:]
         return found
 
     def tell(self, value: Any) -> list[Any]:
@@ -92,4 +92,4 @@ class Taken:
 
 def _rooms(layout: Layout, name: str, part: Tensor) -> list[Tensor]:
     """A flat tensor for each server's part of a tensor like a parameter."""
-    return [part.new_empty(layout.held_shape(name, place)) for place in range(layout.mesh.size)]
+    return [part.new_empty(layout.held_shape(name, shard)) for shard in range(layout.mesh.size)]

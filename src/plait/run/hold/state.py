@@ -138,7 +138,7 @@ class ModelState:
             named = {Value.parameter(name): p.detach() for name, p in self.parameters.items()}
         return named | {Value.buffer(name): buffer for name, buffer in self.buffers.items()}
 
-    def place(self, leaf: Tensor) -> Tensor:
+    def to_device(self, leaf: Tensor) -> Tensor:
         """A tensor of a batch on this rank's device, in the dtype that the model takes."""
         return leaf.to(self.device, leaf_dtype(leaf.dtype, self.asked, self.narrow), non_blocking=True)
 

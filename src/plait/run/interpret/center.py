@@ -44,7 +44,7 @@ class Center:
         """There is nobody else to wait for."""
         return True
 
-    def take(self, place: int, head: Head, message: Tensor) -> None:
+    def take(self, shard: int, head: Head, message: Tensor) -> None:
         """Never sent: there is one center."""
         raise AssertionError("one rank has all of the center")
 

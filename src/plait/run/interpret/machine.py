@@ -224,7 +224,7 @@ class Machine:
         assert number is not None
         share = self._at.shares[number]
         for index, leaf in enumerate(leaves_of(share)):
-            self._values[Value.batch(index, number)] = self.state.place(leaf)
+            self._values[Value.batch(index, number)] = self.state.to_device(leaf)
         key = Value.key(number)
         if key not in instruction.frees:  # nobody reads it where the model draws no random numbers
             self._values[key] = random_key(
@@ -250,7 +250,7 @@ class Machine:
         into: Sequence[Tensor | None] = ()
         if segment.fillable:
             wanted = [now.known.places.get(instruction.writes[position]) for position in segment.fillable]
-            into = [self.store.place(*place) if place else None for place in wanted]
+            into = [self.store.slot(*at) if at else None for at in wanted]
         try:
             results = run(args, into, *numbers)
         except PlaitError:

@@ -26,14 +26,14 @@ class Optimized:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._servers, self._place = service.plan.sync.servers, service.place
+        self._servers, self._shard = service.plan.sync.servers, service.shard
         job = service.state.job
         self._clip = Clip.of(job.clip_norm, job.clip_value)
         self._buckets = service.own.buckets
         self._own_buckets = [_own_bucket(b, self._servers) for b in self._buckets if b.parameters]
         self._squares: dict[tuple[int, int], dict[int, Tensor]] = {}
         self._each_step = service.serve.order == "step"
-        self.num_parts = len(self._buckets) + (1 if service.serve.buffers and service.place == 0 else 0)
+        self.num_parts = len(self._buckets) + (1 if service.serve.buffers and service.shard == 0 else 0)
         self.store = GradientStore(service.state, NoLinks())
         self.norm: Tensor | None = None
         """Of the last update, where it was computed."""
@@ -62,7 +62,7 @@ class Optimized:
         if not self._clips_together:
             return True
         key, workers = self._key(due), self._service.workers
-        if self._each_step and self._place not in self._squares.get(key, {}):
+        if self._each_step and self._shard not in self._squares.get(key, {}):
             self._tell_squares(key, [workers[w].pushed[0] for w in due.workers])
         if len(self._squares[key]) == self._servers:
             return True
@@ -89,21 +89,21 @@ class Optimized:
             total = self._sum(index, pushed)
             if total is None or group is None:
                 continue
-            own = group.chunk_views(total[: total.numel() - len(bucket.scalars)], self._place)
+            own = group.chunk_views(total[: total.numel() - len(bucket.scalars)], self._shard)
             for name, part in zip(bucket.parameters, own, strict=True):
                 if name not in frozen and (bound := self._clip.norm_of(name)) is not None:
                     squares[bound] += torch.linalg.vector_norm(part).double().square()
-        self._squares.setdefault(key, {})[self._place] = squares
+        self._squares.setdefault(key, {})[self._shard] = squares
         first = self._service.plan.mesh.size
-        for place in range(self._servers):
-            if place != self._place:
+        for shard in range(self._servers):
+            if shard != self._shard:
                 head = Head(kind=MessageKind.SQUARES, index=key[0], number=key[1])
-                self._service.streams.send(first + place, head, squares)
+                self._service.streams.send(first + shard, head, squares)
 
-    def take(self, place: int, head: Head, message: Tensor) -> None:
+    def take(self, shard: int, head: Head, message: Tensor) -> None:
         """The squares of another server's part."""
         squares = message.view(torch.float64).clone()
-        self._squares.setdefault((head.index, head.number), {})[place] = squares
+        self._squares.setdefault((head.index, head.number), {})[shard] = squares
 
     def _sum(self, index: int, pushed: Sequence[Parts]) -> Tensor | None:
         """The sum of a bucket over workers, in their order; None where nobody had samples."""
@@ -123,7 +123,7 @@ class Optimized:
             worker = self._service.workers[due.workers[0]]
             key = (-1, due.step) if self._each_step else (due.workers[0], worker.number - len(worker.pushed))
             parts = self._squares.pop(key)
-            squares = torch.stack([parts[place] for place in sorted(parts)]).sum(0)
+            squares = torch.stack([parts[shard] for shard in sorted(parts)]).sum(0)
         if any(pushed):
             self._update(due.step, pushed, squares)
 

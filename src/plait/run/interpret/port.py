@@ -59,8 +59,8 @@ class Port:
         """Send every server its part of a bucket; the scalars go to all."""
         assert bucket == self._known[index], "all steps of a run have the same buckets"
         scalars = flat[num_weights(bucket) :]
-        for place, server in enumerate(self._servers):
-            start, end = part_of(bucket, place, len(self._servers))
+        for shard, server in enumerate(self._servers):
+            start, end = part_of(bucket, shard, len(self._servers))
             self._streams.send(
                 server, Head(kind=MessageKind.PUSH, index=index, step=step), flat[start:end], scalars
             )
@@ -123,18 +123,18 @@ class Port:
             head = Head(kind=MessageKind.PULL, step=step, number=self._asked, counts=counts)
             self._streams.send(server, head)
 
-    def take(self, index: int, number: int, place: int, use: Callable[[Tensor], None]) -> bool:
+    def take(self, index: int, number: int, shard: int, use: Callable[[Tensor], None]) -> bool:
         """Where a server's part of a bucket's weights is there: have it used."""
-        return self._post.take(weights_name(index, number), self._servers[place], use)
+        return self._post.take(weights_name(index, number), self._servers[shard], use)
 
-    def wait(self, index: int, number: int, place: int, use: Callable[[Tensor], None]) -> None:
+    def wait(self, index: int, number: int, shard: int, use: Callable[[Tensor], None]) -> None:
         """The same, once it is there."""
-        self._post.wait(weights_name(index, number), self._servers[place], use)
+        self._post.wait(weights_name(index, number), self._servers[shard], use)
 
-    def put(self, index: int, place: int, message: Tensor) -> None:
+    def put(self, index: int, shard: int, message: Tensor) -> None:
         """Write a server's part of a bucket's weights into the model."""
         bucket = self._known[index]
-        begin, end = part_of(bucket, place, len(self._servers))
+        begin, end = part_of(bucket, shard, len(self._servers))
         put_part(bucket, self._state.parameters, self._payload(index, message), begin, end)
 
     def read(self, index: int, message: Tensor) -> Tensor:
@@ -147,8 +147,8 @@ class Port:
         return payload.view(self._known[index].dtype)
 
     @property
-    def places(self) -> range:
-        """Servers, by their place among servers."""
+    def shards(self) -> range:
+        """Servers, by what shard of each bucket they hold."""
         return range(len(self._servers))
 
 
@@ -173,24 +173,24 @@ class _Pulled:
 
     def __init__(self, port: Port, index: int, number: int) -> None:
         self._port, self._index, self._number = port, index, number
-        self._missing = list(port.places)
+        self._missing = list(port.shards)
 
     def ready(self) -> bool:
         if not self._port.waits:
             self._missing = [
-                place
-                for place in self._missing
-                if not self._port.take(self._index, self._number, place, self._putting(place))
+                shard
+                for shard in self._missing
+                if not self._port.take(self._index, self._number, shard, self._putting(shard))
             ]
         return self._port.waits or not self._missing
 
     def result(self) -> Tensor:
-        for place in self._missing:
-            self._port.wait(self._index, self._number, place, self._putting(place))
+        for shard in self._missing:
+            self._port.wait(self._index, self._number, shard, self._putting(shard))
         return torch.empty(0)
 
-    def _putting(self, place: int) -> Callable[[Tensor], None]:
-        return lambda message: self._port.put(self._index, place, message)
+    def _putting(self, shard: int) -> Callable[[Tensor], None]:
+        return lambda message: self._port.put(self._index, shard, message)
 
 
 class _Answer:

@@ -59,7 +59,7 @@ class Holder(Protocol):
     def apply(self, due: Due, pushed: Sequence[Parts]) -> None:
         """Do it."""
 
-    def take(self, place: int, head: Head, message: Tensor) -> None:
+    def take(self, shard: int, head: Head, message: Tensor) -> None:
         """A message of another server."""
 
     def give(self, index: int) -> Sequence[Tensor]:
@@ -75,7 +75,7 @@ class Service:
     def __init__(
         self, plan: Plan, rank: int, post: Post, state: ModelState, own: RankProgram, serve: Serve
     ) -> None:
-        self.plan, self.place, self.state, self.own, self.serve = (
+        self.plan, self.shard, self.state, self.own, self.serve = (
             plan,
             rank - plan.mesh.size,
             state,
@@ -87,7 +87,7 @@ class Service:
         self.rule: ServerRule = rule_of(serve, plan.mesh.size, self.start)
         self.workers = [Sender() for _ in range(plan.mesh.size)]
         self.states: dict[tuple[int, int], Tensor] = {}
-        """What other servers hold, by (place, step): for a checkpoint."""
+        """What other servers hold, by (shard, step): for a checkpoint."""
         self.reached = self.start
         """The step after the last one of any worker."""
         self.after_update: Callable[[], Iterator[None]] | None = None
@@ -119,7 +119,7 @@ class Service:
         """Take at most one message from everybody; whether there was any."""
         found = False
         for rank in range(self.plan.ranks):
-            if rank != self.plan.mesh.size + self.place:
+            if rank != self.plan.mesh.size + self.shard:
                 found = self.streams.take(rank, lambda head, m, rank=rank: self._take(rank, head, m)) or found  # type: ignore[misc]
         return found
 

@@ -41,7 +41,7 @@ class Keeper:
             "progress": progress,
             "plan": task.plan.name,
         }
-        first = server.place == 0
+        first = server.shard == 0
         self._saver = (
             Saver(task.folder / "checkpoints", keep=task.keep, time_limit_s=task.checkpoint_timeout_s)
             if first
@@ -67,12 +67,12 @@ class Keeper:
             self._saver.submit(state.to_checkpoint(self._extra))
             return
         first = server.plan.mesh.size
-        if server.place > 0:
+        if server.shard > 0:
             given = Given(holding.layout)
             state.to_checkpoint(self._extra, given)
             server.streams.send(first, Head(kind=MessageKind.STATE, step=step), *given.parts)
             return
-        others = [(place, step) for place in range(1, server.plan.sync.servers)]
+        others = [(shard, step) for shard in range(1, server.plan.sync.servers)]
         limit = time.monotonic() + patience_s
         while any(key not in server.states for key in others):
             if time.monotonic() > limit:
@@ -82,7 +82,7 @@ class Keeper:
                 return
             if not server.poll():
                 yield
-        taken = Taken(holding.layout, lambda place: server.states[place, step])
+        taken = Taken(holding.layout, lambda shard: server.states[shard, step])
         assert self._saver is not None
         self._tell_all(self._saver.poll())
         self._saver.submit(state.to_checkpoint(self._extra, taken))

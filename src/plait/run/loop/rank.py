@@ -217,14 +217,14 @@ class _Rank:
             for _ in turns:
                 patience.wait(service.streams.taken)
         self.state.steps_done = service.reached
-        _write_parts(task, service.place, gradients)
+        _write_parts(task, service.shard, gradients)
         for _ in keeper.close():
             patience.wait(service.streams.taken)
-        if service.place == 0:
+        if service.shard == 0:
             _join_parts(task, self.state, len(gradients))
         self.watch.write(task, seat, self.program, self.state.steps_done)
         counted: dict[str, Any] = {"bytes_sent": service.streams.sent_bytes}
-        if service.place == 0:
+        if service.shard == 0:
             counted |= {"updates": service.rule.applied, "staleness": histogram([service.rule.staleness])}
         return counted
 
@@ -245,16 +245,16 @@ class _Patience:
             time.sleep(_SLEEP_S)
 
 
-def _write_parts(task: Task, place: int, gradients: list[dict[str, Tensor]]) -> None:
+def _write_parts(task: Task, shard: int, gradients: list[dict[str, Tensor]]) -> None:
     """For verification: this server's part of every update's gradients."""
     for number, entry in enumerate(gradients):
-        save_file({name: part.contiguous() for name, part in entry.items()}, _part(task, number, place))
+        save_file({name: part.contiguous() for name, part in entry.items()}, _part(task, number, shard))
 
 
 def _join_parts(task: Task, state: ModelState, count: int) -> None:
     """Put the parts of all servers together; the others have written theirs before they gave up their state."""
     for number in range(count):
-        parts = [load_file(_part(task, number, place)) for place in range(task.plan.sync.servers)]
+        parts = [load_file(_part(task, number, shard)) for shard in range(task.plan.sync.servers)]
         whole = parts[0]
         if state.holding is not None:
             layout = state.holding.layout
@@ -262,5 +262,5 @@ def _join_parts(task: Task, state: ModelState, count: int) -> None:
         save_file(whole, task.folder / f"gradients-{number:06d}.safetensors")
 
 
-def _part(task: Task, number: int, place: int) -> Path:
-    return task.folder / f"gradients-{number:06d}-of-server-{place}.safetensors"
+def _part(task: Task, number: int, shard: int) -> Path:
+    return task.folder / f"gradients-{number:06d}-of-server-{shard}.safetensors"

@@ -143,9 +143,9 @@ def _try_optimizer(
     except PlaitError:
         raise
     except Exception as error:
-        place = where(error)
+        line = where(error)
         raise JobError(
-            f"the optimizer or its schedule failed{f' at {place}' if place else ''}: {type(error).__name__}: {error}",
+            f"the optimizer or its schedule failed{f' at {line}' if line else ''}: {type(error).__name__}: {error}",
             fix="mend that line.",
         ) from error
     if follows and not is_part:

@@ -95,7 +95,7 @@ def _gradients(
     state.optimizer.zero_grad(set_to_none=True)
     graphs = [_graph_of(programs.captures, batch, size) for batch, size in zip(batches, sizes, strict=True)]
     nodes = [_nodes_of(programs, batch, size) for batch, size in zip(batches, sizes, strict=True)]
-    placed = [pytree.tree_map_only(Tensor, state.place, batch) for batch in batches]
+    placed = [pytree.tree_map_only(Tensor, state.to_device, batch) for batch in batches]
     known = [weight_of(graph, batch) for graph, batch in zip(graphs, placed, strict=True)]
     loss, whole = 0.0, 0.0
     kept: list[Tensor | None] = [None] * len(state.named)

@@ -46,7 +46,7 @@ def evaluate(state: ModelState, source: Source, rank: int, ranks: int, add_up: S
     try:
         with torch.no_grad(), state.job.autocast(state.device.type):
             for count, fetched in _batches(source, job.batch, rank, ranks):
-                batch = pytree.tree_map_only(Tensor, state.place, fetched)
+                batch = pytree.tree_map_only(Tensor, state.to_device, fetched)
                 for index, (total, weight) in enumerate(_measure(job, state, batch, count)):
                     sums[index] += torch.tensor([float(total), float(weight)], dtype=torch.float64)
     finally:

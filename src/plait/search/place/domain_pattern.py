@@ -41,19 +41,19 @@ def domain_batch(graph: Graph, size: int, dim: int | None) -> Entries:
             + f": it has {shapes}.",
             fix=f"set domain.dim to the dim of rows or positions, or use data={size}.",
         )
-    for leaf, place in cut:
-        if leaf.shape[place] % size:
+    for leaf, cut_dim in cut:
+        if leaf.shape[cut_dim] % size:
             raise PlanError(
-                f"axis domain={size}: dim {place} of {leaf.name} {list(leaf.shape)} has {leaf.shape[place]}, "
+                f"axis domain={size}: dim {cut_dim} of {leaf.name} {list(leaf.shape)} has {leaf.shape[cut_dim]}, "
                 f"which {size} does not divide.",
-                fix=f"pad it to {-(-leaf.shape[place] // size) * size}, or choose a size that divides it.",
+                fix=f"pad it to {-(-leaf.shape[cut_dim] // size) * size}, or choose a size that divides it.",
             )
-    return tuple((leaf.name, f"S({place})") for leaf, place in cut)
+    return tuple((leaf.name, f"S({cut_dim})") for leaf, cut_dim in cut)
 
 
 def _by_kind(leaves: Sequence[_Leaf]) -> list[tuple[_Leaf, int]]:
-    found = {leaf: place for leaf in leaves if (place := _own_dim(leaf)) is not None}
-    extents = {leaf.shape[place] for leaf, place in found.items()}
+    found = {leaf: cut_dim for leaf in leaves if (cut_dim := _own_dim(leaf)) is not None}
+    extents = {leaf.shape[cut_dim] for leaf, cut_dim in found.items()}
     for leaf in leaves:
         if leaf not in found and len(leaf.shape) > 1 and leaf.shape[1] in extents:
             found[leaf] = 1
