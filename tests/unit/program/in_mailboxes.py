@@ -17,7 +17,8 @@ from plait.plan.mesh import Mesh
 from plait.plan.plan import DATA
 from plait.program.instructions import Collective
 from plait.program.local import communicate
-from plait.program.local.localize import LocalGraph, localize
+from plait.program.local.local_graph import LocalGraph
+from plait.program.local.localize import localize
 from plait.program.place.placement import AxisShares, Partial, Placement, R, Replicate, Shard, Strategy
 from plait.program.place.propagate import Placements
 from plait.run.interpret.serial import Mailboxes, SerialLinks

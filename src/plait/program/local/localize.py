@@ -7,7 +7,6 @@ one that its placement demands, so a wrong rule is found here and not by a wrong
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,51 +19,13 @@ from plait.plan.plan import DATA
 from plait.program.local.conversions import Conversion
 from plait.program.local.fakes import Fakes
 from plait.program.local.functions import weighted_share
+from plait.program.local.local_graph import Change, LocalGraph
 from plait.program.local.lowering import Local, Site, lower_node
 from plait.program.local.lowerings import REGISTERED as _REGISTERED  # noqa: F401
 from plait.program.place.placement import Partial, Placement, R, Replicate, Shard
 from plait.program.place.propagate import Placements
 from plait.program.stage.where import Stages
 from plait.torch_private import pytree
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Change:
-    """A tensor under other placements than those it was made with; in the `meta` of the local nodes that do it."""
-
-    tensor: fx.Node
-    """The global node."""
-    user: fx.Node | None
-    """The global op that asked for it first."""
-    have: tuple[Placement, ...]
-    """Per axis."""
-    want: tuple[Placement, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LocalGraph:
-    """What one rank computes in one micro-step."""
-
-    graph: fx.Graph
-    """Ops on local pieces, with communication as nodes."""
-    total: str
-    """Local node of the loss's numerator."""
-    weight: str
-    """Local node of its denominator."""
-    gradients: dict[str, str]
-    """Parameter name -> local node."""
-    new_buffers: dict[str, str]
-    """Buffer name -> local node, equal on all ranks."""
-    total_placement: tuple[Placement, ...]
-    """Per axis: replicated, or a partial sum."""
-    weight_placement: tuple[Placement, ...]
-    """Likewise."""
-    gradient_placements: dict[str, tuple[Placement, ...]]
-    """Likewise, by parameter name."""
-    parts: dict[str, dict[int, str]] = field(default_factory=dict)
-    """Of a pipeline: parameter name -> stage -> local node of that stage's part of the gradient."""
-    offsets: dict[str, str] = field(default_factory=dict)
-    """Placeholder -> mesh axis: where the rank is on it, which comes with the step."""
 
 
 def localize(

@@ -11,7 +11,7 @@ import torch
 from plait.graph.graph import Graph
 from plait.plan.plan import PIPE, Plan
 from plait.program.layout import Layout
-from plait.program.local.localize import LocalGraph
+from plait.program.local.local_graph import LocalGraph
 from plait.program.place.placement import AxisShares, Partial, Placement
 from plait.program.program import Bucket
 

@@ -17,7 +17,7 @@ from plait.graph.graph import Graph
 from plait.graph.storage import is_item
 from plait.program.cost.memory import step_memory
 from plait.program.instructions import Compute
-from plait.program.local.localize import LocalGraph
+from plait.program.local.local_graph import LocalGraph
 from plait.program.program import Program
 from plait.program.segment.cut import is_collective
 from plait.program.stage.where import Stages

@@ -19,7 +19,7 @@ from plait.errors import PlanError
 from plait.graph.cost import node_flops
 from plait.graph.graph import Graph
 from plait.graph.storage import is_item, shows_input, storage_bytes
-from plait.program.local.localize import LocalGraph
+from plait.program.local.local_graph import LocalGraph
 from plait.program.place.op_keys import find_blocks
 from plait.program.segment.recompute import Again, forward_nodes, frontier, is_backward, op_of
 from plait.program.stage.stages import op_cost

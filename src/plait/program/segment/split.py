@@ -12,7 +12,7 @@ from torch import fx
 
 from plait.errors import ProgramError
 from plait.graph.storage import is_item
-from plait.program.local.localize import LocalGraph
+from plait.program.local.local_graph import LocalGraph
 from plait.program.stage.schedules.messages import Direction
 from plait.program.stage.where import Stages
 

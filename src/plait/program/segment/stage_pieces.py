@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from plait.graph.graph import Graph
-from plait.program.local.localize import LocalGraph
+from plait.program.local.local_graph import LocalGraph
 from plait.program.segment.cut import Piece, cut
 from plait.program.segment.split import StageGraph
 

@@ -10,7 +10,7 @@ from torch import fx
 from plait.program.instructions import Collective
 from plait.program.local.communicate import COLLECTIVES, local_piece
 from plait.program.local.functions import weighted_share
-from plait.program.local.localize import Change, LocalGraph
+from plait.program.local.local_graph import Change, LocalGraph
 from plait.program.place.op_keys import fold_path
 from plait.program.place.propagate import Placements
 from plait.program.program import Program

@@ -24,7 +24,7 @@ from plait.program.instructions import (
     Tangent,
 )
 from plait.program.layout import Layout
-from plait.program.local.localize import LocalGraph
+from plait.program.local.local_graph import LocalGraph
 from plait.program.place.placement import Partial
 from plait.program.program import Bucket, RankProgram, Segment, Spec, Storage
 from plait.program.segment.buckets import bucket_reads

@@ -20,7 +20,7 @@ from plait.program.instructions import (
     SquareSum,
     Update,
 )
-from plait.program.local.localize import LocalGraph
+from plait.program.local.local_graph import LocalGraph
 from plait.program.segment.buckets import bucket_reads
 from plait.program.value import SQUARES, TOTAL, WEIGHT, Value
 from plait.program.write.compression import CompressedSums, is_compressed

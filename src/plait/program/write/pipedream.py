@@ -17,7 +17,7 @@ from plait.job.updates.clip import Clip
 from plait.plan.plan import PIPE, Plan
 from plait.program.cost.memory import storages_of
 from plait.program.instructions import Stash, Tally, Tangent, Update
-from plait.program.local.localize import LocalGraph
+from plait.program.local.local_graph import LocalGraph
 from plait.program.place.placement import Partial
 from plait.program.program import Segment, Storage
 from plait.program.segment.cut import Piece, Start

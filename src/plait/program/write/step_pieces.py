@@ -10,7 +10,7 @@ import torch
 
 from plait.graph.graph import Graph
 from plait.program.layout import Layout
-from plait.program.local.localize import LocalGraph
+from plait.program.local.local_graph import LocalGraph
 from plait.program.program import Bucket
 from plait.program.segment.buckets import bucket_reads
 from plait.program.segment.cut import Piece, cut

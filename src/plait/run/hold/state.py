@@ -266,7 +266,7 @@ class ModelState:
         if self.holding is None:
             restore_model(self.model, state)
         else:
-            with self._whole_from(state):
+            with self._whole():
                 restore_model(self.model, state)
                 self.holding.load(dict(self.model.named_parameters()))
             optimizer = self._own_part(optimizer)
@@ -300,7 +300,7 @@ class ModelState:
         }
 
     @contextmanager
-    def _whole_from(self, state: TrainingState) -> Iterator[None]:
+    def _whole(self) -> Iterator[None]:
         """The module with whole parameters for a moment, so that names and shapes are checked as always."""
         for name, parameter in self.model.named_parameters():
             parameter.data = torch.empty(self._shapes[name], dtype=parameter.dtype)

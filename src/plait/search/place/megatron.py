@@ -50,7 +50,7 @@ def megatron(
     for region in chosen:
         parameters |= region.parameters
         strategies |= region.strategies
-    parameters |= _embeddings(flow, search, {**fixed, **parameters})
+    parameters |= _embeddings(flow, {**fixed, **parameters})
     placements = complete(flow, {**fixed, **parameters}, {**strategies, **pins}, sequence=sequence)
     layers = {region.seed for region in chosen} | {n for region in chosen for n in region.strategies}
     return Pattern(
@@ -88,7 +88,7 @@ def _agrees(region: Region, taken: set[fx.Node], cut: Mapping[fx.Node, Placement
     return same and not any(node in taken for node in region.strategies)
 
 
-def _embeddings(flow: Flow, search: Regions, known: Mapping[fx.Node, Placement]) -> dict[fx.Node, Placement]:
+def _embeddings(flow: Flow, known: Mapping[fx.Node, Placement]) -> dict[fx.Node, Placement]:
     """Tables of words, cut by rows: more rows than columns, and looked up by what the batch says."""
     batch = {entry.node for entry in flow.graph.inputs_of("batch")}
     depends = {node for node in flow.graph.graph.nodes if node.name in batch}

@@ -102,7 +102,7 @@ def pose(
         classes=classes,
         options=listed,
         sharings=sharings,
-        passed_on=_passed_on(flow, classes, options.index, sharings),
+        passed_on=_passed_on(flow, classes, sharings),
         whole=whole,
         work=[_work(flow, entry, found) for entry, found in zip(classes, listed, strict=True)],
         exchanged=[_exchanged(flow, entry, found) for entry, found in zip(classes, listed, strict=True)],
@@ -141,9 +141,7 @@ def _sharings(flow: Flow, index: Mapping[fx.Node, int]) -> tuple[list[Sharing], 
     return sharings, whole
 
 
-def _passed_on(
-    flow: Flow, classes: Sequence[OpClass], index: Mapping[fx.Node, int], sharings: Sequence[Sharing]
-) -> frozenset[Edge]:
+def _passed_on(flow: Flow, classes: Sequence[OpClass], sharings: Sequence[Sharing]) -> frozenset[Edge]:
     """Edges to ops of one tensor in and one as large out, that alone read it, and whose readers are of their own phase.
 
     A conversion costs the same on both sides of such an op, so only those on its far side are looked at, and making

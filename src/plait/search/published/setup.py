@@ -61,7 +61,7 @@ def setup_of(case: Case) -> Setup:
     system = _system(case)
     try:
         plan = _plan(case, notes)
-        cluster = _cluster(case, plan, notes)
+        cluster = _cluster(case, plan)
         shape = _shape(case, system, plan)
     except PlaitError as error:
         raise UnclearError(str(error.what)) from error
@@ -137,7 +137,7 @@ def _recompute(given: Mapping[str, Any], notes: list[str]) -> str:
     return "selective" if text.startswith("selective") else "none"
 
 
-def _cluster(case: Case, plan: Plan, notes: list[str]) -> Cluster:
+def _cluster(case: Case, plan: Plan) -> Cluster:
     given = case.cluster
     name = str(given.get("gpu", "")).upper()
     match = re.search(r"(V100|A100|H100|H200|B200|K80)", name)

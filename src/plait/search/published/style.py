@@ -14,7 +14,7 @@ from plait.graph.graph import Graph
 from plait.graph.op_family import family
 from plait.program.cost.op_time import OpWork
 from plait.program.local.communicate import all_gather
-from plait.program.local.localize import LocalGraph
+from plait.program.local.local_graph import LocalGraph
 from plait.program.segment.recompute import is_backward
 from plait.search.predict.model_costs import Amount
 from plait.search.predict.unit_costs import MakeReader, UnitReader

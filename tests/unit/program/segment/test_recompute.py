@@ -19,7 +19,8 @@ from plait.plan.named import resolve
 from plait.plan.plan import Plan, read_plan
 from plait.program.compile import Settings, compile_program, place
 from plait.program.instructions import Commit, Compute
-from plait.program.local.localize import LocalGraph, localize
+from plait.program.local.local_graph import LocalGraph
+from plait.program.local.localize import localize
 from plait.program.program import Program
 from plait.program.segment.cut import is_collective
 from plait.program.segment.recompute import (
