@@ -168,3 +168,38 @@ def test_a_gradient_of_a_gradient_through_shared_statistics_is_refused() -> None
     run(made, "single", 1)
     with pytest.raises(JobError, match="differentiates a gradient"):
         run(made, "ddp", 2)
+
+
+@pytest.mark.parametrize(("plan", "ranks"), [("single", 1), ("ddp", 2), ("zero1", 2), ("zero3", 2)])
+def test_a_parameter_without_a_gradient_is_left_alone(plan: str, ranks: int) -> None:
+    """Weight decay would shrink it. One layer is used by long sequences alone, which one of two ranks has."""
+
+    class Sometimes(Opaque):
+        def __init__(self) -> None:
+            super().__init__()
+            self.never, self.rarely = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x)
+            return out * (1 + self.rarely.weight.sum()) if int(x[:, 0].max()) == 10 else out
+
+    def adamw(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.5)
+
+    data = [(x.clone().clamp(max=9), y) for x, y in tokens()]
+    data[3][0][0] = 10  # of the first epoch's samples, one
+    made = Job(
+        model=Sometimes,
+        data=data,
+        objective=mean_over_tokens,
+        optimizer=adamw,
+        batch=SAMPLES,
+        steps=3,
+        clip_norm=1.0,
+    )
+    found = run_serially(made, resolve(plan, ranks), 3, torch.float64)
+    start = made.build_model().double()
+    assert torch.equal(found.weights["never.weight"], start.never.weight)
+    assert torch.equal(found.weights["rarely.bias"], start.rarely.bias)
+    assert not torch.equal(found.weights["rarely.weight"], start.rarely.weight)
+    assert_same(found, run_serially(made, resolve("single", 1), 3, torch.float64))

@@ -34,10 +34,10 @@ def run_eagerly(
     step: int,
     micro_batch: int,
     company: Company | None,
-) -> list[Tensor]:
-    """[total, weight, *gradients, *buffers] of one share; an empty share contributes zeros.
+) -> tuple[list[Tensor], frozenset[str]]:
+    """([total, weight, *gradients, *buffers] of one share, parameters that had a gradient on any rank).
 
-    `company`: the other ranks of `data`, where there are any.
+    An empty share contributes zeros. `company`: the other ranks of `data`, where there are any.
     """
     named = dict(state.model.named_parameters())
     tensors = [named[name] for name in model.parameters]
@@ -71,8 +71,12 @@ def run_eagerly(
                     found = _backward(mean, tensors)  # type: ignore[arg-type]
         if company is not None:
             company.leave()
+    used = torch.tensor([gradient is not None for gradient in found], dtype=torch.float64)
+    if company is not None:
+        used = company.gather("used", used).sum(0)
+    names = frozenset(name for name, is_used in zip(model.parameters, used.tolist(), strict=True) if is_used)
     gradients = [torch.zeros_like(t) if g is None else g * whole for t, g in zip(tensors, found, strict=True)]
-    return [total.detach(), weight.detach(), *gradients, *_buffers(state, model.buffers, share)]
+    return [total.detach(), weight.detach(), *gradients, *_buffers(state, model.buffers, share)], names
 
 
 @contextmanager

@@ -106,6 +106,8 @@ class Machine:
         self._now: Step | None = None
         """The step that is executed; None: none yet."""
         self._norm: Tensor | None = None
+        self._used: frozenset[str] = frozenset()
+        """Parameters that code which is not captured has used in this step, on any rank."""
         self._run: dict[type, Callable[[Any], None]] = {
             ins.Load: self._load,
             ins.Compute: self._compute,
@@ -168,7 +170,7 @@ class Machine:
         """One step, under the caller's `torch.no_grad`: a generator must not change the mode of its caller."""
         now = self._steps.step(program, step, shares)
         self.store.frozen = self.state.frozen(step)
-        self._now, self._norm = now, None
+        self._now, self._norm, self._used = now, None, frozenset()
         self._values |= now.known.constants
         if now.own.same_sizes and shares:
             yield from compare_sizes(now, self.links)
@@ -292,17 +294,19 @@ class Machine:
         assert number is not None
         ranks = 1 if now.program.plan.agreement.alone else now.program.plan.data_ranks
 
-        def work(meet: Meet) -> list[Tensor]:
+        def work(meet: Meet) -> tuple[list[Tensor], frozenset[str]]:
             company = Company(ranks, meet, self.state.device) if ranks > 1 else None
             with torch.no_grad(), self.state.lent(self._values):
                 return run_eagerly(self.state, now.shares[number], instruction, now.number, number, company)
 
         if ranks == 1 or not self.links.takes_turns:
-            results = work(at_once(self.links))
+            results, used = work(at_once(self.links))
         else:
             self.turns = Turns(self.links)
             yield from self.turns.run(work)
-            results = self.turns.result
+            results, used = self.turns.result
+        self._used |= used  # torch's optimizers leave parameters without a gradient alone
+        self.store.frozen = self.state.frozen(now.number) | (frozenset(instruction.parameters) - self._used)
         self._values.update(zip(instruction.writes, results, strict=True))
 
     def _tally(self, instruction: ins.Tally) -> None:
