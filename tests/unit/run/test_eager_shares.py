@@ -172,7 +172,7 @@ def test_a_gradient_of_a_gradient_through_shared_statistics_is_refused() -> None
 
 @pytest.mark.parametrize(("plan", "ranks"), [("single", 1), ("ddp", 2), ("zero1", 2), ("zero3", 2)])
 def test_a_parameter_without_a_gradient_is_left_alone(plan: str, ranks: int) -> None:
-    """Weight decay would shrink it. One layer is used by long sequences alone, which one of two ranks has."""
+    """Weight decay would shrink it. One layer is used by a marked sample alone, which one of two ranks has."""
 
     class Sometimes(Opaque):
         def __init__(self) -> None:
@@ -181,7 +181,8 @@ def test_a_parameter_without_a_gradient_is_left_alone(plan: str, ranks: int) -> 
 
         def forward(self, x: Tensor) -> Tensor:
             out = super().forward(x)
-            return out * (1 + self.rarely.weight.sum()) if int(x[:, 0].max()) == 10 else out
+            marked = (x[:, 0] == 10)[:, None, None]
+            return torch.where(marked, out * self.rarely.weight.sum(), out) if marked.any() else out
 
     def adamw(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.5)
