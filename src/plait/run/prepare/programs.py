@@ -458,8 +458,9 @@ class Programs:
             )
         if self.plan.mesh.size > 1:
             notices.append(
-                "run eagerly, each rank's forward sees its own share alone: branches, state and hooks that depend on "
-                "the whole batch are not those of one process. Losses, batch norm and random numbers are."
+                "run eagerly, each rank's forward sees its own share alone: what looks across samples by itself "
+                "(branches, state, hooks, norms of your own) is not that of one process. "
+                "Losses, torch's batch norm and random numbers are."
                 if self.job.batch_norm == "global" and trial.watched and not self.plan.agreement.alone
                 else "run eagerly, each rank's forward sees its own share alone: batch norm, random numbers, and "
                 "branches, state and hooks that depend on the batch, are not those of one process."
