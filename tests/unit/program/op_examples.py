@@ -189,6 +189,8 @@ LOSSES = (
 )  # fmt: skip
 
 PRODUCTS = (
+    e(ours.grouped_product.default, x(6, 12), x(3, 12, 6), torch.tensor([1, 4, 6], dtype=torch.int32)),
+    e(ours.grouped_outer.default, x(6, 12), x(6, 6), torch.tensor([1, 4, 6], dtype=torch.int32)),
     e(aten.mm.default, x(12, 6), x(6, 12)), e(aten.bmm.default, x(6, 12, 6), x(6, 6, 12)), e(aten.addmm.default, x(12), x(6, 6), x(6, 12)),
     e(aten.addmm.default, x(6, 12), x(6, 6), x(6, 12), beta=0.5, alpha=2.0), e(aten.addmm.default, x(6, 1), x(6, 6), x(6, 12)),
     e(aten.baddbmm.default, x(6, 12, 12), x(6, 12, 6), x(6, 6, 12)), e(aten.baddbmm.default, x(1, 12, 1), x(6, 12, 6), x(6, 6, 12)),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from docs.pictures.hops import HOPS, draw_hops
 from docs.pictures.models import PICTURES
 from docs.pictures.scene import Bar, Row, make_scene
 from docs.pictures.svg import draw
@@ -101,8 +102,14 @@ def test_a_picture_is_that_of_todays_program(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", HOPS)
+def test_a_picture_of_hops_is_that_of_todays_program(name: str) -> None:
+    assert f"pictures/{name}.svg" in (DOCS / "links.md").read_text(encoding="utf-8")
+    assert draw_hops(name) == (DOCS / "pictures" / f"{name}.svg").read_text(encoding="utf-8")
+
+
 def test_no_picture_is_left_over() -> None:
-    assert {path.stem for path in (DOCS / "pictures").glob("*.svg")} == {*PICTURES, *TIMELINES}
+    assert {path.stem for path in (DOCS / "pictures").glob("*.svg")} == {*PICTURES, *TIMELINES, *HOPS}
 
 
 def test_megatron_shows_where_the_sum_appears_and_where_it_is_formed() -> None:

@@ -73,7 +73,7 @@ class Meeting:
         self._rank, self._brought, self._barrier = rank, brought, barrier
 
     def __call__(self, name: str, part: Tensor) -> list[Tensor]:
-        return [tensor for _, tensor in self.tell((name, part))]
+        return [tensor for _, tensor in self.tell((name, part.clone()))]  # as a message: the sender goes on
 
     def tell(self, value: Any) -> list[Any]:
         self._brought[self._rank] = value
