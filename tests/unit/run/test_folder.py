@@ -1,5 +1,6 @@
 """The run folder: its name, what is refused, and files that survive a torn end."""
 
+import errno
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.errors import UsageError
+from plait.errors import DiskError, UsageError
 from plait.run.record.folder import discard_if_empty, make_run_folder, write_environment
 from plait.run.record.lock import locked
 
@@ -95,3 +96,13 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
         make_run_folder(tmp_path, "mlp", resuming=False)
     assert str(tmp_path / "run") in str(caught.value.fix)
     assert make_run_folder(tmp_path / "run", "mlp", resuming=False) == tmp_path / "run"
+
+
+def test_a_disk_without_room_for_the_lock_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int, text: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(DiskError, match=r"run\.lock") as caught, locked(tmp_path):
+        pass
+    assert caught.value.fix

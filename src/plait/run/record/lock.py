@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from plait.errors import UsageError
+from plait.files.write import cannot_write
 
 NAME = "run.lock"
 _READ_BYTES = 4096
@@ -55,8 +56,12 @@ def locked(folder: Path) -> Iterator[None]:
             # A file system without locks: one writer is then a matter of care, as docs/guarantees.md says.
         since = time.strftime("%Y-%m-%d %H:%M:%S %z")
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
-        os.ftruncate(file, 0)
-        os.pwrite(file, json.dumps(holder).encode() + b"\n", 0)
+        text = json.dumps(holder).encode() + b"\n"
+        try:
+            os.ftruncate(file, 0)
+            os.pwrite(file, text, 0)
+        except OSError as error:
+            raise cannot_write(path, error, len(text)) from error
         yield
         os.ftruncate(file, 0)
     finally:
