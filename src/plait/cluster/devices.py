@@ -264,4 +264,4 @@ DEVICES: Mapping[str, Preset] = {
         source="one core of a server, roughly; ranks of a host meet in shared memory. `plait measure` knows better",
     ),
 }  # fmt: skip
-"""By name."""
+"""By name; `A100` alone means the one of 80 GB."""

@@ -11,8 +11,6 @@ from plait.cluster.devices import DEVICES, Preset
 from plait.cluster.instances import INSTANCES
 from plait.errors import ClusterError
 
-PRESETS: Mapping[str, Preset] = DEVICES
-"""Devices by name, in hosts as they are usually built; `A100` alone means the one of 80 GB."""
 _ALIASES = {
     "A100": "A100-80", "V100-32": "V100", "H100-80": "H100", "H100-SXM": "H100", "MI300": "MI300X",
     "RTX6000": "RTX6000-Ada", "A6000": "RTX-A6000", "GH200-96": "GH200", "ND96isr": "ND96isr_H100_v5",

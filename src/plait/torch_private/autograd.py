@@ -49,12 +49,6 @@ def saved(node: Any, name: str) -> Any:
     return getattr(node, f"_saved_{name}")
 
 
-def forward_lines_of_differentiated() -> list[str]:
-    """Of the op that is being differentiated: the stack of its forward, where anomaly mode has noted it."""
-    node: Any = torch._C._current_autograd_node()
-    return list(node.metadata.get("traceback_", ())) if node is not None else []
-
-
 def is_number(operand: Any) -> bool:
     """Whether an op was given this as a Python number: as a tensor, it yields to the dtype of any other."""
     if not isinstance(operand, Tensor):

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from plait.cluster.cluster import Device, Link
+from plait.cluster.devices import DEVICES
 from plait.cluster.files import read_cluster, write_cluster
 from plait.cluster.instances import INSTANCES
 from plait.cluster.parse import parse_cluster
-from plait.cluster.presets import PRESETS, preset_called
+from plait.cluster.presets import preset_called
 from plait.errors import ClusterError
 
 
@@ -64,7 +65,7 @@ def test_this_machine_must_have_been_measured(tmp_path: Path, monkeypatch: pytes
     assert parse_cluster("this") == parse_cluster("2xcpu")
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", DEVICES)
 def test_file_returns_what_was_written(name: str, tmp_path: Path) -> None:
     cluster = replace(parse_cluster(f"2x8x{name}"), price_per_hour=2.5)
     cluster = replace(cluster, device=replace(cluster.device, timed={"mm": 1.5e-6}))
@@ -139,8 +140,8 @@ def test_neighbours_use_their_own_link() -> None:
 
 
 def test_rate_falls_back_to_what_the_device_can() -> None:
-    assert PRESETS["V100"].device.rate("bfloat16") == 15.7e12
-    assert PRESETS["A100-80"].device.rate("float8") == 312e12
+    assert DEVICES["V100"].device.rate("bfloat16") == 15.7e12
+    assert DEVICES["A100-80"].device.rate("float8") == 312e12
     only = Device(name="x", memory_bytes=1, peak_flops={"float32": 5.0}, memory_bandwidth=1.0)
     assert only.rate("float64") == only.rate("tf32") == 5.0
 
@@ -151,7 +152,7 @@ def test_links_need_a_bandwidth() -> None:
 
 
 def test_every_preset_can_be_planned_for_and_names_its_source() -> None:
-    for name, preset in {**PRESETS, **INSTANCES}.items():
+    for name, preset in {**DEVICES, **INSTANCES}.items():
         device = preset.device
         assert preset.source and preset.devices_per_host >= 1, name
         rates = [

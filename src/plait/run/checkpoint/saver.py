@@ -46,7 +46,7 @@ class Notice:
         """What whoever watches the run is told."""
         if self.kind != "saved":
             return {"notice": self.message}
-        told = {name: getattr(self, name) for name in ("step", "is_best", "write_s", "pause_s", "deleted")}
+        told = {name: getattr(self, name) for name in ("step", "is_best", "write_s", "pause_s")}
         return {"saved": told | {"path": str(self.path), "deleted": list(self.deleted)}}
 
 

@@ -6,7 +6,6 @@ meet all use the same one, since only the compiled one wakes who sleeps.
 
 import ctypes
 import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -211,11 +210,6 @@ def _combined(parts: Sequence[Tensor], operation: str) -> Tensor:
 def compiled() -> ctypes.CDLL | None:
     """The compiled core, where there is one."""
     return native.load(native.library())
-
-
-def is_possible() -> bool:
-    """Whether processes of this host can meet in memory: the core in Python relies on stores that are seen in order."""
-    return compiled() is not None or platform.machine() in ("x86_64", "AMD64", "i686")
 
 
 def make_core(headers: Sequence[Tensor], own: int, *, native: bool) -> Core:

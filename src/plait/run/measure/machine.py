@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 from plait.cluster.calibration import Calibration
 from plait.cluster.cluster import Cluster, Device, Link
-from plait.cluster.presets import PRESETS, preset_called
+from plait.cluster.devices import DEVICES
+from plait.cluster.presets import preset_called
 from plait.options import Listener
 from plait.program.instructions import Collective
 from plait.program.value import Value
@@ -68,7 +69,7 @@ def _processors(tell: Listener, foreign: float) -> Measured:
     exchanges = mean_of_ranks([entry["exchanges"] for entry in found])
     best, half, residuals = _products(rates, "float32")
     calibration = replace(
-        PRESETS["cpu"].device.calibration,
+        DEVICES["cpu"].device.calibration,
         matmul_share=1.0,
         matmul_tiles=0.0,
         matmul_depth=half,
@@ -128,7 +129,7 @@ def _accelerators(tell: Listener, foreign: float) -> Measured:
         name=known.device.name if known else properties.name, memory_bytes=int(total), peak_flops=base,
         memory_bandwidth=bandwidth, calibration=calibration,
     )  # fmt: skip
-    template = known or PRESETS["A100-80"]
+    template = known or DEVICES["A100-80"]
     host = template.host
     told: dict[int, float] = {}
     if count > 1:
@@ -220,7 +221,7 @@ def _link(
     """The link with which `collective_seconds` gives the times of an all-reduce among `ranks` ranks."""
     points = [(float(size), exchanges[f"{kind} {size}"]) for size in _SIZES if f"{kind} {size}" in exchanges]
     if not points:
-        preset = PRESETS["cpu"]
+        preset = DEVICES["cpu"]
         return (preset.host if kind == "shared" else preset.between), {}
     line: Fit = fit_line(points)
     part = (ranks - 1) / ranks
