@@ -38,7 +38,7 @@ from plait.run.interpret.machine import Machine
 from plait.run.link.links import Links
 from plait.run.link.shared_links import links_between
 from plait.run.prepare.programs import Programs
-from plait.run.start.allocator import keep_freed_memory
+from plait.run.setup.allocator import keep_freed_memory
 
 CPU = torch.device("cpu")
 MICRO_BATCHES = {"steps": 16, "slept": 8}

@@ -36,7 +36,7 @@ from plait.run.interpret.machine import Machine
 from plait.run.interpret.observer import WorkerObserver
 from plait.run.link.shared_links import links_between
 from plait.run.prepare.programs import Programs
-from plait.run.start.allocator import keep_freed_memory
+from plait.run.setup.allocator import keep_freed_memory
 from plait.run.start.board import Board
 from plait.trace.recorder import Recorder
 

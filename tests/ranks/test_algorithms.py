@@ -6,7 +6,7 @@ from tests.ranks import jobs
 import plait
 from plait.errors import PlanError, UsageError
 from plait.plan.named import resolve
-from plait.run.start.device import check_transport
+from plait.run.setup.device import check_transport
 
 pytestmark = pytest.mark.timeout(90)
 

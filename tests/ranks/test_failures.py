@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import plait
 from plait.errors import HangError, WorkerError
-from plait.run.start import hang
+from plait.run.start.watch import hang
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -66,7 +66,7 @@ def test_the_architecture_lists_every_room_in_the_order_of_imports() -> None:
     for contract in contracts:
         (container,) = contract["containers"]
         wanted = [{room.strip() for room in layer.split("|")} for layer in contract["layers"]]
-        folder = container.removeprefix("plait").lstrip(".")
+        folder = container.removeprefix("plait").lstrip(".").replace(".", "/")
         if folder:
             section = text.partition(f"### {folder}/\n")[2].partition("\n### ")[0]
             lines = [line for line in section.splitlines() if line.startswith("    ")][: len(wanted)]

@@ -11,7 +11,7 @@ from plait.cluster.files import read_cluster, read_measured, write_cluster
 from plait.cluster.parse import measured_path
 from plait.options import Listener
 from plait.run.measure.machine import Measured, measure_machine
-from plait.run.start.device import check_device
+from plait.run.setup.device import check_device
 
 
 def measure(

@@ -37,8 +37,8 @@ from plait.run.link.shared_links import links_between
 from plait.run.prepare.fits import memory_limit
 from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
-from plait.run.start.agreement import check_agreement
-from plait.run.start.device import check_device, choose_device
+from plait.run.setup.agreement import check_agreement
+from plait.run.setup.device import check_device, choose_device
 from plait.run.start.party import meet, place_here
 from plait.torch_private import pytree
 

@@ -41,7 +41,7 @@ from plait.run.record.evaluate import aim_of
 from plait.run.record.folder import discard_if_empty, make_run_folder, write_environment, write_totals
 from plait.run.record.ledger import write_left_shares
 from plait.run.record.lock import locked
-from plait.run.start.device import check_device, check_transport
+from plait.run.setup.device import check_device, check_transport
 from plait.run.start.first import First
 from plait.run.start.follower import Follower, Round
 from plait.run.start.guardian import Guardian

@@ -13,7 +13,7 @@ from plait.plan.named import NAMED, resolve
 from plait.plan.plan import DATA, Plan, plan_from, read_plan, with_settings
 from plait.plan.single import single
 from plait.program.stage.schedules import SCHEDULES
-from plait.run.start.device import check_transport
+from plait.run.setup.device import check_transport
 
 
 def test_a_named_plan_has_as_many_ranks_as_asked_for() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from plait.run.start.board import LABEL_BYTES, Board, Entry, State
 from plait.run.start.child import run_child
-from plait.run.start.hang import Patience, find_hang, trim_stack
+from plait.run.start.watch.hang import Patience, find_hang, trim_stack
 
 
 def test_a_slot_is_read_as_it_was_written() -> None:

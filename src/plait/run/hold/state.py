@@ -33,7 +33,7 @@ from plait.run.checkpoint.state import (
 )
 from plait.run.hold.averages import Averages
 from plait.run.hold.holding import Holding, ShardFetcher
-from plait.run.start.agreement import digest_of
+from plait.run.setup.agreement import digest_of
 
 
 class ModelState:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from plait.run.link.core import HEADER_BYTES
 from plait.run.link.steps import SLOT_BYTES
-from plait.run.start.board import anonymous_file
+from plait.run.start.memory_file import anonymous_file
 
 RING = 1024
 """Collectives of one axis that may be under way at once; a rank that is further ahead waits."""

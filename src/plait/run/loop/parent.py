@@ -21,7 +21,7 @@ from plait.run.record.evaluate import evaluate
 from plait.run.record.journal import Journal
 from plait.run.record.ledger import Ledger
 from plait.run.record.shares import drop_shares
-from plait.run.start.device import choose_device
+from plait.run.setup.device import choose_device
 from plait.run.start.launch import Interrupted
 
 

@@ -39,9 +39,9 @@ from plait.run.loop.worker import Company, Worker
 from plait.run.prepare.programs import Programs
 from plait.run.record.journal import Journal
 from plait.run.record.ledger import Ledger
-from plait.run.start.agreement import check_agreement
-from plait.run.start.allocator import keep_freed_memory
-from plait.run.start.device import choose_device, exact_products
+from plait.run.setup.agreement import check_agreement
+from plait.run.setup.allocator import keep_freed_memory
+from plait.run.setup.device import choose_device, exact_products
 from plait.run.start.launch import GroupKind, Seat, connect, disconnect
 
 _SPINS = 20

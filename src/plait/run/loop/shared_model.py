@@ -17,7 +17,7 @@ from plait.run.checkpoint.store import load_checkpoint
 from plait.run.hold.state import ModelState
 from plait.run.link.shared_memory import is_suitable
 from plait.run.loop.task import Task
-from plait.run.start.board import anonymous_file
+from plait.run.start.memory_file import anonymous_file
 
 _ZERO_AT_FIRST = (
     torch.optim.SGD,

@@ -27,7 +27,7 @@ from plait.run.measure.fit import Fit, fit_line, fit_saturating
 from plait.run.measure.load import complaint, foreign_cores, spread
 from plait.run.measure.rates import Rates, measure_rates
 from plait.run.measure.tiny import measure_overhead
-from plait.run.start.allocator import keep_freed_memory
+from plait.run.setup.allocator import keep_freed_memory
 from plait.run.start.launch import GroupKind, Seat, connect, disconnect, launch
 
 _MOST_RANKS = 16

@@ -24,8 +24,8 @@ from plait.program.program import Program
 from plait.run.measure.exchange_times import exchanges_of, mean_of_ranks, time_exchanges
 from plait.run.measure.op_times import OpTimes, clock_of, time_ops
 from plait.run.prepare.programs import Programs
-from plait.run.start.allocator import keep_freed_memory
-from plait.run.start.device import choose_device
+from plait.run.setup.allocator import keep_freed_memory
+from plait.run.setup.device import choose_device
 from plait.run.start.launch import Seat, connect, disconnect, launch
 from plait.torch_private import pytree
 

@@ -6,17 +6,18 @@ stop, and a counter from which workers take tickets. Writing what a rank does ne
 has a history: that is the trace's work.
 """
 
-import fcntl
 import mmap
 import os
 import struct
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Self
+
+from plait.run.start.memory_file import anonymous_file
+from plait.run.start.tickets import Tickets
 
 LABEL_BYTES = 120
 """Longer labels are cut, at a whole character."""
@@ -33,9 +34,6 @@ _HEARD_AT = 1
 """Byte of the header: whether every host knows the last step."""
 _STOP_STEP_AT = 8
 """Byte of the header: the step after which all ranks end."""
-_TICKETS = struct.Struct("<qq")
-_TICKETS_AT = 16
-"""Byte of the header: how many tickets have been taken, and the first that is not used, plus one (0: not known)."""
 _SLOT_BYTES = 192
 """Whole cache lines, so that two ranks never write to the same one."""
 _STATE_AT = 8 + 3 * 8
@@ -44,8 +42,6 @@ _NO_STEP = -1
 """Where there is no step yet."""
 _READ_TRIES = 200
 """Reads until two agree; a slot is written in one go, so that the second nearly always does."""
-
-
 _HEARD_S = 0.001
 """Between two looks whether other hosts know the last step."""
 
@@ -92,44 +88,6 @@ class Entry:
         which = f" (instruction {self.index})" if self.index >= 0 else ""
         where = f"{verb} '{self.label}'{which}" if self.label else verb.split()[0]
         return where if self.step == _NO_STEP else f"step {self.step}, {where}"
-
-
-class Tickets:
-    """A counter of all ranks. Use it from one thread of a process: the lock is between processes.
-
-    The kernel unlocks for a process that dies, at whatever line; the number that it took is then lost, and nobody
-    else's. Through the parent, which has other work, a number costs ten times as much.
-    """
-
-    __slots__ = ("_file", "_memory")
-
-    def __init__(self, memory: mmap.mmap, file: int) -> None:
-        self._memory = memory
-        self._file = file
-
-    def take(self) -> int:
-        """0, 1, 2, ... over all who call it, each once."""
-        with self._locked():
-            taken, end = _TICKETS.unpack_from(self._memory, _TICKETS_AT)
-            _TICKETS.pack_into(self._memory, _TICKETS_AT, taken + 1, end)
-        return int(taken)
-
-    def end(self, multiple: int) -> int:
-        """The first number that nobody uses: whoever asks first sets it, to a `multiple`, above all that were taken."""
-        with self._locked():
-            taken, end = _TICKETS.unpack_from(self._memory, _TICKETS_AT)
-            if not end:
-                end = -(-taken // multiple) * multiple + 1
-                _TICKETS.pack_into(self._memory, _TICKETS_AT, taken, end)
-        return int(end) - 1
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        fcntl.lockf(self._file, fcntl.LOCK_EX, _TICKETS.size, _TICKETS_AT)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._file, fcntl.LOCK_UN, _TICKETS.size, _TICKETS_AT)
 
 
 class Post:
@@ -321,11 +279,3 @@ class Board:
         """Give the memory back; workers that still run keep theirs."""
         self._memory.close()
         os.close(self.file)
-
-
-def anonymous_file(name: str) -> int:
-    """Open a file that lives in memory and has no path; processes share it by its descriptor."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(name)
-    with tempfile.TemporaryFile() as file:  # macOS
-        return os.dup(file.fileno())

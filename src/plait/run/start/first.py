@@ -19,11 +19,12 @@ from plait.errors import PlaitError, RunError, UsageError
 from plait.run.join.addresses import listening_address, own_address
 from plait.run.join.place import Place
 from plait.run.join.token import ports_of
-from plait.run.start.board import Board, anonymous_file
+from plait.run.start.board import Board
 from plait.run.start.child import describe
-from plait.run.start.failure import revive
+from plait.run.start.memory_file import anonymous_file
 from plait.run.start.remote import RemoteProcess
 from plait.run.start.trunk import Arrivals, Trunk
+from plait.run.start.watch.failure import revive
 from plait.run.wire.door import Door
 from plait.run.wire.frames import pack
 from plait.run.wire.reach import Reach, Secret

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import RunError
-from plait.run.start.board import Board, anonymous_file
+from plait.run.start.board import Board
 from plait.run.start.child import Main
 from plait.run.start.guardian import Guardian
-from plait.run.start.interrupts import Interrupts
-from plait.run.start.processes import Crew, Process, Start, choose_start, close_crew, end_crew, start_crew
+from plait.run.start.memory_file import anonymous_file
+from plait.run.start.process import Process
+from plait.run.start.processes import Crew, Start, choose_start, close_crew, end_crew, start_crew
 from plait.run.start.trunk import Message, Trunk
+from plait.run.start.watch.interrupts import Interrupts
 from plait.run.wire.reach import Secret
 
 _LOOK_S = 0.05

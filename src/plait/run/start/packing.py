@@ -14,8 +14,8 @@ from typing import Any
 
 import cloudpickle
 
-from plait.run.start.board import anonymous_file
 from plait.run.start.child import Main
+from plait.run.start.memory_file import anonymous_file
 
 
 def write_payload(main: Main) -> int:

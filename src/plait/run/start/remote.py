@@ -6,8 +6,8 @@ In: what the parent over there tells. Out: a `Process`. Signals are passed on, s
 import os
 from contextlib import suppress
 
-from plait.run.start.board import anonymous_file
-from plait.run.start.processes import Process
+from plait.run.start.memory_file import anonymous_file
+from plait.run.start.process import Process
 from plait.run.start.trunk import Trunk
 
 

@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.errors import HangError
-from plait.run.start import failure as launch_failure
-from plait.run.start import hang as launch_hang
 from plait.run.start.board import State
-from plait.run.start.failure import Failure
-from plait.run.start.hang import Hang
-from plait.run.start.interrupts import Interrupts
-from plait.run.start.processes import Crew, Process
-from plait.run.start.vitals import Vitals
+from plait.run.start.process import Process
+from plait.run.start.processes import Crew
+from plait.run.start.watch import failure as launch_failure
+from plait.run.start.watch import hang as launch_hang
+from plait.run.start.watch.failure import Failure
+from plait.run.start.watch.hang import Hang
+from plait.run.start.watch.interrupts import Interrupts
+from plait.run.start.watch.vitals import Vitals
 
 _POLL_S = 0.1
 """Between two looks at workers that have nothing to say: a death is told within this."""

@@ -14,7 +14,7 @@ from typing import TypeGuard
 from plait.errors import HangError
 from plait.run.start.board import Entry, State
 from plait.run.start.child import run_child
-from plait.run.start.processes import Process
+from plait.run.start.process import Process
 from plait.units import format_seconds
 
 _ANSWER_S = 2.0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.run.start.board import Entry
-from plait.run.start.processes import Process
+from plait.run.start.process import Process
 
 _LOOK_S = 0.5
 """Between two looks at the processes: a stopped one is told within a second."""
