@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 _TICKETS = struct.Struct("<qq")
 _TICKETS_AT = 16
-"""Byte of the board's header: how many tickets have been taken, and the first that is not used, plus one (0: unknown)."""
+"""Byte of the header: how many tickets have been taken, and the first that is not used, plus one (0: not known)."""
 
 
 class Tickets:
