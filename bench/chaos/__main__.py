@@ -9,8 +9,11 @@ those of an undisturbed run, each used once, and those that a dead worker took a
 plan promises it the losses are those of an undisturbed run, bit for bit. The last line of a failure says how to repeat
 it alone.
 
-Slow disks, slow links and clocks that jump need a C compiler (`shim.c`); a disk that is really full needs the right to
-mount one. What is skipped is told.
+A fault that came too late, or that nothing of the run met, is counted as missed and not as held, and another is made in
+its place; what it left is checked all the same. The exit status is 1 where anything did not hold.
+
+Slow disks, slow links, clocks that jump and writes that are refused need a C compiler (`shim.c`, which counts how often
+each struck); a disk that is really full needs the right to mount one. What is skipped is told.
 """
 
 import argparse
@@ -27,7 +30,7 @@ from pathlib import Path
 import plait
 from bench.chaos.cases import CASES, HANG_S, Case, job
 from bench.chaos.checks import Reference, check_result, newest_checkpoint, reference
-from bench.chaos.faults import FAULTS, can_mount, mount, unmount
+from bench.chaos.faults import FAULTS, Fault, can_mount, mount, unmount
 from bench.chaos.runs import Ended, Phase, Run
 from bench.chaos.shim import Shim, start_again_with_it
 
@@ -37,6 +40,10 @@ begin 10 s, or a hang and its stacks, or a signal and what is saved then 30 s; a
 killed, 8 s. What slows a run down has twice the time."""
 _LEFT_S = 5.0
 """After which nobody is left."""
+_ATTEMPTS = 10
+"""To make a fault that happens, of those that are drawn."""
+_TELL_EVERY = 50
+"""Faults between two lines on how far it is."""
 _PHASES: tuple[Phase, ...] = ("start", "training", "evaluation", "saving", "ending")
 
 
@@ -46,19 +53,31 @@ class Tally:
 
     held: Counter[tuple[str, str]] = field(default_factory=Counter)
     broken: Counter[tuple[str, str]] = field(default_factory=Counter)
+    missed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Faults that did not happen, and after which all was well."""
     phases: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(kind of fault, phase)"""
     longest: dict[str, float] = field(default_factory=dict)
 
+    def add(self, name: str, kind: str, seen: "Seen") -> None:
+        """One more fault."""
+        (self.broken if seen.wrong else self.held if seen.happened else self.missed)[name, kind] += 1
+        if seen.happened:
+            self.phases[kind, seen.phase] += 1
+            self.longest[kind] = max(self.longest.get(kind, 0.0), seen.seconds)
+
     def print(self, kinds: Sequence[str], names: Sequence[str]) -> None:
-        width = max(map(len, names)) + 2
-        print(f"\n{'held / tried':18}" + "".join(f"{name:>{width}}" for name in names))
-        for kind in kinds:
+        width = max(len(word) for kind in (*kinds, "missed") for word in kind.split()) + 1
+        heads = [(*kind.split(" ", 1), "")[:2] for kind in (*kinds, "all", "missed")]
+        print("\n" + " " * 18 + "".join(f"{first:>{width}}" for first, _ in heads))
+        print(f"{'held/happened':18}" + "".join(f"{_short(second):>{width}}" for _, second in heads))
+        for name in (*names, ""):
             cells = ""
-            for name in names:
-                good, bad = self.held[name, kind], self.broken[name, kind]
+            for kind in (*kinds, ""):
+                good, bad = (_sum(counts, name, kind) for counts in (self.held, self.broken))
                 cells += f"{f'{good}/{good + bad}' if good + bad else '-':>{width}}"
-            print(f"{kind:18}{cells}")
+            print(f"{name or 'all':18}{cells}{_sum(self.missed, name, ''):>{width}}")
+        print(f"{'missed':18}" + "".join(f"{_sum(self.missed, '', kind):>{width}}" for kind in kinds))
         print(
             f"\n{'tried in':18}"
             + "".join(f"{phase:>12}" for phase in (*_PHASES, "over"))
@@ -67,8 +86,31 @@ class Tally:
         for kind in kinds:
             cells = "".join(f"{self.phases[kind, phase] or '-':>12}" for phase in (*_PHASES, "over"))
             print(f"{kind:18}{cells}{self.longest.get(kind, 0.0):>12.1f} s")
-        tried = self.held.total() + self.broken.total()
-        print(f"{self.held.total()} of {tried} held")
+        happened = self.held.total() + self.broken.total()
+        print(f"{self.held.total()} of {happened} held; {self.missed.total()} more were missed")
+
+
+def _short(words: str) -> str:
+    """Without articles: a head of a column."""
+    return words.removeprefix("a ").removeprefix("the ").removeprefix("more ")
+
+
+def _sum(counts: Counter[tuple[str, str]], name: str, kind: str) -> int:
+    """Over all names or kinds where none is given."""
+    return sum(n for (by, what), n in counts.items() if name in ("", by) and kind in ("", what))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What came of one fault."""
+
+    wrong: list[str]
+    """What did not hold."""
+    happened: bool
+    phase: str
+    """In which it was made."""
+    seconds: float
+    """From there to the end."""
 
 
 class Chaos:
@@ -78,14 +120,12 @@ class Chaos:
         self.root, self.shim, self.tally = root, shim, Tally()
         self._references: dict[str, Reference] = {}
 
-    def try_fault(
-        self, number: int, case: Case, kind: str, choice: random.Random
-    ) -> tuple[list[str], str, float]:
-        """(what did not hold, the phase in which it happened, seconds from there to the end)."""
+    def try_fault(self, number: str, case: Case, kind: str, choice: random.Random) -> Seen:
+        """Start, harm, resume, check."""
         if case.name not in self._references:
             self._references[case.name] = reference(case, self.root / f"reference-{case.name}")
         undisturbed, fault = self._references[case.name], FAULTS[kind]
-        place = self.root / f"{number}"
+        place = self.root / number
         place.mkdir()
         if fault.needs_mount:
             assert mount(place)
@@ -93,22 +133,32 @@ class Chaos:
         self._await_moment(run, undisturbed, choice)
         before = newest_checkpoint(run.folder)
         phase: str = "over" if run.is_over() else run.phase()
-        harmless = not run.is_over() and fault.do(run, choice, self.shim) and fault.harmless
-        ended = run.wait(2 * LIMIT_S if fault.needs_shim else LIMIT_S)
+        outcome = "missed" if phase == "over" else fault.do(run, choice, self.shim)
+        ended = run.wait(2 * LIMIT_S if fault.slows else LIMIT_S)
+        happened = outcome != "missed" and self._struck(fault, ended)
         wrong = _check_end(run, ended, kind)
         run.end()
         if self.shim is not None:
             self.shim.set()
         (place / "filler").unlink(missing_ok=True)
-        if harmless and ended.code != 0:
+        if fault.harmless and outcome == "done" and ended.code != 0:
             wrong.append(f"what is harmless ended it: {ended.told}")
+        if fault.asks_to_end and outcome == "done" and phase == "start" and ended.ended_as_ever:
+            wrong.append("it was asked to end before it had begun, and did not")
         if newest_checkpoint(run.folder) < before:
             wrong.append(f"the checkpoint of step {before} is gone")
         wrong += self._resume(case, undisturbed, run.folder, ended, fault.loses_a_rank)
         if fault.needs_mount:
             unmount(place)
         shutil.rmtree(place, ignore_errors=True)
-        return wrong, phase, ended.seconds
+        return Seen(wrong=wrong, happened=happened or bool(wrong), phase=phase, seconds=ended.seconds)
+
+    def _struck(self, fault: Fault, ended: Ended) -> bool:
+        """Whether the run met what was done to it."""
+        if fault.seen == "by the shim":
+            assert self.shim is not None
+            return self.shim.hits > 0
+        return fault.seen == "at once" or not ended.ended_as_ever
 
     def _await_moment(self, run: Run, undisturbed: Reference, choice: random.Random) -> None:
         """A random moment of the run; or, as often, the first of a phase and a little more."""
@@ -185,27 +235,26 @@ def main() -> int:
         for plan in ("single", "ddp"):  # what they import is inherited by all that follow
             plait.train(job(), plan, 1, steps=1, out=Path(place) / f"warm-{plan}", trace=False)
         for number in range(given.first, given.first + given.faults):
-            choice = random.Random(f"{given.seed} {number}")
-            case, kind = cases[number % len(cases)], choice.choice(list(FAULTS))
-            if kind not in kinds:
-                kind = choice.choice(kinds)
-            wrong, phase, seconds = chaos.try_fault(number, case, kind, choice)
-            tally = chaos.tally
-            tally.phases[kind, phase] += 1
-            tally.longest[kind] = max(tally.longest.get(kind, 0.0), seconds)
-            (tally.broken if wrong else tally.held)[case.name, kind] += 1
-            if given.verbose or wrong:
-                word = "held" if not wrong else f"WRONG: {'; '.join(wrong)}"
-                print(
-                    f"{number:4} {case.name:16} {kind:16} in {phase:10} {seconds:5.1f} s {word}", flush=True
-                )
-            if wrong:
+            for attempt in range(_ATTEMPTS):
+                choice = random.Random(f"{given.seed} {number} {attempt}")
+                case, kind = cases[number % len(cases)], choice.choice(kinds)
+                seen = chaos.try_fault(f"{number}.{attempt}", case, kind, choice)
+                chaos.tally.add(case.name, kind, seen)
+                if given.verbose or seen.wrong:
+                    word = f"WRONG: {'; '.join(seen.wrong)}" if seen.wrong else "held" if seen.happened else "missed"
+                    told = f"{kind:16} in {seen.phase:10} {seen.seconds:5.1f} s {word}"
+                    print(f"{number:4} {case.name:16} {told}", flush=True)
+                if seen.happened:
+                    break
+            if seen.wrong:
                 again = f"--seed {given.seed} --first {number} --faults 1{only}"
                 print(f"  again: python -m bench.chaos {again}", flush=True)
+            if number % _TELL_EVERY == _TELL_EVERY - 1:
+                print(f"{number + 1}: {chaos.tally.broken.total()} did not hold", flush=True)
     if shim_folder is not None:
         shutil.rmtree(shim_folder, ignore_errors=True)
     chaos.tally.print(kinds, [case.name for case in cases])
-    return 1 if chaos.tally.broken else 0
+    return 1 if chaos.tally.broken.total() else 0
 
 
 def _possible(kinds: list[str], chaos: Chaos) -> list[str]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import plait
-from plait.plan.named import resolve
+from plait.plan.named import NAMED, resolve
 from plait.plan.plan import Plan
 
 STEPS, BATCH, SAVE_EVERY, EVALUATE_EVERY = 24, 8, 5, 9
@@ -62,12 +62,14 @@ CASES = (
     Case(plan="megatron", mesh={"data": 2, "tensor": 2}),
     Case(plan="tensor", ranks=2),
     Case(plan="domain", mesh={"domain": 2}),
+    Case(plan="naive", mesh={"pipe": 2}),
     Case(plan="gpipe", mesh={"pipe": 2}),
     Case(plan="1f1b", mesh={"pipe": 2}),
     Case(plan="1f1b", mesh={"pipe": 2}, sockets=True),
     Case(plan="1f1b", mesh={"data": 2, "pipe": 2}),
     Case(plan="interleaved", mesh={"pipe": 2}),
     Case(plan="zero-bubble", mesh={"pipe": 2}),
+    Case(plan="zero-bubble-2", mesh={"pipe": 2}),
     Case(plan="pipedream", mesh={"pipe": 2}),
     Case(plan="server-sync", ranks=3),
     Case(plan="server-stale", ranks=3, exact=False),
@@ -75,6 +77,7 @@ CASES = (
     Case(plan="easgd", ranks=3, exact=False),
     Case(plan="hogwild", ranks=2, exact=False),
 )
+assert {case.plan for case in CASES} == set(NAMED), "a plan has no case"
 
 
 class Samples(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):

@@ -1,4 +1,8 @@
-"""What can happen to a run. Each fault is done to a living run, and says what it has done."""
+"""What can happen to a run. Each fault is done to a living run, and says whether it happened.
+
+A fault may come too late, or change what the run never uses again. Where only the run itself shows whether it struck,
+that is looked at: by the shim, which counts, or in how the run ended.
+"""
 
 import ctypes
 import os
@@ -13,6 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from bench.chaos.cases import HANG_S
 from bench.chaos.runs import Run
@@ -24,18 +29,31 @@ DISK_BYTES = 16 << 20
 """Of a disk that is filled: a few checkpoints of the job."""
 
 
+Outcome = Literal["done", "maybe", "missed"]
+"""Of a fault: it happened; it happened, and may have done more than was meant; it did not."""
+Do = Callable[[Run, random.Random, Shim | None], Outcome]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """One kind."""
 
-    do: Callable[[Run, random.Random, Shim | None], bool]
-    """False: it is not known that it did no harm, though the kind is harmless."""
+    do: Do
     loses_a_rank: bool = False
     """Where the plan can spare it the run goes on, without the shares that it held."""
     harmless: bool = False
     """The run ends as if nothing had happened."""
-    needs_shim: bool = False
+    slows: bool = False
+    """It may take longer then."""
+    asks_to_end: bool = False
+    """The run ends because of it, and says so, wherever there was something left to do."""
+    seen: Literal["at once", "by the shim", "at the end"] = "at once"
+    """Where it shows whether it struck; at the end: in a run that did not end as if nothing had happened."""
     needs_mount: bool = False
+
+    @property
+    def needs_shim(self) -> bool:
+        return self.seen == "by the shim"
 
 
 def _target(run: Run, choice: random.Random, of_parent: bool) -> int:
@@ -43,77 +61,88 @@ def _target(run: Run, choice: random.Random, of_parent: bool) -> int:
     return run.pid if of_parent or not ranks else choice.choice(ranks)
 
 
-def _signal(number: int, *, of_parent: bool) -> Callable[[Run, random.Random, Shim | None], bool]:
-    def do(run: Run, choice: random.Random, shim: Shim | None) -> bool:
-        with suppress(ProcessLookupError):
-            os.kill(_target(run, choice, of_parent), number)
-        return True
+def _sent(pid: int, *numbers: int, pause_s: float = 0.0) -> bool:
+    """Send signals, one after the other; whether there was somebody to take them all."""
+    try:
+        for count, number in enumerate(numbers):
+            if count:
+                time.sleep(pause_s)
+            os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _signal(number: int, *, of_parent: bool) -> Do:
+    def do(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
+        return "done" if _sent(_target(run, choice, of_parent), number) else "missed"
 
     return do
 
 
-def _pause(*, of_parent: bool) -> Callable[[Run, random.Random, Shim | None], bool]:
-    def do(run: Run, choice: random.Random, shim: Shim | None) -> bool:
-        began = time.monotonic()
-        with suppress(ProcessLookupError):
-            pid = _target(run, choice, of_parent)
-            os.kill(pid, signal.SIGSTOP)
-            time.sleep(choice.uniform(0.1, 0.8))
-            os.kill(pid, signal.SIGCONT)
-        return time.monotonic() - began < HANG_S / 2  # else this process was paused itself
+def _pause(*, of_parent: bool) -> Do:
+    def do(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
+        began, pid = time.monotonic(), _target(run, choice, of_parent)
+        if not _sent(pid, signal.SIGSTOP, signal.SIGCONT, pause_s=choice.uniform(0.1, 0.8)):
+            return "missed"
+        return "done" if time.monotonic() - began < HANG_S / 2 else "maybe"  # this process was paused itself
 
     return do
 
 
-def _stop_a_rank(run: Run, choice: random.Random, shim: Shim | None) -> bool:
+def _stop_a_rank(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
     """Of a run that has no ranks (yet), the only process: then it goes on, for nobody is there who could tell."""
     if not run.ranks():
         return _pause(of_parent=True)(run, choice, shim)
-    with suppress(ProcessLookupError):
-        os.kill(_target(run, choice, False), signal.SIGSTOP)
-    return True
+    return "done" if _sent(_target(run, choice, False), signal.SIGSTOP) else "missed"
 
 
-def _interrupt_twice(run: Run, choice: random.Random, shim: Shim | None) -> bool:
-    for _ in range(2):
-        with suppress(ProcessLookupError):
-            os.kill(run.pid, signal.SIGINT)
-        time.sleep(choice.uniform(0.0, 0.2))
-    return True
+def _interrupt_twice(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
+    """The second may find that the first was enough."""
+    both = _sent(run.pid, signal.SIGINT, signal.SIGINT, pause_s=choice.uniform(0.0, 0.2))
+    return "done" if both else "missed"
 
 
-def _no_more_files(run: Run, choice: random.Random, shim: Shim | None) -> bool:
+def _no_more_files(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
     """No file may grow: every write fails."""
+    assert shim is not None
+    shim.set(session=run.pid)
     for pid in run.members():
         with suppress(ProcessLookupError, PermissionError):
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-    return True
+    return "done"
 
 
-def _no_more_memory(run: Run, choice: random.Random, shim: Shim | None) -> bool:
-    with suppress(ProcessLookupError, PermissionError):
+def _no_more_memory(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
+    try:
         pid = _target(run, choice, False)
         resource.prlimit(pid, resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
-    return True
+    except (ProcessLookupError, PermissionError):
+        return "missed"
+    return "done"
 
 
-def _fill_the_disk(run: Run, choice: random.Random, shim: Shim | None) -> bool:
+def _fill_the_disk(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
     """The folder is on a disk of its own, of which nothing is left."""
+    assert shim is not None
     filler = run.folder.parent / "filler"
     with suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
-    return True
+    shim.set(session=run.pid)
+    return "done"
 
 
-def _cut_a_link(run: Run, choice: random.Random, shim: Shim | None) -> bool:
+def _cut_a_link(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
     """Shut one of the sockets between two processes of the run, at both ends."""
     sockets = [(pid, fd) for pid in run.ranks() for fd in _sockets_of(pid)]
     if not sockets:
-        return _signal(signal.SIGKILL, of_parent=False)(run, choice, shim)
-    with suppress(OSError):
+        return "missed"
+    try:
         _shut(*choice.choice(sockets))
-    return True
+    except OSError:
+        return "missed"
+    return "done"
 
 
 def _sockets_of(pid: int) -> list[int]:
@@ -141,13 +170,17 @@ def _shut(pid: int, fd: int) -> None:
         os.close(handle)
 
 
-def _slow(**how: tuple[int, int]) -> Callable[[Run, random.Random, Shim | None], bool]:
-    def do(run: Run, choice: random.Random, shim: Shim | None) -> bool:
+def _slow(**how: tuple[int, int]) -> Do:
+    def do(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
         assert shim is not None
         shim.set(session=run.pid, **{name: choice.randint(*between) for name, between in how.items()})
-        return True
+        return "done"
 
     return do
+
+
+def _slowed(**how: tuple[int, int]) -> Fault:
+    return Fault(do=_slow(**how), harmless=True, slows=True, seen="by the shim")
 
 
 FAULTS: dict[str, Fault] = {
@@ -157,17 +190,17 @@ FAULTS: dict[str, Fault] = {
     "stop a rank": Fault(do=_stop_a_rank, loses_a_rank=True),
     "pause a rank": Fault(do=_pause(of_parent=False), harmless=True),
     "pause the parent": Fault(do=_pause(of_parent=True), harmless=True),
-    "SIGTERM": Fault(do=_signal(signal.SIGTERM, of_parent=True)),
-    "Ctrl-C": Fault(do=_signal(signal.SIGINT, of_parent=True)),
-    "Ctrl-C twice": Fault(do=_interrupt_twice),
-    "no more files": Fault(do=_no_more_files, loses_a_rank=True),
-    "full disk": Fault(do=_fill_the_disk, loses_a_rank=True, needs_mount=True),
-    "no memory": Fault(do=_no_more_memory, loses_a_rank=True),
+    "SIGTERM": Fault(do=_signal(signal.SIGTERM, of_parent=True), asks_to_end=True),
+    "Ctrl-C": Fault(do=_signal(signal.SIGINT, of_parent=True), asks_to_end=True),
+    "Ctrl-C twice": Fault(do=_interrupt_twice, asks_to_end=True),
+    "no more files": Fault(do=_no_more_files, loses_a_rank=True, seen="by the shim"),
+    "full disk": Fault(do=_fill_the_disk, loses_a_rank=True, seen="by the shim", needs_mount=True),
+    "no memory": Fault(do=_no_more_memory, loses_a_rank=True, seen="at the end"),
     "lost link": Fault(do=_cut_a_link, loses_a_rank=True),
-    "slow link": Fault(do=_slow(link_us=(200, 5_000)), harmless=True, needs_shim=True),
-    "slow disk": Fault(do=_slow(disk_us=(1_000, 100_000)), harmless=True, needs_shim=True),
-    "clock back": Fault(do=_slow(clock_s=(-(10**8), -60)), harmless=True, needs_shim=True),
-    "clock ahead": Fault(do=_slow(clock_s=(60, 10**8)), harmless=True, needs_shim=True),
+    "slow link": _slowed(link_us=(200, 5_000)),
+    "slow disk": _slowed(disk_us=(1_000, 100_000)),
+    "clock back": _slowed(clock_s=(-(10**8), -60)),
+    "clock ahead": _slowed(clock_s=(60, 10**8)),
 }
 
 

@@ -1,14 +1,17 @@
 /* Slow disks, slow links and clocks that jump, for processes that this library was preloaded into and whose session is
-   named on a page that they share with whoever makes the faults. All else is as it was. */
+   named on a page that they share with whoever makes the faults. Counted there is how often one of these struck, and how
+   often a write was refused or a disk was seen to have no room. All else is as it was. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/time.h>
 #include <sys/types.h>
 #include <sys/uio.h>
@@ -29,9 +32,11 @@ __attribute__((constructor)) static void open_page(void) {
 
 static int is_meant(void) { return page && page->session && getsid(0) == page->session; }
 
+static void hit(void) { __sync_fetch_and_add(&page->hits, 1); }
+
 static void delay(int64_t us) {
     struct timespec time = {us / 1000000, us % 1000000 * 1000};
-    __sync_fetch_and_add(&page->hits, 1);
+    hit();
     nanosleep(&time, NULL);
 }
 
@@ -45,24 +50,43 @@ static void slow_link(int file) {
     (void)file;
 }
 
+/* What a call has come to; a disk without room, or a file that may not grow, is noted. */
+static ssize_t told(ssize_t result) {
+    int why = errno;
+    if (result < 0 && (why == ENOSPC || why == EFBIG) && is_meant()) hit();
+    errno = why;
+    return result;
+}
+
 #define NEXT(name) static __typeof__(&name) next; if (!next) next = (__typeof__(&name))dlsym(RTLD_NEXT, #name)
 
-ssize_t write(int file, const void *data, size_t size) { NEXT(write); slow_disk(file); return next(file, data, size); }
-ssize_t pwrite(int file, const void *data, size_t size, off_t at) { NEXT(pwrite); slow_disk(file); return next(file, data, size, at); }
-ssize_t pwrite64(int file, const void *data, size_t size, off64_t at) { NEXT(pwrite64); slow_disk(file); return next(file, data, size, at); }
-ssize_t writev(int file, const struct iovec *parts, int count) { NEXT(writev); slow_disk(file); return next(file, parts, count); }
+ssize_t write(int file, const void *data, size_t size) { NEXT(write); slow_disk(file); return told(next(file, data, size)); }
+ssize_t pwrite(int file, const void *data, size_t size, off_t at) { NEXT(pwrite); slow_disk(file); return told(next(file, data, size, at)); }
+ssize_t pwrite64(int file, const void *data, size_t size, off64_t at) { NEXT(pwrite64); slow_disk(file); return told(next(file, data, size, at)); }
+ssize_t writev(int file, const struct iovec *parts, int count) { NEXT(writev); slow_disk(file); return told(next(file, parts, count)); }
 int fsync(int file) { NEXT(fsync); slow_disk(file); return next(file); }
 int fdatasync(int file) { NEXT(fdatasync); slow_disk(file); return next(file); }
 ssize_t send(int file, const void *data, size_t size, int flags) { NEXT(send); slow_link(file); return next(file, data, size, flags); }
 ssize_t sendmsg(int file, const struct msghdr *message, int flags) { NEXT(sendmsg); slow_link(file); return next(file, message, flags); }
 ssize_t recv(int file, void *data, size_t size, int flags) { NEXT(recv); slow_link(file); return next(file, data, size, flags); }
 
+int fallocate(int file, int mode, off_t at, off_t size) { NEXT(fallocate); return (int)told(next(file, mode, at, size)); }
+int fallocate64(int file, int mode, off64_t at, off64_t size) { NEXT(fallocate64); return (int)told(next(file, mode, at, size)); }
+
+static int room(int result, unsigned long blocks) {
+    if (result == 0 && blocks == 0 && is_meant()) hit();
+    return result;
+}
+
+int statvfs(const char *restrict path, struct statvfs *restrict found) { NEXT(statvfs); return room(next(path, found), found->f_bavail); }
+int statvfs64(const char *restrict path, struct statvfs64 *restrict found) { NEXT(statvfs64); return room(next(path, found), found->f_bavail); }
+
 int clock_gettime(clockid_t which, struct timespec *found) {
     NEXT(clock_gettime);
     int result = next(which, found);
     if (result == 0 && which == CLOCK_REALTIME && is_meant() && page->clock_s) {
         found->tv_sec += page->clock_s;
-        __sync_fetch_and_add(&page->hits, 1);
+        hit();
     }
     return result;
 }

@@ -1,4 +1,4 @@
-"""Slow disks, slow links and clocks that jump, without any rights: a small library that is preloaded (`shim.c`).
+"""Slow disks, slow links and clocks that jump, and disks that refuse, counted: a small library that is preloaded (`shim.c`).
 
 In: a C compiler. Out: this process started again with the library in it, asleep; a page of memory says for which
 session it wakes up, and what it does. Where there is no compiler, `Shim.of` is None, and the caller says what it skips.
@@ -35,7 +35,7 @@ class Shim:
 
     @property
     def hits(self) -> int:
-        """How often something was slowed or shifted since `set`."""
+        """How often something was slowed, shifted or refused since `set`."""
         return int(_FIELDS.unpack_from(self._memory)[-1])
 
 
