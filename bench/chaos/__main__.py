@@ -241,7 +241,13 @@ def main() -> int:
                 seen = chaos.try_fault(f"{number}.{attempt}", case, kind, choice)
                 chaos.tally.add(case.name, kind, seen)
                 if given.verbose or seen.wrong:
-                    word = f"WRONG: {'; '.join(seen.wrong)}" if seen.wrong else "held" if seen.happened else "missed"
+                    word = (
+                        f"WRONG: {'; '.join(seen.wrong)}"
+                        if seen.wrong
+                        else "held"
+                        if seen.happened
+                        else "missed"
+                    )
                     told = f"{kind:16} in {seen.phase:10} {seen.seconds:5.1f} s {word}"
                     print(f"{number:4} {case.name:16} {told}", flush=True)
                 if seen.happened:

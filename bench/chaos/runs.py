@@ -35,7 +35,9 @@ class Ended:
     @property
     def ended_as_ever(self) -> bool:
         """Whether it came to its end with all of its ranks, as if nothing had happened."""
-        noticed = self.told.get("stopped") or any("go on" in notice for notice in self.told.get("notices", ()))
+        noticed = self.told.get("stopped") or any(
+            "go on" in notice for notice in self.told.get("notices", ())
+        )
         return self.code == 0 and not noticed
 
 

@@ -1,4 +1,4 @@
-"""Slow disks, slow links and clocks that jump, and disks that refuse, counted: a small library that is preloaded (`shim.c`).
+"""Slow disks and links, clocks that jump, disks that refuse, all counted: a small library that is preloaded (`shim.c`).
 
 In: a C compiler. Out: this process started again with the library in it, asleep; a page of memory says for which
 session it wakes up, and what it does. Where there is no compiler, `Shim.of` is None, and the caller says what it skips.
