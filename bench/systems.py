@@ -26,8 +26,9 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from plait.job.data.loader import LoadedStep, Loader
+from plait.job.data.loader import Loader
 from plait.job.data.open import open_data
+from plait.job.data.share import LoadedStep
 from plait.job.job import Job
 from plait.job.order import SampleOrder
 from plait.plan.named import resolve

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import plait
-from plait.job.data.loader import Share
+from plait.job.data.share import Share
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.program.program import Program

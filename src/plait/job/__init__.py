@@ -16,8 +16,9 @@ processes.
 
 from plait.job.batch import map_tensors, tensors_in
 from plait.job.checks import problems
-from plait.job.data.loader import LoadedStep, Loader, Share
+from plait.job.data.loader import Loader
 from plait.job.data.open import Source, open_data
+from plait.job.data.share import LoadedStep, Share
 from plait.job.job import Job, Until
 from plait.job.order import SampleOrder, StepSamples, micro_batch_sizes, shares, split
 from plait.job.reference import load_job

@@ -4,11 +4,11 @@ In: values from a person, a file or the search. Out: groups that hold only what 
 its fix. Never looks at the model or at the other groups.
 """
 
-import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from plait.errors import PlanError
+from plait.plan.checks import check_bool, check_choice, check_count, is_number
 from plait.units import parse_bytes
 
 Choice = Literal["megatron", "auto"]
@@ -47,16 +47,16 @@ class Sync:
     """Of topk: the share of each bucket that is sent."""
 
     def __post_init__(self) -> None:
-        if not _is_number(self.bucket_mib) or self.bucket_mib < 0:
+        if not is_number(self.bucket_mib) or self.bucket_mib < 0:
             raise PlanError(
                 f"sync.bucket_mib={self.bucket_mib!r} is not a size.", fix="set it to 0 or more MiB."
             )
-        _check_bool("sync.overlap", self.overlap)
-        _check_choice("sync.compress", self.compress, get_args(Compression))
-        _check_count("sync.servers", self.servers, 0)
-        _check_count("sync.staleness", self.staleness, 0)
-        _check_count("sync.compress_rank", self.compress_rank, 1)
-        if not _is_number(self.compress_keep) or not 0 < self.compress_keep <= 1:
+        check_bool("sync.overlap", self.overlap)
+        check_choice("sync.compress", self.compress, get_args(Compression))
+        check_count("sync.servers", self.servers, 0)
+        check_count("sync.staleness", self.staleness, 0)
+        check_count("sync.compress_rank", self.compress_rank, 1)
+        if not is_number(self.compress_keep) or not 0 < self.compress_keep <= 1:
             raise PlanError(
                 f"sync.compress_keep={self.compress_keep!r} is no share.",
                 fix="set it to more than 0, at most 1.",
@@ -87,13 +87,13 @@ class Elastic:
     """Nesterov momentum of the workers' own steps; 0: none."""
 
     def __post_init__(self) -> None:
-        if not _is_number(self.rho) or self.rho <= 0:
+        if not is_number(self.rho) or self.rho <= 0:
             raise PlanError(
                 f"elastic.rho={self.rho!r} does not pull workers together.", fix="set it to more than 0."
             )
-        _check_count("elastic.tau", self.tau, 1)
-        _check_choice("elastic.variant", self.variant, get_args(Variant))
-        if not _is_number(self.momentum) or not 0 <= self.momentum < 1:
+        check_count("elastic.tau", self.tau, 1)
+        check_choice("elastic.variant", self.variant, get_args(Variant))
+        if not is_number(self.momentum) or not 0 <= self.momentum < 1:
             raise PlanError(
                 f"elastic.momentum={self.momentum!r} is no momentum.", fix="set it to 0 or more, below 1."
             )
@@ -116,20 +116,20 @@ class Average:
 
     def __post_init__(self) -> None:
         if self.every != "epoch":
-            _check_count("average.every", self.every, 1)
-        _check_count("average.warmup", self.warmup, 0)
-        _check_count("average.fragments", self.fragments, 1)
+            check_count("average.every", self.every, 1)
+        check_count("average.warmup", self.warmup, 0)
+        check_count("average.fragments", self.fragments, 1)
         turns = 1 if self.every == "epoch" else self.every
         if self.fragments > turns:
             raise PlanError(
                 f"average.fragments={self.fragments} do not each get a turn with average.every={self.every}.",
                 fix=f"set it to {turns} or less.",
             )
-        if not _is_number(self.outer_lr) or self.outer_lr <= 0:
+        if not is_number(self.outer_lr) or self.outer_lr <= 0:
             raise PlanError(
                 f"average.outer_lr={self.outer_lr!r} is no learning rate.", fix="set it to more than 0."
             )
-        if not _is_number(self.outer_momentum) or not 0 <= self.outer_momentum < 1:
+        if not is_number(self.outer_momentum) or not 0 <= self.outer_momentum < 1:
             raise PlanError(
                 f"average.outer_momentum={self.outer_momentum!r} is no momentum.",
                 fix="set it to 0 or more, below 1.",
@@ -144,7 +144,7 @@ class Hogwild:
     """Whether they also share the optimizer's state; else each has its own."""
 
     def __post_init__(self) -> None:
-        _check_bool("hogwild.shared_state", self.shared_state)
+        check_bool("hogwild.shared_state", self.shared_state)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,8 +199,8 @@ class Tensor:
     def __post_init__(self) -> None:
         if self.choice not in get_args(Choice):
             raise PlanError(f"tensor.choice={self.choice!r} is unknown.", fix="use megatron or auto.")
-        _check_bool("tensor.sequence", self.sequence)
-        if not _is_number(self.seconds) or self.seconds <= 0:
+        check_bool("tensor.sequence", self.sequence)
+        if not is_number(self.seconds) or self.seconds <= 0:
             raise PlanError(f"tensor.seconds={self.seconds!r} is no time.", fix="set it to more than 0.")
 
 
@@ -232,8 +232,8 @@ class Links:
     `recursive-halving`, `hierarchical`: as messages between ranks, hop by hop."""
 
     def __post_init__(self) -> None:
-        _check_choice("links.transport", self.transport, get_args(Transport))
-        _check_choice("links.algorithm", self.algorithm, get_args(Algorithm))
+        check_choice("links.transport", self.transport, get_args(Transport))
+        check_choice("links.algorithm", self.algorithm, get_args(Algorithm))
         if self.algorithm == "shared" and self.transport not in ("auto", "shared"):
             raise PlanError(
                 f"links.algorithm=shared needs memory that ranks share, not links.transport={self.transport}.",
@@ -276,30 +276,9 @@ class Pipe:
         if isinstance(self.cut, str) or not all(isinstance(name, str) for name in self.cut):
             raise PlanError(f"pipe.cut={self.cut!r} is no list of modules.", fix="write it like [h.4, h.8].")
         object.__setattr__(self, "cut", tuple(self.cut))
-        _check_bool("pipe.vertical_sync", self.vertical_sync)
+        check_bool("pipe.vertical_sync", self.vertical_sync)
         if self.vertical_sync and not self.asynchronous:
             raise PlanError(
                 f"pipe.vertical_sync says nothing about schedule {self.schedule}, whose stages all update at the end.",
                 fix="drop it, or use the plan pipedream.",
             )
-
-
-def _check_bool(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise PlanError(f"{name}={value!r} is neither true nor false.", fix="set it to true or false.")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _check_count(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise PlanError(
-            f"{name}={value!r} is not possible.", fix=f"set it to a whole number, {least} or more."
-        )
-
-
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise PlanError(f"{name}={value!r} is unknown.", fix=f"use one of {', '.join(choices)}.")

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from plait.errors import PlanError, UsageError
-from plait.job.data.loader import Share
+from plait.job.data.share import Share
 from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.job.order import split

@@ -6,7 +6,7 @@ from tests.unit.program.compiled import program_of, with_instructions
 from tests.unit.run.training import case_job
 
 from plait.errors import HangError
-from plait.job.data.loader import Share
+from plait.job.data.share import Share
 from plait.plan.mesh import Mesh
 from plait.program.instructions import Collective
 from plait.program.program import Program

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from plait.graph.from_job import Captures
-from plait.job.data.loader import Loader, Share
+from plait.job.data.loader import Loader
 from plait.job.data.open import open_data
+from plait.job.data.share import Share
 from plait.job.job import Job
 from plait.job.order import SampleOrder
 from plait.plan.named import resolve

@@ -6,9 +6,7 @@ same samples. Where ranks take what is next, `places` says which share of which 
 sample, never moves data to a device, never leaves its thread behind.
 """
 
-import contextlib
 import itertools
-import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -19,49 +17,15 @@ import torch
 from torch import Tensor
 
 from plait.errors import DataError
+from plait.job.data.ahead import Ahead, fill
+from plait.job.data.share import LoadedStep, Share
 from plait.job.data.source import Source, Stream
 from plait.job.order import SampleOrder, micro_batch_sizes, shares
 from plait.job.origin import where
 from plait.threads import start_thread
 
-_LOOK_S = 1.0
-"""Between two looks at whether the thread that reads ahead still lives."""
 Rows = Callable[[Any, int, int], Any]
 """(batch, first sample, number of samples) -> these samples of it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Share:
-    """One rank's samples of one micro-batch."""
-
-    batch: Any
-    """The collated samples; with none, tensors of 0 rows."""
-    ids: tuple[int, ...]
-    """This rank's sample ids."""
-    sizes: tuple[int, ...]
-    """How many samples of this micro-batch each rank has."""
-    offset: int
-    """Index of this rank's first sample within the micro-batch."""
-    global_offset: int
-    """Index of the micro-batch's first sample within the step."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LoadedStep:
-    """What one rank needs for one optimizer step."""
-
-    step: int
-    """Optimizer step, counted from 0 over the whole run."""
-    epoch: int
-    """Pass over the data, counted from 0."""
-    ends_epoch: bool
-    """Whether this is the last step of its epoch."""
-    ids: Tensor
-    """All ranks' sample ids of the step, in order; for a stream, positions in the epoch."""
-    micro_batches: tuple[Share, ...]
-    """This rank's share of each micro-batch, in order."""
-    share: int = 0
-    """Which share of the step it is: the rank's own, or the one that it took."""
 
 
 class Loader:
@@ -102,10 +66,10 @@ class Loader:
             assert order is not None
             assert (order.batch, order.accumulate) == (batch, accumulate)
             steps = _ordered_steps(source, order, cut, epochs, wanted)
-        self._ahead = _Ahead(depth + 1 if places is None else depth)
+        self._ahead = Ahead(depth + 1 if places is None else depth)
         # The thread knows the buffer, not the loader: a loader that nobody holds any more is collected and closes it.
         self._thread = threading.Thread(
-            target=_fill, args=(self._ahead, steps), name="plait-loader", daemon=True
+            target=fill, args=(self._ahead, steps), name="plait-loader", daemon=True
         )
         self._finalizer = weakref.finalize(self, self._ahead.close)
 
@@ -137,66 +101,6 @@ class Loader:
         self._finalizer()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _End:
-    """Nothing comes after this."""
-
-    error: BaseException | None = None
-
-
-class _Ahead:
-    """At most `depth` steps that are ready, then an end. SimpleQueues: in C, and safe inside a finalizer."""
-
-    def __init__(self, depth: int) -> None:
-        self._ready: queue.SimpleQueue[LoadedStep | _End] = queue.SimpleQueue()
-        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
-        for _ in range(depth):
-            self._room.put(None)
-        self.closed = False
-
-    def wait(self) -> bool:
-        """Wait for room for one more step; False when nobody wants more."""
-        self._room.get()
-        return not self.closed
-
-    def put(self, step: LoadedStep) -> None:
-        """Add a step for which there is room."""
-        if not self.closed:
-            self._ready.put(step)
-
-    def end(self, error: BaseException | None) -> None:
-        self._ready.put(_End(error=error))
-
-    def take(self, is_filled: Callable[[], bool]) -> LoadedStep | None:
-        """The next step; None at the end. An error comes after the steps that were read before it."""
-        step = _End() if self.closed else self._next(is_filled)
-        if isinstance(step, LoadedStep):
-            self._room.put(None)
-            return None if self.closed else step
-        self._ready.put(step)  # for whoever asks again
-        if step.error is not None:
-            raise step.error
-        return None
-
-    def _next(self, is_filled: Callable[[], bool]) -> LoadedStep | _End:
-        while True:
-            alive = is_filled()  # before the look: what it put last is seen
-            try:
-                return self._ready.get(timeout=_LOOK_S)
-            except queue.Empty:
-                if not alive:  # it had no memory to say why
-                    return _End(error=MemoryError("the thread that reads samples ahead has died"))
-
-    def close(self) -> None:
-        """Wake both sides, and let go of the steps that nobody takes any more."""
-        self.closed = True
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._ready.get_nowait()
-        self._ready.put(_End())
-        self._room.put(None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,19 +148,6 @@ class _Cut:
             micro_batches=tuple(micro_batches),
             share=share,
         )
-
-
-def _fill(ahead: _Ahead, steps: Iterator[LoadedStep]) -> None:
-    error: BaseException | None = None
-    try:
-        while ahead.wait():
-            step = next(steps, None)
-            if step is None:
-                break
-            ahead.put(step)
-    except BaseException as raised:
-        error = raised
-    ahead.end(error)
 
 
 def _below(stop_step: int | None, places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from plait.errors import JobError
 from plait.graph.ops.random import random_key
-from plait.job.data.loader import Share
+from plait.job.data.share import Share
 from plait.job.dtypes import default_dtype
 from plait.job.job import Job
 from plait.program.instructions import Opaque

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from plait.errors import PlaitError
 from plait.graph.ops.random import random_key
-from plait.job.data.loader import Share
+from plait.job.data.share import Share
 from plait.plan.plan import DATA
 from plait.program import instructions as ins
 from plait.program.program import Bucket, Program

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from plait.errors import HangError
-from plait.job.data.loader import Share
+from plait.job.data.share import Share
 from plait.plan.mesh import Mesh
 from plait.program.instructions import Collective, Instruction, Recv, Send
 from plait.program.program import Program

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from plait.errors import JobError
-from plait.job.data.loader import Share
+from plait.job.data.share import Share
 from plait.latest import Latest
 from plait.plan.plan import DATA
 from plait.program.cost.places import places_of

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from plait.job.data.loader import LoadedStep
+from plait.job.data.share import LoadedStep
 from plait.run.interpret.machine import Machine
 from plait.run.loop.task import Task
 from plait.run.loop.tickets import shared_count, shared_end, tickets

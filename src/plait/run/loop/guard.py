@@ -9,7 +9,7 @@ from collections import defaultdict, deque
 from statistics import median
 
 from plait.errors import SpoiledError
-from plait.job.data.loader import LoadedStep
+from plait.job.data.share import LoadedStep
 from plait.plan.plan import Plan
 from plait.run.hold.replicas import compare_replicas
 from plait.run.hold.state import ModelState

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from plait.errors import CheckpointError
-from plait.job.data.loader import LoadedStep
+from plait.job.data.share import LoadedStep
 from plait.run.checkpoint.saver import Notice, Saver
 from plait.run.checkpoint.state import snapshot
 from plait.run.hold.copies import copies_of

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from plait.job.data.loader import LoadedStep, Loader
+from plait.job.data.loader import Loader
+from plait.job.data.share import LoadedStep
 from plait.job.updates.follow import TRAIN_LOSS
 from plait.program.program import Program
 from plait.run.interpret.machine import Machine, StepOutcome

@@ -16,8 +16,9 @@ from plait.errors import CaptureError, JobError, PlanError
 from plait.graph.capture.capture import LeafShapes
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph, weighed_by_share
-from plait.job.data.loader import Rows, Share
+from plait.job.data.loader import Rows
 from plait.job.data.open import Source
+from plait.job.data.share import Share
 from plait.job.job import Job
 from plait.job.updates.clip import Clip
 from plait.latest import Latest

@@ -19,7 +19,7 @@ from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
 from plait.graph.ops.random import random_key
 from plait.graph.ops.replay import Draws
-from plait.job.data.loader import Share
+from plait.job.data.share import Share
 from plait.job.dtypes import default_dtype
 from plait.job.job import Job
 from plait.job.order import micro_batch_sizes

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from plait.graph.from_job import Captures
-from plait.job.data.loader import LoadedStep, Loader, Share
+from plait.job.data.loader import Loader
+from plait.job.data.share import LoadedStep, Share
 from plait.job.job import Job
 from plait.job.updates.follow import TRAIN_LOSS
 from plait.plan.plan import Plan

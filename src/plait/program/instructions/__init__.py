@@ -1,0 +1,77 @@
+"""What a rank does, one instruction at a time: each interpreter (worker, serial, simulator) executes these same values."""
+
+from plait.program.instructions.base import Instruction, Lane, TimeKind
+from plait.program.instructions.communicate import Collective, Combine, Compress, Decompress, Recv, Send, Wait
+from plait.program.instructions.compute import (
+    Accumulate,
+    Commit,
+    Compute,
+    Finish,
+    Join,
+    Keep,
+    Load,
+    Opaque,
+    SquareSum,
+    Stash,
+    Tally,
+    Tangent,
+    Update,
+)
+from plait.program.instructions.relaxed import (
+    Anchor,
+    Exchange,
+    Flatten,
+    Handler,
+    Leave,
+    Lookahead,
+    Mix,
+    Momentum,
+    Outcome,
+    Pull,
+    Push,
+    PushBuffers,
+    Serve,
+)
+
+__all__ = [
+    "STARTS",
+    "Accumulate",
+    "Anchor",
+    "Collective",
+    "Combine",
+    "Commit",
+    "Compress",
+    "Compute",
+    "Decompress",
+    "Exchange",
+    "Finish",
+    "Flatten",
+    "Handler",
+    "Instruction",
+    "Join",
+    "Keep",
+    "Lane",
+    "Leave",
+    "Load",
+    "Lookahead",
+    "Mix",
+    "Momentum",
+    "Opaque",
+    "Outcome",
+    "Pull",
+    "Push",
+    "PushBuffers",
+    "Recv",
+    "Send",
+    "Serve",
+    "SquareSum",
+    "Stash",
+    "Tally",
+    "Tangent",
+    "TimeKind",
+    "Update",
+    "Wait",
+]
+
+STARTS = (Collective, Recv, Pull, Exchange)
+"""Instructions whose result may be used after a `Wait`."""

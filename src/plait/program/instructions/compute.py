@@ -1,0 +1,124 @@
+"""What a rank does by itself: samples, segments, gradients, the update."""
+
+from dataclasses import dataclass, field
+
+from plait.job.updates.clip import Clip
+from plait.program.instructions.base import Instruction, TimeKind
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Load(Instruction):
+    """Take this rank's share of a micro-batch from the loader."""
+
+    kind: TimeKind = "data"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compute(Instruction):
+    """Run a segment of the local graph."""
+
+    segment: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opaque(Instruction):
+    """Run the user's model and its backward eagerly: the fallback for models that cannot be captured."""
+
+    kind: TimeKind = "backward"
+    parameters: tuple[str, ...]
+    """Parameters whose gradients it writes after total and weight."""
+    buffers: tuple[str, ...]
+    """Buffers of which it writes what this rank adds to them, after the gradients."""
+    draw_dims: tuple[int, ...] | None = None
+    """The dim that holds samples, by draw of random numbers (-1: none); None: not known."""
+    watched: bool = True
+    """Whether its random numbers and batch norm are those of the whole batch: the code runs while ops are watched."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tally(Instruction):
+    """Add scalars up: the weight of the step from those of its micro-batches."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tangent(Instruction):
+    """Make the factor of every gradient: 1 / weight, from a value or a constant."""
+
+    weight: float | None
+    """The weight where it is known from the shapes; None: read it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accumulate(Instruction):
+    """Put gradients (and scalars) into a bucket: copied where fresh, else added."""
+
+    kind: TimeKind = "backward"
+    bucket: int
+    fresh: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Keep(Instruction):
+    """Keep this rank's part of a summed bucket: taken over where fresh, else added."""
+
+    kind: TimeKind = "backward"
+    bucket: int
+    fresh: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Join(Instruction):
+    """Add up the parts of tied gradients that several stages have, in the order of stages."""
+
+    kind: TimeKind = "update"
+    bucket: int
+    own: int
+    """This rank's coordinate on `pipe`."""
+    parts: tuple[int, ...]
+    """The coordinates of the others, in the order of `reads` after the own part."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SquareSum(Instruction):
+    """Add up the squares of this rank's gradients, each part of a gradient on one rank alone: for norms."""
+
+    kind: TimeKind = "update"
+    axes: tuple[str, ...]
+    """The axes over which the sum is going to be summed."""
+    clip: Clip
+    """Says whose squares are added up together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finish(Instruction):
+    """Turn reduced buckets into gradients ready for the update: divide by a late weight, clip."""
+
+    kind: TimeKind = "update"
+    late_weight: bool
+    """Whether the gradients still have to be divided by the weight."""
+    clip: Clip
+    """Largest norms, over every axis, and largest values."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stash(Instruction):
+    """Copy values, so that an update of the parameters that they are or show does not change them."""
+
+    version: int | None
+    """Of parameters: how many updates are in them; None: of views of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update(Instruction):
+    """One optimizer step on the parameters that this rank holds."""
+
+    kind: TimeKind = "update"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Commit(Instruction):
+    """Make the new values of buffers the current ones."""
+
+    kind: TimeKind = "update"
+    buffers: tuple[str, ...] = field(default=())
+    """Buffer names, in the order of `reads`."""
