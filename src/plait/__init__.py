@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from plait.run.measure.machine import Measured
     from plait.run.measure.predict import Predicted
     from plait.run.parallelize import Step, parallelize
-    from plait.run.train import Result
+    from plait.run.record.result import Result
     from plait.run.verify import Verification
 
 _HOME = {
@@ -104,7 +104,7 @@ _HOME = {
     "PlaitError": "errors",
     "Plan": "plan.plan",
     "Predicted": "run.measure.predict",
-    "Result": "run.train",
+    "Result": "run.record.result",
     "RunRecord": "report.record",
     "Saved": "callbacks",
     "Saving": "options",

@@ -18,7 +18,8 @@ from plait.plan.plan import PIPE
 from plait.run.link.shared_links import links_between
 from plait.run.loop import rank as loop_rank
 from plait.run.prepare.prepare import prepare
-from plait.run.verify import in_float64, verify
+from plait.run.proof.reference import in_float64
+from plait.run.verify import verify
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -25,7 +25,8 @@ from plait.run.interpret.machine import Machine
 from plait.run.link import links
 from plait.run.link.shared_links import links_between
 from plait.run.loop import rank as loop_rank
-from plait.run.verify import Reference, reference_of, verify
+from plait.run.proof.reference import Reference, reference_of
+from plait.run.verify import verify
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -18,7 +18,8 @@ import plait
 from plait.errors import WorkerError
 from plait.job.job import Job
 from plait.run.checkpoint.store import load_checkpoint
-from plait.run.verify import Reference, reference_of, verify
+from plait.run.proof.reference import Reference, reference_of
+from plait.run.verify import verify
 
 pytestmark = pytest.mark.timeout(60)
 

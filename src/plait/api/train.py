@@ -22,7 +22,7 @@ from plait.job.job import Job
 from plait.options import Limits, Listener, Saving, Trial
 from plait.plan.plan import Plan
 from plait.run import train as running
-from plait.run.train import Result
+from plait.run.record.result import Result
 
 AUTO = "auto"
 """Instead of a plan: the one that is predicted to be fastest on this machine."""

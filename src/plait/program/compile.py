@@ -19,8 +19,9 @@ from plait.plan.plan import DATA, DOMAIN, PIPE, TENSOR, Plan
 from plait.program.check.soundness import check_program
 from plait.program.cost.update import state_ratio
 from plait.program.layout import Layout
+from plait.program.local.ends import ends_of
 from plait.program.local.local_graph import LocalGraph
-from plait.program.local.localize import ends_of, localize
+from plait.program.local.localize import localize
 from plait.program.place.pins import input_placements, pinned_strategies
 from plait.program.place.placement import AxisShares, Placement, Shard, Strategy
 from plait.program.place.propagate import Placements, propagate

@@ -5,21 +5,17 @@ In: a job, a plan. Out: a `Result`, and a run folder. The model is captured and 
 any process starts; workers inherit both.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from plait.callbacks import Callback, Callbacks
-from plait.errors import CheckpointError, DiskError, JobError, SpoiledError, UsageError
-from plait.files.records import read_records
-from plait.files.write import hold_reserve, release_reserve, write_last_words, write_or_tell, write_whole
-from plait.job.copies import copy_of
+from plait.errors import JobError, SpoiledError, UsageError
+from plait.files.write import write_or_tell, write_whole
 from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.options import Limits, Listener, Saving, Trial
@@ -36,11 +32,14 @@ from plait.run.prepare.fits import memory_limit
 from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
 from plait.run.prepare.room import check_room
+from plait.run.prepare.rules import check_slow
 from plait.run.proof.first_step import check_capture
-from plait.run.record.evaluate import aim_of
+from plait.run.record.evaluate import check_keep_best
 from plait.run.record.folder import discard_if_empty, make_run_folder, write_environment, write_totals
+from plait.run.record.last_words import room_for_last_words
 from plait.run.record.ledger import write_left_shares
 from plait.run.record.lock import locked
+from plait.run.record.result import Result
 from plait.run.setup.device import check_device, check_transport
 from plait.run.start.first import First
 from plait.run.start.follower import Follower, Round
@@ -51,57 +50,6 @@ from plait.trace.recorder import clock_offset_ns
 
 _BEGIN_S = 600.0
 """For other tasks to come to where this one is: they have met before, and do the same."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
-    """What training gave."""
-
-    losses: tuple[float, ...]
-    """The loss of every step that was run."""
-    evaluation: Mapping[str, float]
-    """The last measurements on the evaluation data."""
-    folder: Path
-    """The run folder: plan, metrics, trace, checkpoints."""
-    stopped: str | None
-    """Why training ended early: `interrupted`, or what `until` found; None: it ran to its end."""
-    notices: tuple[str, ...]
-    """What the user should know about how the model was run."""
-    job: Job = field(repr=False)
-    """What was trained."""
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl: of a step `loss`, `lr`, `samples_per_s`, ...; of a measurement `evaluate`."""
-        return [
-            {k: v for k, v in e.items() if k != "sum"}
-            for e in read_records(self.folder / "metrics.jsonl").entries
-        ]
-
-    @property
-    def model(self) -> nn.Module:
-        """The trained model on the CPU, in `eval` mode: one of its own, also where the job was given an instance."""
-        with kept_generators():
-            built = self.job.build_model()
-        model = copy_of(built) if built is self.job.model else built
-        model.load_state_dict(self.weights)
-        return model.eval()
-
-    @property
-    def weights(self) -> dict[str, Tensor]:
-        """The trained weights and buffers as a `state_dict` with the user's own names."""
-        state = load_checkpoint(self.folder)
-        persistent = {k: v for k, v in (state.parameters | state.buffers).items() if k not in state.transient}
-        return persistent | {
-            alias: persistent[name] for alias, name in state.aliases.items() if name in persistent
-        }
-
-    @property
-    def averaged(self) -> dict[str, Tensor]:
-        """The averaged weights and buffers of a job with `average`, named like `weights`; empty: none were taken."""
-        state = load_checkpoint(self.folder)
-        found = {name: tensor for name, tensor in state.average.items() if name not in state.transient}
-        return found | {alias: found[name] for alias, name in state.aliases.items() if name in found}
 
 
 @kept_generators()
@@ -185,7 +133,7 @@ def _lead(
     device, dtype, saving, limits, trial, trace = (
         options.device, options.dtype, options.saving, options.limits, options.trial, options.trace,
     )  # fmt: skip
-    with locked(folder), _room_for_last_words(folder), Guardian() as guardian:
+    with locked(folder), room_for_last_words(folder), Guardian() as guardian:
         try:
             checkpoint = _located(options.resume, tell)
             start_step = _continued_from(checkpoint, job) if checkpoint else 0
@@ -245,18 +193,7 @@ def _lead(
             write_or_tell(lambda: _write_timeline(folder), say)
         tell.end(summary["stopped"])
         notices = (*programs.choices, *summary["notices"])
-        return _result(summary, folder, notices, job), summary
-
-
-def _result(summary: Mapping[str, Any], folder: Path, notices: tuple[str, ...], job: Job) -> Result:
-    return Result(
-        losses=tuple(summary["losses"]),
-        evaluation=summary["evaluation"],
-        folder=folder,
-        stopped=summary["stopped"],
-        notices=notices,
-        job=job,
-    )
+        return Result.of(summary, folder, notices, job), summary
 
 
 def _task(job: Job, plan: Plan, folder: Path, options: _Options, **more: Any) -> Task:
@@ -302,67 +239,13 @@ def _follow(party: Follower, job: Job, chosen: Plan, options: _Options) -> Resul
             start=start_of(programs),
             guardian=guardian,
         )
-    return _result(summary, Path(summary["folder"]), tuple(programs.choices), programs.whole)
+    return Result.of(summary, Path(summary["folder"]), tuple(programs.choices), programs.whole)
 
 
 def _write_timeline(folder: Path) -> None:
     """For viewers of Chrome's format, where every rank has left its trace."""
     if any(folder.glob("trace/rank*.json")):
         write_chrome(read_trace(folder), folder / "trace" / "trace.json")
-
-
-@contextmanager
-def _room_for_last_words(folder: Path) -> Iterator[None]:
-    """Whatever cannot be written, what is told of it says what was saved, and is kept in the folder."""
-    hold_reserve(folder)
-    try:
-        yield
-    except (DiskError, CheckpointError) as error:
-        release_reserve(folder)
-        if not (folder / "checkpoints").is_dir():  # nothing was begun
-            raise
-        told = type(error)(f"{error.what.rstrip('.')}. {_saved_in(folder)}", fix=error.fix)
-        write_last_words(folder / "failure.txt", f"{told}\n")
-        raise told from error
-    finally:
-        release_reserve(folder)
-
-
-def _saved_in(folder: Path) -> str:
-    try:
-        last = locate_checkpoint(folder, on_notice=lambda text: None)
-    except CheckpointError:
-        return "No checkpoint was saved."
-    return f"Saved is {last.name}: --resume {folder} goes on from there."
-
-
-def check_slow(slow: Mapping[int, float], plan: Plan, device: str) -> None:
-    """Refuse stragglers that no rank can be."""
-    for rank, factor in slow.items():
-        if not 0 <= rank < plan.mesh.size:
-            raise UsageError(
-                f"slow={rank}={factor:g} names no worker; there are {plan.mesh.size}.",
-                fix=f"name one from 0 to {plan.mesh.size - 1}.",
-            )
-        if not factor >= 1:
-            raise UsageError(
-                f"slow={rank}={factor:g} makes nothing slower.", fix="use a factor of 1 or more."
-            )
-    if slow and device != "cpu":
-        raise UsageError("slow emulates stragglers on processors only.", fix="use --device cpu.")
-
-
-def check_keep_best(text: str | None, job: Job, plan: Plan) -> None:
-    """Refuse a metric that the job does not measure, and plans under which nothing measured is what can be saved."""
-    if text is None:
-        return
-    aim_of(text, job)
-    if not plan.agreement.marches:
-        raise UsageError(
-            f"--keep-best {text}: under {plan.name} the weights go on changing while they are measured, so the best"
-            " ones cannot be kept.",
-            fix="use a plan that marches in step, or --keep 10 and choose by metrics.jsonl.",
-        )
 
 
 def _located(resume: str | Path | None, tell: Listener) -> Path | None:

@@ -3,13 +3,8 @@
 In: a job, a plan. Out: the largest differences in loss, gradients, weights and buffers after k steps, and the
 first tensor that differs beyond the tolerance. The reference is the `single` plan on the same micro-batches, itself
 compared with the user's module and loss in a plain PyTorch loop (`eager_run.py`).
-
-Tolerances (float64): 1e-9 of the tensor's largest value, with a floor of 1e-12 of the global norm. In fp32:
-losses and the first step's gradients within 1e-5 with a floor of 1e-5 of the global norm; weights within 10
-times of what one process differs from itself when its batch is halved.
 """
 
-import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,35 +12,25 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
 from plait.errors import UsageError
-from plait.graph.from_job import Captures
-from plait.graph.ops.replay import NotReplayableError
 from plait.job.generators import kept_generators
 from plait.job.job import Job
-from plait.job.origin import told
 from plait.options import Listener, Trial
 from plait.plan.named import resolve, usual_ranks
 from plait.plan.plan import Plan
 from plait.run.checkpoint.store import load_checkpoint
 from plait.run.hold.copies import spread
 from plait.run.interpret.serial import Reduce, add_up
-from plait.run.proof.compare import FP32, FP32_FLOOR, Difference, compare, largest_by_kind, norm, relative
+from plait.run.proof.compare import Difference, compare, largest_by_kind
 from plait.run.proof.deviation import deviation_of
-from plait.run.proof.eager_run import run_eager
+from plait.run.proof.reference import Reference, as_compared, reference_of
 from plait.run.proof.scratch import scratch_folder
 from plait.run.proof.serial_run import Record, run_serially
+from plait.run.record.result import Result
 from plait.run.start.follower import Follower
 from plait.run.start.party import join, place_here, ranks_wanted, telling
-from plait.run.train import Result, train
-
-_FLOAT64 = 1e-9
-"""What parity means in float64, as a share of a tensor's largest value."""
-_BF16 = 2**-6
-"""A bf16 number is off by up to 2**-8; a gradient is the sum of a few parts that were rounded so."""
-_FP32_WEIGHT_LIMIT = 2e-3
-"""What AdamW made of rounding between two right answers, at most; used where the self-difference says nothing."""
+from plait.run.train import train
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,90 +55,6 @@ class Verification:
     def ok(self) -> bool:
         """Whether everything is within its tolerance."""
         return self.first is None and self.eager_first is None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reference:
-    """What one process computes, and how closely others must agree; good for any number of plans."""
-
-    job: Job
-    """As it was run: `steps` steps, in the dtype of the comparison."""
-    steps: int
-    dtype: torch.dtype
-    captures: Captures
-    """The graphs of the job."""
-    record: Record
-    rough: bool
-    """Whether it was not computed in float64 throughout."""
-    tolerance: float
-    """Of losses and gradients."""
-    weight_tolerance: float
-    """Of weights and buffers."""
-    eager: tuple[Difference, ...] | str
-    """How far the user's own code in a plain loop is from it, tensor by tensor; or why that is not known."""
-
-
-@kept_generators()
-def reference_of(
-    job: Job,
-    *,
-    steps: int = 3,
-    fp32: bool = False,
-    listener: Listener | None = None,
-    captures: Captures | None = None,
-) -> Reference:
-    """Run `steps` steps of the plan `single`; `captures` are graphs of this model on this data that are known."""
-    tell = listener if listener is not None else (lambda event: None)
-    dtype = torch.float32 if fp32 else torch.float64
-    job = _as_compared(job, steps, fp32)
-    one = resolve("single", 1)
-    captures = captures if captures is not None else Captures(job, None, dtype)
-    tell({"stage": f"one process, {steps} steps"})
-    record = run_serially(job, one, steps, dtype, captures=captures)
-    tolerance = weight_tolerance = _FLOAT64
-    rough = fp32 or record.rounds_to_float32
-    if rough:
-        tell({"stage": "one process with its batch halved, for the tolerance"})
-        tolerance = _BF16 if job.precision == "bf16" else FP32
-        difference = _self_difference(job, one, steps, record, dtype, captures)
-        # a model that rounds by itself rounds each sample alone, which halving the batch does not show
-        weight_tolerance = max(tolerance * (10 if record.rounds_to_float32 else 1), difference)
-    return Reference(
-        job=job, steps=steps, dtype=dtype, captures=captures, record=record, rough=rough,
-        tolerance=tolerance, weight_tolerance=weight_tolerance,
-        eager=_against_eager(job, record, captures, dtype, rough, tolerance, weight_tolerance, tell),
-    )  # fmt: skip
-
-
-def _as_compared(job: Job, steps: int, fp32: bool) -> Job:
-    """The job as it is run for a comparison."""
-    job = replace(job, steps=steps, epochs=None, evaluate=None, evaluate_every=None, metrics=None, until=None)
-    return job if fp32 else replace(in_float64(job), precision="fp32")
-
-
-def _against_eager(
-    job: Job, record: Record, captures: Captures, dtype: torch.dtype, rough: bool, tolerance: float,
-    weight_tolerance: float, tell: Listener,
-) -> tuple[Difference, ...] | str:  # fmt: skip
-    """One process against the user's own module and loss, run eagerly on the same samples."""
-    if captures.source.num_samples is None:
-        return "a stream is read once"
-    tell({"stage": f"the user's own code in a plain loop, {len(record.losses)} steps"})
-    try:
-        eager = run_eager(job, len(record.losses), dtype, captures)
-    except NotReplayableError:
-        return "its random numbers cannot be drawn in the same order"
-    except Exception as error:
-        return f"it fails in {str(dtype).removeprefix('torch.')}{told(error)}"
-    return tuple(
-        compare(
-            eager,
-            replace(record, spread=None),
-            rough=rough,
-            tolerance=tolerance,
-            weight_tolerance=weight_tolerance,
-        )
-    )
 
 
 @kept_generators()
@@ -194,7 +95,7 @@ def verify(
     party = join(place, chosen.ranks) if place is not None else None
     if isinstance(party, Follower):
         dtype = torch.float32 if fp32 else torch.float64
-        return _take_part(_as_compared(job, steps, fp32), chosen, steps, dtype, device)
+        return _take_part(as_compared(job, steps, fp32), chosen, steps, dtype, device)
     with telling(party):
         return _compared(job, chosen, steps, fp32, serial, device, reduce, tell, against)
 
@@ -288,13 +189,6 @@ def _deviation_notice(deviation: str | None) -> list[str]:
     ]
 
 
-def in_float64(job: Job) -> Job:
-    """The job with its loss module, which may hold class weights, in float64."""
-    if isinstance(job.loss, nn.Module):
-        return replace(job, loss=copy.deepcopy(job.loss).double())
-    return job
-
-
 def _batch_norm_notice(job: Job, record: Record, plan: Plan) -> list[str]:
     has = any(name.endswith("running_mean") for name in record.buffers)
     if has and job.batch_norm == "local" and plan.mesh.size > 1:
@@ -347,17 +241,3 @@ def _norms(metrics: Path) -> tuple[float, ...] | None:
     entries = [json.loads(line) for line in metrics.read_text().splitlines()]
     found = tuple(entry["grad_norm"] for entry in entries if "grad_norm" in entry)
     return found or None
-
-
-def _self_difference(
-    job: Job, plan: Plan, steps: int, reference: Record, dtype: torch.dtype, captures: Captures
-) -> float:
-    """10 times what one process differs from itself when its batch is halved; noise, not a fault."""
-    doubled = min(job.accumulate * 2, job.batch)
-    halved = run_serially(replace(job, accumulate=doubled), plan, steps, dtype, captures=captures)
-    floor = norm(reference.weights.values()) * FP32_FLOOR
-    worst = max(
-        (relative(reference.weights[n], halved.weights[n], floor) for n in reference.weights), default=0.0
-    )
-    changes_the_model = worst > 1e-2  # batch statistics and random masks depend on the micro-batches
-    return _FP32_WEIGHT_LIMIT if changes_the_model else 10 * worst

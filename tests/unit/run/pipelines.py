@@ -13,7 +13,8 @@ from tests.zoo import ZOO
 
 from plait.graph.from_job import Captures
 from plait.job.job import Job
-from plait.run.verify import Reference, Verification, in_float64, reference_of, verify
+from plait.run.proof.reference import Reference, in_float64, reference_of
+from plait.run.verify import Verification, verify
 
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-2")
 """Every synchronous one."""

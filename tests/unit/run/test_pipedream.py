@@ -25,8 +25,9 @@ from plait.plan.plan import PIPE
 from plait.program.layout import Layout
 from plait.program.stage.versions import StageVersions, stage_versions
 from plait.run.prepare.prepare import prepare
+from plait.run.proof.reference import in_float64
 from plait.run.proof.serial_run import SerialRanks, run_serially
-from plait.run.verify import in_float64, verify
+from plait.run.verify import verify
 
 ROUNDS, BATCH, MICRO_BATCHES = 2, 13, 6
 """Micro-batches of 3 and 2 samples; more than any pipeline here has stages, so that stages are as stale as they get."""

@@ -20,8 +20,9 @@ from plait.program.value import Value
 from plait.run.interpret import serial
 from plait.run.interpret.serial import add_up
 from plait.run.prepare.prepare import prepare
+from plait.run.proof.reference import Reference
 from plait.run.proof.serial_run import SerialRanks
-from plait.run.verify import Reference, verify
+from plait.run.verify import verify
 
 CLIP = 0.05
 """Below the norm of every step here: the clipped gradients carry it."""

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from plait.plan.named import resolve
 from plait.program.layout import Layout
 from plait.run.prepare.prepare import prepare
-from plait.run.verify import reference_of
+from plait.run.proof.reference import reference_of
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from torch import nn
 from plait.errors import UsageError
 from plait.job.job import Job
 from plait.plan.named import resolve
+from plait.run.proof.reference import Reference, reference_of
 from plait.run.proof.serial_run import run_serially
-from plait.run.verify import Reference, reference_of, verify
+from plait.run.verify import verify
 
 
 def without_statistics(**fields: Any) -> Job:

@@ -12,8 +12,8 @@ from plait.errors import UsageError
 from plait.plan.named import resolve
 from plait.program.instructions import Compute
 from plait.run.prepare.prepare import prepare
+from plait.run.prepare.rules import check_slow
 from plait.run.proof.serial_run import SerialRanks
-from plait.run.train import check_slow
 
 
 def test_a_slowed_rank_sleeps_for_a_multiple_of_what_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:

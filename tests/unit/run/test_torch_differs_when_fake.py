@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plait.job.job import Job
-from plait.run.verify import reference_of, verify
+from plait.run.proof.reference import reference_of
+from plait.run.verify import verify
 
 WIDTH, EXPERTS = 8, 3
 """Of the models here."""

@@ -13,7 +13,8 @@ from tests.zoo import ZOO
 
 from plait.errors import PlanError
 from plait.run.interpret.serial import Reduce, add_up
-from plait.run.verify import Reference, Verification, reference_of, verify
+from plait.run.proof.reference import Reference, reference_of
+from plait.run.verify import Verification, verify
 
 BATCH, STEPS = 7, 3
 """No number of ranks divides the batch."""

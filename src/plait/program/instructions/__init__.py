@@ -1,4 +1,4 @@
-"""What a rank does, one instruction at a time: each interpreter (worker, serial, simulator) executes these same values."""
+"""What a rank does, one instruction at a time: every interpreter (worker, serial, simulator) executes these."""
 
 from plait.program.instructions.base import Instruction, Lane, TimeKind
 from plait.program.instructions.communicate import Collective, Combine, Compress, Decompress, Recv, Send, Wait

@@ -17,6 +17,7 @@ from plait.graph.capture.loss import like_mode
 from plait.graph.graph import Graph
 from plait.plan.plan import DATA
 from plait.program.local.conversions import Conversion
+from plait.program.local.ends import ends_of
 from plait.program.local.fakes import Fakes
 from plait.program.local.functions import weighted_share
 from plait.program.local.local_graph import Change, LocalGraph
@@ -44,28 +45,6 @@ def localize(
     if ends is None:
         ends = [ends_of(graph, placements) for placements in chosen]
     return _Localizer(graph, tuple(chosen), tuple(coordinates), local_batch_norm, ends, stages).build()
-
-
-def ends_of(graph: Graph, placements: Placements, *, summed: bool = False) -> dict[str, Placement]:
-    """How what leaves a graph is placed: gradients like their parameters, partial sums as they are, the rest whole.
-
-    `summed`: gradients of whole parameters leave as partial sums in any case, because they will be reduced.
-    """
-    nodes = graph.nodes()
-    found: dict[str, Placement] = {}
-    for name, node in (("total", graph.total), ("weight", graph.weight)):
-        found[name] = Partial() if isinstance(placements.of(nodes[node]), Partial) else R
-    if graph.weight_is_shared and placements.axis.name == DATA:
-        found["weight"] = Partial()
-    held = {entry.name: placements.of(nodes[entry.node]) for entry in graph.inputs_of("parameter")}
-    for name, node in graph.gradients.items():
-        own = held.get(name, R)
-        if isinstance(own, Shard):
-            found[f"gradient:{name}"] = own
-        else:
-            is_sum = summed or isinstance(placements.of(nodes[node]), Partial)
-            found[f"gradient:{name}"] = Partial() if is_sum else R
-    return found
 
 
 class _Localizer:
@@ -160,7 +139,7 @@ class _Localizer:
             position = next(counter)
             return self.convert(leaf, tuple(strategy.inputs[position] for strategy in strategies))
 
-        args, kwargs = _map_nodes((node.args, dict(node.kwargs)), replace)
+        args, kwargs = pytree.tree_map_only(fx.Node, replace, (node.args, dict(node.kwargs)))
         site = Site(
             node, tuple(args), kwargs, self, self.axes, self.coordinates, strategies, self.local_batch_norm
         )
@@ -315,11 +294,3 @@ class _Localizer:
             if now != wanted and axis.size > 1:
                 value = self.emit(weighted_share, value, axis.units[coordinate] / axis.total)
         return value
-
-
-def _map_nodes(value: Any, replace: Any) -> Any:
-    """Replace nodes in nested arguments, in the order of `pytree` leaves."""
-    leaves, spec = pytree.tree_flatten(value)
-    return pytree.tree_unflatten(
-        [replace(leaf) if isinstance(leaf, fx.Node) else leaf for leaf in leaves], spec
-    )

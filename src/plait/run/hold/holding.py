@@ -34,7 +34,7 @@ class Holding:
         self.layout = layout
         self.rank = rank
         self._links = links
-        self._device = device
+        self.device = device
         self._flats: list[Tensor] = []
         self.chunks: list[Tensor] = []
         """By group: what this rank holds."""
@@ -44,7 +44,7 @@ class Holding:
     def adopt(self, whole: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
         """Make this rank's parts from whole parameters, in the order in which they were given."""
         made: dict[str, nn.Parameter] = {}
-        nothing = torch.empty(0, device=self._device)
+        nothing = torch.empty(0, device=self.device)
         for group in self.layout.groups:
             if self.layout.owners and self.layout.mesh.coordinate(self.rank, PIPE) not in group.owners:
                 self._flats.append(nothing)
@@ -52,7 +52,7 @@ class Holding:
                 continue
             own = self.data_coordinate
             count = group.num_elements if self.layout.zero < 3 else group.chunk_elements
-            flat = self._links.buffer(count, group.dtype, self._device, DATA)
+            flat = self._links.buffer(count, group.dtype, self.device, DATA)
             size = group.chunk_elements
             chunk = flat if self.layout.zero == 3 else flat[own * size : (own + 1) * size]
             self._flats.append(flat)
@@ -64,7 +64,7 @@ class Holding:
             parameter = whole[name]
             if not self.layout.groups:
                 part = self.layout.take(name, parameter.detach(), self.rank)
-                part = part.to(self._device, copy=True).contiguous()
+                part = part.to(self.device, copy=True).contiguous()
                 made[name] = nn.Parameter(part, requires_grad=parameter.requires_grad)
             else:
                 made[name].copy_(self.layout.take(name, parameter.detach(), self.rank))
@@ -82,7 +82,7 @@ class Holding:
         if self.layout.zero < 3:
             return self._flats[group]
         entry = self.layout.groups[group]
-        return torch.empty(entry.num_elements, dtype=entry.dtype, device=self._device)
+        return torch.empty(entry.num_elements, dtype=entry.dtype, device=self.device)
 
     @torch.no_grad()
     def load(self, whole: Mapping[str, Tensor]) -> None:
@@ -114,7 +114,7 @@ class Holding:
                 part = self.parameters[name]
                 if parameter in optimizer.state:
                     state[part] = {
-                        key: self.layout.take(name, value, self.rank).to(self._device, copy=True)
+                        key: self.layout.take(name, value, self.rank).to(self.device, copy=True)
                         if isinstance(value, Tensor) and value.shape == parameter.shape and value.dim() > 0
                         else value
                         for key, value in optimizer.state[parameter].items()

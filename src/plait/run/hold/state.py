@@ -6,7 +6,6 @@ ways between them and a checkpoint, which always holds whole tensors under the u
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from plait.job.updates.schedules import Schedules
 from plait.plan.plan import PIPE
 from plait.program.value import Value
 from plait.run.checkpoint.state import (
-    OptimizerState,
     TrainingState,
     check_same_options,
     collect_model,
@@ -33,6 +31,7 @@ from plait.run.checkpoint.state import (
 )
 from plait.run.hold.averages import Averages
 from plait.run.hold.holding import Holding, ShardFetcher
+from plait.run.hold.optimizer_shards import own_optimizer, whole_optimizer
 from plait.run.setup.agreement import digest_of
 
 
@@ -206,7 +205,7 @@ class ModelState:
                 name: self.holding.assemble(name, self._part(name, held.dtype), exchange)
                 for name, held in parameters.items()
             }
-            optimizer = self._whole_optimizer(optimizer, exchange)
+            optimizer = whole_optimizer(optimizer, self.holding, exchange, self._groups, self._shapes)
         average: dict[str, Tensor] = {}
         if self.averages is not None and self.averages.count:
             with self.averages.shown(), self.whole_model(exchange) as model:
@@ -225,41 +224,6 @@ class ModelState:
             averaged=self.averages.count if self.averages is not None else 0,
         )
 
-    def _whole_optimizer(self, state: OptimizerState, exchange: ShardFetcher) -> OptimizerState:
-        assert self.holding is not None
-        holding, layout = self.holding, self.holding.layout
-        own = {
-            name: {
-                key: ("part", value.dtype) if holding.is_like(name, value) else ("value", value.cpu())
-                for key, value in sorted(entries.items())
-            }
-            for name, entries in state.tensors.items()
-        }
-        known = (
-            exchange.tell((own, state.values))
-            if layout.owners or layout.whole_tensors
-            else [(own, state.values)]
-        )
-        kinds: dict[str, Any] = {}
-        values: dict[str, Any] = {}
-        for told, numbers in known:
-            kinds = told | kinds
-            values = numbers | values
-        tensors: dict[str, dict[str, Tensor]] = {}
-        for name in [name for names in self._groups for name in names if name in kinds]:
-            for key, (kind, what) in kinds[name].items():
-                if kind == "part":
-                    mine = state.tensors.get(name, {}).get(key)
-                    part = torch.empty(0, dtype=what, device=self.device) if mine is None else mine
-                    tensors.setdefault(name, {})[key] = holding.assemble(name, part, exchange)
-                else:
-                    tensors.setdefault(name, {})[key] = what
-        groups = [
-            group | {"names": names, "shapes": [list(self._shapes[name]) for name in names]}
-            for group, names in zip(state.groups, self._groups, strict=True)
-        ]
-        return replace(state, tensors=tensors, values=values, groups=groups)
-
     def load(self, state: TrainingState) -> None:
         """Continue from a checkpoint, whatever plan wrote it."""
         optimizer = state.optimizer
@@ -269,7 +233,7 @@ class ModelState:
             with self._whole():
                 restore_model(self.model, state)
                 self.holding.load(dict(self.model.named_parameters()))
-            optimizer = self._own_part(optimizer)
+            optimizer = own_optimizer(optimizer, self.holding, self._shapes)
         own = [dict(group) for group in self.optimizer.param_groups]
         restore_optimizer(self.optimizer, self.named, optimizer)
         check_same_options(own, optimizer.groups, moved=self.schedule.moved)
@@ -308,25 +272,6 @@ class ModelState:
             yield
         finally:
             self._let_go()
-
-    def _own_part(self, state: OptimizerState) -> OptimizerState:
-        assert self.holding is not None
-        layout, rank = self.holding.layout, self.holding.rank
-        tensors = {
-            name: {
-                key: layout.take(name, value, rank).contiguous()
-                if value.shape == self._shapes.get(name) and value.dim() > 0
-                else value
-                for key, value in entries.items()
-            }
-            for name, entries in state.tensors.items()
-            if name in self._shapes and layout.is_updated(name, rank)
-        }
-        groups = []
-        for group in state.groups:
-            names = [name for name in group["names"] if layout.is_updated(name, rank)]
-            groups.append(group | {"names": names, "shapes": [list(self.parameters[n].shape) for n in names]})
-        return replace(state, tensors=tensors, groups=groups)
 
 
 def _names_of_groups(

@@ -1,9 +1,11 @@
-"""Refuse update rules that mean nothing under a plan, before any process starts.
+"""Refuse update rules and stragglers that mean nothing under a plan, before any process starts.
 
 In: a job and a plan. Out: nothing, or a `PlanError` that says why.
 """
 
-from plait.errors import JobError, PlanError
+from collections.abc import Mapping
+
+from plait.errors import JobError, PlanError, UsageError
 from plait.job.job import Job
 from plait.job.updates.follow import TRAIN_LOSS
 from plait.plan.plan import PIPE, Plan
@@ -66,3 +68,19 @@ def _check_objectives(job: Job, plan: Plan, *, together: bool) -> None:
             "parameter would be on one stage in one step and on another in the next.",
             fix="use ddp, zero1, zero2, zero3 or megatron.",
         )
+
+
+def check_slow(slow: Mapping[int, float], plan: Plan, device: str) -> None:
+    """Refuse stragglers that no rank can be."""
+    for rank, factor in slow.items():
+        if not 0 <= rank < plan.mesh.size:
+            raise UsageError(
+                f"slow={rank}={factor:g} names no worker; there are {plan.mesh.size}.",
+                fix=f"name one from 0 to {plan.mesh.size - 1}.",
+            )
+        if not factor >= 1:
+            raise UsageError(
+                f"slow={rank}={factor:g} makes nothing slower.", fix="use a factor of 1 or more."
+            )
+    if slow and device != "cpu":
+        raise UsageError("slow emulates stragglers on processors only.", fix="use --device cpu.")

@@ -19,6 +19,7 @@ from plait.files.shape import shaped
 from plait.job.data.source import Source, Stream
 from plait.job.job import Job, Until
 from plait.job.order import split
+from plait.plan.plan import Plan
 from plait.run.eager.step import total_and_weight
 from plait.run.hold.state import ModelState
 from plait.torch_private import pytree
@@ -122,6 +123,19 @@ def aim_of(text: str, job: Job) -> Aim:
     if not mode:
         mode = "min" if any(word in metric.lower().split("_") for word in _FALLS) else "max"
     return Aim(metric=metric, mode=mode)
+
+
+def check_keep_best(text: str | None, job: Job, plan: Plan) -> None:
+    """Refuse a metric that the job does not measure, and plans under which nothing measured is what can be saved."""
+    if text is None:
+        return
+    aim_of(text, job)
+    if not plan.agreement.marches:
+        raise UsageError(
+            f"--keep-best {text}: under {plan.name} the weights go on changing while they are measured, so the best"
+            " ones cannot be kept.",
+            fix="use a plan that marches in step, or --keep 10 and choose by metrics.jsonl.",
+        )
 
 
 class Kept:

@@ -10,9 +10,10 @@ from tests.unit.program.one_op import one_op, run_on_ranks
 
 from plait.errors import ProgramError
 from plait.program.local.communicate import all_gather, all_reduce
+from plait.program.local.ends import ends_of
 from plait.program.local.functions import nothing, weighted_share
 from plait.program.local.local_graph import LocalGraph
-from plait.program.local.localize import ends_of, localize
+from plait.program.local.localize import localize
 from plait.program.place.placement import AxisShares, P, R, Shard, Strategy
 
 aten = torch.ops.aten

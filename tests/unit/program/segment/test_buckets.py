@@ -4,7 +4,7 @@ import pytest
 from tests.unit.program.compiled import graph_of, placed_on_data
 
 from plait.plan.named import resolve
-from plait.program.local.localize import ends_of
+from plait.program.local.ends import ends_of
 from plait.program.program import Bucket
 from plait.program.segment.buckets import make_buckets, sums_of
 from plait.program.segment.groups import make_layout

@@ -1,0 +1,31 @@
+"""How what leaves the graph of a rank is placed: its total, its weight and the gradients.
+
+In: a global graph and the placements on one axis. Out: a placement by name.
+"""
+
+from plait.graph.graph import Graph
+from plait.plan.plan import DATA
+from plait.program.place.placement import Partial, Placement, R, Shard
+from plait.program.place.propagate import Placements
+
+
+def ends_of(graph: Graph, placements: Placements, *, summed: bool = False) -> dict[str, Placement]:
+    """How what leaves a graph is placed: gradients like their parameters, partial sums as they are, the rest whole.
+
+    `summed`: gradients of whole parameters leave as partial sums in any case, because they will be reduced.
+    """
+    nodes = graph.nodes()
+    found: dict[str, Placement] = {}
+    for name, node in (("total", graph.total), ("weight", graph.weight)):
+        found[name] = Partial() if isinstance(placements.of(nodes[node]), Partial) else R
+    if graph.weight_is_shared and placements.axis.name == DATA:
+        found["weight"] = Partial()
+    held = {entry.name: placements.of(nodes[entry.node]) for entry in graph.inputs_of("parameter")}
+    for name, node in graph.gradients.items():
+        own = held.get(name, R)
+        if isinstance(own, Shard):
+            found[f"gradient:{name}"] = own
+        else:
+            is_sum = summed or isinstance(placements.of(nodes[node]), Partial)
+            found[f"gradient:{name}"] = Partial() if is_sum else R
+    return found
