@@ -153,11 +153,11 @@ def plait_steps(
     return steps, waits
 
 
-def sleeping(machine: Machine) -> Callable[[Any], None]:
+def sleeping(machine: Machine) -> Callable[[Any, Any], None]:
     """A rank that sleeps where it would compute, and goes on with zeros of the right shapes."""
 
-    def compute(instruction: ins.Compute) -> None:
-        described = machine._at.own.values
+    def compute(now: Any, instruction: ins.Compute) -> None:
+        described = now.own.values
         kind, _, number = instruction.segment.split(".")[-1].rpartition("_")
         kind = instruction.segment.split(".")[-2] if kind == "backward" else kind
         if number == "0":  # the first piece of an action takes its time

@@ -22,6 +22,7 @@ from plait.job.job import Job
 from plait.program.instructions import Compute
 from plait.run.checkpoint.store import load_checkpoint
 from plait.run.interpret.machine import Machine
+from plait.run.interpret.step import Step
 from plait.run.link import links
 from plait.run.link.shared_links import links_between
 from plait.run.loop import rank as loop_rank
@@ -129,11 +130,11 @@ def at_stage_1(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> N
     """Something happens in the backward of stage 1, micro-batch 1, of the third step."""
     exact = Machine._compute
 
-    def compute(machine: Machine, instruction: Compute) -> None:
+    def compute(machine: Machine, now: Step, instruction: Compute) -> None:
         here = (machine.step, instruction.stage, instruction.micro_batch, instruction.kind)
         if here == (2, 1, 1, "backward"):
             action()
-        exact(machine, instruction)
+        exact(machine, now, instruction)
 
     monkeypatch.setattr(Machine, "_compute", compute)
 

@@ -14,6 +14,7 @@ import plait
 from plait.errors import SpoiledError
 from plait.program.instructions import Update
 from plait.run.interpret.machine import Machine
+from plait.run.interpret.step import Step
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -25,8 +26,8 @@ def job() -> plait.Job:
 def after_update(monkeypatch: pytest.MonkeyPatch, step: int, action: Callable[[Machine], None]) -> None:
     exact = Machine._update
 
-    def update(machine: Machine, instruction: Update) -> None:
-        exact(machine, instruction)
+    def update(machine: Machine, now: Step, instruction: Update) -> None:
+        exact(machine, now, instruction)
         if machine.step == step:
             action(machine)
 

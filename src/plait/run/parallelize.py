@@ -28,7 +28,8 @@ from plait.program.segment.compiled import compiled_where_it_pays
 from plait.run.checkpoint.state import TrainingState, snapshot
 from plait.run.hold.state import ModelState
 from plait.run.hold.worker_states import with_workers
-from plait.run.interpret.machine import Machine, StepOutcome
+from plait.run.interpret.machine import Machine
+from plait.run.interpret.outcome import StepOutcome
 from plait.run.interpret.serial import Unobserved
 from plait.run.link.exchange import ProcessShardFetcher
 from plait.run.link.hop_links import by_algorithm

@@ -7,9 +7,8 @@ generator that yields while another rank has to move first; in a process it neve
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +18,10 @@ from plait.graph.ops.random import random_key
 from plait.job.data.share import Share
 from plait.plan.plan import DATA
 from plait.program import instructions as ins
-from plait.program.program import Bucket, Program
+from plait.program.program import Program
 from plait.program.segment.compiled import CompiledSegments
 from plait.program.sized import Numbers
-from plait.program.value import SQUARES, TOTAL, WEIGHT, Value
+from plait.program.value import TOTAL, WEIGHT, Value
 from plait.run.eager.company import Company, Meet, Turns, at_once
 from plait.run.eager.step import run_eagerly
 from plait.run.hold.averaging import Averaging
@@ -32,35 +31,15 @@ from plait.run.interpret.blame import blame, find_nan
 from plait.run.interpret.center import Center
 from plait.run.interpret.compression import Compressor
 from plait.run.interpret.optimized import Optimized
+from plait.run.interpret.outcome import Observer, StepOutcome
 from plait.run.interpret.port import Port
 from plait.run.interpret.service import Service
 from plait.run.interpret.step import Step, Steps, compare_sizes, leaves_of
+from plait.run.interpret.sums import Sums
 from plait.run.interpret.traffic import Traffic
+from plait.run.interpret.worker_side import WorkerSide
 from plait.run.link.links import Links
 from plait.run.link.wire import Post
-
-
-class Observer(Protocol):
-    """Told of every instruction: the board that the launcher watches, and the trace."""
-
-    def entering(self, step: int, instruction: ins.Instruction, waiting: bool) -> None: ...
-
-    def done(self, step: int, instruction: ins.Instruction, start_ns: int, end_ns: int) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepOutcome:
-    """What is known after a step; reading the numbers waits for the device."""
-
-    total: Tensor
-    weight: Tensor | float
-    norm: Tensor | None
-    """Global norm of the gradients before clipping, where it was computed."""
-
-    @property
-    def loss(self) -> float:
-        """The mean over the whole batch."""
-        return float(self.total / self.weight)  # one read: on a GPU each one waits for the device
 
 
 class Machine:
@@ -84,10 +63,7 @@ class Machine:
         self.observer = observer
         self.store = GradientStore(state, links)
         self.averaging = Averaging(state, links)
-        self.compressor = Compressor(links)
         self.post = post
-        self.port: Port | None = None
-        """A worker's way to servers, where there are any."""
         self.service: Service | None = None
         """What a server does."""
         self.waits = True
@@ -102,42 +78,28 @@ class Machine:
         """Of the user's code, where it met others of this process last."""
         self._values: dict[Value, Any] = state.values()
         self._traffic = Traffic(links, state, self.store, self._values)
+        self._sums = Sums(state, self.store, Compressor(links), self._values)
+        self._side = WorkerSide(state, self.store, self.averaging, self._traffic, self._values)
         self._steps = Steps(rank, state)
         self._now: Step | None = None
         """The step that is executed; None: none yet."""
-        self._norm: Tensor | None = None
         self._used: frozenset[str] = frozenset()
         """Parameters that code which is not captured has used in this step, on any rank."""
-        self._run: dict[type, Callable[[Any], None]] = {
+        self._run: dict[type, Callable[[Step, Any], None]] = {
             ins.Load: self._load,
             ins.Compute: self._compute,
-            ins.Collective: lambda i: self._traffic.collective(self._at, i),
-            ins.Send: lambda i: self._traffic.send(self._at, i),
-            ins.Recv: lambda i: self._traffic.recv(self._at, i),
-            ins.Join: lambda i: self._traffic.join(self._at, i),
-            ins.Tally: self._tally,
-            ins.Tangent: self._tangent,
-            ins.Accumulate: self._accumulate,
-            ins.Compress: self._compress,
-            ins.Decompress: self._decompress,
-            ins.Keep: self._keep,
-            ins.SquareSum: self._square_sum,
-            ins.Finish: self._finish,
             ins.Stash: self._stash,
             ins.Update: self._update,
             ins.Commit: self._commit,
-            ins.Push: self._push,
-            ins.PushBuffers: self._push_buffers,
-            ins.Pull: self._pull,
-            ins.Outcome: self._outcome,
-            ins.Flatten: self._average,
-            ins.Lookahead: self._average,
-            ins.Momentum: self._average,
-            ins.Exchange: self._exchange,
-            ins.Mix: self._average,
-            ins.Anchor: lambda anchor: self.averaging.anchor(center=anchor.center),
-            ins.Leave: lambda leave: self._to_servers().leave(),
+            **self._traffic.handlers,
+            **self._sums.handlers,
+            **self._side.handlers,
         }
+        self._run_once: dict[type, Callable[[Any], None]] = {
+            ins.Anchor: lambda anchor: self.averaging.anchor(center=anchor.center),
+            ins.Leave: lambda leave: self._side.leave(),
+        }
+        """What comes before the first step and after the last."""
 
     def begin(self, program: Program) -> None:
         """Before the first step, with the weights that it begins with; of a worker, any step's program will do."""
@@ -148,7 +110,7 @@ class Machine:
             service.holder = Optimized(service) if "push" in own.serve.handlers else Center(service)
             self.service = service
         elif self.post is not None:
-            self.port = Port(program.plan, self.post, self.state, own, waits=self.waits)
+            self._side.port = Port(program.plan, self.post, self.state, own, waits=self.waits)
         self._once(own.prologue, self.state.steps_done)
 
     def skip(self, step: int) -> None:
@@ -163,14 +125,14 @@ class Machine:
         for instruction in instructions:
             start = time.perf_counter_ns()
             self.observer.entering(step, instruction, False)
-            self._run[type(instruction)](instruction)
+            self._run_once[type(instruction)](instruction)
             self.observer.done(step, instruction, start, time.perf_counter_ns())
 
     def execute(self, program: Program, step: int, shares: Sequence[Share]) -> Iterator[None]:
         """One step, under the caller's `torch.no_grad`: a generator must not change the mode of its caller."""
         now = self._steps.step(program, step, shares)
         self.store.frozen = self.state.frozen(step)
-        self._now, self._norm, self._used = now, None, frozenset()
+        self._now, self._sums.norm, self._used = now, None, frozenset()
         self._values |= now.known.constants
         if now.own.same_sizes and shares:
             yield from compare_sizes(now, self.links)
@@ -190,7 +152,7 @@ class Machine:
                 self._delay(start)
             else:
                 entering(step, instruction, False)
-                self._run[type(instruction)](instruction)
+                self._run[type(instruction)](now, instruction)
                 if isinstance(instruction, ins.Compute):
                     self._delay(start)
             for name in instruction.frees:
@@ -203,8 +165,13 @@ class Machine:
         self.outcome = None
         if shares:
             self.outcome = StepOutcome(
-                total=self._values.pop(TOTAL), weight=self._values.pop(WEIGHT), norm=self._norm
+                total=self._values.pop(TOTAL), weight=self._values.pop(WEIGHT), norm=self._sums.norm
             )
+
+    @property
+    def port(self) -> Port | None:
+        """A worker's way to servers, where there are any."""
+        return self._side.port
 
     @property
     def bytes_sent(self) -> int:
@@ -221,26 +188,26 @@ class Machine:
         assert self._now is not None, "no step is executed"
         return self._now
 
-    def _load(self, instruction: ins.Load) -> None:
+    def _load(self, now: Step, instruction: ins.Load) -> None:
         number = instruction.micro_batch
         assert number is not None
-        share = self._at.shares[number]
+        share = now.shares[number]
         for index, leaf in enumerate(leaves_of(share)):
             self._values[Value.batch(index, number)] = self.state.to_device(leaf)
         key = Value.key(number)
         if key not in instruction.frees:  # nobody reads it where the model draws no random numbers
             self._values[key] = random_key(
                 seed=self.state.job.seed,
-                step=self._at.number,
+                step=now.number,
                 micro_batch=number,
                 first_sample=share.offset,
                 device=self.state.device,
             )
-        for axis, coordinate in self._at.coordinates:
+        for axis, coordinate in now.coordinates:
             self._values[Value.offset(axis, number)] = share.offset if axis == DATA else coordinate
 
-    def _compute(self, instruction: ins.Compute) -> None:
-        now, values = self._at, self._values
+    def _compute(self, now: Step, instruction: ins.Compute) -> None:
+        values = self._values
         segment = now.own.segments[instruction.segment]
         run, numbers = self._plain(instruction)
         if now.own.sized is None and self.compiled is not None:
@@ -279,7 +246,7 @@ class Machine:
         if kept is None:
             for load in self._at.instructions:  # samples are still there to be loaded
                 if isinstance(load, ins.Load) and load.micro_batch == instruction.micro_batch:
-                    self._load(load)
+                    self._load(self._at, load)
         given = kept if kept is not None else [self._values[name] for name in instruction.reads]
         into = [None] * len(self._at.own.segments[instruction.segment].fillable)
         return run(list(given), into, *numbers)
@@ -309,119 +276,16 @@ class Machine:
         self.store.frozen = self.state.frozen(now.number) | (frozenset(instruction.parameters) - self._used)
         self._values.update(zip(instruction.writes, results, strict=True))
 
-    def _tally(self, instruction: ins.Tally) -> None:
-        parts = [self._values[name] for name in instruction.reads]
-        if not parts:
-            zero = torch.zeros((), dtype=self.state.dtype, device=self.state.device)
-            self._values[instruction.writes[0]] = zero
-            return
-        total = torch.stack(parts).sum() if len(parts) > 1 else parts[0].clone()
-        self._values[instruction.writes[0]] = total
-
-    def _tangent(self, instruction: ins.Tangent) -> None:
-        name = instruction.writes[0]
-        if instruction.weight is None:
-            self._values[name] = self._values[instruction.reads[0]].reciprocal()
-        else:
-            self._values[name] = torch.full(
-                (), 1.0 / instruction.weight, dtype=self.state.dtype, device=self.state.device
-            )
-
-    def _bucket(self, index: int) -> Bucket:
-        return self._at.own.buckets[index]
-
-    def _accumulate(self, instruction: ins.Accumulate) -> None:
-        bucket = self._bucket(instruction.bucket)
-        tensors = [self._values[name] for name in instruction.reads]
-        for name in instruction.frees:
-            self._values.pop(name, None)
-        self.store.add(bucket, tensors, fresh=instruction.fresh)
-        self._values[instruction.writes[0]] = None
-
-    def _compress(self, instruction: ins.Compress) -> None:
-        bucket, before = self._bucket(instruction.bucket), [self._values[n] for n in instruction.reads[1:]]
-        self._values[instruction.writes[0]] = self.compressor.compress(
-            bucket, self.store.flat(bucket), self._at.program.plan.sync, instruction.part, *before or (None,)
-        )
-
-    def _decompress(self, instruction: ins.Decompress) -> None:
-        bucket, sums = self._bucket(instruction.bucket), [self._values[name] for name in instruction.reads]
-        self.compressor.decompress(bucket, self.store.flat(bucket), self._at.program.plan.sync, sums)
-
-    def _keep(self, instruction: ins.Keep) -> None:
-        name = instruction.reads[0]
-        part, self._values[name] = self._values[name], None
-        self.store.keep(self._bucket(instruction.bucket), part, fresh=instruction.fresh)
-
-    def _square_sum(self, instruction: ins.SquareSum) -> None:
-        self._values[instruction.writes[0]] = self.store.squares(
-            self._at.own.buckets, instruction.axes, instruction.clip
-        )
-
-    def _finish(self, instruction: ins.Finish) -> None:
-        program = self._at.program
-        scalars = self.store.scalars(self._at.own.buckets)
-        self._values[TOTAL] = scalars["total"].clone()
-        weight: Any = program.total_weight
-        if instruction.late_weight:
-            weight = scalars["weight"].clone()
-        elif weight is None:
-            weight = self._values[WEIGHT]
-        self._values[WEIGHT] = weight
-        self._norm = self.store.finish(
-            self._at.own.buckets,
-            late_weight=weight if instruction.late_weight else None,
-            clip=instruction.clip,
-            squares=self._values.get(SQUARES),
-        )
-
-    def _to_servers(self) -> Port:
-        assert self.port is not None, "a machine begins before its first step"
-        return self.port
-
-    def _push(self, instruction: ins.Push) -> None:
-        bucket = self._bucket(instruction.bucket)
-        self._to_servers().push(instruction.bucket, bucket, self.store.flat(bucket), self._at.number)
-
-    def _push_buffers(self, instruction: ins.PushBuffers) -> None:
-        self._to_servers().push_buffers(
-            [self.state.buffers[name] for name in instruction.buffers], self._at.number
-        )
-
-    def _pull(self, instruction: ins.Pull) -> None:
-        self._traffic.keep(instruction, self._to_servers().pull(instruction.bucket, self._at.number))
-
-    def _outcome(self, instruction: ins.Outcome) -> None:
-        scalars = self.store.scalars(self._at.own.buckets)
-        weight: Any = self._at.program.total_weight
-        if instruction.late_weight:
-            weight = scalars["weight"].clone()
-        self._values[TOTAL] = scalars["total"].clone()
-        self._values[WEIGHT] = self._values[WEIGHT] if weight is None else weight
-
-    def _stash(self, instruction: ins.Stash) -> None:
+    def _stash(self, now: Step, instruction: ins.Stash) -> None:
         for source, name in zip(instruction.reads, instruction.writes, strict=True):
             self._values[name] = self._values[source].clone()
 
-    def _update(self, instruction: ins.Update) -> None:
-        self.store.hand_over(self._at.own.buckets)
-        self.state.update(self._at.number)
-        self.store.take_back(self._at.own.buckets)
+    def _update(self, now: Step, instruction: ins.Update) -> None:
+        self.store.hand_over(now.own.buckets)
+        self.state.update(now.number)
+        self.store.take_back(now.own.buckets)
 
-    def _commit(self, instruction: ins.Commit) -> None:
+    def _commit(self, now: Step, instruction: ins.Commit) -> None:
         for name, source in zip(instruction.buffers, instruction.reads, strict=True):
             new = self.store.buffer(name) if source.kind == "bucket" else self._values[source]
             self.state.buffers[name].copy_(new)
-
-    def _average(self, instruction: ins.Flatten | ins.Lookahead | ins.Momentum | ins.Mix) -> None:
-        flat = self._at.own.averages[instruction.flat]
-        self.averaging.execute(instruction, flat, self._at.program.plan, self._values)
-
-    def _exchange(self, instruction: ins.Exchange) -> None:
-        plan, flat = self._at.program.plan, self._values[instruction.reads[0]]
-        self.state.schedule.apply(self.state.optimizer, self._at.number)
-        strength = (
-            1 / plan.mesh.size if instruction.rule == "share" else self.averaging.rate * plan.elastic.rho
-        )
-        handle = self._to_servers().exchange(instruction.flat, flat, strength, self._at.number)
-        self._traffic.keep(instruction, handle)

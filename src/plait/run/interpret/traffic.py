@@ -4,7 +4,7 @@ In: instructions that start something, and the tensors of the rank. Out: handles
 where the instructions say. Between processes and in one process it is the same: the links differ.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -34,6 +34,12 @@ class Traffic:
         self._sent: list[Handle] = []
         self.bytes_sent = 0
         """In all collectives and messages so far; a collective counts what it gathers or sums once."""
+        self.handlers: dict[type, Callable[[Step, Any], None]] = {
+            ins.Collective: self.collective,
+            ins.Send: self.send,
+            ins.Recv: self.recv,
+            ins.Join: self.join,
+        }
 
     def collective(self, step: Step, instruction: ins.Collective) -> None:
         """Start one."""

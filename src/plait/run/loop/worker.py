@@ -17,7 +17,8 @@ from plait.job.data.loader import Loader
 from plait.job.data.share import LoadedStep
 from plait.job.updates.follow import TRAIN_LOSS
 from plait.program.program import Program
-from plait.run.interpret.machine import Machine, StepOutcome
+from plait.run.interpret.machine import Machine
+from plait.run.interpret.outcome import StepOutcome
 from plait.run.loop.guard import Guard
 from plait.run.loop.task import Task
 from plait.run.loop.watch import Watch

@@ -23,8 +23,9 @@ from plait.program.segment.compiled import compiled_where_it_pays
 from plait.run.hold.copies import copies_of, has_current, spread
 from plait.run.hold.gradients import GradientStore
 from plait.run.hold.state import ModelState
-from plait.run.interpret.machine import Machine, StepOutcome
+from plait.run.interpret.machine import Machine
 from plait.run.interpret.optimized import Optimized
+from plait.run.interpret.outcome import StepOutcome
 from plait.run.interpret.serial import (
     Mailboxes,
     Reduce,
