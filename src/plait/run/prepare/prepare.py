@@ -103,16 +103,17 @@ def _tell_apart(programs: Programs) -> None:
             f"plan {programs.plan.name} cuts parameters by what each of several objectives trains, but {error.what}",
             fix=error.fix,
         ) from error
+    compiler = programs.compiler
     for entry in graphs[0].inputs_of("parameter"):
         reached = tuple(at for at, graph in enumerate(graphs) if entry.name in graph.gradients)
-        programs.partition = {**programs.partition, entry.name: reached}
+        compiler.partition = {**compiler.partition, entry.name: reached}
 
 
 def _first_step(programs: Programs, leading: Programs) -> Program:
     """Compile the steps of one objective, and try its optimizer."""
     job, plan, source = programs.job, programs.plan, programs.captures.source
     if programs is not leading:
-        programs.follow(leading)
+        programs.compiler.follow(leading.compiler)
     compiled = [
         programs.for_sizes(
             [shares(size, plan.data_ranks) for size in micro_batch_sizes(count, job.accumulate)]

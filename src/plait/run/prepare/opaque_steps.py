@@ -1,0 +1,112 @@
+"""Steps of a model that cannot be captured: its own code runs eagerly, as one instruction a micro-batch.
+
+In: a plan, how a step is shared, why the model cannot be captured. Out: a `Program`, with what users should know.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from plait.errors import CaptureError
+from plait.graph.from_job import Captures
+from plait.job.job import Job
+from plait.job.updates.clip import Clip
+from plait.plan.plan import Plan
+from plait.program.opaque import ParameterShape, compile_opaque
+from plait.program.program import Program
+from plait.program.value import Value
+from plait.run.eager.trial import Trial, try_eagerly
+
+
+class OpaqueSteps:
+    """Compiles steps of one job whose inside is not known."""
+
+    def __init__(self, job: Job, captures: Captures, device: torch.device) -> None:
+        self._job = job
+        self._captures = captures
+        self._device = device
+        self._trial: Trial | None = None
+        self._parameters: tuple[ParameterShape, ...] | None = None
+
+    def compile(
+        self, plan: Plan, own: Plan, units: Sequence[tuple[int, ...]], error: CaptureError
+    ) -> Program:
+        """One step under `plan`, which a worker that meets nobody within a step sees as `own`."""
+        trial = self.trial
+        return compile_opaque(
+            own,
+            self._shapes(plan),
+            [sum(entry) for entry in units],
+            units,
+            clip=Clip.of(self._job.clip_norm, self._job.clip_value),
+            notices=self._notices(plan, error),
+            buffers=[name for name, _ in self._job.build_model().named_buffers()],
+            draw_dims=trial.draw_dims,
+            watched=trial.watched,
+            device=self._device,
+        )
+
+    @property
+    def trial(self) -> Trial:
+        """What one forward of the user's code tells of all."""
+        if self._trial is None:
+            captures = self._captures
+            three = captures.source.fetch(torch.zeros(3, dtype=torch.int64))
+            self._trial = try_eagerly(self._job, captures.example, 2, three, 3)
+            captures.narrow = self._trial.narrow
+        return self._trial
+
+    def _shapes(self, plan: Plan) -> tuple[ParameterShape, ...]:
+        if self._parameters is None:
+            model = self._job.build_model()
+            entries = [
+                ParameterShape(
+                    value=Value.parameter(name),
+                    shape=tuple(parameter.shape),
+                    dtype=self.dtype_of(parameter),
+                    trained=parameter.requires_grad,
+                )
+                for name, parameter in model.named_parameters()
+            ]
+            if plan.mesh.size > 1 and not plan.agreement.alone:
+                entries += [
+                    ParameterShape(
+                        value=Value.buffer(name),
+                        shape=tuple(buffer.shape),
+                        dtype=torch.complex128 if buffer.is_complex() else torch.float64,
+                        trained=False,
+                    )
+                    for name, buffer in model.named_buffers()
+                ]
+            self._parameters = tuple(entries)
+        return self._parameters
+
+    def dtype_of(self, tensor: torch.Tensor) -> torch.dtype:
+        """What a tensor of the model is in this run."""
+        dtype = self._captures.dtype
+        return dtype if dtype == torch.float64 and tensor.is_floating_point() else tensor.dtype
+
+    def _notices(self, plan: Plan, error: CaptureError) -> tuple[str, ...]:
+        trial = self.trial
+        notices = [f"running eagerly: {error.what}"]
+        if not trial.weighs:
+            notices.append(
+                "the loss counts as a mean over its samples; return (total, weight) from `objective` to say otherwise."
+            )
+        if plan.mesh.size > 1:
+            notices.append(
+                "run eagerly, each rank's forward sees its own share alone: what looks across samples by itself "
+                "(branches, state, hooks, norms of your own) is not that of one process. "
+                "Losses, torch's batch norm and random numbers are."
+                if self._job.batch_norm == "global" and trial.watched and not plan.agreement.alone
+                else "run eagerly, each rank's forward sees its own share alone: batch norm, random numbers, and "
+                "branches, state and hooks that depend on the batch, are not those of one process."
+            )
+        if trial.other_draws and plan.data_ranks > 1:
+            notices.append(
+                f"what {', '.join(trial.other_draws)} draw{'s' if len(trial.other_draws) == 1 else ''} depends on how "
+                "the batch is shared."
+            )
+        if plan.memory.zero == 3 and plan.data_ranks > 1:
+            notices.append("run eagerly, the model is whole on every rank while a micro-batch is computed.")
+        return tuple(notices)

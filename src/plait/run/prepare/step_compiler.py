@@ -1,0 +1,187 @@
+"""One step of a job under one plan, captured and compiled: what the plan leaves open is chosen with the first.
+
+In: how ranks share the micro-batches of a step, and the shapes of their tensors. Out: a `Program`. It remembers what
+holds for the whole run: where parameters are held, the resolved plan, and that a model cannot be captured.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from plait.errors import CaptureError, JobError, PlanError
+from plait.graph.capture.capture import LeafShapes
+from plait.graph.from_job import Captures
+from plait.graph.graph import Graph, weighed_by_share
+from plait.job.job import Job
+from plait.plan.mesh import Mesh
+from plait.plan.plan import DATA, Plan
+from plait.program.compile import Settings, compile_program
+from plait.program.layout import Layout
+from plait.program.program import Program
+from plait.run.prepare.opaque_steps import OpaqueSteps
+from plait.search.place.resolve import resolve_again, resolve_placements
+from plait.torch_private.fake import FAKE_LOGGER
+
+
+@contextmanager
+def _silent_torch() -> Iterator[None]:
+    """While capturing: torch logs a traceback of its own for an operation that fails, which is reported anyway."""
+    logger = logging.getLogger(FAKE_LOGGER)
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _needs_inside(plan: Plan) -> str | None:
+    """What of a plan works on the ops of the model; None: all of it runs a model that cannot be captured."""
+    return next((f"{name}={size}" for name, size in plan.mesh.axes if name != DATA and size > 1), None)
+
+
+class StepCompiler:
+    """Compiles steps, one shape after the other."""
+
+    def __init__(
+        self, job: Job, plan: Plan, captures: Captures, device: torch.device, *, several: bool
+    ) -> None:
+        """`several`: the job is one of several objectives."""
+        self._job = job
+        self._captures = captures
+        self._device = device
+        self._several = several
+        self.opaque = OpaqueSteps(job, captures, device)
+        """Of a model that cannot be captured."""
+        self.plan = plan
+        """As it was given; once a step is compiled, with what it left open."""
+        self.choices: tuple[str, ...] = ()
+        """How what the plan left open was chosen."""
+        self.layout: Layout | None = None
+        """Where parameters are held, once that is known."""
+        self.partition: Mapping[str, object] = {}
+        """Parameters that are not trained alike, which share no group."""
+        self.whole_tensors = False
+        """Whether ZeRO cuts between parameters, because the optimizer needs whole ones."""
+        self.capture_error: CaptureError | None = None
+        """Why the model runs eagerly; None: it does not."""
+        self.is_static = False
+        """Whether the weight of a micro-batch is known from its shapes."""
+        self.meets = False
+        """Whether ranks exchange what they compute on samples."""
+        self._written = plan
+        self._resolved_for: int | None = None
+        self._captured = False
+
+    def follow(self, first: "StepCompiler") -> None:
+        """Hold parameters as another compiler does, and choose ops anew."""
+        self.layout, self.plan, self._resolved_for = first.layout, first.plan, -1
+
+    def give_up(self, error: CaptureError, shapes: Sequence[LeafShapes]) -> None:
+        """Run eagerly from here on, where the plan allows it: of these shapes, the model cannot be captured."""
+        if _needs_inside(self.plan) is None:
+            self.capture_error = error
+            return
+        found = "; ".join(
+            ", ".join(str(list(shape[1:])) for shape, _ in own) for own in dict.fromkeys(shapes)
+        )
+        raise JobError(
+            f"a step has samples with tensors of {found}, unlike those before, and {error.what}",
+            fix="give all samples the shapes that the model takes; pad them in `collate`.",
+        ) from error
+
+    def compile(
+        self, units: Sequence[tuple[int, ...]], shapes: Sequence[LeafShapes], varies: bool
+    ) -> Program:
+        """A step of micro-batches that ranks share like `units`, of `shapes`; `varies`: other steps have others."""
+        if self.capture_error is None:
+            try:
+                graphs, kinds = self._capture(units, shapes)
+            except CaptureError as error:
+                if self._captured:
+                    raise
+                need = _needs_inside(self.plan)
+                if self._several and self.plan.memory.zero and self.plan.data_ranks > 1:
+                    need = f"memory.zero={self.plan.memory.zero} with several objectives"
+                if need is not None:
+                    raise PlanError(
+                        f"plan {self.plan.name} needs the inside of the model for {need}, but {error.what}",
+                        fix=error.fix,
+                    ) from error
+                self.capture_error = error
+            else:
+                self._captured = True
+                return self._of_graphs(units, graphs, kinds, varies)
+        program = self.opaque.compile(self.plan, self._own_plan(), units, self.capture_error)
+        if not self.plan.agreement.alone:
+            self.layout = self.layout or program.layout
+        return program
+
+    def _capture(
+        self, units: Sequence[tuple[int, ...]], shapes: Sequence[LeafShapes]
+    ) -> tuple[dict[int, Graph], list[int]]:
+        """Graphs of micro-batches, by kind, and the kind of each: its size, or another number for other shapes."""
+        graphs: dict[int, Graph] = {}
+        kinds: dict[tuple[int, LeafShapes], int] = {}
+        with _silent_torch():
+            for entry, own in zip(units, shapes, strict=True):
+                size = sum(entry)
+                if (size, own) not in kinds:
+                    kind = size if size not in graphs else -len(graphs)
+                    graphs[kind] = self._captures.of_leaves(own, size)
+                    kinds[(size, own)] = kind
+        return graphs, [kinds[(sum(entry), own)] for entry, own in zip(units, shapes, strict=True)]
+
+    def _of_graphs(
+        self, units: Sequence[tuple[int, ...]], graphs: dict[int, Graph], kinds: list[int], varies: bool
+    ) -> Program:
+        settings = Settings(
+            clip_norm=self._job.clip_norm,
+            clip_value=self._job.clip_value,
+            batch_norm=self._job.batch_norm,
+            device=self._device,
+            build_optimizer=self._job.build_optimizer,
+            partition=self.partition,
+            whole_tensors=self.whole_tensors,
+        )
+        plans = self._resolve(graphs, kinds[0])
+        self.is_static = self.is_static or any(graph.static_weight is not None for graph in graphs.values())
+        if varies:
+            graphs = {kind: weighed_by_share(graph) for kind, graph in graphs.items()}
+        if self.plan.agreement.is_late:  # divided by the weights of all workers, on the server
+            graphs = {
+                kind: replace(graph, static_weight=None, weight_is_early=False)
+                for kind, graph in graphs.items()
+            }
+        if self.plan.agreement.alone:
+            return compile_program(graphs, self._own_plan(), kinds, settings)
+        program = compile_program(graphs, self.plan, kinds, settings, units, self.layout, plans)
+        self.layout = program.layout
+        # where statistics are local, what is summed are the running ones, which weigh shares by their samples
+        self.meets = program.meets_within(sums=self._job.batch_norm == "global")
+        if varies and self.meets:
+            program = replace(
+                program, classes=tuple(replace(entry, same_sizes=True) for entry in program.classes)
+            )
+        return program
+
+    def _own_plan(self) -> Plan:
+        """The plan as a step sees it: a worker that meets nobody within a step is the only one."""
+        return replace(self.plan, mesh=Mesh(axes=((DATA, 1),))) if self.plan.agreement.alone else self.plan
+
+    def _resolve(self, graphs: Mapping[int, Graph], first: int) -> dict[int, Plan]:
+        """Choose what the plan leaves open: parameters once for the run, ops for every size of a micro-batch."""
+        if self._resolved_for is None:
+            self.plan, self.choices = resolve_placements(
+                graphs[first], self._written, self._job.build_optimizer
+            )
+            self._resolved_for = graphs[first].num_samples
+        return {
+            kind: self.plan
+            if graph.num_samples == self._resolved_for
+            else resolve_again(graph, self._written, self.plan, self._job.build_optimizer)
+            for kind, graph in graphs.items()
+        }
