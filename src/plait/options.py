@@ -4,11 +4,13 @@ A field `checkpoint_every` of `Saving` is `plait.train(..., saving=Saving(checkp
 `plait run --checkpoint-every 10` on the command line, which reads names, types, defaults and help from here.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from plait.errors import UsageError
+from plait.units import parse_rate, parse_seconds
 
 SYSTEMS = ("fsdp2", "megatron", "torchtitan", "deepspeed", "accelerate")
 """Other systems that a plan can be written for."""
@@ -85,15 +87,62 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Emulation:
+    """A network between hosts that are none: ranks of one machine, whose messages are delayed."""
+
+    bandwidth: float
+    """Bytes per second of a host's wire, each way; the ranks of a host share it."""
+    latency_s: float
+    """Of a message between hosts, beside the time for its bytes."""
+    hosts: int
+    """Number of them."""
+    per_host: int
+    """Ranks of each, which are consecutive."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From `bandwidth=1Gbit,latency=1ms,hosts=2x2`."""
+        given = dict(entry.strip().partition("=")[::2] for entry in text.split(","))
+        hosts = re.fullmatch("([1-9][0-9]{0,5})x([1-9][0-9]{0,5})", given.get("hosts", ""))
+        try:
+            if set(given) != {"bandwidth", "latency", "hosts"} or hosts is None:
+                raise ValueError(f"emulate={text!r} does not say bandwidth, latency and hosts")
+            return cls(
+                bandwidth=parse_rate(given["bandwidth"]),
+                latency_s=parse_seconds(given["latency"]),
+                hosts=int(hosts[1]),
+                per_host=int(hosts[2]),
+            )
+        except ValueError as error:
+            raise UsageError(f"{error}.", fix="write it like bandwidth=1Gbit,latency=1ms,hosts=2x2.") from None
+
+    @property
+    def ranks(self) -> int:
+        """Of all hosts."""
+        return self.hosts * self.per_host
+
+    def host_of(self, rank: int) -> int:
+        """The host that a rank is on."""
+        return rank // self.per_host
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
     """What makes a run an experiment."""
 
     slow: Mapping[int, float] = field(default_factory=dict)
     """Make a rank take so many times as long to compute."""
+    emulate: str | None = None
+    """Delay messages as a network between hosts would: bandwidth=1Gbit,latency=1ms,hosts=2x2 (hosts x ranks of each)."""
     dtype: Literal["float32", "float64"] = field(default="float32", metadata={"python_only": True})
     """What the model is trained in; float64 is for comparing numbers."""
     record_gradients: bool = field(default=False, metadata={"python_only": True})
     """Write every step's gradients to the folder, for verification."""
+
+    @property
+    def emulation(self) -> Emulation | None:
+        """The network that `emulate` describes."""
+        return None if self.emulate is None else Emulation.parse(self.emulate)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,6 +30,25 @@ def parse_bytes(text: str) -> int:
         raise ValueError(f"{text[:40]!r} is not a number of bytes") from None
 
 
+def parse_rate(text: str) -> float:
+    """`1Gbit`, `100 Mbit` or `10MB`, each a second, as bytes per second."""
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([kMGT]?)(bit|B)\s*", text)
+    rate = 0.0
+    if match is not None and match[1].count(".") < 2 and match[1] != ".":
+        rate = float(match[1]) * _BYTES[match[2].lower() or "b"] / (8 if match[3] == "bit" else 1)
+    if not rate > 0:
+        raise ValueError(f"{text!r} is no bandwidth; write it like 1Gbit or 100MB")
+    return rate
+
+
+def parse_seconds(text: str) -> float:
+    """`1ms`, `50us` or `0.2s` as seconds."""
+    match = re.fullmatch(r"\s*([0-9.]+)\s*(s|ms|us)\s*", text)
+    if match is None or match[1].count(".") > 1 or match[1] == ".":
+        raise ValueError(f"{text!r} is no time; write it like 1ms or 50us")
+    return float(match[1]) * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[match[2]]
+
+
 def format_bytes(num_bytes: float) -> str:
     """Bytes with a binary unit: `1.5 GiB`."""
     return _scaled(num_bytes, 1024.0, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))

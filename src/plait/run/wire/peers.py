@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from plait.errors import RunError
+from plait.run.wire.emulate import Passage, Wire
 from plait.run.wire.frames import check_sizes
 from plait.threads import or_end_the_rank, start_thread
 
@@ -50,6 +51,14 @@ class _Peer:
     done: "Future[None] | bytearray | None" = None
     """Who is told when it is there; or the message itself, where nobody has asked yet."""
     error: Exception | None = None
+    passage: Passage | None = None
+    """Of an emulated network: what of `outgoing` may leave now."""
+
+    @property
+    def may_send(self) -> bool:
+        """Whether something waits that only the socket can hold back."""
+        ready = self.passage is None or self.passage.open_bytes > 0
+        return bool(self.outgoing) and ready and self.error is None and self.socket is not None
 
 
 class Peers:
@@ -64,8 +73,39 @@ class Peers:
         self._ends.setblocking(False)
         self._selector.register(self._ends, selectors.EVENT_READ, None)
         self.is_closed = False
+        self._wire: Wire | None = None
+        self._paced = threading.Event()
         self._thread = threading.Thread(target=or_end_the_rank(self._attend), name="plait peers", daemon=True)
         start_thread(self._thread)
+
+    def emulate(self, wire: Wire) -> None:
+        """From here on, bytes for ranks beyond the wire leave when they would have passed it."""
+        with self._lock:
+            self._wire = wire
+            for peer in self._peers.values():
+                self._place(peer)
+        start_thread(threading.Thread(target=or_end_the_rank(self._pace), name="plait wire", daemon=True))
+
+    def _place(self, peer: _Peer) -> None:
+        if self._wire is not None and self._wire.is_crossed(peer.rank):
+            peer.passage = Passage(self._wire, peer.rank)
+
+    def _pace(self) -> None:
+        """Send what has passed the wire, as soon as it has."""
+        while not self.is_closed:
+            self._paced.clear()
+            with self._lock:
+                paced = [peer for peer in self._peers.values() if peer.passage is not None]
+                for peer in paced:
+                    if peer.outgoing and peer.error is None and peer.socket is not None:
+                        self._push(peer)
+                        if peer.may_send:
+                            self._wake.send(b"\0")
+                moments = [
+                    peer.passage.next_s for peer in paced if peer.outgoing and peer.passage is not None
+                ]
+            known = [moment for moment in moments if moment is not None]
+            self._paced.wait(max(0.0, min(known) - time.monotonic()) if known else None)
 
     def send(self, to: int, tag: int, data: memoryview) -> "Future[None]":
         """Send bytes, which nobody may change before the future is done."""
@@ -79,7 +119,9 @@ class Peers:
             peer.outgoing.append((memoryview(_HEAD.pack(tag, len(data))), None if len(data) else done))
             if len(data):
                 peer.outgoing.append((data, done))
-            if idle and peer.socket is not None:
+            if peer.passage is not None:
+                self._paced.set()
+            elif idle and peer.socket is not None:
                 self._push(peer)
                 if peer.outgoing:
                     self._wake.send(b"\0")
@@ -119,6 +161,7 @@ class Peers:
             return
         self.is_closed = True
         self._wake.send(b"\0")
+        self._paced.set()
         self._thread.join()
         self._selector.close()
         for end in (self._ends, self._wake, *(peer.socket for peer in self._peers.values())):
@@ -128,7 +171,7 @@ class Peers:
     def attach(self, rank: int, made: socket.socket) -> None:
         """The other side has brought the socket to a rank."""
         with self._lock:
-            peer = self._peers.setdefault(rank, _Peer(rank=rank, socket=None))
+            peer = self._peers.get(rank) or self._new(rank, None)
             if self.is_closed or peer.socket is not None:
                 made.close()
                 return
@@ -156,10 +199,15 @@ class Peers:
 
     def _peer(self, rank: int) -> _Peer:
         if rank not in self._peers:
-            peer = self._peers[rank] = _Peer(rank=rank, socket=self._connect(rank))
+            peer = self._new(rank, self._connect(rank))
             if peer.socket is not None:
                 self._register(peer)
         return self._peers[rank]
+
+    def _new(self, rank: int, made: socket.socket | None) -> _Peer:
+        peer = self._peers[rank] = _Peer(rank=rank, socket=made)
+        self._place(peer)
+        return peer
 
     def _register(self, peer: _Peer) -> None:
         assert peer.socket is not None
@@ -178,7 +226,7 @@ class Peers:
                     self._serve(key.data, events)
             with self._lock:
                 for peer in self._peers.values():
-                    if peer.outgoing and peer.error is None and peer.socket is not None:
+                    if peer.may_send:
                         self._watch(peer)
 
     def _serve(self, peer: _Peer, events: int) -> None:
@@ -197,16 +245,23 @@ class Peers:
 
     def _watch(self, peer: _Peer) -> None:
         assert peer.socket is not None
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outgoing else 0)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.may_send else 0)
         self._selector.modify(peer.socket, events, peer)
 
     def _push(self, peer: _Peer) -> None:
         """Send what the socket takes now."""
         assert peer.socket is not None
+        passage = peer.passage
+        if passage is not None:
+            passage.look(sum(len(rest) for rest, _ in peer.outgoing))
         try:
-            while peer.outgoing:
+            while peer.outgoing and (passage is None or passage.open_bytes):
                 rest, done = peer.outgoing[0]
-                sent = peer.socket.send(rest[:_BURST_BYTES])
+                sent = peer.socket.send(
+                    rest[: _BURST_BYTES if passage is None else min(_BURST_BYTES, passage.open_bytes)]
+                )
+                if passage is not None:
+                    passage.open_bytes -= sent
                 if sent < len(rest):
                     peer.outgoing[0] = (rest[sent:], done)
                     continue

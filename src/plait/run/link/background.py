@@ -1,0 +1,53 @@
+"""Communication that goes on while the rank computes: a thread that does one thing after the other.
+
+In: functions, in the order in which all ranks of a group give them. Out: handles. What fails is raised where its result
+is wanted.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from torch import Tensor
+
+from plait.threads import or_end_the_rank, start_thread
+
+
+class Background:
+    """One thread, which ends with the process."""
+
+    def __init__(self, name: str) -> None:
+        self._queue: queue.SimpleQueue[tuple[Callable[[], Tensor], Future[Tensor]]] = queue.SimpleQueue()
+        start_thread(
+            threading.Thread(target=or_end_the_rank(self._work), name=f"plait {name}", daemon=True)
+        )
+
+    def start(self, run: Callable[[], Tensor]) -> "UnderWay":
+        """Have it done once all that was started before is done."""
+        done: Future[Tensor] = Future()
+        self._queue.put((run, done))
+        return UnderWay(done)
+
+    def _work(self) -> None:
+        while True:
+            run, done = self._queue.get()
+            try:
+                done.set_result(run())
+            except BaseException as error:
+                done.set_exception(error)
+
+
+class UnderWay:
+    """What a thread does."""
+
+    def __init__(self, done: "Future[Tensor]") -> None:
+        self._done = done
+
+    def ready(self) -> bool:
+        """Processes wait in `result`."""
+        return True
+
+    def result(self) -> Tensor:
+        """Wait for it; what it waits for has limits of its own."""
+        return self._done.result()

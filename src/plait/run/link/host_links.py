@@ -1,0 +1,215 @@
+"""Links between ranks of several hosts: shared memory within a host, sockets between hosts, both in one collective.
+
+In: a mesh whose ranks fill equal hosts one after the other. Out: `Links`. Along axes within a host nothing leaves its
+memory; along axes between hosts all goes by sockets; along axes that do both, a sum is first made within each host, then
+between hosts by ranks at the same place in them, each with its part, and then gathered within (`TwoLevel`), where the
+cost model says that this is cheaper than everybody with everybody. Those run on a thread, beside the computation.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from plait.cluster.cluster import Device, Reach
+from plait.plan.mesh import Mesh
+from plait.program.cost.collective_time import is_two_level_cheaper
+from plait.program.instructions import Collective, Recv, Send
+from plait.program.value import Value
+from plait.run.link.background import Background
+from plait.run.link.links import Handle, Links, NoLinks, ProcessLinks, meeting_axes
+
+_WITHIN = "@host"
+"""Added to the name of an axis that is partly within hosts: its inner part."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostMesh:
+    """A mesh cut at the boundary of hosts: each axis is between hosts or within one."""
+
+    mesh: Mesh
+    """As the plan has it."""
+    refined: Mesh
+    """The same ranks in the same order; the axis at the boundary became two."""
+    within: Mesh
+    """The ranks of one host."""
+
+    @classmethod
+    def of(cls, mesh: Mesh, per_host: int) -> "HostMesh | None":
+        """None where hosts are no boxes of the mesh."""
+        refined: list[tuple[str, int]] = []
+        within: list[tuple[str, int]] = []
+        left = per_host
+        for name, size in reversed(mesh.axes):
+            inner = min(left, size)
+            if size % inner or left % inner:
+                return None
+            left //= inner
+            if 1 < inner < size:
+                refined[:0] = [(name, size // inner), (name + _WITHIN, inner)]
+                within.insert(0, (name + _WITHIN, inner))
+            else:
+                refined.insert(0, (name, size))
+                within[:0] = [(name, size)] if inner == size else []
+        if left > 1:
+            return None
+        return cls(mesh=mesh, refined=Mesh(axes=tuple(refined)), within=Mesh(axes=tuple(within)))
+
+    def parts(self, axis: str) -> tuple[str, str]:
+        """The names of an axis (or of several) between hosts and within one; "" where it has no such part."""
+        inner = dict(self.within.axes)
+        between, within = [], []
+        for name in axis.split("+"):
+            if name + _WITHIN in inner:
+                between.append(name)
+                within.append(name + _WITHIN)
+            else:
+                (within if name in inner else between).append(name)
+        found = meeting_axes(self.refined, "+".join(between)), meeting_axes(self.refined, "+".join(within))
+        return found
+
+    def whole(self, axis: str) -> str:
+        """An axis in the names of `refined`."""
+        return meeting_axes(self.refined, "+".join(self.parts(axis)))
+
+
+class TwoLevel:
+    """Collectives of ranks on several hosts, several on each; ranks of a group are in the order of hosts."""
+
+    def __init__(self, shared: Links, sockets: Links, between: str, within: str, place: int, each: int) -> None:
+        """`place`: this rank's among the `each` ranks of the group on its host."""
+        self._shared, self._sockets = shared, sockets
+        self._between, self._within = between, within
+        self._place, self._each = place, each
+
+    def _do(
+        self, op: str, inside: bool, tensor: Tensor, extents: Sequence[int] = (), out: Tensor | None = None
+    ) -> Tensor:
+        links, axis = (self._shared, self._within) if inside else (self._sockets, self._between)
+        here = (Value.bucket(0),)
+        collective = Collective(
+            name=op, op=op, axis=axis, extents=tuple(extents), reads=here, writes=here, num_bytes=tensor.nbytes
+        )  # type: ignore[arg-type]
+        return links.start(collective, tensor, out).result()
+
+    def run(self, collective: Collective, tensor: Tensor, out: Tensor | None) -> Tensor:
+        """Both levels, waiting for each."""
+        if collective.op == "all_reduce":
+            return self._all_reduce(tensor)
+        dim, extents, each = collective.dim, collective.extents, self._each
+        by_place = [list(extents[place::each]) for place in range(each)]
+        sums = [sum(found) for found in by_place]
+        front = tensor.movedim(dim, 0)
+        if collective.op == "reduce_scatter":
+            pieces = torch.split(front, list(extents))
+            ordered = torch.cat([piece for place in range(each) for piece in pieces[place::each]])
+            part = self._do("reduce_scatter", True, ordered, sums)
+            own = self._do("reduce_scatter", False, part.contiguous(), by_place[self._place])
+            return own.movedim(0, dim).contiguous()
+        part = self._do("all_gather", False, front.contiguous(), by_place[self._place])
+        gathered = self._do("all_gather", True, part, sums)
+        pieces = torch.split(gathered, [extent for found in by_place for extent in found])
+        hosts = len(extents) // each
+        ordered = torch.cat([pieces[place * hosts + host] for host in range(hosts) for place in range(each)])
+        if out is not None:
+            return out.copy_(ordered.view(out.shape))
+        return ordered.movedim(0, dim).contiguous()
+
+    def _all_reduce(self, tensor: Tensor) -> Tensor:
+        flat = tensor.reshape(-1)
+        whole, rest = divmod(flat.numel(), self._each)
+        extents = [whole + (place < rest) for place in range(self._each)]
+        part = self._do("reduce_scatter", True, flat, extents)
+        # A copy: others read it in place, while this rank may already fill the tensor again.
+        part = self._do("all_reduce", False, part.clone())
+        self._do("all_gather", True, part, extents, flat)
+        return tensor if flat.data_ptr() == tensor.data_ptr() else tensor.copy_(flat.view(tensor.shape))
+
+
+class HostLinks:
+    """Links of one rank to the processes of its mesh, on this host and on others."""
+
+    takes_turns = False
+
+    def __init__(
+        self,
+        hosts: HostMesh,
+        rank: int,
+        share: Callable[[Mesh, int], Links | None],
+        sockets: ProcessLinks,
+        reach: Callable[[int, int], Reach],
+        device: Device,
+    ) -> None:
+        """`share`: links through the memory of this host; `reach`: of a group by its size and its ranks on a host."""
+        self._hosts, self._rank, self._reach, self._device = hosts, rank, reach, device
+        self._sockets = sockets
+        self._place = rank % hosts.within.size
+        self._first = rank - self._place
+        self._shared = _needed(share(hosts.within, self._place))
+        self._levels: dict[str, tuple[TwoLevel, Links, Background]] = {}
+        for axis in _both(hosts):
+            between, within = hosts.parts(axis)
+            own = _needed(share(hosts.within, self._place))  # a thread's own: links are one thread's
+            group = hosts.within.group(self._place, within)
+            level = TwoLevel(own, sockets, between, within, group.index(self._place), len(group))
+            self._levels[axis] = level, own, Background(f"links along {axis}")
+
+    def start(self, collective: Collective, tensor: Tensor, out: Tensor | None = None) -> Handle:
+        """Begin a collective without waiting for it."""
+        between, within = self._hosts.parts(collective.axis)
+        if not between:
+            return self._shared.start(replace(collective, axis=within), tensor, out)
+        flat = replace(collective, axis=self._hosts.whole(collective.axis))
+        axis = meeting_axes(self._hosts.mesh, collective.axis)
+        if axis in self._levels and self.is_two_level(collective):
+            level, _, background = self._levels[axis]
+            return background.start(lambda: level.run(collective, tensor, out))
+        return self._sockets.start(flat, tensor, out)
+
+    def is_two_level(self, collective: Collective) -> bool:
+        """Whether a collective is made within hosts first: by the cost model, the same on all ranks."""
+        _, within = self._hosts.parts(collective.axis)
+        reach = self._reach(self._hosts.mesh.size_of(collective.axis), self._hosts.within.size_of(within))
+        return is_two_level_cheaper(collective.op, collective.num_bytes, reach, self._device)
+
+    def send(self, send: Send, flat: Tensor) -> Handle:
+        """Send through memory to a rank of this host, else by socket."""
+        local = self._local(send.axis, send.to)
+        if local is not None:
+            return self._shared.send(replace(send, axis=local[0], to=local[1]), flat)
+        return self._sockets.send(replace(send, axis=self._hosts.whole(send.axis)), flat)
+
+    def receive(self, recv: Recv, flat: Tensor) -> Handle:
+        """Make room for a message, wherever it comes from."""
+        local = self._local(recv.axis, recv.source)
+        if local is not None:
+            return self._shared.receive(replace(recv, axis=local[0], source=local[1]), flat)
+        return self._sockets.receive(replace(recv, axis=self._hosts.whole(recv.axis)), flat)
+
+    def _local(self, axis: str, peer: int) -> tuple[str, int] | None:
+        """The axis within this host and the coordinate on it of a rank that is here, too."""
+        other = self._hosts.mesh.group(self._rank, axis)[peer]
+        if not self._first <= other < self._first + self._hosts.within.size:
+            return None
+        within = self._hosts.parts(axis)[1]
+        return within, self._hosts.within.group(self._place, within).index(other - self._first)
+
+    def buffer(self, count: int, dtype: torch.dtype, device: torch.device, axis: str) -> Tensor:
+        """Memory of this host where its ranks have a part in what travels along the axis."""
+        meeting = meeting_axes(self._hosts.mesh, axis)
+        if meeting in self._levels:
+            return self._levels[meeting][1].buffer(count, dtype, device, self._hosts.parts(axis)[1])
+        links: Links = self._sockets if self._hosts.parts(axis)[0] else self._shared
+        return links.buffer(count, dtype, device, axis)
+
+
+def _both(hosts: HostMesh) -> list[str]:
+    """The axes, or several together, along which ranks meet within hosts and between them."""
+    from plait.run.link.links import axes_that_meet
+
+    return [axis for axis in axes_that_meet(hosts.mesh) if all(hosts.parts(axis))]
+
+
+def _needed(links: Links | None) -> Links:
+    return NoLinks() if links is None else links
