@@ -35,8 +35,8 @@ from plait.plan.plan import Plan
 from plait.program import instructions as ins
 from plait.run.hold.state import ModelState
 from plait.run.interpret.machine import Machine
+from plait.run.link.between import links_between
 from plait.run.link.links import Links
-from plait.run.link.shared_links import links_between
 from plait.run.prepare.programs import Programs
 from plait.run.setup.allocator import keep_freed_memory
 

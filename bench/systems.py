@@ -35,7 +35,7 @@ from plait.plan.named import resolve
 from plait.run.hold.state import ModelState
 from plait.run.interpret.machine import Machine
 from plait.run.interpret.observer import WorkerObserver
-from plait.run.link.shared_links import links_between
+from plait.run.link.between import links_between
 from plait.run.prepare.programs import Programs
 from plait.run.setup.allocator import keep_freed_memory
 from plait.run.start.board import Board

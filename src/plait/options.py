@@ -114,7 +114,9 @@ class Emulation:
                 per_host=int(hosts[2]),
             )
         except ValueError as error:
-            raise UsageError(f"{error}.", fix="write it like bandwidth=1Gbit,latency=1ms,hosts=2x2.") from None
+            raise UsageError(
+                f"{error}.", fix="write it like bandwidth=1Gbit,latency=1ms,hosts=2x2."
+            ) from None
 
     @property
     def ranks(self) -> int:
@@ -133,7 +135,7 @@ class Trial:
     slow: Mapping[int, float] = field(default_factory=dict)
     """Make a rank take so many times as long to compute."""
     emulate: str | None = None
-    """Delay messages as a network between hosts would: bandwidth=1Gbit,latency=1ms,hosts=2x2 (hosts x ranks of each)."""
+    """Delay messages as a network would: bandwidth=1Gbit,latency=1ms,hosts=2x2 (hosts x ranks of each)."""
     dtype: Literal["float32", "float64"] = field(default="float32", metadata={"python_only": True})
     """What the model is trained in; float64 is for comparing numbers."""
     record_gradients: bool = field(default=False, metadata={"python_only": True})

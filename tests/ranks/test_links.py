@@ -11,8 +11,9 @@ from torch import Tensor
 from plait.plan.mesh import Mesh
 from plait.program.instructions import Collective
 from plait.run.interpret.serial import Mailboxes, SerialLinks
+from plait.run.link.between import links_between
 from plait.run.link.links import Handle, Links, NoLinks, ProcessLinks
-from plait.run.link.shared_links import SharedLinks, links_between
+from plait.run.link.shared_links import SharedLinks
 from plait.run.start.launch import Seat, connect, disconnect, launch
 
 pytestmark = pytest.mark.timeout(90)

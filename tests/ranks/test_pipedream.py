@@ -15,7 +15,7 @@ import plait
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.plan.plan import PIPE
-from plait.run.link.shared_links import links_between
+from plait.run.link.between import links_between
 from plait.run.loop import rank as loop_rank
 from plait.run.prepare.prepare import prepare
 from plait.run.proof.reference import in_float64

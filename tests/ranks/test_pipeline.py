@@ -24,7 +24,7 @@ from plait.run.checkpoint.store import load_checkpoint
 from plait.run.interpret.machine import Machine
 from plait.run.interpret.step import Step
 from plait.run.link import links
-from plait.run.link.shared_links import links_between
+from plait.run.link.between import links_between
 from plait.run.loop import rank as loop_rank
 from plait.run.proof.reference import Reference, reference_of
 from plait.run.verify import verify

@@ -14,8 +14,9 @@ from torch import Tensor
 from plait.errors import WorkerError
 from plait.plan.mesh import Mesh
 from plait.program.instructions import Collective
+from plait.run.link.between import links_between
 from plait.run.link.links import ProcessLinks
-from plait.run.link.shared_links import SharedLinks, _Axis, _Patience, links_between
+from plait.run.link.shared_links import SharedLinks, _Axis, _Patience
 from plait.run.link.shared_memory import RING, Arena
 from plait.run.start.launch import Seat, connect, disconnect, launch
 

@@ -16,7 +16,7 @@ from torch import Tensor
 import plait
 from plait.errors import WorkerError
 from plait.run.checkpoint.store import load_checkpoint
-from plait.run.link.shared_links import links_between
+from plait.run.link.between import links_between
 from plait.run.loop import rank as loop_rank
 from plait.run.proof.reference import Reference, reference_of
 from plait.run.verify import verify

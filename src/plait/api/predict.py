@@ -5,20 +5,24 @@ measured shortly, and the parts of the step are timed on it.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from plait.api.given import given_job
 from plait.api.machine import remember, this_machine
 from plait.cluster.cluster import Cluster
+from plait.cluster.emulated import emulated
 from plait.cluster.parse import THIS, parse_cluster
+from plait.errors import UsageError
 from plait.job.generators import kept_generators
 from plait.job.job import Job
-from plait.options import Listener
+from plait.options import Listener, Trial
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.run.measure.predict import Predicted, predict_job
 from plait.run.prepare.fits import parse_memory
+from plait.run.prepare.rules import check_emulation
 
 
 @kept_generators()
@@ -32,11 +36,13 @@ def predict(
     cluster: str | Cluster | None = None,
     memory: str | None = None,
     device: str = "cpu",
+    emulate: str | None = None,
     listener: Listener | None = None,
 ) -> Predicted:
     """Compile a step of the job, simulate it, and tell its time, waiting and memory.
 
-    A plan that says no number of ranks is predicted on all devices of a `cluster` that is given.
+    A plan that says no number of ranks is predicted on all devices of a `cluster` that is given. `emulate` is a network
+    between hosts that are this machine, as a run takes it: "bandwidth=1Gbit,latency=1ms,hosts=2x2".
     """
 
     def tell(stage: str) -> None:
@@ -44,18 +50,28 @@ def predict(
             listener({"stage": stage})
 
     limit = parse_memory(memory)
+    network = Trial(emulate=emulate).emulation
     known = cluster if isinstance(cluster, Cluster) else None
     if isinstance(cluster, str) and cluster != THIS:
         known = parse_cluster(cluster)
     given, of_plan = given_job(job, settings)
+    if network is not None and known is not None:
+        raise UsageError(
+            f"a network is emulated on this machine, not on {known.name}.", fix="drop cluster or emulate."
+        )
+    if network is not None and ranks is None and not mesh:
+        ranks = network.ranks
     chosen = _on(known, plan, ranks, mesh, of_plan)
-    devices = known if known is not None else this_machine(device, tell)
+    check_emulation(network, chosen, device)
+    machine = devices = known if known is not None else this_machine(device, tell)
+    if network is not None:
+        devices = emulated(machine, network)
     if known is None and cluster is not None:
         chosen = _on(devices, plan, ranks, mesh, of_plan)
     time_on = device if known is None else None
     found = predict_job(given, chosen, devices, time_on=time_on, limit_bytes=limit, tell=tell)
     if known is None:
-        remember(found.cluster)
+        remember(replace(machine, device=replace(machine.device, timed=found.cluster.device.timed)))
     return found
 
 

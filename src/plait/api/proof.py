@@ -26,15 +26,16 @@ def verify(
     fp32: bool = False,
     serial: bool = False,
     device: str = "cpu",
+    emulate: str | None = None,
     listener: Listener | None = None,
 ) -> Verification:
     """Run `steps` steps both ways and compare loss, gradients, weights and buffers.
 
     Without a plan it is ddp, or what the axes of `mesh` say; a named plan without `ranks` is run on 2. `serial` runs
-    all ranks in this process, `fp32` compares in float32 instead of float64.
+    all ranks in this process, `fp32` compares in float32 instead of float64, `emulate` is as in `Trial`.
     """
     given, of_plan = given_job(job, settings)
     return proving.verify(
         given, plan, ranks, mesh=mesh, settings=of_plan, steps=steps, fp32=fp32, serial=serial, device=device,
-        listener=listener,
+        emulate=emulate, listener=listener,
     )  # fmt: skip

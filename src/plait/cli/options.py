@@ -21,6 +21,10 @@ JobArgument = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="Of this machine: cpu or cuda.")]
 
+EmulateOption = Annotated[
+    str | None, typer.Option(help="A network between hosts: bandwidth=1Gbit,latency=1ms,hosts=2x2.")
+]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class How:

@@ -15,7 +15,7 @@ import plait
 from plait.api.progress import show_progress
 from plait.cli.console import plain_console, prints_aside, waiting
 from plait.cli.flatten import flattened
-from plait.cli.options import TEXTS, DeviceOption, How, JobArgument, JsonOption
+from plait.cli.options import TEXTS, DeviceOption, EmulateOption, How, JobArgument, JsonOption
 from plait.cluster.parse import measured_path
 
 
@@ -33,6 +33,7 @@ def predict(
         Path | None, typer.Option(help="Write the predicted timeline, for Perfetto or chrome://tracing.")
     ] = None,
     device: DeviceOption = "cpu",
+    emulate: EmulateOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Predict a training step of JOB under a plan on a cluster: time, utilization, waiting, memory.
@@ -42,7 +43,7 @@ def predict(
     with prints_aside(json_), waiting(plain_console(to_stderr=json_), f"reading {job}") as say:
         found = plait.predict(
             job, how.plan, how.ranks, mesh=how.mesh, settings=how.settings, cluster=cluster, memory=memory,
-            device=device, listener=lambda event: say(event["stage"]),
+            device=device, emulate=emulate, listener=lambda event: say(event["stage"]),
         )  # fmt: skip
     from plait.cli.views.predict import print_prediction  # torch takes seconds: help does not wait for it
     from plait.trace.files import write_chrome

@@ -17,7 +17,7 @@ import plait
 from plait.api.progress import show_progress
 from plait.cli.console import plain_console, prints_aside, speaks_elsewhere
 from plait.cli.flatten import flattened
-from plait.cli.options import TEXTS, DeviceOption, How, JobArgument, JsonOption
+from plait.cli.options import TEXTS, DeviceOption, EmulateOption, How, JobArgument, JsonOption
 
 if TYPE_CHECKING:
     from plait.run.proof.compare import Difference
@@ -35,6 +35,7 @@ def verify(
     fp32: Annotated[bool, typer.Option("--fp32", help="Compare in float32 instead of float64.")] = False,
     serial: Annotated[bool, typer.Option("--serial", help="All ranks in this process; 64 are fine.")] = False,
     device: DeviceOption = "cpu",
+    emulate: EmulateOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Run JOB both ways, under a plan and on one process, and compare loss, gradients, weights and buffers."""
@@ -42,7 +43,7 @@ def verify(
     with prints_aside(json_), show_progress(console, quiet=json_ or is_silent) as listener:
         outcome = plait.verify(
             job, how.plan, how.ranks, mesh=how.mesh, settings=how.settings, steps=steps, fp32=fp32, serial=serial,
-            device=device, listener=listener,
+            device=device, emulate=emulate, listener=listener,
         )  # fmt: skip
     if not is_silent:
         print_verification(outcome, plain_console(), json_output=json_)

@@ -76,6 +76,8 @@ class Link:
     """One wire for all devices of a host: those that send at once share `bandwidth`."""
     background: bool = True
     """Data moves while devices compute; False: a device does its part of it when it waits for the result."""
+    direct: bool = False
+    """In a collective, everybody sends to everybody at once, as over our own sockets; else in rings and trees."""
 
     def __post_init__(self) -> None:
         _check_positive("a link", {"bandwidth": self.bandwidth})
@@ -121,6 +123,8 @@ class Cluster:
     """Between devices of different hosts."""
     price_per_hour: float | None = None
     """Of one device, in any currency; None: unknown."""
+    emulated: bool = False
+    """All hosts are processes of one machine, and only the network between them is not."""
 
     def __post_init__(self) -> None:
         for name, number in (("hosts", self.hosts), ("devices_per_host", self.devices_per_host)):
@@ -137,6 +141,11 @@ class Cluster:
     def size(self) -> int:
         """Number of devices."""
         return self.hosts * self.devices_per_host
+
+    @property
+    def devices_per_machine(self) -> int:
+        """Devices that share what a host really has."""
+        return self.size if self.emulated else self.devices_per_host
 
     def link_of(self, stride: int, count: int) -> Reach:
         """What `count` ranks cross that are `stride` apart, where groups of that shape tile the cluster."""

@@ -31,10 +31,10 @@ from plait.run.hold.worker_states import with_workers
 from plait.run.interpret.machine import Machine
 from plait.run.interpret.outcome import StepOutcome
 from plait.run.interpret.serial import Unobserved
+from plait.run.link.between import links_between
 from plait.run.link.exchange import ProcessShardFetcher
 from plait.run.link.hop_links import by_algorithm
 from plait.run.link.links import ProcessLinks
-from plait.run.link.shared_links import links_between
 from plait.run.prepare.fits import memory_limit
 from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs

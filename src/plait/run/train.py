@@ -32,7 +32,7 @@ from plait.run.prepare.fits import memory_limit
 from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
 from plait.run.prepare.room import check_room
-from plait.run.prepare.rules import check_slow
+from plait.run.prepare.rules import check_emulation, check_slow
 from plait.run.proof.first_step import check_capture
 from plait.run.record.evaluate import check_keep_best
 from plait.run.record.folder import discard_if_empty, make_run_folder, write_environment, write_totals
@@ -86,6 +86,7 @@ def train(
     check_device(device)
     check_transport(chosen, device)
     check_slow(trial.slow, chosen, device)
+    check_emulation(trial.emulation, chosen, device, is_alone=place is None)
     dtype = torch.float64 if trial.dtype == "float64" else torch.float32
     check_shared(chosen, device)
     check_keep_best(saving.keep_best, job, chosen)
@@ -205,7 +206,7 @@ def _task(job: Job, plan: Plan, folder: Path, options: _Options, **more: Any) ->
         keep=saving.keep, keep_best=saving.keep_best,
         record_samples=saving.record_samples, record_gradients=trial.record_gradients, trace=options.trace,
         hang_s=limits.hang_s, compare_every=limits.compare_every, spike=limits.spike, detect_nan=limits.detect_nan,
-        slow=dict(trial.slow), **more,
+        slow=dict(trial.slow), emulation=trial.emulation, **more,
     )  # fmt: skip
 
 

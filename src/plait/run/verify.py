@@ -72,11 +72,16 @@ def verify(
     reduce: Reduce = add_up,
     listener: Listener | None = None,
     against: Reference | None = None,
+    emulate: str | None = None,
 ) -> Verification:
     """Run `steps` steps both ways and compare; `against` is this job's reference where it is known already.
 
     Without a plan it is ddp, or what the axes of `mesh` say; a named plan without `ranks` is run on 2.
     """
+    if emulate is not None and serial:
+        raise UsageError(
+            "ranks in one process have no network to emulate.", fix="give either serial or emulate."
+        )
     if reduce is not add_up and not serial:
         raise UsageError(
             "another reduction can be planted in the serial interpreter only.", fix="give serial=True."
@@ -97,7 +102,7 @@ def verify(
         dtype = torch.float32 if fp32 else torch.float64
         return _take_part(as_compared(job, steps, fp32), chosen, steps, dtype, device)
     with telling(party):
-        return _compared(job, chosen, steps, fp32, serial, device, reduce, tell, against)
+        return _compared(job, chosen, steps, fp32, serial, device, reduce, tell, against, emulate)
 
 
 def _take_part(job: Job, plan: Plan, steps: int, dtype: torch.dtype, device: str) -> Verification:
@@ -111,7 +116,7 @@ def _take_part(job: Job, plan: Plan, steps: int, dtype: torch.dtype, device: str
 
 def _compared(
     job: Job, chosen: Plan, steps: int, fp32: bool, serial: bool, device: str, reduce: Reduce, tell: Listener,
-    against: Reference | None,
+    against: Reference | None, emulate: str | None,
 ) -> Verification:  # fmt: skip
     known = against if against is not None else reference_of(job, steps=steps, fp32=fp32, listener=tell)
     job, dtype, eager = known.job, known.dtype, known.eager
@@ -122,7 +127,7 @@ def _compared(
     record = (
         run_serially(job, chosen, known.steps, dtype, reduce=reduce, captures=known.captures)
         if serial
-        else _run_processes(job, chosen, known.steps, dtype, device, tell)
+        else _run_processes(job, chosen, dtype, device, tell, emulate)
     )
     found = compare(
         known.record,
@@ -209,18 +214,26 @@ def _rounding_notice(reference: Record) -> list[str]:
 
 
 def _train(
-    job: Job, plan: Plan, folder: Path | None, dtype: torch.dtype, device: str, tell: Listener
+    job: Job,
+    plan: Plan,
+    folder: Path | None,
+    dtype: torch.dtype,
+    device: str,
+    tell: Listener,
+    emulate: str | None = None,
 ) -> Result:
-    trial = Trial(dtype="float64" if dtype == torch.float64 else "float32", record_gradients=True)
+    trial = Trial(
+        dtype="float64" if dtype == torch.float64 else "float32", record_gradients=True, emulate=emulate
+    )
     return train(job, plan, out=folder, device=device, trace=False, listener=tell, trial=trial)
 
 
 def _run_processes(
-    job: Job, plan: Plan, steps: int, dtype: torch.dtype, device: str, tell: Listener
+    job: Job, plan: Plan, dtype: torch.dtype, device: str, tell: Listener, emulate: str | None
 ) -> Record:
     with scratch_folder() as scratch:
         folder = scratch / "run"
-        result = _train(job, plan, folder, dtype, device, tell)
+        result = _train(job, plan, folder, dtype, device, tell, emulate)
         state = load_checkpoint(folder)
         gradients = tuple(load_file(path) for path in sorted(folder.glob("gradients-??????.safetensors")))
         held = [load_file(path) for path in sorted(folder.glob("held-??????.safetensors"))]

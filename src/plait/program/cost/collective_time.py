@@ -7,6 +7,7 @@ docs/cost-model.md has the equations.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import ceil, log2
 
 from plait.cluster.cluster import Device, Link, Reach
@@ -15,12 +16,18 @@ CollectiveSeconds = Callable[[str, float, Reach, Device], float]
 """(kind, bytes of the whole tensor, reach, device) -> seconds: `collective_seconds`, or a measured table."""
 PIECES = ("all_gather", "reduce_scatter")
 """Collectives in which one side holds pieces: half of an all-reduce each."""
+SMALL_BYTES = 1 << 15
+"""Up to this size, over our own sockets, everybody adds up everything: one exchange instead of two."""
 
 
 def collective_seconds(kind: str, num_bytes: float, reach: Reach, device: Device) -> float:
     """Time of an `all_reduce`, `all_gather` or `reduce_scatter` of `num_bytes`, the whole tensor's."""
     if reach.size <= 1 or num_bytes <= 0:
         return 0.0
+    if reach.hosts > 1 and reach.outer.direct:
+        if is_two_level_cheaper(kind, num_bytes, reach, device):
+            return _two_level_seconds(kind, num_bytes, reach, device)
+        return _direct_seconds(kind, num_bytes, reach, device)
     bandwidth, hop_s = bus_bandwidth(reach, device), slowest_hop(reach)
     start_s = device.calibration.kernel_s
     part = (reach.size - 1) / reach.size
@@ -34,6 +41,39 @@ def collective_seconds(kind: str, num_bytes: float, reach: Reach, device: Device
     if reach.inner.in_network and reach.hosts == 1:
         best = min(best, start_s + 2 * reach.inner.latency_s + num_bytes * (1 + 1 / reach.size) / bandwidth)
     return best
+
+
+def is_two_level_cheaper(kind: str, num_bytes: float, reach: Reach, device: Device) -> bool:
+    """Whether a collective is to be made within hosts first and then between them, not by everybody with everybody."""
+    if reach.hosts < 2 or reach.per_host < 2 or kind not in ("all_reduce", *PIECES):
+        return False
+    flat_s = _direct_seconds(kind, num_bytes, reach, device)
+    return _two_level_seconds(kind, num_bytes, reach, device) < flat_s
+
+
+def _direct_seconds(kind: str, num_bytes: float, reach: Reach, device: Device) -> float:
+    """Everybody sends everybody else its piece at once; of a sum, then what it summed; of a small one, all at first."""
+    others = reach.size - reach.per_host
+    rounds, crossing = 1, num_bytes * others / reach.size
+    if kind == "all_reduce":
+        is_small = num_bytes <= SMALL_BYTES
+        rounds, crossing = (1, num_bytes * others) if is_small else (2, 2 * crossing)
+    if reach.outer.shared:
+        crossing *= reach.per_host * reach.at_once
+    seconds = rounds * reach.outer.latency_s + crossing / (
+        reach.outer.bandwidth * device.calibration.link_share
+    )
+    return device.calibration.kernel_s + seconds
+
+
+def _two_level_seconds(kind: str, num_bytes: float, reach: Reach, device: Device) -> float:
+    """Within hosts, between those at the same place in them with a part each, and within hosts again."""
+    each = reach.per_host
+    inner = replace(reach, size=each, hosts=1)
+    outer = replace(reach, size=reach.hosts, per_host=1, at_once=reach.at_once * each)
+    between_s = _direct_seconds(kind, num_bytes / each, outer, device)
+    within_s = collective_seconds("all_gather", num_bytes, inner, device)
+    return between_s + (2 if kind == "all_reduce" else 1) * within_s
 
 
 def message_seconds(num_bytes: float, link: Link, device: Device) -> float:

@@ -51,7 +51,7 @@ class Durations:
         """`updates`: by class of ranks."""
         self._program, self._cluster, self._updates = program, cluster, updates
         self._device = cluster.device
-        self._busy = min(program.plan.mesh.size, cluster.devices_per_host)
+        self._busy = min(program.plan.mesh.size, cluster.devices_per_machine)
         self._segments: dict[tuple[int, str], float] = {}
         self._exchanges: dict[tuple[object, ...], float] = {}
         self._filled = [_filled_in_place(program, index) for index in range(len(program.classes))]
@@ -147,20 +147,23 @@ class Durations:
         )
         if key not in self._exchanges:
             size = mesh.size_of(instruction.axis)
-            timed = self._device.timed.get(exchange_key(instruction, size, self._busy))
+            reach = cluster.link_among(mesh.group(rank, instruction.axis))
+            key_of_time = exchange_key(instruction, size, self._busy)
+            timed = self._device.timed.get(key_of_time) if reach.hosts == 1 else None  # on one host
             if timed is None and instruction.op.startswith("halo"):
                 timed = self._message(instruction.num_bytes, mesh.group(rank, instruction.axis)[:2])
             if timed is None:
-                reach = cluster.link_among(mesh.group(rank, instruction.axis))
                 timed = collective_seconds(instruction.op, instruction.num_bytes, reach, self._device)
             self._exchanges[key] = timed
         return self._exchanges[key]
 
     def _message(self, num_bytes: int, ends: tuple[int, ...]) -> float:
-        timed = self._device.timed.get(f"{self._busy}|send {num_bytes}")
-        if timed is not None or len(set(ends)) < 2:
-            return timed or 0.0
+        if len(set(ends)) < 2:
+            return 0.0
         reach = self._cluster.link_among(ends)
+        timed = self._device.timed.get(f"{self._busy}|send {num_bytes}") if reach.hosts == 1 else None
+        if timed is not None:
+            return timed
         return message_seconds(num_bytes, reach.outer if reach.hosts > 1 else reach.inner, self._device)
 
     def _in_background(self, rank: int, instruction: Collective | Send | Recv) -> bool:

@@ -19,9 +19,7 @@ class Background:
 
     def __init__(self, name: str) -> None:
         self._queue: queue.SimpleQueue[tuple[Callable[[], Tensor], Future[Tensor]]] = queue.SimpleQueue()
-        start_thread(
-            threading.Thread(target=or_end_the_rank(self._work), name=f"plait {name}", daemon=True)
-        )
+        start_thread(threading.Thread(target=or_end_the_rank(self._work), name=f"plait {name}", daemon=True))
 
     def start(self, run: Callable[[], Tensor]) -> "UnderWay":
         """Have it done once all that was started before is done."""

@@ -1,13 +1,14 @@
 """Links between ranks of several hosts: shared memory within a host, sockets between hosts, both in one collective.
 
 In: a mesh whose ranks fill equal hosts one after the other. Out: `Links`. Along axes within a host nothing leaves its
-memory; along axes between hosts all goes by sockets; along axes that do both, a sum is first made within each host, then
-between hosts by ranks at the same place in them, each with its part, and then gathered within (`TwoLevel`), where the
-cost model says that this is cheaper than everybody with everybody. Those run on a thread, beside the computation.
+memory; along axes between hosts all goes by sockets; along axes that do both, a sum is first made within each host,
+then between hosts by ranks at the same place in them, each with its part, and then gathered within (`TwoLevel`), where
+the cost model says that this is cheaper than everybody with everybody. Those run on a thread, beside the computation.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,8 +19,9 @@ from plait.program.cost.collective_time import is_two_level_cheaper
 from plait.program.instructions import Collective, Recv, Send
 from plait.program.value import Value
 from plait.run.link.background import Background
-from plait.run.link.links import Handle, Links, NoLinks, ProcessLinks, meeting_axes
+from plait.run.link.links import Handle, Links, ProcessLinks, axes_that_meet, meeting_axes
 
+Op = Literal["all_reduce", "all_gather", "reduce_scatter"]
 _WITHIN = "@host"
 """Added to the name of an axis that is partly within hosts: its inner part."""
 
@@ -66,8 +68,7 @@ class HostMesh:
                 within.append(name + _WITHIN)
             else:
                 (within if name in inner else between).append(name)
-        found = meeting_axes(self.refined, "+".join(between)), meeting_axes(self.refined, "+".join(within))
-        return found
+        return meeting_axes(self.refined, "+".join(between)), meeting_axes(self.refined, "+".join(within))
 
     def whole(self, axis: str) -> str:
         """An axis in the names of `refined`."""
@@ -77,20 +78,28 @@ class HostMesh:
 class TwoLevel:
     """Collectives of ranks on several hosts, several on each; ranks of a group are in the order of hosts."""
 
-    def __init__(self, shared: Links, sockets: Links, between: str, within: str, place: int, each: int) -> None:
+    def __init__(
+        self, shared: Links, sockets: Links, between: str, within: str, place: int, each: int
+    ) -> None:
         """`place`: this rank's among the `each` ranks of the group on its host."""
         self._shared, self._sockets = shared, sockets
         self._between, self._within = between, within
         self._place, self._each = place, each
 
     def _do(
-        self, op: str, inside: bool, tensor: Tensor, extents: Sequence[int] = (), out: Tensor | None = None
+        self, op: Op, inside: bool, tensor: Tensor, extents: Sequence[int] = (), out: Tensor | None = None
     ) -> Tensor:
         links, axis = (self._shared, self._within) if inside else (self._sockets, self._between)
         here = (Value.bucket(0),)
         collective = Collective(
-            name=op, op=op, axis=axis, extents=tuple(extents), reads=here, writes=here, num_bytes=tensor.nbytes
-        )  # type: ignore[arg-type]
+            name=op,
+            op=op,
+            axis=axis,
+            extents=tuple(extents),
+            reads=here,
+            writes=here,
+            num_bytes=tensor.nbytes,
+        )
         return links.start(collective, tensor, out).result()
 
     def run(self, collective: Collective, tensor: Tensor, out: Tensor | None) -> Tensor:
@@ -136,21 +145,25 @@ class HostLinks:
         self,
         hosts: HostMesh,
         rank: int,
-        share: Callable[[Mesh, int], Links | None],
-        sockets: ProcessLinks,
+        shared: Links,
+        share: Callable[[], Links | None],
         reach: Callable[[int, int], Reach],
         device: Device,
     ) -> None:
-        """`share`: links through the memory of this host; `reach`: of a group by its size and its ranks on a host."""
+        """`shared`: links through the memory of this host, of which `share` makes more; `reach`: of a group by its size
+        and its ranks on a host."""
         self._hosts, self._rank, self._reach, self._device = hosts, rank, reach, device
-        self._sockets = sockets
         self._place = rank % hosts.within.size
         self._first = rank - self._place
-        self._shared = _needed(share(hosts.within, self._place))
+        self._shared, self._sockets = shared, ProcessLinks(hosts.refined, rank)
         self._levels: dict[str, tuple[TwoLevel, Links, Background]] = {}
-        for axis in _both(hosts):
+        for axis in axes_that_meet(hosts.mesh):
             between, within = hosts.parts(axis)
-            own = _needed(share(hosts.within, self._place))  # a thread's own: links are one thread's
+            if not between or not within:
+                continue
+            own = share()  # links belong to one thread, and those of a level to its own
+            assert own is not None, "memory that could be shared a moment ago cannot any more"
+            sockets = ProcessLinks(hosts.refined, rank, only=[between])
             group = hosts.within.group(self._place, within)
             level = TwoLevel(own, sockets, between, within, group.index(self._place), len(group))
             self._levels[axis] = level, own, Background(f"links along {axis}")
@@ -202,14 +215,3 @@ class HostLinks:
             return self._levels[meeting][1].buffer(count, dtype, device, self._hosts.parts(axis)[1])
         links: Links = self._sockets if self._hosts.parts(axis)[0] else self._shared
         return links.buffer(count, dtype, device, axis)
-
-
-def _both(hosts: HostMesh) -> list[str]:
-    """The axes, or several together, along which ranks meet within hosts and between them."""
-    from plait.run.link.links import axes_that_meet
-
-    return [axis for axis in axes_that_meet(hosts.mesh) if all(hosts.parts(axis))]
-
-
-def _needed(links: Links | None) -> Links:
-    return NoLinks() if links is None else links

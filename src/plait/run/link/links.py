@@ -154,13 +154,13 @@ class ProcessLinks:
 
     takes_turns = False
 
-    def __init__(self, mesh: Mesh, rank: int, servers: int = 0) -> None:
+    def __init__(self, mesh: Mesh, rank: int, servers: int = 0, only: Sequence[str] | None = None) -> None:
+        """`only`: the axes along which these links will be used, where others are used along the rest."""
         self._mesh = mesh
         self._rank = rank
         self._buffers: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
-        self._groups: Mapping[str, Any] = {
-            axes: _group(mesh, axes, rank, servers) for axes in axes_that_meet(mesh)
-        }
+        meeting = axes_that_meet(mesh) if only is None else only
+        self._groups: Mapping[str, Any] = {axes: _group(mesh, axes, rank, servers) for axes in meeting}
         self._ways: Mapping[tuple[str, bool], Any] = _ways(mesh, rank) if dist.get_backend() == "nccl" else {}
         """Along an axis, up or down: the groups in which messages travel."""
 

@@ -25,9 +25,6 @@ from plait.run.link import shared_parts
 from plait.run.link.links import (
     Finished,
     Handle,
-    Links,
-    NoLinks,
-    ProcessLinks,
     alone,
     axes_that_meet,
     meeting_axes,
@@ -321,24 +318,17 @@ class SharedLinks:
         return region.tensor(count, dtype)
 
 
-def links_between(
-    mesh: Mesh, rank: int, device: torch.device, *, timeout_s: float, share: bool = True, servers: int = 0
-) -> Links:
-    """The fastest links of this rank to the others: shared memory on one host's processors, else torch.distributed.
+def share_memory(
+    mesh: Mesh, rank: int, timeout_s: float, servers: int = 0, first: int = 0
+) -> SharedLinks | None:
+    """Open each other's memory; None, on all ranks, where one of them cannot. They meet through torch.distributed.
 
-    `servers` are the processes beyond the mesh; all of them, too, must call it.
+    On several hosts, `mesh` and `rank` are those of one host, whose `first` rank is that of the run.
     """
-    if mesh.size + servers == 1:
-        return NoLinks()
-    shared = share_memory(mesh, rank, timeout_s, servers) if share and device.type == "cpu" else None
-    return shared if shared is not None else ProcessLinks(mesh, rank, servers)
-
-
-def share_memory(mesh: Mesh, rank: int, timeout_s: float, servers: int = 0) -> SharedLinks | None:
-    """Open each other's memory; None, on all ranks, where one of them cannot. They meet through torch.distributed."""
     num_blocks = len(axes_that_meet(mesh)) + 1  # the last one is for messages
     own = _attempt(lambda: Arena.create(num_blocks)) if is_suitable() else None
-    everybody = tell([host(), [own.file, own.pid] if own is not None else None])
+    told_by_all = tell([host(), [own.file, own.pid] if own is not None else None])
+    everybody = told_by_all[first : first + mesh.size + servers]
     arenas = None
     if own is not None and all(place == host() and told for place, told in everybody):
         arenas = _attempt(lambda: _open(own, rank, [told for _, told in everybody], num_blocks))

@@ -24,10 +24,10 @@ from plait.run.hold.state import ModelState
 from plait.run.hold.worker_states import restore_workers
 from plait.run.interpret.machine import Machine
 from plait.run.interpret.optimized import Optimized
+from plait.run.link.between import links_between
 from plait.run.link.hop_links import by_algorithm
 from plait.run.link.links import Links, ProcessLinks
 from plait.run.link.posts import posts_between
-from plait.run.link.shared_links import links_between
 from plait.run.link.wire import Post
 from plait.run.loop.apart import Apart
 from plait.run.loop.keeper import Keeper
@@ -43,6 +43,7 @@ from plait.run.setup.agreement import check_agreement
 from plait.run.setup.allocator import keep_freed_memory
 from plait.run.setup.device import choose_device, exact_products
 from plait.run.start.launch import GroupKind, Seat, connect, disconnect
+from plait.run.wire.emulate import Wire
 
 _SPINS = 20
 """Looks before a server sleeps between looks."""
@@ -62,6 +63,9 @@ def run_rank(task: Task, seat: Seat, programs: Programs, model: SharedModel | No
         if seat.ranks > 1:
             connect(seat, _backend(task), timeout_s=task.timeout_s)
             stack.callback(disconnect)
+            if task.emulation is not None:
+                os.environ["PLAIT_HOST"] = f"emulated {task.emulation.host_of(seat.rank)}"
+                seat.store.peers().emulate(Wire.between(task.emulation, seat.rank))
         return _Rank(task, seat, programs, device, model, stack).run()
 
 
@@ -143,7 +147,9 @@ class _Rank:
         plan, seat, timeout_s = self.task.plan, self.seat, self.task.timeout_s
         if plan.ranks == plan.mesh.size:
             share = plan.links.transport != "sockets"
-            links = links_between(plan.mesh, seat.rank, device, timeout_s=timeout_s, share=share)
+            links = links_between(
+                plan.mesh, seat.rank, device, timeout_s=timeout_s, share=share, emulation=self.task.emulation
+            )
             return by_algorithm(links, plan.mesh, seat.rank, plan.links.algorithm), None
         return posts_between(
             plan.mesh,

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from plait.job.job import Job
+from plait.options import Emulation
 from plait.plan.plan import Plan
 
 
@@ -46,6 +47,8 @@ class Task:
     """Steps that are not trained, whose samples are lost."""
     slow: Mapping[int, float] = field(default_factory=dict)
     """Ranks that are to take so many times as long to compute as they need."""
+    emulation: Emulation | None = None
+    """The network that there is to be between ranks."""
 
     @property
     def timeout_s(self) -> float:

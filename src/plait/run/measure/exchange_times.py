@@ -17,8 +17,8 @@ from plait.program.cost.op_key import exchange_key, is_placed
 from plait.program.instructions import Collective, Recv, Send
 from plait.program.program import Program
 from plait.program.value import Value
+from plait.run.link.between import links_between
 from plait.run.link.links import Links
-from plait.run.link.shared_links import links_between
 
 _OTHERS, _GROUP = "data", "tensor"
 _CPU = torch.device("cpu")

@@ -91,7 +91,7 @@ def _processors(tell: Listener, foreign: float) -> Measured:
     between, told_between = _link(exchanges, "plait", ranks, calibration)
     cluster = Cluster(
         name="this", device=chip, hosts=1, devices_per_host=ranks, pair=replace(host, shared=True, background=False),
-        host=replace(host, shared=True, background=False), between=between,
+        host=replace(host, shared=True, background=False), between=replace(between, direct=True),
     )  # fmt: skip
     notes = _notes(foreign, rates, overhead.start_s) | {
         "float32_rate_of_all_threads": max(alone["products"]["float32"].values()),

@@ -1,4 +1,4 @@
-"""Refuse update rules and stragglers that mean nothing under a plan, before any process starts.
+"""Refuse update rules, stragglers and networks that mean nothing under a plan, before any process starts.
 
 In: a job and a plan. Out: nothing, or a `PlanError` that says why.
 """
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from plait.errors import JobError, PlanError, UsageError
 from plait.job.job import Job
 from plait.job.updates.follow import TRAIN_LOSS
+from plait.options import Emulation
 from plait.plan.plan import PIPE, Plan
 
 _MARCHING = "use a plan whose workers march in step, such as ddp, zero3 or server-sync"
@@ -84,3 +85,24 @@ def check_slow(slow: Mapping[int, float], plan: Plan, device: str) -> None:
             )
     if slow and device != "cpu":
         raise UsageError("slow emulates stragglers on processors only.", fix="use --device cpu.")
+
+
+def check_emulation(emulation: Emulation | None, plan: Plan, device: str, *, is_alone: bool = True) -> None:
+    """Refuse a network that these ranks cannot have."""
+    if emulation is None:
+        return
+    if device != "cpu" or not is_alone:
+        raise UsageError(
+            "a network is emulated between processors of one machine only.",
+            fix="use --device cpu, and start it without an engine.",
+        )
+    if emulation.ranks != plan.ranks:
+        raise UsageError(
+            f"emulate has {emulation.hosts} hosts of {emulation.per_host} ranks; plan {plan.name} has {plan.ranks}.",
+            fix=f"say hosts={plan.ranks}x1, or use {emulation.ranks} ranks.",
+        )
+    if "shared" in (plan.links.transport, plan.agreement.weights):
+        raise UsageError(
+            "emulated hosts share no memory, which this plan needs.",
+            fix="use another plan, or links.transport=auto.",
+        )

@@ -1,8 +1,8 @@
 """A slow network between hosts that are none: when bytes that ranks of one machine send each other may arrive.
 
-In: an `Emulation`. Out: moments. Each host has a wire, out and in, of the given bandwidth, which its ranks share through
-a page of memory that all processes see; a message arrives when its bytes have passed both and the latency is over. Bytes
-are held back at the sender, so what travels afterwards takes (almost) no time. Nothing here needs to be root.
+In: an `Emulation`. Out: moments. Each host has a wire, out and in, of the given bandwidth, which its ranks share
+through a page of memory that all processes see; a message arrives when its bytes have passed both and the latency is
+over. Bytes are held back at the sender, so what travels afterwards takes (almost) no time. It needs no root.
 """
 
 import fcntl
@@ -10,8 +10,8 @@ import mmap
 import os
 import time
 from collections import deque
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from plait.options import Emulation
 from plait.run.wire.tell import tell

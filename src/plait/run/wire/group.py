@@ -20,13 +20,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plait.errors import PlanError
+from plait.program.cost.collective_time import SMALL_BYTES
 from plait.run.wire.peers import Peers
 from plait.run.wire.store import Meeting, RunStore
 from plait.threads import or_end_the_rank, start_thread
 
 BACKEND = "plait"
-_SMALL_BYTES = 1 << 15
-"""Up to this size everybody adds up everything: one exchange instead of two."""
 _DIRECT = 1 << 31
 """Bit of a tag: a message of the caller's, not of a collective."""
 _COMBINE: tuple[tuple[Any, Callable[..., Tensor]], ...] = (
@@ -164,7 +163,7 @@ class PlaitGroup(dist.ProcessGroup):
 
     def _all_reduce(self, tag: int, flat: Tensor, op: Any) -> None:
         size = len(self._ranks)
-        if flat.numel() * flat.element_size() <= _SMALL_BYTES or flat.numel() < size:
+        if flat.numel() * flat.element_size() <= SMALL_BYTES or flat.numel() < size:
             parts = [torch.empty_like(flat) for _ in self._ranks]
             self._gather(tag, parts, flat)
             flat.copy_(_reduced(parts, op))
