@@ -2,7 +2,15 @@
 
 import pytest
 
-from plait.units import format_bytes, format_count, format_flops, format_seconds, parse_bytes
+from plait.units import (
+    format_bytes,
+    format_count,
+    format_flops,
+    format_seconds,
+    parse_bytes,
+    parse_rate,
+    parse_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -73,3 +81,23 @@ def test_flops_are_printed_in_decimal_units(value: float, text: str) -> None:
 )
 def test_seconds_are_printed_from_nanoseconds_to_hours(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"), [("1Gbit", 125e6), ("100 Mbit", 12.5e6), ("10MB", 1e7), ("0.5kB", 500.0)]
+)
+def test_bandwidths_are_read(text: str, rate: float) -> None:
+    assert parse_rate(text) == rate
+
+
+@pytest.mark.parametrize("text", ["", "1", "0Gbit", "1.2.3GB", ".GB", "-1GB", "1Gb/s"])
+def test_what_is_no_bandwidth_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no bandwidth"):
+        parse_rate(text)
+
+
+def test_times_are_read() -> None:
+    assert [parse_seconds(text) for text in ("1ms", "50us", "0.2s")] == pytest.approx([1e-3, 50e-6, 0.2])
+    for text in ("", "1", "1.2.3s", ".s", "1min"):
+        with pytest.raises(ValueError, match="is no time"):
+            parse_seconds(text)

@@ -110,7 +110,8 @@ class _Main:
     def _batch(self, rank: int) -> list[Tensor]:
         """This rank's share of a micro-batch."""
         captures, plan = self._programs.captures, self._program.plan
-        count = self._program.shares[0][plan.data_coordinate(rank)]
+        units = self._program.shares[0]  # one, where every worker has batches of its own
+        count = units[plan.data_coordinate(rank) if len(units) > 1 else 0]
         num_samples = captures.source.num_samples or 1
         batch = captures.source.fetch(torch.arange(count) % num_samples)
         return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]

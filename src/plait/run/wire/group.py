@@ -275,7 +275,7 @@ def _back(tensors: Sequence[Tensor], flats: Sequence[Tensor]) -> Callable[[], No
 
 
 def _bytes(flat: Tensor) -> memoryview:
-    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(bytearray())
 
 
 def _reduced(parts: Sequence[Tensor], op: Any) -> Tensor:

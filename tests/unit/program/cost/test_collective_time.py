@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from plait.cluster.emulated import emulated
 from plait.cluster.parse import parse_cluster
-from plait.program.cost.collective_time import bus_bandwidth, collective_seconds
+from plait.options import Emulation
+from plait.program.cost.collective_time import bus_bandwidth, collective_seconds, is_two_level_cheaper
 
 MIB = 2**20
 A100 = {2: (64, 404.7), 4: (64, 543.8), 8: (64, 684.6)}
@@ -57,3 +59,21 @@ def test_members_of_one_host_share_its_adapters_only_where_the_wire_is_shared() 
     assert bus_bandwidth(whole, cluster.device) > 7 * bus_bandwidth(part, cluster.device)
     shared = replace(part, outer=replace(part.outer, shared=True))
     assert bus_bandwidth(shared, cluster.device) == pytest.approx(bus_bandwidth(part, cluster.device) / 8)
+
+
+def test_over_our_own_sockets_two_levels_send_less_between_hosts() -> None:
+    """Two hosts of two ranks, which share a wire: each host sends the tensor once, not twice; small sums go at once."""
+    network = Emulation.parse("bandwidth=1Gbit,latency=1ms,hosts=2x2")
+    cluster = emulated(parse_cluster("4xcpu"), network)
+    reach, device = cluster.link_among(range(4)), cluster.device
+    latency_s, kernel_s = cluster.between.latency_s, device.calibration.kernel_s
+    assert is_two_level_cheaper("all_reduce", 1e8, reach, device)
+    within = replace(reach, size=2, hosts=1)
+    expected = (
+        1e8 / 125e6 + 2 * latency_s + kernel_s + 2 * collective_seconds("all_gather", 1e8, within, device)
+    )
+    assert collective_seconds("all_reduce", 1e8, reach, device) == pytest.approx(expected)
+    assert not is_two_level_cheaper("all_reduce", 8, reach, device)
+    assert collective_seconds("all_reduce", 8, reach, device) == pytest.approx(latency_s + kernel_s, rel=1e-3)
+    alone = cluster.link_among((0, 2))
+    assert alone.per_host == 1 and not is_two_level_cheaper("all_reduce", 1e8, alone, device)
