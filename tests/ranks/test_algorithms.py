@@ -6,7 +6,7 @@ from tests.ranks import jobs
 import plait
 from plait.errors import PlanError, UsageError
 from plait.plan.named import resolve
-from plait.run.setup.device import check_transport
+from plait.run.setup.device import check_suits_device
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -41,4 +41,4 @@ def test_where_it_cannot_be_it_is_refused() -> None:
     with pytest.raises(PlanError, match="memory that ranks share"):
         resolve("ddp", 2, {"links": {"algorithm": "shared", "transport": "sockets"}})
     with pytest.raises(UsageError, match="is for processors"):
-        check_transport(resolve("ddp", 2, {"links": {"algorithm": "ring"}}), "cuda")
+        check_suits_device(resolve("ddp", 2, {"links": {"algorithm": "ring"}}), "cuda")

@@ -22,6 +22,9 @@ Transport = Literal["auto", "shared", "sockets", "nccl"]
 Algorithm = Literal["backend", "shared", "ring", "tree", "double-tree", "recursive-halving", "hierarchical"]
 COMPILE: tuple[str, ...] = get_args(Compile)
 """Whether segments are compiled."""
+Graphs = Literal["auto", "on", "off"]
+GRAPHS: tuple[str, ...] = get_args(Graphs)
+"""Whether segments are launched as CUDA graphs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,10 +20,12 @@ from plait.files.shape import given_in, partial_of, shaped
 from plait.plan.agreement import AGREEMENTS, Agreement
 from plait.plan.decisions import (
     COMPILE,
+    GRAPHS,
     Average,
     Compile,
     Domain,
     Elastic,
+    Graphs,
     Hogwild,
     Links,
     Memory,
@@ -56,7 +58,7 @@ _GROUPS: Mapping[str, type] = {
     "pipe": Pipe,
     "links": Links,
 }
-_SCALARS = ("compile",)
+_SCALARS = ("compile", "graphs")
 """Decisions that are no group."""
 _ON_OFF = {True: "on", False: "off"}
 """What YAML makes of `on` and `off`."""
@@ -103,12 +105,16 @@ class Plan:
     """How ranks reach each other."""
     compile: Compile = "auto"
     """Whether segments of the step are put through Inductor: `auto`, where that is expected to pay."""
+    graphs: Graphs = "auto"
+    """Whether segments are launched as CUDA graphs: `auto`, where a GPU would wait for its host."""
     placements: tuple[AxisPlacements, ...] = ()
     """Placements along axes other than `data`; what a person wrote stays, the rest is resolved before compiling."""
 
     def __post_init__(self) -> None:
         if self.compile not in COMPILE:
             raise PlanError(f"compile={self.compile!r} is not known.", fix=f"use {', '.join(COMPILE)}.")
+        if self.graphs not in GRAPHS:
+            raise PlanError(f"graphs={self.graphs!r} is not known.", fix=f"use {', '.join(GRAPHS)}.")
         if self.sync.rule not in AGREEMENTS:
             raise PlanError(
                 f"sync.rule={self.sync.rule!r} is unknown.", fix=f"use one of {', '.join(AGREEMENTS)}."
@@ -167,8 +173,7 @@ class Plan:
             value = getattr(self, group)
             if group in ("sync", "memory") or value != kind() or self.mesh.size_of(group) > 1:
                 content[group] = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-        if self.compile != "auto":
-            content["compile"] = self.compile
+        content |= {name: value for name in _SCALARS if (value := getattr(self, name)) != "auto"}
         if self.placements:
             content["placements"] = {entry.axis: entry.to_plain() for entry in self.placements}
         return yaml.safe_dump(content, sort_keys=False, width=120)

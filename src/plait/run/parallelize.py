@@ -28,6 +28,7 @@ from plait.program.segment.compiled import compiled_where_it_pays
 from plait.run.checkpoint.state import TrainingState, snapshot
 from plait.run.hold.state import ModelState
 from plait.run.hold.worker_states import with_workers
+from plait.run.interpret.captured import captured_where_it_pays
 from plait.run.interpret.machine import Machine
 from plait.run.interpret.outcome import StepOutcome
 from plait.run.interpret.serial import Unobserved
@@ -39,7 +40,7 @@ from plait.run.prepare.fits import memory_limit
 from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
 from plait.run.setup.agreement import check_agreement
-from plait.run.setup.device import check_device, choose_device
+from plait.run.setup.device import check_device, check_suits_device, choose_device
 from plait.run.start.party import meet, place_here
 from plait.torch_private import pytree
 
@@ -53,7 +54,9 @@ class Step:
     Where workers train on their own between two averages, it is the loss of this rank's share; NaN where that is empty.
     """
 
-    def __init__(self, job: Job, programs: Programs, rank: int, device: torch.device) -> None:
+    def __init__(
+        self, job: Job, programs: Programs, rank: int, device: torch.device, tell: Listener
+    ) -> None:
         self._rank = rank
         self._plan = plan = programs.plan
         self._job = job
@@ -68,6 +71,7 @@ class Step:
         self._state = ModelState(job, device, holding=self._programs.holding(rank, links, device))
         compiled = compiled_where_it_pays(plan, programs.full_step(), device)
         self._machine = Machine(rank, self._state, links, Unobserved(), compiled)
+        self._machine.captured = captured_where_it_pays(plan, device, lambda text: tell({"notice": text}))
         check_agreement("program", programs.full_step().digest(), plan.ranks)
         check_agreement("initial weights", self._state.digest(), plan.ranks)
         with torch.no_grad():
@@ -252,9 +256,10 @@ def parallelize(
         )
     tell = listener if listener is not None else (lambda event: None)
     check_device(device)
+    check_suits_device(chosen, device)
     programs = prepare(job, chosen, device, torch.float32, tell, limit_bytes=memory_limit(device, memory))
     placed = choose_device(device, rank)
     if place is not None:
         own_gpus = placed.type == "cuda" and place.local_tasks <= torch.cuda.device_count()
         meet("nccl" if own_gpus else "plait", _TIMEOUT_S)
-    return Step(programs.whole, programs, rank, placed)
+    return Step(programs.whole, programs, rank, placed, tell)

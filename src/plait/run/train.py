@@ -40,7 +40,7 @@ from plait.run.record.last_words import room_for_last_words
 from plait.run.record.ledger import write_left_shares
 from plait.run.record.lock import locked
 from plait.run.record.result import Result
-from plait.run.setup.device import check_device, check_transport
+from plait.run.setup.device import check_device, check_suits_device
 from plait.run.start.first import First
 from plait.run.start.follower import Follower, Round
 from plait.run.start.guardian import Guardian
@@ -84,7 +84,7 @@ def train(
     party = join(place, chosen.ranks) if place is not None else None
     tell = Callbacks(callbacks, listener if listener is not None else (lambda event: None))
     check_device(device)
-    check_transport(chosen, device)
+    check_suits_device(chosen, device)
     check_slow(trial.slow, chosen, device)
     check_emulation(trial.emulation, chosen, device, is_alone=place is None)
     dtype = torch.float64 if trial.dtype == "float64" else torch.float32

@@ -13,7 +13,7 @@ from plait.plan.named import NAMED, resolve
 from plait.plan.plan import DATA, Plan, plan_from, read_plan, with_settings
 from plait.plan.single import single
 from plait.program.stage.schedules import SCHEDULES
-from plait.run.setup.device import check_transport
+from plait.run.setup.device import check_suits_device
 
 
 def test_a_named_plan_has_as_many_ranks_as_asked_for() -> None:
@@ -177,9 +177,9 @@ def test_links_that_a_run_cannot_have_are_refused() -> None:
     with pytest.raises(PlanError, match="links.transport"):
         resolve("ddp", 2, {"links": {"transport": "pigeon"}})
     with pytest.raises(UsageError, match="this run is on processors"):
-        check_transport(resolve("ddp", 2, {"links": {"transport": "nccl"}}), "cpu")
+        check_suits_device(resolve("ddp", 2, {"links": {"transport": "nccl"}}), "cpu")
     with pytest.raises(UsageError, match="ranks without one"):
-        check_transport(resolve("server-sync", 3, {"links": {"transport": "nccl"}}), "cuda")
+        check_suits_device(resolve("server-sync", 3, {"links": {"transport": "nccl"}}), "cuda")
     with pytest.raises(UsageError, match="memory of processors"):
-        check_transport(resolve("ddp", 2, {"links": {"transport": "shared"}}), "cuda")
-    check_transport(resolve("ddp", 2), "cuda")
+        check_suits_device(resolve("ddp", 2, {"links": {"transport": "shared"}}), "cuda")
+    check_suits_device(resolve("ddp", 2), "cuda")

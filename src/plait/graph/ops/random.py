@@ -34,7 +34,10 @@ def random_key(
     *, seed: int, step: int, micro_batch: int = 0, first_sample: int = 0, device: torch.device | str = "cpu"
 ) -> Tensor:
     """The `key` of one micro-step; `first_sample` counts within the global micro-batch."""
-    return torch.tensor([mix64(seed), mix64(step << 20 | micro_batch), first_sample], device=device)
+    numbers = torch.tensor([mix64(seed), mix64(step << 20 | micro_batch), first_sample])
+    if torch.device(device).type == "cuda":  # from pinned memory the host need not wait for the copy
+        numbers = numbers.pin_memory()
+    return numbers.to(device, non_blocking=True)
 
 
 def _random_bits(dtype: torch.dtype) -> int:

@@ -28,6 +28,7 @@ from plait.run.hold.averaging import Averaging
 from plait.run.hold.gradients import GradientStore
 from plait.run.hold.state import ModelState
 from plait.run.interpret.blame import blame, find_nan
+from plait.run.interpret.captured import CapturedComputes
 from plait.run.interpret.center import Center
 from plait.run.interpret.compression import Compressor
 from plait.run.interpret.optimized import Optimized
@@ -58,6 +59,8 @@ class Machine:
         self.rank = rank
         self.compiled = compiled
         """Runs segments, where they are compiled; None: as they are written."""
+        self.captured: CapturedComputes | None = None
+        """Runs segments as CUDA graphs, where that is wanted."""
         self.state = state
         self.links = links
         self.observer = observer
@@ -221,7 +224,10 @@ class Machine:
             wanted = [now.known.places.get(instruction.writes[position]) for position in segment.fillable]
             into = [self.store.slot(*at) if at else None for at in wanted]
         try:
-            results = run(args, into, *numbers)
+            if self.captured is None or numbers or kept is not None:
+                results = run(args, into, *numbers)
+            else:
+                results = self.captured.run(instruction, run, args, into)
         except PlaitError:
             raise
         except Exception as error:

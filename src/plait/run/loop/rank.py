@@ -22,6 +22,7 @@ from plait.run.checkpoint.state import TrainingState
 from plait.run.checkpoint.store import load_checkpoint
 from plait.run.hold.state import ModelState
 from plait.run.hold.worker_states import restore_workers
+from plait.run.interpret.captured import captured_where_it_pays
 from plait.run.interpret.machine import Machine
 from plait.run.interpret.optimized import Optimized
 from plait.run.link.between import links_between
@@ -172,17 +173,21 @@ class _Rank:
         return saved
 
     def _compile(self, device: torch.device) -> None:
-        """Decide whether segments are compiled as they are first run, which is told."""
+        """Decide how segments are run: compiled as they are first run, as graphs; it is told."""
         steps = self.task.job.total_steps(self.programs.captures.source.num_samples)
         left = None if steps is None else steps - self.start_step
 
         def told(segment: str, seconds: float, reason: str | None) -> None:
-            if self.seat.rank == 0:
-                how = f"compiled in {seconds:.1f} s" if reason is None else f"not compiled: {reason}"
-                self.seat.emit({"notice": f"segment {segment} {how}."})
+            how = f"compiled in {seconds:.1f} s" if reason is None else f"not compiled: {reason}"
+            self._notice(f"segment {segment} {how}.")
 
         if self.program.of(self.seat.rank).serve is None:
             self.machine.compiled = compiled_where_it_pays(self.task.plan, self.program, device, left, told)
+            self.machine.captured = captured_where_it_pays(self.task.plan, device, self._notice)
+
+    def _notice(self, text: str) -> None:
+        if self.seat.rank == 0:
+            self.seat.emit({"notice": text})
 
     def _agree(self, what: str, digest: str) -> None:
         self.seat.board.enter(-1, -1, f"compare {what}", self.seat.ranks > 1)

@@ -25,8 +25,8 @@ def check_device(device: str) -> None:
         )
 
 
-def check_transport(plan: Plan, device: str) -> None:
-    """Refuse links that this run cannot have."""
+def check_suits_device(plan: Plan, device: str) -> None:
+    """Refuse links and graphs that this run cannot have."""
     transport = plan.links.transport
     if plan.links.by_hops and device != "cpu":
         raise UsageError(
@@ -36,6 +36,10 @@ def check_transport(plan: Plan, device: str) -> None:
     if transport == "nccl" and (device != "cuda" or plan.ranks != plan.mesh.size):
         why = f"plan {plan.name} has ranks without one" if device == "cuda" else "this run is on processors"
         raise UsageError(f"links.transport=nccl reaches GPUs only; {why}.", fix="use links.transport=auto.")
+    if plan.graphs == "on" and device != "cuda":
+        raise UsageError(
+            "graphs=on asks for CUDA graphs; this run is on processors.", fix="use graphs=auto, or --device cuda."
+        )
     if transport == "shared" and device != "cpu":
         raise UsageError(
             "links.transport=shared is memory of processors; this run is on GPUs.",
