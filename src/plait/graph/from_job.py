@@ -3,7 +3,7 @@
 In: a job and its opened data. Out: graphs, one per shape, kept for reuse.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,8 +29,16 @@ _LARGEST_BATCH = 64
 class Captures:
     """The graphs of one job, by the shapes of the micro-batch."""
 
-    def __init__(self, job: Job, source: Source | None = None, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        job: Job,
+        source: Source | None = None,
+        dtype: torch.dtype = torch.float32,
+        device_type: str = "cpu",
+    ) -> None:
         self.job = job
+        self.device_type = device_type if job.precision != "fp32" else "cpu"
+        """What the steps will run on, where their precision depends on it."""
         self.source = source if source is not None else open_data(job.data, job.collate)
         self.dtype = dtype
         first = torch.zeros(3, dtype=torch.int64)
@@ -121,12 +129,12 @@ class Captures:
     def _captured(self, num_samples: int, shapes: LeafShapes) -> Graph:
         constants = pytree.tree_leaves(self.example)
         try:
-            graph = capture(self.job, self.layout, constants, shapes, num_samples, self.dtype)
+            graph = self._capture(constants, shapes, num_samples)
         except CaptureError:
             if self.narrow is not None or _narrowed(shapes) == shapes or self.dtype == torch.float64:
                 raise
             try:
-                graph = capture(self.job, self.layout, constants, _narrowed(shapes), num_samples, self.dtype)
+                graph = self._capture(constants, _narrowed(shapes), num_samples)
             except CaptureError:
                 pass
             else:
@@ -136,6 +144,12 @@ class Captures:
         if self.dtype != torch.float64:
             self.narrow = bool(self.narrow)
         return graph
+
+
+    def _capture(self, constants: Sequence[Any], shapes: LeafShapes, num_samples: int) -> Graph:
+        return capture(
+            self.job, self.layout, constants, shapes, num_samples, self.dtype, self.device_type
+        )
 
 
 def _narrowed(shapes: LeafShapes) -> LeafShapes:

@@ -38,11 +38,13 @@ def capture(
     shapes: LeafShapes,
     num_samples: int,
     dtype: torch.dtype,
+    device_type: str = "cpu",
 ) -> Graph:
     """Capture one micro-step of `job` on a micro-batch of `num_samples` samples.
 
     `constants` are the leaves of a batch that are not tensors (any value at the tensors' places); with `dtype` float64
     (for verification) floating parameters, buffers and inputs are float64, else what the user made them.
+    `device_type` is what the step will run on; it is captured on tensors of processors all the same.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     model = fake_model(job, mode, dtype)
@@ -62,6 +64,7 @@ def capture(
         leaves=leaves,
         num_samples=num_samples,
         scalars=scalar_dtype(model.parameters(), dtype),
+        device_type=device_type,
     )
     try:
         refuse_late_hooks(model)

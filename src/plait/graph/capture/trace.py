@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 
+from plait.graph.capture.autocast import autocast_like
 from plait.graph.capture.functions import FunctionCapture, NeedsPlainOpsError, StaleTensorError
 from plait.graph.capture.loss import Reading, read_pair, read_scalar, read_unknown
 from plait.graph.capture.marks import Marks
@@ -48,6 +49,8 @@ class Subject:
     num_samples: int
     scalars: torch.dtype
     """Of the total, the weight and the tangent."""
+    device_type: str
+    """What the step will run on: autocast casts by its lists."""
 
     @property
     def trainable(self) -> list[str]:
@@ -136,7 +139,7 @@ class _Trace:
 
     def _step(self, *flat: Tensor) -> list[Tensor]:
         with self.marks.on_nodes():
-            with self.functions, self.subject.job.autocast("cpu"):
+            with self.functions, autocast_like(self.subject.job, self.subject.device_type):
                 result = functional_call(
                     self.wrapper, self._state(flat), (self._batch(flat),), tie_weights=False
                 )

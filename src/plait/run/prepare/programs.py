@@ -55,7 +55,7 @@ class Programs:
         self.parts: tuple[Programs, ...] = (self,)
         """Those of each objective; `whole` is the job of all of them."""
         self.device = device
-        self.captures = captures if captures is not None else Captures(job, source, dtype)
+        self.captures = captures if captures is not None else Captures(job, source, dtype, device.type)
         self.compiler = StepCompiler(job, plan, self.captures, device, several=several)
         """Of one step after the other."""
         self.held_out: Source | None = None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from plait.errors import CaptureError
+from plait.graph.capture.autocast import autocast_like
 from plait.graph.capture.stand_ins import stand_ins
 from plait.graph.capture.watch import Watch
 from plait.graph.from_job import Captures
@@ -100,7 +101,7 @@ def _gradients(
     loss, whole = 0.0, 0.0
     kept: list[Tensor | None] = [None] * len(state.named)
     for number, (own, batch, size, early) in enumerate(zip(nodes, placed, sizes, known, strict=True)):
-        with drawing(state.job, own, step, number, dtype):
+        with drawing(state.job, own, step, number, dtype, programs.captures.device_type):
             result = state.job.objective_of(state.model, batch)
             total, counted = total_and_weight(state.job, batch, size, result)
             mean = result if isinstance(result, Tensor) else total / counted
@@ -141,14 +142,19 @@ def _nodes_of(programs: Programs, batch: Any, size: int) -> list[fx.Node]:
 
 @contextmanager
 def drawing(
-    job: Job, nodes: Sequence[fx.Node], step: int, micro_batch: int, dtype: torch.dtype
+    job: Job,
+    nodes: Sequence[fx.Node],
+    step: int,
+    micro_batch: int,
+    dtype: torch.dtype,
+    device_type: str,
 ) -> Iterator[None]:
     """Eager code as a run has it: its precision, its random numbers, float64 where a run is in float64."""
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.random.fork_rng(devices=[]))
         torch.manual_seed(seed_of(job, step, micro_batch))
-        stack.enter_context(job.autocast("cpu"))
+        stack.enter_context(autocast_like(job, device_type))
         draws = Draws(nodes, random_key(seed=job.seed, step=step, micro_batch=micro_batch))
         if draws.any:  # what is checkpointed would draw twice
             stack.enter_context(stand_ins())
