@@ -2,6 +2,7 @@
 
     python -m bench.gpu [--cases gpt-1.4b,resnet50] [--repetitions 5] [--systems eager,compile,off,on]
 
+Of plait: `off` launches op by op, `graphs` segments as CUDA graphs, `on` is compiled, `both` is both, `auto` decides.
 Prints, per case and system, the median step in ms, its ratio to torch.compile's (or eager's), TFLOP/s of the model's
 matrix products where the case counts them, and peak memory.
 """
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -23,7 +25,15 @@ from bench.single_gpu import Gpt, eager_step, flat_loss, seconds
 from plait.job.job import Job
 from plait.run.parallelize import parallelize
 
-SYSTEMS = ("eager", "compile", "off", "on")
+OURS = {
+    "off": {"compile": "off", "graphs": "off"},
+    "graphs": {"compile": "off", "graphs": "on"},
+    "on": {"compile": "on", "graphs": "off"},
+    "both": {"compile": "on", "graphs": "on"},
+    "auto": {},
+}
+"""Settings of plait's plan `single`, by what the table calls them."""
+SYSTEMS = ("eager", "compile", *OURS)
 Batch = tuple[torch.Tensor, ...]
 
 
@@ -101,8 +111,8 @@ CASES = {
 }
 
 
-def plait_step(job: Job, batch: Batch, compile_: str) -> Callable[[], None]:
-    step = parallelize(job, "single", device="cuda", settings={"compile": compile_})
+def plait_step(job: Job, batch: Batch, settings: dict[str, str]) -> Callable[[], None]:
+    step = parallelize(job, "single", device="cuda", settings=settings, listener=tell)
 
     def run() -> None:
         step(batch)
@@ -110,15 +120,19 @@ def plait_step(job: Job, batch: Batch, compile_: str) -> Callable[[], None]:
     return run
 
 
+def tell(event: dict[str, object]) -> None:
+    if "notice" in event:
+        print(f"             {event['notice']}", flush=True)
+
+
 def run_case(name: str, systems: list[str], repetitions: int) -> None:
     case = CASES[name]
     job = case.job()
     batch: Batch = tuple(tensor.cuda() for tensor in job.data)
-    made = {
+    made: dict[str, Callable[[], Callable[[], None]]] = {
         "eager": lambda: eager_step(job, batch),
         "compile": lambda: eager_step(job, batch, compiled=True),
-        "off": lambda: plait_step(job, batch, "off"),
-        "on": lambda: plait_step(job, batch, "on"),
+        **{system: partial(plait_step, job, batch, settings) for system, settings in OURS.items()},
     }
     steps: dict[str, Callable[[], None]] = {}
     peaks: dict[str, float] = {}
@@ -130,7 +144,7 @@ def run_case(name: str, systems: list[str], repetitions: int) -> None:
         start = time.perf_counter()
         try:
             steps[system] = made[system]()
-            for _ in range(3):
+            for _ in range(5):  # graphs are captured in the fourth
                 steps[system]()
         except Exception as error:  # a system that fails is told, the others go on
             print(f"{name:12s} {system:8s} failed: {type(error).__name__}: {str(error)[:300]}", flush=True)

@@ -71,6 +71,7 @@ def test_shares_concatenate_to_the_whole(name: str) -> None:
     assert torch.equal(torch.cat([first, function(key, 3, (4, 1001), *parameters, batch_dim=0)]), whole)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_does_not_wait_for_the_device() -> None:
     key = random_key(seed=1, step=2, device="cuda")
     random_ops.bernoulli(key, 3, (64, 64), torch.float32, 0.5, batch_dim=0)

@@ -9,9 +9,9 @@ from torch import fx, nn
 
 from plait.graph.from_job import Captures
 from plait.job.job import Job
+from plait.plan.named import resolve
 from plait.run.proof.eager_run import run_eager
 from plait.run.proof.serial_run import run_serially
-from plait.plan.named import resolve
 
 
 class Mixed(nn.Module):

@@ -115,8 +115,11 @@ class _Entry:
 
 
 def captured_where_it_pays(plan: Plan, device: torch.device, told: Told) -> "CapturedComputes | None":
-    """What runs segments of a rank on this device; None where they are launched op by op."""
-    if device.type != "cuda" or plan.graphs == "off":
+    """What runs segments of a rank on this device; None where they are launched op by op.
+
+    Capture waits for the device, which in a pipeline may wait for a message that depends on this rank.
+    """
+    if device.type != "cuda" or plan.graphs == "off" or plan.num_stages > 1:
         return None
     return CapturedComputes(CudaRecorder(), plan.graphs, told)
 

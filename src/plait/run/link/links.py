@@ -5,6 +5,7 @@ torch.distributed, `SharedLinks` (in `shared_links.py`) through memory; the seri
 own. Everything else of a rank is the same in all of them.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Protocol
@@ -149,6 +150,23 @@ class _Pending:
         return self._finish()
 
 
+class _Late:
+    """A receive that is posted when its result is wanted, after those that were to come before it."""
+
+    def __init__(self, post: Callable[[], Handle], before: deque["_Late"]) -> None:
+        self._post, self._before = post, before
+        self._posted: Handle | None = None
+
+    def ready(self) -> bool:
+        return True
+
+    def result(self) -> Tensor:
+        while self._posted is None:
+            first = self._before.popleft()
+            first._posted = first._post()
+        return self._posted.result()
+
+
 class ProcessLinks:
     """Links of one rank to the processes of its mesh; `servers` are processes beyond it, which meet nobody."""
 
@@ -163,6 +181,9 @@ class ProcessLinks:
         self._groups: Mapping[str, Any] = {axes: _group(mesh, axes, rank, servers) for axes in meeting}
         self._ways: Mapping[tuple[str, bool], Any] = _ways(mesh, rank) if dist.get_backend() == "nccl" else {}
         """Along an axis, up or down: the groups in which messages travel."""
+        self._received: set[str] = set()
+        """Messages that came before, over NCCL."""
+        self._unposted: deque[_Late] = deque()
 
     def meet(self, pairs: Sequence[tuple[str, int, int]], device: torch.device) -> None:
         """Connect the pairs (axis, sender, receiver) of a program, in an order that is the same on all ranks.
@@ -203,12 +224,25 @@ class ProcessLinks:
         return _Pending([work], lambda: sent)
 
     def receive(self, recv: Recv, flat: Tensor) -> Handle:
-        """Make room for a message."""
+        """Make room for a message.
+
+        Over NCCL one that comes for the first time is only asked for when it is waited for: a kernel that is used for
+        the first time is loaded when the device is idle, which a receive keeps busy until the message is there.
+        """
         peer = self._mesh.group(self._rank, recv.axis)[recv.source]
         room = torch.empty_like(flat, device="cpu") if _goes_by_host(flat) else flat
         way = self._ways.get((recv.axis, peer < self._rank))
-        work = dist.irecv(room, peer, way, tag=_tag(recv.message, flat))
-        return _Pending([work], lambda: flat if room is flat else flat.copy_(room))
+
+        def post() -> Handle:
+            work = dist.irecv(room, peer, way, tag=_tag(recv.message, flat))
+            return _Pending([work], lambda: flat if room is flat else flat.copy_(room))
+
+        if self._unposted or (self._ways and recv.message not in self._received):
+            self._received.add(recv.message)
+            late = _Late(post, self._unposted)
+            self._unposted.append(late)
+            return late
+        return post()
 
     def buffer(self, count: int, dtype: torch.dtype, device: torch.device, axis: str) -> Tensor:
         """Any memory will do."""

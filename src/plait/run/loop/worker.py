@@ -216,6 +216,9 @@ class Worker:
             return None
         loaded, program, outcome, elapsed_s = self._unread
         self._unread = None
+        if self.seat.ranks > 1 and self.machine.state.device.type == "cuda":
+            # the host has run ahead: here it waits for whatever the device waits for
+            self.seat.board.enter(loaded.step, -1, "the device", True)
         loss = outcome.loss
         self.watch.observer.settle(loaded.step)
         self.guard.check_loss(loss, loaded)

@@ -36,10 +36,9 @@ def check_suits_device(plan: Plan, device: str) -> None:
     if transport == "nccl" and (device != "cuda" or plan.ranks != plan.mesh.size):
         why = f"plan {plan.name} has ranks without one" if device == "cuda" else "this run is on processors"
         raise UsageError(f"links.transport=nccl reaches GPUs only; {why}.", fix="use links.transport=auto.")
-    if plan.graphs == "on" and device != "cuda":
-        raise UsageError(
-            "graphs=on asks for CUDA graphs; this run is on processors.", fix="use graphs=auto, or --device cuda."
-        )
+    if plan.graphs == "on" and (device != "cuda" or plan.num_stages > 1):
+        why = "this run is on processors" if device != "cuda" else "the stages of a pipeline wait for each other"
+        raise UsageError(f"graphs=on asks for CUDA graphs, but {why}.", fix="use graphs=auto.")
     if transport == "shared" and device != "cpu":
         raise UsageError(
             "links.transport=shared is memory of processors; this run is on GPUs.",
