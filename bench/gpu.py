@@ -94,9 +94,13 @@ def bert_large() -> Job:
 def mlp() -> Job:
     g = torch.Generator().manual_seed(0)
     data = (torch.randn(1024, 784, generator=g), torch.randint(0, 10, (1024,), generator=g))
-    layers = [layer for _ in range(8) for layer in (nn.Linear(1024, 1024), nn.ReLU())]
+
+    def model() -> nn.Module:
+        layers = [layer for _ in range(8) for layer in (nn.Linear(1024, 1024), nn.ReLU())]
+        return nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), *layers, nn.Linear(1024, 10))
+
     return Job(
-        model=lambda: nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), *layers, nn.Linear(1024, 10)), data=data,
+        model=model, data=data,
         loss=nn.CrossEntropyLoss(), batch=1024, steps=1, precision="bf16", optimizer=fused,
     )  # fmt: skip
 

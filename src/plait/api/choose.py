@@ -207,7 +207,7 @@ def _proposals(subject: Subject, cluster: Cluster) -> list[str]:
     """What would change numbers, and so is only proposed."""
     device = cluster.device
     gain = device.rate("bfloat16") / device.rate("float32")
-    if subject.job.precision == "bf16" or gain < 2:
+    if subject.job.precision != "fp32" or gain < 2:
         return []
     return [
         f"the job computes in fp32; {device.name} is {gain:.0f} times faster in bf16. That changes numbers: set "

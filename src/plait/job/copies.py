@@ -23,8 +23,8 @@ def copy_of(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     return made
 
 
-def in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """`model.to(dtype)`; complex tensors get its width, and so do those that others refer to."""
+def in_dtype(model: nn.Module, dtype: torch.dtype, only: type[Tensor] = Tensor) -> nn.Module:
+    """`model.to(dtype)`; complex tensors get its width, and so do those that others refer to. `only`: what is cast."""
     wide = {torch.float64: torch.complex128}
     cast: dict[int, Any] = {}
 
@@ -44,7 +44,7 @@ def in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     for module in model.modules():
         for table in tables_of(module):
             for name, tensor in table.items():
-                if tensor is not None:
+                if isinstance(tensor, only):
                     table[name] = converted(tensor)
     return model
 

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from plait.job.batch import describe
+from plait.job.precision import PRECISIONS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,7 +180,7 @@ def _numbers(job: Any) -> list[Problem]:
 
 def _choices(job: Any) -> list[Problem]:
     found = []
-    for name, allowed in (("precision", ("fp32", "bf16")), ("batch_norm", ("global", "local"))):
+    for name, allowed in (("precision", PRECISIONS), ("batch_norm", ("global", "local"))):
         if getattr(job, name) not in allowed:
             options = " or ".join(repr(option) for option in allowed)
             found.append(Problem(what=f"{name} is {getattr(job, name)!r}.", fix=f"set {name} to {options}."))
@@ -194,6 +195,13 @@ def _choices(job: Any) -> list[Problem]:
             Problem(
                 what=f"freeze is {describe(job.freeze)}.",
                 fix="give freeze=[Freeze(parameters=..., until=...)].",
+            )
+        )
+    if job.average is not None and job.precision == "bf16-weights":
+        found.append(
+            Problem(
+                what="average of weights that are kept in bfloat16 would lose what it averages.",
+                fix="use precision='bf16', whose weights are float32, or drop average.",
             )
         )
     if job.lengths is not None:

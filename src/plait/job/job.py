@@ -6,6 +6,7 @@ optimizer and compute what is minimized. Never here: how many ranks, which devic
 """
 
 import contextlib
+import math
 import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,12 +23,13 @@ from plait.job.copies import copy_of
 from plait.job.fields import Problem, is_whole, job_problems, until_problems
 from plait.job.order import SampleOrder, micro_batch_sizes, shares
 from plait.job.origin import fix_of, told
+from plait.job.precision import Precision, half_of, keep_masters, with_short_weights
 from plait.job.schedule import Schedule
 from plait.job.updates.average import Average
 from plait.job.updates.clip import Bound
 from plait.job.updates.freeze import Freeze
 from plait.job.updates.objectives import Objective, Turn, optimizers_of, schedules_of, turn_of
-from plait.job.updates.optimizers import build_optimizer
+from plait.job.updates.optimizers import build_optimizer, leaves_of
 from plait.job.updates.patterns import as_patterns, check_known, first_of
 from plait.job.updates.schedules import Given, Schedules, schedule_of
 
@@ -91,8 +93,9 @@ class Job:
     """Averaged weights that are kept beside, evaluated with and saved: EMA or SWA."""
     accumulate: int = 1
     """Micro-batches per step: the batch is split into this many consecutive slices."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """What the network computes in; weights are kept in fp32 either way."""
+    precision: Precision = "fp32"
+    """What the network computes in: `bf16` and `fp16` by autocast, fp16 with a loss scale; weights are kept in fp32,
+    with `bf16-weights` in bfloat16 beside fp32 masters in the optimizer."""
     metrics: Mapping[str, Callable[..., Any]] | None = None
     """Measured at evaluation: same arguments as `loss` or `objective`, -> scalar or (total, weight)."""
     evaluate: Any | None = None
@@ -170,6 +173,8 @@ class Job:
         if self.trains is not None:
             model = copy_of(model) if model is self.model else model
             self._choose_trained(model)
+        if self.precision == "bf16-weights":
+            model = with_short_weights(copy_of(model) if model is self.model else model)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             num_frozen = sum(1 for _ in model.parameters())
             raise JobError(
@@ -197,9 +202,11 @@ class Job:
 
     def build_optimizer(self, named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         """The user's optimizer on these parameters, which must be the only ones that it uses."""
-        if self.objectives:
-            return optimizers_of(self.objectives, named)
-        return build_optimizer(self.optimizer, named)
+        made = optimizers_of(self.objectives, named) if self.objectives else build_optimizer(self.optimizer, named)
+        if self.precision == "bf16-weights":
+            for member in leaves_of(made):
+                keep_masters(member)
+        return made
 
     def build_schedule(self, optimizer: torch.optim.Optimizer) -> Schedule | Schedules:
         """The learning rates of an optimizer that `build_optimizer` made."""
@@ -250,10 +257,18 @@ class Job:
         return frozenset(name for name in names if any(entry.holds(name, step) for entry in self.freeze))
 
     def autocast(self, device_type: str) -> contextlib.AbstractContextManager[None]:
-        """Where the forward pass runs: torch.autocast for bf16, nothing for fp32. `objective_of` does not enter it."""
-        if self.precision == "bf16":
-            return torch.autocast(device_type=device_type, dtype=torch.bfloat16)
-        return contextlib.nullcontext()
+        """Where the forward runs: torch.autocast for 16 bits, nothing for fp32. `objective_of` does not enter it."""
+        half = half_of(self.precision)
+        return contextlib.nullcontext() if half is None else torch.autocast(device_type=device_type, dtype=half)
+
+    @property
+    def norm_bound(self) -> Bound:
+        """`clip_norm`; with fp16 the norm of all gradients is wanted in any case: it tells whether one overflowed."""
+        if self.precision != "fp16":
+            return self.clip_norm
+        if self.clip_norm is None or isinstance(self.clip_norm, Mapping):
+            return {**(self.clip_norm or {}), "*": (self.clip_norm or {}).get("*", math.inf)}
+        return self.clip_norm
 
     def objective_of(self, model: Callable[..., Any], batch: Any) -> Tensor | tuple[Tensor, Tensor]:
         """What is minimized on this batch: a scalar mean, or (total, weight)."""

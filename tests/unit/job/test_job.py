@@ -49,7 +49,7 @@ def test_neither_epochs_nor_steps_means_one_epoch() -> None:
         ({"steps": -1}, "steps is -1"),
         ({"epochs": 1, "steps": 1}, "both epochs=1 and steps=1"),
         ({"seed": -1}, "seed is -1"),
-        ({"precision": "fp16"}, "precision is 'fp16'"),
+        ({"precision": "fp64"}, "precision is 'fp64'"),
         ({"batch_norm": "sync"}, "batch_norm is 'sync'"),
         ({"clip_norm": 0.0}, "clip_norm is 0.0"),
         ({"clip_norm": float("nan")}, "clip_norm is nan"),

@@ -58,6 +58,13 @@ def members_of(optimizer: torch.optim.Optimizer) -> dict[str, torch.optim.Optimi
     return optimizer.members if isinstance(optimizer, Optimizers) else {"": optimizer}
 
 
+def leaves_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """The optimizers that do the work, of several within several too."""
+    if not isinstance(optimizer, Optimizers):
+        return [optimizer]
+    return [leaf for member in optimizer.members.values() for leaf in leaves_of(member)]
+
+
 def kind_of(optimizer: torch.optim.Optimizer) -> str:
     """The names of their classes."""
     if not isinstance(optimizer, Optimizers):

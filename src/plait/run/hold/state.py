@@ -31,6 +31,7 @@ from plait.run.checkpoint.state import (
 )
 from plait.run.hold.averages import Averages
 from plait.run.hold.holding import Holding, ShardFetcher
+from plait.run.hold.loss_scale import LossScale
 from plait.run.hold.optimizer_shards import own_optimizer, whole_optimizer
 from plait.run.setup.agreement import digest_of
 
@@ -79,6 +80,8 @@ class ModelState:
         self.parts = job.parts()
         """The job of each objective."""
         self.steps_done = 0
+        self.loss_scale = LossScale() if job.precision == "fp16" and self.asked == torch.float32 else None
+        """With fp16: what every tangent is multiplied by."""
         self.averages: Averages | None = None
         """Averaged weights, where the job asks for them."""
         if job.average is not None:
@@ -219,7 +222,7 @@ class ModelState:
             transient=transient,
             optimizer=optimizer,
             schedule=self.schedule.state_dict(),
-            extra=extra,
+            extra=extra | ({"loss_scale": self.loss_scale.state()} if self.loss_scale is not None else {}),
             average=average,
             averaged=self.averages.count if self.averages is not None else 0,
         )
@@ -240,6 +243,8 @@ class ModelState:
         self.schedule.load_state_dict(state.schedule)
         self._load_averages(state)
         self.steps_done = state.step
+        if self.loss_scale is not None and "loss_scale" in state.extra:
+            self.loss_scale.load(state.extra["loss_scale"])
         if self.holding is not None:
             self._digest = digest_of(state.parameters | state.buffers)
 

@@ -1,9 +1,10 @@
 """Segments as CUDA graphs: what a segment launches is recorded once and launched again by one call.
 
-In: instructions that run a segment, with their inputs. Out: the same results, always in the same memory. Inputs that are
-the same tensors in every step (weights, what an earlier graph made) are read where they are, all others are copied into
-memory of the graph's own first. So a key of random numbers, a batch and a tangent are those of the step. Communication,
-the update and everything else between segments runs as always. What cannot be captured runs as it did, told once.
+In: instructions that run a segment, with their inputs. Out: the same results, always in the same memory. Inputs that
+are the same tensors in every step (weights, what an earlier graph made) are read where they are, all others are copied
+into memory of the graph's own first. So a key of random numbers, a batch and a tangent are those of the step. The
+update, communication and everything else between segments runs as always. What cannot be captured runs as it did, told
+once.
 """
 
 import time

@@ -288,7 +288,11 @@ class Machine:
 
     def _update(self, now: Step, instruction: ins.Update) -> None:
         self.store.hand_over(now.own.buckets)
-        self.state.update(now.number)
+        scale, norm = self.state.loss_scale, self._sums.norm
+        if scale is None or scale.takes(float(norm) if norm is not None else 0.0):
+            self.state.update(now.number)
+        else:
+            self._sums.norm = None  # of a step that was not made
         self.store.take_back(now.own.buckets)
 
     def _commit(self, now: Step, instruction: ins.Commit) -> None:

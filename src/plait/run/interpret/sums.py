@@ -60,6 +60,8 @@ class Sums:
             self._values[name] = torch.full(
                 (), 1.0 / instruction.weight, dtype=self._state.dtype, device=self._state.device
             )
+        if self._state.loss_scale is not None:
+            self._values[name].mul_(self._state.loss_scale.factor)
 
     def accumulate(self, now: Step, instruction: ins.Accumulate) -> None:
         """Put gradients into a bucket."""
@@ -96,13 +98,16 @@ class Sums:
 
     def finish(self, now: Step, instruction: ins.Finish) -> None:
         """Divide by a late weight, and clip; what is left is what the update takes."""
-        weight = self._weigh(now, late=instruction.late_weight)
+        weight, scale = self._weigh(now, late=instruction.late_weight), self._state.loss_scale
+        late = weight if instruction.late_weight else None
+        if scale is not None:
+            late = (torch.ones_like(self._values[TOTAL]) if late is None else late) * scale.factor
+        squares = self._values.get(SQUARES)
         self.norm = self._store.finish(
-            now.own.buckets,
-            late_weight=weight if instruction.late_weight else None,
-            clip=instruction.clip,
-            squares=self._values.get(SQUARES),
+            now.own.buckets, late_weight=late, clip=instruction.clip, squares=squares
         )
+        if scale is not None and self.norm is None and squares is not None:
+            self.norm = squares.sum().sqrt()  # a rank without gradients skips with the others
 
     def outcome(self, now: Step, instruction: ins.Outcome) -> None:
         """Read total and weight where the gradients are the affair of servers."""

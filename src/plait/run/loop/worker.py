@@ -5,6 +5,7 @@ saves and measures them, and when it ends. Out: what is told of every step, and 
 for every plan: what differs is in the program and in the company.
 """
 
+import math
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
@@ -118,10 +119,16 @@ class Worker:
         self.watch.write(self.task, self.seat, last, self.machine.state.steps_done)
         return {
             "stopped": self.company.stopped,
-            "notices": list(program.notices) if program is not None else [],
+            "notices": [*(program.notices if program is not None else ()), *self._skipped()],
             "gradient_bytes": program.gradient_bytes if program is not None else 0,
             **counted,
         }
+
+    def _skipped(self) -> list[str]:
+        scale = self.machine.state.loss_scale
+        if scale is None or not scale.skipped:
+            return []
+        return [f"{scale.skipped} steps overflowed in fp16 and were skipped; the loss scale is {scale.factor:g}."]
 
     def _loader(self) -> Loader:
         job, source = self.job, self.programs.captures.source
@@ -221,7 +228,8 @@ class Worker:
             self.seat.board.enter(loaded.step, -1, "the device", True)
         loss = outcome.loss
         self.watch.observer.settle(loaded.step)
-        self.guard.check_loss(loss, loaded)
+        if self.machine.state.loss_scale is None or math.isfinite(loss):  # else the step was skipped
+            self.guard.check_loss(loss, loaded)
         self.machine.state.observe({TRAIN_LOSS: loss})
         if self.plan.agreement.marches:
             return self._tell(loaded, loss, 1.0, elapsed_s, outcome.norm)

@@ -82,7 +82,7 @@ def predict_job(
     graphs = [programs.captures.of_size(sum(units)) for units in programs.full_shares()]
     exact = exact_prediction(
         steps, cluster, job.build_optimizer, model_flops=float(sum(_flops(graph) for graph in graphs)),
-        buffer_bytes=_buffer_bytes(graphs[0]), dtype="bfloat16" if job.precision == "bf16" else "float32",
+        buffer_bytes=_buffer_bytes(graphs[0]), dtype="float32" if job.precision == "fp32" else "bfloat16",
         limit_bytes=limit_bytes,
     )  # fmt: skip
     notices = [*programs.choices, *program.notices]

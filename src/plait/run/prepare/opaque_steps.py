@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from plait.errors import CaptureError
+from plait.errors import CaptureError, PlanError
 from plait.graph.from_job import Captures
 from plait.job.job import Job
 from plait.job.updates.clip import Clip
@@ -32,13 +32,18 @@ class OpaqueSteps:
         self, plan: Plan, own: Plan, units: Sequence[tuple[int, ...]], error: CaptureError
     ) -> Program:
         """One step under `plan`, which a worker that meets nobody within a step sees as `own`."""
+        if self._job.precision == "fp16":
+            raise PlanError(
+                f"precision='fp16' scales the loss in a captured step; this model runs eagerly: {error.what}",
+                fix="use precision='bf16' or 'fp32'.",
+            )
         trial = self.trial
         return compile_opaque(
             own,
             self._shapes(plan),
             [sum(entry) for entry in units],
             units,
-            clip=Clip.of(self._job.clip_norm, self._job.clip_value),
+            clip=Clip.of(self._job.norm_bound, self._job.clip_value),
             notices=self._notices(plan, error),
             buffers=[name for name, _ in self._job.build_model().named_buffers()],
             draw_dims=trial.draw_dims,

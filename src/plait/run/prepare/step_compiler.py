@@ -139,7 +139,7 @@ class StepCompiler:
         self, units: Sequence[tuple[int, ...]], graphs: dict[int, Graph], kinds: list[int], varies: bool
     ) -> Program:
         settings = Settings(
-            clip_norm=self._job.clip_norm,
+            clip_norm=self._job.norm_bound,
             clip_value=self._job.clip_value,
             batch_norm=self._job.batch_norm,
             device=self._device,

@@ -70,7 +70,7 @@ def _differences(job: Job, programs: Programs) -> list[Difference]:
     eager = run_eager(job, 1, captures.dtype, captures)
     record = run_serially(job, resolve("single", 1), 1, captures.dtype, captures=captures)
     short = any(g.dtype in (torch.bfloat16, torch.float16) for g in eager.gradients[0].values())
-    tolerance = _ROUGH_TOLERANCE if short or job.precision == "bf16" else _TOLERANCE
+    tolerance = _ROUGH_TOLERANCE if short or job.precision != "fp32" else _TOLERANCE
     found = compare(eager, record, rough=True, tolerance=tolerance, weight_tolerance=tolerance)
     return [difference for difference in found if difference.kind in ("loss", "gradient")]
 

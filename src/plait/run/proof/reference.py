@@ -76,7 +76,7 @@ def reference_of(
     rough = fp32 or record.rounds_to_float32
     if rough:
         tell({"stage": "one process with its batch halved, for the tolerance"})
-        tolerance = _BF16 if job.precision == "bf16" else FP32
+        tolerance = FP32 if job.precision == "fp32" else _BF16
         difference = _self_difference(job, one, steps, record, dtype, captures)
         # a model that rounds by itself rounds each sample alone, which halving the batch does not show
         weight_tolerance = max(tolerance * (10 if record.rounds_to_float32 else 1), difference)

@@ -1,0 +1,127 @@
+"""Weights in bfloat16 with masters, and float16 with a loss scale: against hand-written loops and one process."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.zoo import ZOO
+from torch import nn
+
+from plait.errors import JobError, PlanError, RunError
+from plait.job.job import Job
+from plait.job.precision import MASTER, keep_masters
+from plait.run.hold.loss_scale import LossScale
+from plait.run.parallelize import Step, parallelize
+from plait.run.verify import verify
+
+
+def job(precision: str, **changes: Any) -> Job:
+    return replace(ZOO["gpt"].job(6, 4, optimizer="adamw", num_samples=24), precision=precision, **changes)
+
+
+def batches(step: Step) -> list[Any]:
+    return [step._programs.captures.source.fetch(torch.arange(6) + 6 * n) for n in range(4)]
+
+
+def test_weights_are_short_and_masters_are_updated() -> None:
+    given = job("bf16-weights")
+    step = parallelize(given, "single")
+    model = given.build_model()
+    masters = {name: nn.Parameter(p.detach().float()) for name, p in model.named_parameters()}
+    optimizer = replace(given, precision="fp32").build_optimizer(list(masters.items()))
+    for batch in batches(step):
+        model.zero_grad()
+        with given.autocast("cpu"):
+            loss = given.objective_of(model, batch)
+        assert isinstance(loss, torch.Tensor)
+        loss.backward()  # type: ignore[no-untyped-call]
+        for name, parameter in model.named_parameters():
+            masters[name].grad = parameter.grad.float() if parameter.grad is not None else None
+        optimizer.step()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(masters[name])
+        assert step(batch) == pytest.approx(loss.item(), rel=2**-7)
+    state = step.optimizer.state
+    for name, parameter in step.model.named_parameters():
+        assert parameter.dtype == torch.bfloat16
+        assert state[parameter][MASTER].dtype == state[parameter]["exp_avg"].dtype == torch.float32
+        assert torch.equal(parameter, state[parameter][MASTER].bfloat16())
+        assert (state[parameter][MASTER] - masters[name]).norm() <= 0.02 * masters[name].norm(), name
+    saved = step.checkpoint()
+    assert saved.parameters["head.weight"].dtype == torch.bfloat16
+    assert saved.optimizer.tensors["head.weight"][MASTER].dtype == torch.float32
+
+
+def test_small_updates_are_not_lost() -> None:
+    """A step of 1e-4 is less than half of a bfloat16's last digit at 1: only a master remembers it."""
+    parameter = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD([parameter], lr=1e-4)
+    keep_masters(optimizer)
+    for _ in range(100):
+        parameter.grad = torch.ones(4, dtype=torch.bfloat16)
+        optimizer.step()
+    assert torch.equal(parameter, torch.full((4,), 0.99).bfloat16())
+
+
+@pytest.mark.parametrize("precision", ["bf16-weights", "fp16"])
+@pytest.mark.parametrize("plan", ["ddp", "zero1", "zero3", "megatron", "1f1b"])
+def test_plans_equal_one_process(plan: str, precision: str) -> None:
+    """By SGD: AdamW makes steps of full length of the rounding noise of gradients that are zero."""
+    given = ZOO["mlp"].job(6, 2, optimizer="sgd", num_samples=24, accumulate=2)
+    outcome = verify(replace(given, precision=precision), plan, 2, steps=2, serial=True, fp32=True)
+    assert outcome.ok, outcome.differences
+
+
+def test_a_step_that_overflows_is_skipped() -> None:
+    step = parallelize(job("fp16", clip_norm={"head": 0.5}), "single")
+    scale = step._state.loss_scale
+    assert scale is not None
+    scale.factor = 2.0**40
+    before = {name: p.detach().clone() for name, p in step.model.named_parameters()}
+    batch = batches(step)[0]
+    step(batch)
+    assert scale.skipped == 1
+    assert scale.factor == 2.0**39
+    assert step.outcome.norm is None
+    assert not step.optimizer.state
+    assert all(torch.equal(before[name], p) for name, p in step.model.named_parameters())
+    scale.factor = 2.0**10
+    step(batch)
+    assert scale.skipped == 1
+    assert step.outcome.norm is not None
+    assert not all(torch.equal(before[name], p) for name, p in step.model.named_parameters())
+    assert step.checkpoint().extra["loss_scale"] == {"factor": 2.0**10, "good": 1, "skipped": 1}
+
+
+def test_scaled_gradients_are_those_of_the_loss() -> None:
+    given = job("fp16", optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+    scaled, plain = parallelize(given, "single"), parallelize(replace(given, precision="fp32"), "single")
+    for batch in batches(scaled):
+        assert scaled(batch) == pytest.approx(plain(batch), rel=2e-3)
+    for left, right in zip(scaled.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(left, right, rtol=0, atol=2e-3 * float(right.detach().abs().max()) + 1e-6)
+
+
+def test_the_factor_follows_what_happens() -> None:
+    scale = LossScale()
+    first = scale.factor
+    assert not scale.takes(float("inf"))
+    assert scale.factor == first / 2
+    assert all(scale.takes(1.0) for _ in range(2000))
+    assert scale.factor == first
+    again = LossScale()
+    again.load(scale.state())
+    assert again.state() == scale.state()
+    scale.factor = 2.0**-24
+    with pytest.raises(RunError, match="not finite"):
+        scale.takes(float("nan"))
+
+
+def test_what_has_no_place_is_refused() -> None:
+    for precision in ("bf16-weights", "fp16"):
+        with pytest.raises(PlanError, match="no place"):
+            parallelize(job(precision), "local-sgd", mesh={"data": 1})
+    with pytest.raises(JobError, match="'bf16-weights' or 'fp16'"):
+        job("fp8")
