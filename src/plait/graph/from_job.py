@@ -145,11 +145,8 @@ class Captures:
             self.narrow = bool(self.narrow)
         return graph
 
-
     def _capture(self, constants: Sequence[Any], shapes: LeafShapes, num_samples: int) -> Graph:
-        return capture(
-            self.job, self.layout, constants, shapes, num_samples, self.dtype, self.device_type
-        )
+        return capture(self.job, self.layout, constants, shapes, num_samples, self.dtype, self.device_type)
 
 
 def _narrowed(shapes: LeafShapes) -> LeafShapes:

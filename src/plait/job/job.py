@@ -202,7 +202,11 @@ class Job:
 
     def build_optimizer(self, named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         """The user's optimizer on these parameters, which must be the only ones that it uses."""
-        made = optimizers_of(self.objectives, named) if self.objectives else build_optimizer(self.optimizer, named)
+        made = (
+            optimizers_of(self.objectives, named)
+            if self.objectives
+            else build_optimizer(self.optimizer, named)
+        )
         if self.precision == "bf16-weights":
             for member in leaves_of(made):
                 keep_masters(member)
@@ -259,7 +263,9 @@ class Job:
     def autocast(self, device_type: str) -> contextlib.AbstractContextManager[None]:
         """Where the forward runs: torch.autocast for 16 bits, nothing for fp32. `objective_of` does not enter it."""
         half = half_of(self.precision)
-        return contextlib.nullcontext() if half is None else torch.autocast(device_type=device_type, dtype=half)
+        return (
+            contextlib.nullcontext() if half is None else torch.autocast(device_type=device_type, dtype=half)
+        )
 
     @property
     def norm_bound(self) -> Bound:

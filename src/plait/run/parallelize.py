@@ -54,9 +54,7 @@ class Step:
     Where workers train on their own between two averages, it is the loss of this rank's share; NaN where that is empty.
     """
 
-    def __init__(
-        self, job: Job, programs: Programs, rank: int, device: torch.device, tell: Listener
-    ) -> None:
+    def __init__(self, job: Job, programs: Programs, rank: int, device: torch.device, tell: Listener) -> None:
         self._rank = rank
         self._plan = plan = programs.plan
         self._job = job

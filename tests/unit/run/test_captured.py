@@ -97,6 +97,8 @@ def test_memory_that_moves_is_captured_again_then_given_up() -> None:
             if value.kind == "parameter" and number % 2 == 0:
                 values[value] = tensor.detach()  # the same memory, another tensor
         assert step(batch) == plain(batch)
-    assert again.num_recorded >= 7  # four times, of two segments, the last of which was given up with the first
+    assert (
+        again.num_recorded >= 7
+    )  # four times, of two segments, the last of which was given up with the first
     assert len(told) == 1
     assert "reads other memory" in told[0]

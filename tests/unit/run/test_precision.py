@@ -16,7 +16,7 @@ from plait.run.parallelize import Step, parallelize
 from plait.run.verify import verify
 
 
-def job(precision: str, **changes: Any) -> Job:
+def job(precision: Any, **changes: Any) -> Job:
     return replace(ZOO["gpt"].job(6, 4, optimizer="adamw", num_samples=24), precision=precision, **changes)
 
 
@@ -35,7 +35,7 @@ def test_weights_are_short_and_masters_are_updated() -> None:
         with given.autocast("cpu"):
             loss = given.objective_of(model, batch)
         assert isinstance(loss, torch.Tensor)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         for name, parameter in model.named_parameters():
             masters[name].grad = parameter.grad.float() if parameter.grad is not None else None
         optimizer.step()
@@ -67,7 +67,7 @@ def test_small_updates_are_not_lost() -> None:
 
 @pytest.mark.parametrize("precision", ["bf16-weights", "fp16"])
 @pytest.mark.parametrize("plan", ["ddp", "zero1", "zero3", "megatron", "1f1b"])
-def test_plans_equal_one_process(plan: str, precision: str) -> None:
+def test_plans_equal_one_process(plan: str, precision: Any) -> None:
     """By SGD: AdamW makes steps of full length of the rounding noise of gradients that are zero."""
     given = ZOO["mlp"].job(6, 2, optimizer="sgd", num_samples=24, accumulate=2)
     outcome = verify(replace(given, precision=precision), plan, 2, steps=2, serial=True, fp32=True)

@@ -205,7 +205,9 @@ class CapturedComputes:
         entry.inputs, entry.into, entry.results, entry.replay = [], [], (), None
         entry.calls = self._warm
         if entry.captures == _RECAPTURES:
-            self._give_up(f"segment {entry.instruction.segment} reads other memory in every step: no CUDA graphs.")
+            self._give_up(
+                f"segment {entry.instruction.segment} reads other memory in every step: no CUDA graphs."
+            )
 
     def _give_up(self, why: str) -> None:
         self._decided = False

@@ -128,7 +128,9 @@ class Worker:
         scale = self.machine.state.loss_scale
         if scale is None or not scale.skipped:
             return []
-        return [f"{scale.skipped} steps overflowed in fp16 and were skipped; the loss scale is {scale.factor:g}."]
+        return [
+            f"{scale.skipped} steps overflowed in fp16 and were skipped; the loss scale is {scale.factor:g}."
+        ]
 
     def _loader(self) -> Loader:
         job, source = self.job, self.programs.captures.source

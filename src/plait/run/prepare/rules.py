@@ -38,7 +38,11 @@ def check_rules(job: Job, plan: Plan) -> None:
         _check_objectives(job, plan, together=together)
     sums = plan.sync.rule == "all-reduce" and plan.pipe.schedule != "pipedream"
     if job.precision in ("bf16-weights", "fp16") and not sums:
-        why = "weights have masters in one optimizer" if job.precision != "fp16" else "all ranks skip a step alike"
+        why = (
+            "weights have masters in one optimizer"
+            if job.precision != "fp16"
+            else "all ranks skip a step alike"
+        )
         raise PlanError(
             f"precision={job.precision!r}: {why}, which plan {plan.name} has no place for.",
             fix="use a plan that sums gradients (ddp, zero1 to zero3, megatron, 1f1b), or precision='bf16'.",

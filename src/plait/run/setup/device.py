@@ -37,7 +37,11 @@ def check_suits_device(plan: Plan, device: str) -> None:
         why = f"plan {plan.name} has ranks without one" if device == "cuda" else "this run is on processors"
         raise UsageError(f"links.transport=nccl reaches GPUs only; {why}.", fix="use links.transport=auto.")
     if plan.graphs == "on" and (device != "cuda" or plan.num_stages > 1):
-        why = "this run is on processors" if device != "cuda" else "the stages of a pipeline wait for each other"
+        why = (
+            "this run is on processors"
+            if device != "cuda"
+            else "the stages of a pipeline wait for each other"
+        )
         raise UsageError(f"graphs=on asks for CUDA graphs, but {why}.", fix="use graphs=auto.")
     if transport == "shared" and device != "cpu":
         raise UsageError(
