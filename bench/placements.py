@@ -22,7 +22,7 @@ from plait.graph.graph import Graph
 from plait.job.job import Job
 from plait.plan.plan import Plan
 from plait.plan.tensor import megatron, tensor
-from plait.program.compile import place
+from plait.program.place.place import place
 from plait.search.place.cost import Cost, cost_of
 from plait.search.place.resolve import resolve_placements
 from plait.units import format_bytes

@@ -19,10 +19,10 @@ from plait.job.order import shares
 from plait.plan.named import resolve
 from plait.plan.placements import AxisPlacements
 from plait.plan.plan import TENSOR
-from plait.program.compile import place
 from plait.program.instructions import Collective, Compute, Update
 from plait.program.local.communicate import COLLECTIVES, halo, local_piece
 from plait.program.local.localize import localize
+from plait.program.place.place import place
 from plait.program.place.placement import Placement
 from plait.program.place.propagate import Placements
 from plait.program.program import Program

@@ -10,21 +10,18 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from plait.errors import PlanError
 from plait.graph.graph import Graph
 from plait.job.optimizer_state import Builder
 from plait.job.order import shares as equal_shares
 from plait.job.updates.clip import Bound, Clip
-from plait.plan.plan import DATA, DOMAIN, PIPE, TENSOR, Plan
+from plait.plan.plan import DATA, PIPE, Plan
 from plait.program.check.soundness import check_program
-from plait.program.cost.update import state_ratio
 from plait.program.layout import Layout
 from plait.program.local.ends import ends_of
 from plait.program.local.local_graph import LocalGraph
 from plait.program.local.localize import localize
-from plait.program.place.pins import input_placements, pinned_strategies
-from plait.program.place.placement import AxisShares, Placement, Shard, Strategy
-from plait.program.place.propagate import Placements, propagate
+from plait.program.place.place import place
+from plait.program.place.propagate import Placements
 from plait.program.program import Program, RankProgram
 from plait.program.segment.buckets import SCALARS, Ends, make_buckets, scalar, sums_of
 from plait.program.segment.cut import Piece
@@ -33,11 +30,8 @@ from plait.program.segment.recompute import Again, recompute
 from plait.program.segment.recompute_choice import checkpointed, choose
 from plait.program.segment.split import StageGraph, split
 from plait.program.segment.stage_pieces import MicroBatch, StagePieces, stage_pieces
-from plait.program.stage.cut_by_cost import Room
-from plait.program.stage.cut_places import moved, same_places
+from plait.program.segment.stage_sizes import stages_of
 from plait.program.stage.schedules import SCHEDULES
-from plait.program.stage.schedules.validity import peak_in_flight
-from plait.program.stage.stages import assign_stages, forward_ops
 from plait.program.stage.versions import notices_of, versions
 from plait.program.stage.where import Stages
 from plait.program.write import compression
@@ -47,7 +41,6 @@ from plait.program.write.pipedream import Updates, check_suits, shows_again
 from plait.program.write.pipeline import PipelineWriter
 from plait.program.write.push_pull import SERVERS, with_servers
 from plait.program.write.step_pieces import early_pieces, ends_of_buckets, step_pieces
-from plait.units import parse_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +94,7 @@ def compile_program(
     sums = sums_of(first, ends, [p.axis for p in placed])
     if plan.agreement.weights == "server":
         sums = dict.fromkeys(sums, (SERVERS,))
-    stages = _stages(graphs, plan, micro_batches, layout, settings.build_optimizer)
+    stages = stages_of(graphs, plan, micro_batches, layout, settings.build_optimizer)
     if plan.pipe.asynchronous:
         check_suits(plan, graphs, settings.clip, stages)
     if stages:
@@ -155,95 +148,6 @@ def complete(
     if flats or made.members != program.members:
         check_program(made)
     return made
-
-
-def _room(graph: Graph, plan: Plan, num_micro: int, build: Builder | None) -> Room:
-    """The memory of a rank, shared by its stages, and what the schedule keeps in flight on each."""
-    ranks, per_rank = plan.mesh.size_of(PIPE), plan.pipe.per_rank
-    schedule = SCHEDULES["1f1b" if plan.pipe.asynchronous else plan.pipe.schedule]
-    peaks = peak_in_flight(schedule(ranks, per_rank, num_micro))
-    tensor = plan.mesh.size_of(TENSOR)
-    return Room(
-        limit_bytes=parse_bytes(str(plan.memory.limit)) // per_rank,
-        in_flight=tuple(-(-peaks[stage % ranks] // per_rank) for stage in range(plan.num_stages)),
-        held=plan.shards.held(
-            parameters=1.0, gradients=1.0, optimizer=state_ratio(graph, build) if build is not None else 0.0
-        ),
-        parameter_parts=tensor,
-        activation_parts=plan.data_ranks * plan.mesh.size_of(DOMAIN) * tensor,
-    )
-
-
-def _stages(
-    graphs: Mapping[int, Graph],
-    plan: Plan,
-    micro_batches: Sequence[int],
-    layout: Layout | None,
-    build: Builder | None,
-) -> dict[int, Stages]:
-    """Stages of every size of a micro-batch, cut at the same places; none without a pipeline."""
-    if plan.num_stages == 1:
-        return {}
-    if plan.memory.zero > 1:
-        raise PlanError(
-            f"memory.zero={plan.memory.zero} with pipe={plan.mesh.size_of(PIPE)} would sum and gather in every"
-            " micro-batch, which no schedule here has room for.",
-            fix="set memory.zero=1, or 0.",
-        )
-    first = micro_batches[0]
-    ops = {size: forward_ops(graph) for size, graph in graphs.items()}
-    named = plan.pipe.cut
-    starts = () if layout is None or named else moved(layout.starts, layout.ops, ops[first])
-    shared = [same_places(ops[first], other) for other in ops.values()]
-    places = set(shared[0]).intersection(*shared[1:])
-    limited = plan.memory.limit is not None
-    room = _room(graphs[first], plan, len(micro_batches), build) if limited else None
-    found = {first: assign_stages(graphs[first], plan.num_stages, named, starts, places, room)}
-    for size, graph in graphs.items():
-        if size != first:
-            there = () if named else moved(found[first].starts, ops[first], ops[size])
-            found[size] = assign_stages(graph, plan.num_stages, named, there)
-    ranks = plan.mesh.size_of(PIPE)
-    _check_homes(graphs, found, found[first], layout, ranks)
-    return found
-
-
-def _check_homes(
-    graphs: Mapping[int, Graph],
-    found: Mapping[int, Stages],
-    first: Stages,
-    layout: Layout | None,
-    ranks: int,
-) -> None:
-    """Refuse micro-batches of sizes whose gradients come from other stages: ranks hold a parameter once for all."""
-    for size, stages in found.items():
-        for name, parts in stages.gradients.items():
-            homes = {stage % ranks for stage in parts}
-            held = set(layout.owners[name]) if layout is not None else homes
-            if parts.keys() != first.gradients[name].keys() or not homes <= held:
-                raise PlanError(
-                    f"pipe: in a micro-batch of {graphs[size].num_samples} samples the gradient of {name} comes from "
-                    f"the stages {sorted(parts)}, in others from {sorted(first.gradients[name])}.",
-                    fix="use a batch of which all micro-batches are of one size, or another pipe.cut.",
-                )
-
-
-def place(graph: Graph, plan: Plan, units: tuple[int, ...]) -> tuple[Placements, ...]:
-    """Placements of everything on every axis of the mesh; `units` are the samples of each rank of `data`."""
-    found: dict[str, Placements] = {}
-    axes = [entry for entry in plan.mesh.axes if entry[0] != PIPE]
-    for name, size in sorted(axes, key=lambda axis: axis[0] != DATA):
-        axis = AxisShares(name=name, units=units if name == DATA else (1,) * size)
-        inputs: dict[str, Placement] = {}
-        pins: dict[torch.fx.Node, Strategy] = {}
-        if name == DATA:
-            entries = zip(graph.inputs_of("batch"), graph.batch.has_samples, strict=True)
-            inputs = {entry.node: Shard(0) for entry, counts in entries if counts}
-        elif (said := plan.placements_of(name)) is not None:
-            inputs = input_placements(graph, axis, said)
-            pins = pinned_strategies(graph, axis, said)
-        found[name] = propagate(graph, axis, inputs, pins=pins, others=tuple(found.values()))
-    return tuple(found[name] for name, _ in axes)
 
 
 class _Compiler:

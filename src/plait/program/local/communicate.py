@@ -4,10 +4,13 @@ In a local graph they only describe: on fake tensors they give the shape of the 
 of them and turns it into a `Collective`; none is ever called on real tensors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from plait.graph.cost import value_bytes
 
 
 def all_reduce(x: Tensor, axis: str) -> Tensor:
@@ -59,3 +62,12 @@ def split_dim(x: Tensor, dim: int, outer: int, inner: int) -> Tensor:
 def merge_dims(x: Tensor, dim: int) -> Tensor:
     """`dim` and the one after it as one."""
     return x.reshape([*x.shape[:dim], x.shape[dim] * x.shape[dim + 1], *x.shape[dim + 2 :]])
+
+
+def bytes_sent(op: str, source: torch.fx.Node, node: torch.fx.Node, fields: Mapping[Any, Any]) -> int:
+    """Bytes of the whole that is gathered or summed; of a halo, the rows that change hands."""
+    whole = value_bytes((source if op in ("reduce_scatter", "halo_add") else node).meta["val"])
+    if op in ("halo", "halo_add"):
+        extents = (source if op == "halo_add" else node).meta["val"].shape
+        return int(whole * (fields["before"] + fields["after"]) // max(int(extents[fields["dim"]]), 1))
+    return whole

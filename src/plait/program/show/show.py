@@ -14,10 +14,10 @@ from torch import fx
 from plait.graph.cost import value_bytes
 from plait.graph.graph import Graph
 from plait.plan.plan import DATA, Plan
-from plait.program.compile import place
 from plait.program.instructions import Collective
 from plait.program.local.ends import ends_of
 from plait.program.local.localize import localize
+from plait.program.place.place import place
 from plait.program.place.placement import Placement, R, Shard, Strategy
 from plait.program.place.propagate import Placements, candidates
 from plait.program.place.rules import Op, find_rule

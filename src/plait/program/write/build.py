@@ -10,23 +10,15 @@ from typing import Any
 
 import torch
 
-from plait.graph.cost import value_bytes
 from plait.graph.graph import Graph
 from plait.job.updates.clip import Clip
 from plait.plan.plan import DATA, Plan
-from plait.program.cost.memory import storages_of
-from plait.program.instructions import (
-    Collective,
-    Commit,
-    Compute,
-    Load,
-    Tally,
-    Tangent,
-)
+from plait.program.instructions import Collective, Commit, Compute, Load, Tally, Tangent
 from plait.program.layout import Layout
+from plait.program.local.communicate import bytes_sent
 from plait.program.local.local_graph import LocalGraph
 from plait.program.place.placement import Partial
-from plait.program.program import Bucket, RankProgram, Segment, Spec, Storage
+from plait.program.program import Bucket, RankProgram, Segment
 from plait.program.segment.buckets import bucket_reads
 from plait.program.segment.cut import Await, Piece, Reached, Start
 from plait.program.segment.gathers import Fetch
@@ -34,6 +26,7 @@ from plait.program.value import TANGENT, WEIGHT, Value
 from plait.program.write.frees import with_frees
 from plait.program.write.gradient_writer import GradientWriter
 from plait.program.write.push_pull import ServerSide, in_order_of_use
+from plait.program.write.step_values import StepValues
 from plait.program.write.writer import Writer
 
 
@@ -59,14 +52,10 @@ class StepBuilder:
         self.micro: list[tuple[Graph, LocalGraph, list[Piece], list[Piece], int]] = []
         self.writer = Writer()
         self.segments: dict[str, Segment] = {}
-        self.values: dict[Value, Spec] = {}
-        self.constants: dict[Value, torch.Tensor] = {}
-        self.storages: dict[Value, tuple[Storage, ...]] = {}
+        self.known = StepValues(own_tangents=plan.pipe.asynchronous)
+        self.value_of, self.tangent = self.known.of, self.known.tangent
+        self.values, self.storages = self.known.specs, self.known.storages
         self.started: dict[Value, int] = {}
-        self.given: dict[tuple[int, int], dict[str, Value]] = {}
-        """Graph and micro-batch -> placeholder -> what comes in."""
-        self.offsets: dict[str, str] = {}
-        """Placeholder -> the axis on which it says where the rank is."""
         self.gradients = GradientWriter(self)
         self.servers = ServerSide(buckets, self.writer) if plan.agreement.weights == "server" else None
 
@@ -75,11 +64,10 @@ class StepBuilder:
     ) -> None:
         """The next micro-batch of the step."""
         self.micro.append((graph, local, early, rest, number))
-        self.offsets |= local.offsets
         for piece in (*early, *rest):
             if isinstance(piece, Segment):
                 self.segments[piece.name] = piece
-        self._describe(graph, local, number)
+        self.known.describe(graph, local, number)
 
     def finish(self) -> RankProgram:
         """The instructions of a step that takes one micro-batch after the other."""
@@ -111,7 +99,7 @@ class StepBuilder:
             buckets=self.buckets,
             segments=self.segments,
             values=self.values,
-            constants=self.constants,
+            constants=self.known.constants,
             storages=self.storages,
         )
 
@@ -294,7 +282,7 @@ class StepBuilder:
                 reads=(self.value_of(graph, source.name, number),),
                 writes=(value,),
                 micro_batch=number,
-                num_bytes=_bytes_sent(op, source, node, fields),
+                num_bytes=bytes_sent(op, source, node, fields),
             )
         )
 
@@ -306,50 +294,3 @@ class StepBuilder:
         """Have a value at hand, where it is under way."""
         if value in self.started:
             self.writer.wait(self.started.pop(value), value, number)
-
-    def tangent(self, number: int) -> Value:
-        """The factor of a micro-batch's gradients: that of the step, or its own where it is an update of its own."""
-        return Value.scalar("tangent", number) if self.plan.pipe.asynchronous else TANGENT
-
-    def value_of(self, graph: Graph, local: str, number: int) -> Value:
-        """What a node of a local graph stands for in a micro-batch."""
-        given = self.given.get((id(graph), number))
-        if given is None:
-            given = self.given[id(graph), number] = self._given(graph, number)
-        found = given.get(local)
-        return Value.node(local, number) if found is None else found
-
-    def _given(self, graph: Graph, number: int) -> dict[str, Value]:
-        found = {node: Value.offset(axis, number) for node, axis in self.offsets.items()}
-        found |= {entry.node: Value.parameter(entry.name) for entry in graph.inputs_of("parameter")}
-        found |= {entry.node: Value.buffer(entry.name) for entry in graph.inputs_of("buffer")}
-        found |= {entry.node: Value.batch(i, number) for i, entry in enumerate(graph.inputs_of("batch"))}
-        found |= {entry.node: Value.key(number) for entry in graph.inputs_of("key")}
-        return found | {entry.node: self.tangent(number) for entry in graph.inputs_of("tangent")}
-
-    def _describe(self, graph: Graph, local: LocalGraph, number: int) -> None:
-        rename = {node.name: self.value_of(graph, node.name, number) for node in local.graph.nodes}
-        self.storages |= storages_of(local.graph.nodes, rename)
-        gradients = set(local.gradients.values())
-        inputs = {entry.node: entry.kind for entry in graph.inputs}
-        for node in local.graph.nodes:
-            value = node.meta.get("val")
-            if node.op == "get_attr":
-                self.constants[rename[node.name]] = node.meta["constant"]
-            if isinstance(value, torch.Tensor):
-                kind: Any = "gradient" if node.name in gradients else "activation"
-                if node.op == "placeholder":
-                    given = inputs.get(node.name)
-                    kind = given if given in ("parameter", "buffer") else "input"
-                self.values[rename[node.name]] = Spec(
-                    kind=kind, shape=tuple(value.shape), dtype=value.dtype, strides=value.stride()
-                )
-
-
-def _bytes_sent(op: str, source: torch.fx.Node, node: torch.fx.Node, fields: Mapping[Any, Any]) -> int:
-    """Bytes of the whole that is gathered or summed; of a halo, the rows that change hands."""
-    whole = value_bytes((source if op in ("reduce_scatter", "halo_add") else node).meta["val"])
-    if op in ("halo", "halo_add"):
-        extents = (source if op == "halo_add" else node).meta["val"].shape
-        return int(whole * (fields["before"] + fields["after"]) // max(int(extents[fields["dim"]]), 1))
-    return whole

@@ -16,12 +16,12 @@ from plait.graph.graph import Graph
 from plait.graph.storage import owner_of
 from plait.plan.mesh import Mesh
 from plait.plan.plan import DATA, TENSOR, Plan
-from plait.program.compile import place
 from plait.program.cost.op_time import OpWork, node_work, op_name
 from plait.program.local.communicate import COLLECTIVES
 from plait.program.local.local_graph import LocalGraph
 from plait.program.local.localize import localize
 from plait.program.place.op_keys import find_blocks
+from plait.program.place.place import place
 from plait.program.segment.recompute import is_backward
 from plait.program.segment.recompute_choice import choose
 from plait.program.segment.split import only_for_gradients

@@ -11,7 +11,7 @@ from plait.job.order import shares
 from plait.plan.named import resolve
 from plait.plan.placements import AxisPlacements
 from plait.plan.plan import Plan, plan_from
-from plait.program.compile import place
+from plait.program.place.place import place
 from plait.program.place.propagate import Placements
 from plait.search.place.cost import cost_of
 from plait.search.place.resolve import resolve_again, resolve_placements
