@@ -26,6 +26,10 @@ _JOB_KEYS = (
     "evaluate_every",
     "shuffle",
     "batch_norm",
+    "drop_last",
+    "workers",
+    "prefetch",
+    "skip_bad",
 )
 
 

@@ -50,6 +50,12 @@ def run(
     *,
     how: How,
     steps: Annotated[int | None, typer.Option(help="Stop after this many optimizer steps.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes of each rank that read samples; a thread by default.")
+    ] = None,
+    skip_bad: Annotated[
+        int | None, typer.Option(help="Damaged samples that are told and left out before a run fails.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/NAME-TIME by default.")] = None,
     device: Annotated[str | None, typer.Option("--device", help="cpu (the default) or cuda.")] = None,
     resume: Annotated[
@@ -86,9 +92,10 @@ def run(
         show_progress(told, quiet=json_ or is_silent) as listener,
         _failing_after_start(listener, told) as heard,
     ):
+        reading = {k: v for k, v in (("workers", workers), ("skip_bad", skip_bad)) if v is not None}
         options: dict[str, Any] = {
-            "plan": how.plan, "ranks": how.ranks, "mesh": how.mesh, "settings": how.settings, "steps": steps,
-            "out": out, "trace": trace, "listener": heard, "limits": limits, "trial": trial,
+            "plan": how.plan, "ranks": how.ranks, "mesh": how.mesh, "settings": {**how.settings, **reading},
+            "steps": steps, "out": out, "trace": trace, "listener": heard, "limits": limits, "trial": trial,
         }  # fmt: skip
         if resume is not None:
             own = {name: getattr(saving, name) for name in given & set(SAVED)}

@@ -10,6 +10,7 @@ import torch
 
 from plait.errors import DataError
 from plait.graph.graph import BatchLayout
+from plait.job.batch import Objects
 from plait.torch_private import pytree
 
 
@@ -27,7 +28,7 @@ def read_layout(first: Any, num_first: int, second: Any, num_second: int) -> Bat
         if isinstance(a, torch.Tensor):
             counts = a.ndim > 0 and a.shape[0] == num_first and b.shape[0] == num_second
             has_samples.append(bool(counts))
-    if not any(has_samples):
+    if not any(has_samples) and not any(isinstance(leaf, Objects) for leaf in leaves_a):
         raise DataError(
             "no tensor of the batch has the samples on dim 0: shapes are "
             + ", ".join(str(tuple(leaf.shape)) for leaf in leaves_a if isinstance(leaf, torch.Tensor)),

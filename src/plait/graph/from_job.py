@@ -39,7 +39,9 @@ class Captures:
         self.job = job
         self.device_type = device_type if job.precision != "fp32" else "cpu"
         """What the steps will run on, where their precision depends on it."""
-        self.source = source if source is not None else open_data(job.data, job.collate)
+        self.source = (
+            source if source is not None else open_data(job.data, job.collate, skip_bad=job.skip_bad)
+        )
         self.dtype = dtype
         first = torch.zeros(3, dtype=torch.int64)
         two, three = self.source.fetch(first[:2]), self.source.fetch(first)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+from plait.job.batch import Objects
 from plait.torch_private import pytree
 
 InputKind = Literal["parameter", "buffer", "batch", "key", "tangent"]
@@ -46,6 +47,18 @@ class BatchLayout:
     def tensors(self, batch: Any) -> list[torch.Tensor]:
         """The tensor leaves of one batch, in the order of the graph's inputs."""
         return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+
+    def rows(self, batch: Any, start: int, count: int) -> Any:
+        """`count` samples of a batch from `start` on."""
+        leaves, spec = pytree.tree_flatten(batch)
+        counts = iter(self.has_samples)
+        cut = [
+            leaf[start : start + count]
+            if isinstance(leaf, Objects) or (isinstance(leaf, torch.Tensor) and next(counts))
+            else leaf
+            for leaf in leaves
+        ]
+        return pytree.tree_unflatten(cut, spec)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

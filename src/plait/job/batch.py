@@ -14,6 +14,35 @@ from typing import Any
 from torch import Tensor
 
 
+class Objects(list[Any]):
+    """A list of text or other objects, one a sample, that the batch carries beside its tensors: a leaf of it."""
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        return Objects(found) if isinstance(at, slice) else found
+
+
+def with_objects(batch: Any) -> Any:
+    """The batch with every list or tuple that holds neither tensors nor numbers as `Objects`, which are lists."""
+    if type(batch) in (list, tuple):
+        if next(tensors_in(batch), None) is None and not any(isinstance(item, int | float) for item in batch):
+            return Objects(batch)
+        return type(batch)(with_objects(item) for item in batch)
+    if isinstance(batch, dict):
+        return copied(batch, with_objects)
+    return batch
+
+
+def copied(tree: MutableMapping[Any, Any], function: Callable[[Any], Any]) -> Any:
+    """A mapping of the same class with every value replaced."""
+    if type(tree) is dict:
+        return {key: function(value) for key, value in tree.items()}
+    made = copy.copy(tree)
+    for key, value in tree.items():
+        made[key] = function(value)
+    return made
+
+
 def tensors_in(tree: Any) -> Iterator[Tensor]:
     """Every tensor in the tree, in the order in which it is written down."""
     if isinstance(tree, Tensor):
@@ -27,18 +56,15 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     """The same structure with every tensor replaced; what is not a tensor is passed on as it is."""
     if isinstance(tree, Tensor):
         return function(tree)
+    if isinstance(tree, Objects):
+        return tree
     if isinstance(tree, tuple):
         items = [map_tensors(function, item) for item in tree]
         return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
     if isinstance(tree, list):
         return [map_tensors(function, item) for item in tree]
-    if type(tree) is dict:
-        return {key: map_tensors(function, value) for key, value in tree.items()}
     if isinstance(tree, MutableMapping):
-        copied = copy.copy(tree)
-        for key, value in tree.items():
-            copied[key] = map_tensors(function, value)
-        return copied
+        return copied(tree, lambda value: map_tensors(function, value))
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         fields = [field.name for field in dataclasses.fields(tree) if field.init]
         return dataclasses.replace(
@@ -48,9 +74,9 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
 
 
 def no_rows(batch: Any) -> Any:
-    """The batch with every tensor cut to 0 rows on dim 0, and lists of text emptied; scalars stay."""
-    if isinstance(batch, list) and batch and all(isinstance(item, str | bytes) for item in batch):
-        return []
+    """The batch with every tensor cut to 0 rows on dim 0, and lists of objects emptied; scalars stay."""
+    if isinstance(batch, Objects):
+        return Objects()
     if isinstance(batch, dict):
         return {key: no_rows(value) for key, value in batch.items()}
     if type(batch) in (tuple, list):

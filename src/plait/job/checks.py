@@ -27,6 +27,13 @@ def problems(job: Job, num_samples: int | None, ranks: int) -> list[str]:
         found.append(
             f"the data has {num_samples} samples, fewer than ranks={ranks}; use at most {num_samples} ranks"
         )
+    if job.sampler is not None and num_samples is None:
+        found.append("a sampler is given for a stream, which has its own order; leave sampler out")
+    if job.drop_last and num_samples is not None and job.sampler is None and num_samples < job.batch:
+        found.append(
+            f"the data has {num_samples} samples, less than one batch of {job.batch}, and drop_last leaves them out; "
+            "use a smaller batch, or drop_last=False"
+        )
     if job.lengths is not None and num_samples is None:
         found.append("lengths are given for a stream, which has its own order; leave lengths out")
     elif job.lengths is not None and len(job.lengths) != num_samples:

@@ -164,6 +164,10 @@ def _numbers(job: Any) -> list[Problem]:
         found.append(
             Problem(what=f"seed is {job.seed!r}.", fix="give seed a whole number from 0 to 2**63 - 1.")
         )
+    for name, least in (("workers", 0), ("prefetch", 1), ("skip_bad", 0)):
+        value = getattr(job, name)
+        if not (is_whole(value) and value >= least):
+            found.append(Problem(what=f"{name} is {value!r}.", fix=f"give {name} a whole number >= {least}."))
     if not is_whole(job.accumulate) or job.accumulate < 1:
         found.append(
             Problem(what=f"accumulate is {job.accumulate!r}.", fix="give accumulate a whole number >= 1.")
@@ -184,8 +188,17 @@ def _choices(job: Any) -> list[Problem]:
         if getattr(job, name) not in allowed:
             options = " or ".join(repr(option) for option in allowed)
             found.append(Problem(what=f"{name} is {getattr(job, name)!r}.", fix=f"set {name} to {options}."))
-    if not isinstance(job.shuffle, bool):
-        found.append(Problem(what=f"shuffle is {job.shuffle!r}.", fix="set shuffle to True or False."))
+    for name in ("shuffle", "drop_last"):
+        if not isinstance(getattr(job, name), bool):
+            found.append(
+                Problem(what=f"{name} is {getattr(job, name)!r}.", fix=f"set {name} to True or False.")
+            )
+    if job.sampler is not None and not (callable(job.sampler) or hasattr(job.sampler, "__iter__")):
+        found.append(
+            Problem(what=f"sampler is {describe(job.sampler)}.", fix="give a torch Sampler, or epoch -> ids.")
+        )
+    if job.sampler is not None and job.lengths is not None:
+        found.append(Problem(what="both sampler and lengths say the order.", fix="give one of the two."))
     if job.trains is not None and not (isinstance(job.trains, str | Sequence) and job.trains):
         found.append(
             Problem(what=f"trains is {describe(job.trains)}.", fix="name parameters: trains='head'.")

@@ -15,15 +15,18 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from plait.errors import JobError, PlaitError
 from plait.job import objective as _objective
 from plait.job.batch import describe
 from plait.job.copies import copy_of
+from plait.job.data.torch_loader import loader_fields
 from plait.job.fields import Problem, is_whole, job_problems, until_problems
 from plait.job.order import SampleOrder, micro_batch_sizes, shares
 from plait.job.origin import fix_of, told
 from plait.job.precision import Precision, half_of, keep_masters, with_short_weights
+from plait.job.sampler import Sampler
 from plait.job.schedule import Schedule
 from plait.job.updates.average import Average
 from plait.job.updates.clip import Bound
@@ -32,6 +35,18 @@ from plait.job.updates.objectives import Objective, Turn, optimizers_of, schedul
 from plait.job.updates.optimizers import build_optimizer, leaves_of
 from plait.job.updates.patterns import as_patterns, check_known, first_of
 from plait.job.updates.schedules import Given, Schedules, schedule_of
+
+_WHOLE = (
+    "batch",
+    "epochs",
+    "steps",
+    "seed",
+    "accumulate",
+    "evaluate_every",
+    "workers",
+    "prefetch",
+    "skip_bad",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +73,8 @@ class Job:
     model: Callable[[], nn.Module] | nn.Module
     """A function that builds the network, or the network."""
     data: Any
-    """The samples: a Dataset, a sequence, tensors, an iterable, a Parquet path; or a function returning one."""
+    """The samples: a Dataset, a sequence, tensors, an iterable, a path to Parquet files or tar shards; or a function
+    returning one. Or a DataLoader, whose batch, order, collate and workers count where the job does not say them."""
     loss: Callable[..., Any] | None = None
     """(output, target) -> scalar; a batch is (*inputs, target). Exactly one of `loss` and `objective` is given."""
     objective: Callable[..., Any] | None = None
@@ -68,8 +84,8 @@ class Job:
     optimizer: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None
     """(list of parameters) -> optimizer, or several; gets (name, parameter) pairs if its parameter is called
     `named_parameters`. Or one function for each pattern of names: {"encoder": ..., "*": ...}."""
-    batch: int
-    """Samples per optimizer step, over all ranks."""
+    batch: int = 0
+    """Samples per optimizer step, over all ranks; may be left out where `data` is a DataLoader."""
     epochs: int | None = None
     """Passes over the data; 1 when neither `epochs` nor `steps` is given."""
     steps: int | None = None
@@ -110,11 +126,24 @@ class Job:
     """Whether each epoch gets its own order of samples; a stream is always read in its own."""
     lengths: Sequence[int] | None = None
     """The length of every sample: those of about the same length then share a step, so that little is padded."""
+    sampler: Sampler | None = None
+    """Says the order of an epoch, the same on any ranks: torch's Sampler (weighted, say), BatchSampler, epoch -> ids."""
+    drop_last: bool = False
+    """Whether samples of an epoch that do not fill a batch are left out."""
+    workers: int = 0
+    """Processes of each rank that read samples; 0: a thread does."""
+    prefetch: int = 2
+    """Shares of a step that each worker, or the thread, reads ahead."""
+    skip_bad: int = 0
+    """Damaged samples that are allowed on a rank: each is told, and the next one in the data takes its place."""
     batch_norm: Literal["global", "local"] = "global"
     """Statistics over the whole micro-batch, or over each rank's share."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "epochs", "steps", "seed", "accumulate", "evaluate_every"):
+        if isinstance(self.data, DataLoader):
+            for name, value in loader_fields(self.data, self).items():
+                object.__setattr__(self, name, value)
+        for name in _WHOLE:
             value = getattr(self, name)
             if is_whole(value):
                 object.__setattr__(self, name, int(value))
@@ -129,7 +158,8 @@ class Job:
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
-        return None if num_samples is None else self.epochs * -(-num_samples // self.batch)
+        order = self.order(num_samples)
+        return None if order is None else self.epochs * order.num_steps_per_epoch
 
     def step_shares(self, num_samples: int | None, ranks: int) -> list[tuple[int, ...]]:
         """A full step of data of so many samples: for each micro-batch, the samples of each of `ranks`."""
@@ -147,6 +177,8 @@ class Job:
             seed=self.seed,
             shuffle=self.shuffle,
             lengths=None if self.lengths is None else tuple(self.lengths),
+            sampler=self.sampler,
+            drop_last=self.drop_last,
         )
 
     def seed_everything(self) -> None:
@@ -252,7 +284,9 @@ class Job:
         """The same job on data of so many samples: what counts epochs counts steps."""
         if not self.freeze:
             return self
-        return replace(self, freeze=[entry.in_steps(num_samples, self.batch) for entry in self.freeze])
+        order = self.order(num_samples)
+        per_epoch = None if order is None else order.num_steps_per_epoch
+        return replace(self, freeze=[entry.in_steps(per_epoch) for entry in self.freeze])
 
     def frozen_in(self, step: int, names: Iterable[str]) -> frozenset[str]:
         """Which of these parameters are not trained in a step."""

@@ -1,21 +1,27 @@
 """Which samples are in step k, and how a step is split.
 
-Goes in: the number of samples, the batch, `accumulate`, the seed, maybe the samples' lengths. Comes out: the
-sample ids of any step, computed from its number alone, so that a resumed run, or one with other ranks, sees the
-same ids. Never reads a sample, never depends on the number of ranks, never drops or repeats a sample within an
-epoch.
+Goes in: the number of samples, the batch, `accumulate`, the seed, maybe the samples' lengths or a sampler of the
+user's. Comes out: the sample ids of any step, computed from its number alone, so that a resumed run, or one with other
+ranks, sees the same ids. Never reads a sample, never depends on the number of ranks, never drops or repeats a sample
+within an epoch, unless a sampler or `drop_last` asks for it.
 """
 
-import hashlib
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from plait.errors import DataError, JobError
+from plait.job.generators import number_of
+from plait.job.sampler import Sampler, sampled
+from plait.latest import Latest
 
 _STEPS_SORTED_TOGETHER = 50
 """As Hugging Face's LengthGroupedSampler: enough that lengths in a step are near, few enough that steps stay random."""
+
+
+_EPOCHS_KEPT = 6
+"""Orders that are kept: of short epochs, several are read ahead of."""
 
 
 def split(size: int, parts: int) -> tuple[int, ...]:
@@ -62,9 +68,15 @@ class SampleOrder:
     """False: the order in which the data is stored."""
     lengths: tuple[int, ...] | None = None
     """Of every sample, where samples of about the same length are to share a step."""
-    _epochs: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+    sampler: Sampler | None = None
+    """Says the order instead; called with all generators seeded from (seed, epoch)."""
+    drop_last: bool = False
+    """Leave out the samples of an epoch that do not fill a step."""
+    _epochs: Latest[int, Tensor | list[Tensor]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        kept = 1 if self.sampler is None else _EPOCHS_KEPT
+        object.__setattr__(self, "_epochs", Latest[int, Tensor | list[Tensor]](kept))
         if self.num_samples < 1:
             raise DataError(
                 "the data has 0 samples.", fix="check the path or the filter that selects the samples."
@@ -78,15 +90,32 @@ class SampleOrder:
     @property
     def num_steps_per_epoch(self) -> int:
         """Optimizer steps in one pass; the last one may be smaller."""
-        return -(-self.num_samples // self.batch)
+        return self._num_steps(self._epoch(0)) if self.sampler is not None else self._full(self.num_samples)
+
+    @property
+    def step_sizes(self) -> tuple[int, ...]:
+        """How many samples steps have; of a user's steps, those of the first epoch."""
+        first = self._epoch(0) if self.sampler is not None else range(self.num_samples)
+        if isinstance(first, list):
+            return tuple(dict.fromkeys(map(len, first)))
+        rest = 0 if self.drop_last else len(first) % self.batch
+        return (min(self.batch, len(first)), *((rest,) if rest and len(first) > self.batch else ()))
 
     def at(self, step: int) -> StepSamples:
         """The samples of optimizer step `step`."""
         if step < 0:
             raise IndexError(f"step {step} is negative; steps count from 0")
         epoch, index = divmod(step, self.num_steps_per_epoch)
+        found = self._epoch(epoch)
+        if self._num_steps(found) != self.num_steps_per_epoch:
+            raise DataError(
+                f"the sampler gives {self._num_steps(found)} steps in epoch {epoch}, and {self.num_steps_per_epoch} in "
+                "the first.",
+                fix="let it give as many in every epoch.",
+            )
         begin = index * self.batch
-        return StepSamples(step=step, epoch=epoch, ids=self.epoch_ids(epoch)[begin : begin + self.batch])
+        ids = found[index] if isinstance(found, list) else found[begin : begin + self.batch]
+        return StepSamples(step=step, epoch=epoch, ids=ids)
 
     def of_shares(self, step: int, ranks: int) -> list[list[int]]:
         """The ids of a step by share, as a `Loader` cuts them."""
@@ -100,13 +129,26 @@ class SampleOrder:
 
     def epoch_ids(self, epoch: int) -> Tensor:
         """All sample ids of an epoch, in order."""
+        found = self._epoch(epoch)
+        return torch.cat(found) if isinstance(found, list) else found[: self._full(len(found)) * self.batch]
+
+    def _num_steps(self, epoch: Tensor | list[Tensor]) -> int:
+        return len(epoch) if isinstance(epoch, list) else self._full(len(epoch))
+
+    def _full(self, samples: int) -> int:
+        return samples // self.batch if self.drop_last else -(-samples // self.batch)
+
+    def _epoch(self, epoch: int) -> Tensor | list[Tensor]:
+        """The ids of an epoch; of a sampler that says what is in a step, those of every step."""
         ids = self._epochs.get(epoch)
         if ids is None:
-            ids = torch.arange(self.num_samples)
-            if self.shuffle:
+            if self.sampler is not None:
+                ids = sampled(self.sampler, self.seed, epoch, self.num_samples)
+            elif not self.shuffle:
+                ids = torch.arange(self.num_samples)
+            else:
                 ids = self._permutation(epoch) if self.lengths is None else self._grouped(epoch)
-            self._epochs.clear()
-            self._epochs[epoch] = ids
+            self._epochs.put(epoch, ids)
         return ids
 
     def _permutation(self, epoch: int) -> Tensor:
@@ -124,6 +166,4 @@ class SampleOrder:
         return torch.cat([full.flatten(), ids[num_full * self.batch :]])
 
     def _generator(self, text: str) -> torch.Generator:
-        # A hash, not seed + epoch: otherwise epoch 1 of seed 0 would be epoch 0 of seed 1.
-        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-        return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+        return torch.Generator().manual_seed(number_of(text))

@@ -42,7 +42,6 @@ from plait.run.prepare.programs import Programs
 from plait.run.setup.agreement import check_agreement
 from plait.run.setup.device import check_device, check_suits_device, choose_device
 from plait.run.start.party import meet, place_here
-from plait.torch_private import pytree
 
 _TIMEOUT_S = 1800.0
 """How long a rank waits for another before it gives up, as torch's process groups do."""
@@ -130,7 +129,7 @@ class Step:
         shares = []
         for number in range(pieces):
             start = sum(own[:number])
-            piece = self._rows(batch, start, own[number])
+            piece = self._programs.captures.layout.rows(batch, start, own[number])
             units = tuple(parts[number] for parts in by_rank)
             shares.append(
                 Share(
@@ -142,16 +141,6 @@ class Step:
                 )
             )
         return shares
-
-    def _rows(self, batch: Any, start: int, count: int) -> Any:
-        layout = self._programs.captures.layout
-        leaves, spec = pytree.tree_flatten(batch)
-        counts = iter(layout.has_samples)
-        cut = [
-            leaf.narrow(0, start, count) if isinstance(leaf, Tensor) and next(counts) else leaf
-            for leaf in leaves
-        ]
-        return pytree.tree_unflatten(cut, spec)
 
     @property
     def outcome(self) -> StepOutcome:

@@ -183,7 +183,7 @@ def fail_to_load() -> Any:
         (X[:0], "0 samples"),
         (Squares(0), "0 samples"),
         (iter([1, 2]), "read only once"),
-        (DataLoader(Squares()), "DataLoader"),
+        (lambda: DataLoader(Squares()), "DataLoader"),
         (lambda path: X, "needs the arguments path"),
         (fail_to_load, "FileNotFoundError: digits.csv"),
         ("nowhere.parquet", "there is no file nowhere.parquet"),

@@ -188,12 +188,13 @@ def test_an_exception_comes_after_the_good_steps_and_names_samples_and_line() ->
     with Loader(source=open_data(Broken()), order=order, batch=4, rank=1, ranks=2, epochs=1) as loader:
         assert next(loader).step == 0
         with pytest.raises(
-            DataError, match=r"step 1: loading samples 6, 7 failed at .*test_loader.py:\d+"
+            DataError, match=r"step 1: .*: sample 6 is damaged, read at .*test_loader.py:\d+"
         ) as caught:
             next(loader)
         assert "ValueError: cannot decode" in caught.value.what
         assert caught.value.fix
-        assert isinstance(caught.value.__cause__, ValueError)
+        assert isinstance(caught.value.__cause__, DataError)
+        assert isinstance(caught.value.__cause__.__cause__, ValueError)
 
 
 def test_an_exception_in_a_stream_names_the_sample() -> None:

@@ -23,6 +23,7 @@ from plait.graph.capture.refusal import explain, refuse_late_hooks, refuse_spars
 from plait.graph.capture.steady import trace_steady
 from plait.graph.capture.trace import Subject, Traced
 from plait.graph.graph import BatchLayout, Graph, Input
+from plait.job.batch import Objects
 from plait.job.copies import copy_of, in_dtype
 from plait.job.dtypes import default_dtype, leaf_dtype, scalar_dtype
 from plait.job.job import Job
@@ -46,6 +47,11 @@ def capture(
     (for verification) floating parameters, buffers and inputs are float64, else what the user made them.
     `device_type` is what the step will run on; it is captured on tensors of processors all the same.
     """
+    if any(isinstance(value, Objects) for value in constants):
+        raise CaptureError(
+            "the batch holds text or objects, which no graph can.",
+            fix="let `collate` make tensors of them, or leave them out.",
+        )
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     model = fake_model(job, mode, dtype)
     model.train()

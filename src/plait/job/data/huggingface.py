@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from plait.errors import DataError
-from plait.job.batch import describe, no_rows
+from plait.job.batch import describe, no_rows, with_objects
 from plait.job.data.source import Collate, Samples, Source, Stream
 
 
@@ -34,7 +34,12 @@ def huggingface(data: Any, collate: Collate | None) -> Source:
                 formatted.set_epoch(epoch)
             return iter(formatted)
 
-        return Stream(restart, collate)
+        def seek(first: int) -> Any:
+            if hasattr(formatted, "set_epoch"):
+                formatted.set_epoch(0)
+            return iter(formatted.skip(first))
+
+        return Stream(restart, collate, seek if hasattr(formatted, "skip") else None)
     kind = data.format["type"]
     formatted = data if kind is not None else data.with_format("torch")
     if collate is not None or kind not in (None, "torch"):
@@ -55,7 +60,7 @@ class Table(Source):
     def fetch(self, ids: Tensor) -> Any:
         if len(ids) == 0:
             return no_rows(self.fetch(torch.zeros(1, dtype=torch.int64)))
-        batch: dict[str, Any] = self._dataset[ids.tolist()]
+        batch: dict[str, Any] = with_objects(self._dataset[ids.tolist()])
         for name, column in batch.items():
             if isinstance(column, list) and any(isinstance(value, Tensor) for value in column):
                 shapes = sorted({tuple(value.shape) for value in column})[:3]

@@ -19,21 +19,35 @@ from plait.job.data.columns import columns, is_array
 from plait.job.data.huggingface import huggingface, is_huggingface
 from plait.job.data.parquet import parquet
 from plait.job.data.source import Collate, Picked, Samples, Source, Stream
+from plait.job.data.tar import is_tar, tar_shards
+from plait.job.data.torch_loader import batch_of, collate_of, order_of
+from plait.job.order import SampleOrder
 from plait.job.origin import where
 
 __all__ = ["Source", "Stream", "open_data"]
 
 _KINDS = (
-    "a torch Dataset, tensors, a sequence of samples, an iterable, a Hugging Face dataset or a .parquet path"
+    "a torch Dataset or DataLoader, tensors, a sequence of samples, an iterable, a Hugging Face dataset, a path to "
+    "Parquet files or tar shards"
 )
 _FEW_COLUMNS = 4
 """A tuple of up to so many tensors is (inputs, targets, ...); a longer list is a list of samples."""
 
 
-def open_data(data: Any, collate: Collate | None = None) -> Source:
-    """The Source of this data: the thing itself, or a function without arguments that returns it."""
+def open_data(data: Any, collate: Collate | None = None, *, skip_bad: int = 0) -> Source:
+    """The Source of this data: the thing itself, or a function without arguments that returns it.
+
+    Up to `skip_bad` samples may be damaged.
+    """
     made = _call(data) if _is_function(data) else data
+    if isinstance(made, DataLoader) and made is not data:
+        raise DataError(
+            "the data function returns a DataLoader, which says more than which samples there are.",
+            fix="give the DataLoader itself: data=loader.",
+        )
     source = _open(made, data, collate)
+    if source.damage is not None:
+        source.damage.allowed = skip_bad
     if source.num_samples == 0:
         raise DataError(
             f"the data ({type(made).__name__}) has 0 samples.",
@@ -44,14 +58,11 @@ def open_data(data: Any, collate: Collate | None = None) -> Source:
 
 def _open(made: Any, given: Any, collate: Collate | None) -> Source:
     if isinstance(made, str | Path):
-        return parquet(Path(made), collate)
+        return tar_shards(str(made), collate) if is_tar(str(made)) else parquet(Path(made), collate)
     if is_huggingface(made):
         return huggingface(made, collate)
     if isinstance(made, DataLoader):
-        raise DataError(
-            "the data is a DataLoader, which yields batches in an order of its own.",
-            fix="give its dataset (loader.dataset) and batch=, collate=, shuffle= to the job.",
-        )
+        return _chosen(made, collate)
     if isinstance(made, TensorDataset) and type(made).__getitem__ is TensorDataset.__getitem__:
         return columns(made.tensors, collate)
     if type(made) is Subset:
@@ -68,6 +79,17 @@ def _open(made: Any, given: Any, collate: Collate | None) -> Source:
     if hasattr(made, "__iter__"):
         return Stream(_restarts(made, given), collate)
     raise DataError(f"the data is {describe(made)}.", fix=f"give {_KINDS}, or a function that returns one.")
+
+
+def _chosen(loader: DataLoader[Any], collate: Collate | None) -> Source:
+    """Of a DataLoader that is evaluated on: its samples, without those that its sampler leaves out."""
+    inner = _open(loader.dataset, loader.dataset, collate_of(loader) or collate)
+    said = order_of(loader) if inner.num_samples is not None else {}
+    if not said.get("sampler") and not said.get("drop_last"):
+        return inner
+    assert inner.num_samples is not None
+    order = SampleOrder(num_samples=inner.num_samples, batch=batch_of(loader), **said)
+    return Picked(inner, order.epoch_ids(0))
 
 
 def _is_function(data: Any) -> bool:

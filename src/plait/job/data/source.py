@@ -4,6 +4,7 @@ Goes in: the user's dataset. Comes out: collated batches whose tensors have the 
 decides which samples, or in which order.
 """
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,13 +13,25 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from plait.errors import DataError
-from plait.job.batch import describe, no_rows
+from plait.job.batch import describe, no_rows, with_objects
+from plait.job.data.damage import Damage
 
 Collate = Callable[[list[Any]], Any]
+Seek = Callable[[int], Iterator[Any]]
+"""Number of samples to go past -> the rest of the first epoch."""
 
 
 class Source(ABC):
     """Where batches come from."""
+
+    damage: Damage | None = None
+    """Samples that could not be read; None where all are in memory."""
+    before: Callable[[int], None] | None = None
+    """Called before a sample is read, with its id."""
+
+    def news(self) -> dict[int, str]:
+        """Damaged samples that were met since this was asked last."""
+        return self.damage.news() if self.damage is not None else {}
 
     @property
     @abstractmethod
@@ -38,6 +51,7 @@ class Samples(Source):
         self._collate = collate
         self._get_many = getattr(samples, "__getitems__", None)
         self._empty: Any = None
+        self.damage: Damage = Damage()
 
     @property
     def num_samples(self) -> int:
@@ -52,9 +66,27 @@ class Samples(Source):
 
     def _read(self, ids: list[int]) -> list[Any]:
         if self._get_many is not None:
-            return list(self._get_many(ids))
-        samples = self._samples
-        return [samples[index] for index in ids]
+            try:
+                if self.before is not None:
+                    self.before(ids[0])
+                return list(self._get_many(ids))
+            except Exception as error:
+                found = [self._one(index) for index in ids]
+                if self.damage.allowed:
+                    return found
+                raise error  # each by itself can be read
+        return [self._one(index) for index in ids]
+
+    def _one(self, index: int) -> Any:
+        """A sample; in place of a damaged one, where that is allowed, the next in the data, on whatever rank."""
+        for number in itertools.chain(range(index, self.num_samples), range(index)):
+            try:
+                if self.before is not None:
+                    self.before(number)
+                return self._samples[number]
+            except Exception as error:
+                self.damage.take(number, error)
+        raise DataError("no sample can be read.", fix="check the paths in the data.")
 
 
 class Picked(Source):
@@ -63,21 +95,27 @@ class Picked(Source):
     def __init__(self, source: Source, indices: Tensor) -> None:
         self._source = source
         self._indices = indices
+        self.damage = source.damage
 
     @property
     def num_samples(self) -> int:
         return len(self._indices)
 
     def fetch(self, ids: Tensor) -> Any:
+        self._source.before = self.before
         return self._source.fetch(self._indices[ids])
 
 
 class Stream(Source):
     """An iterable without a known length: read in order, again from the start in the next epoch."""
 
-    def __init__(self, restart: Callable[[int], Iterator[Any]], collate: Collate | None) -> None:
+    def __init__(
+        self, restart: Callable[[int], Iterator[Any]], collate: Collate | None, seek: Seek | None = None
+    ) -> None:
         self._restart = restart
         self._collate = collate
+        self.seek = seek
+        self.damage: Damage = Damage()
         self._reader: Iterator[Any] | None = None
         self._position = 0
         self._empty: Any = None
@@ -86,9 +124,46 @@ class Stream(Source):
     def num_samples(self) -> None:
         return None
 
-    def samples(self, epoch: int) -> Iterator[Any]:
-        """All samples of an epoch, from its start; every call reads anew."""
-        return self._restart(epoch)
+    def samples(self, epoch: int, first: int = 0) -> Iterator[Any]:
+        """All samples of an epoch, from its start; every call reads anew. `first` > 0: where `seek` can, from there."""
+        if first:
+            assert self.seek is not None and epoch == 0
+            return self._undamaged(self.seek(first), epoch, first)
+        return self._undamaged(self._restart(epoch), epoch, 0)
+
+    def _undamaged(self, samples: Iterator[Any], epoch: int, first: int) -> Iterator[Any]:
+        """The same samples without those that cannot be read; whoever fails for good is told of."""
+        failed: DataError | None = None
+        for position in itertools.count(first):
+            try:
+                sample = next(samples)
+            except StopIteration:
+                if failed is not None:
+                    raise failed from failed.__cause__
+                return
+            except Exception as error:
+                what = self.damage.take(position, error, f" of epoch {epoch} of the stream")
+                failed = DataError(
+                    f"{what}; the stream ended with it.",
+                    fix="let the data go on after a sample that fails: a generator that raises cannot.",
+                )
+                failed.__cause__ = error
+                continue
+            failed = None
+            yield sample
+
+    def limits(self, *, workers: int, start_step: int) -> list[str]:
+        """What a user who wants workers, or to go on from a step, should know."""
+        found = []
+        if workers:
+            found.append(
+                f"workers={workers} read nothing: the data is a stream, which one thread of each rank walks."
+            )
+        if start_step and self.seek is None:
+            found.append(
+                f"the stream is read from its start up to step {start_step}: it cannot be entered there."
+            )
+        return found
 
     def collate(self, samples: Sequence[Any]) -> Any:
         """The batch of these samples; with none, that of the stream's first sample cut to 0 rows."""
@@ -127,9 +202,9 @@ class Stream(Source):
 def collated(collate: Collate | None, samples: list[Any]) -> Any:
     """One batch from these samples, by the user's function or torch's."""
     if collate is not None:
-        return collate(samples)
+        return with_objects(collate(samples))
     try:
-        return default_collate(samples)
+        return with_objects(default_collate(samples))
     except (TypeError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(

@@ -33,18 +33,17 @@ class Freeze:
                 " ".join(f"freeze: {p.what}" for p in problems), fix=" ".join(p.fix for p in problems)
             )
 
-    def in_steps(self, num_samples: int | None, batch: int) -> "Freeze":
-        """The same, counted in steps."""
+    def in_steps(self, per_epoch: int | None) -> "Freeze":
+        """The same, counted in steps, of which an epoch has so many."""
         if self.unit == "step":
             return self
-        if num_samples is None:
+        if per_epoch is None:
             raise JobError(
                 "freeze counts epochs, and the data is a stream: nobody knows in which step its epochs end.",
                 fix="count steps: unit='step'.",
             )
-        each = -(-num_samples // batch)
-        until = None if self.until is None else self.until * each
-        return replace(self, first=self.first * each, until=until, unit="step")
+        until = None if self.until is None else self.until * per_epoch
+        return replace(self, first=self.first * per_epoch, until=until, unit="step")
 
     def holds(self, name: str, step: int) -> bool:
         """Whether it freezes a parameter in a step."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from plait.job.data.loader import Loader
 from plait.job.data.share import LoadedStep
+from plait.job.data.source import Stream
 from plait.job.updates.follow import TRAIN_LOSS
 from plait.program.program import Program
 from plait.run.interpret.machine import Machine
@@ -106,6 +107,7 @@ class Worker:
                 if not left_out:
                     self._note(loaded, program, time.perf_counter() - started)
                 self._after(loaded)
+                self._tell_damage()
                 started = time.perf_counter()
                 if self.company.stopped is None and self.company.ends(loaded):
                     self.company.stopped = "interrupted"
@@ -135,6 +137,9 @@ class Worker:
     def _loader(self) -> Loader:
         job, source = self.job, self.programs.captures.source
         places = self.company.places
+        if isinstance(source, Stream) and self.seat.rank == 0:
+            for line in source.limits(workers=job.workers, start_step=self.start_step):
+                self.seat.emit({"notice": line})
         return Loader(
             source=source,
             order=job.order(source.num_samples),
@@ -145,10 +150,17 @@ class Worker:
             start_step=self.start_step,
             stop_step=self.task.stop_step if self.task.stop_step is not None else job.steps,
             epochs=job.epochs,
-            depth=2 if places is None else 1,
+            depth=job.prefetch if places is None else 1,
             places=places,
             rows=self.programs.rows,
+            workers=job.workers,
+            pin=self.machine.state.device.type == "cuda",
         )
+
+    def _tell_damage(self) -> None:
+        for source in (self.programs.captures.source, self.programs.held_out):
+            for line in source.damage.lines() if source is not None and source.damage is not None else ():
+                self.seat.emit({"notice": line})
 
     def _timed(self, loader: Loader) -> Iterator[LoadedStep]:
         """The loader's steps; the time for which they are not ready yet counts as data."""

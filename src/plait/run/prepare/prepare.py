@@ -44,7 +44,9 @@ def prepare(
 
     `captures` are graphs of this job that are known already; a plan that needs more than `limit_bytes` is refused.
     """
-    source = captures.source if captures is not None else open_data(job.data, job.collate)
+    source = (
+        captures.source if captures is not None else open_data(job.data, job.collate, skip_bad=job.skip_bad)
+    )
     found = [problem.partition("; ") for problem in problems(job, source.num_samples, plan.data_ranks)]
     if found:
         raise JobError(
@@ -57,7 +59,7 @@ def prepare(
     else:
         programs = Programs(job, source, plan, torch.device(device), dtype, captures)
     if job.evaluate is not None:
-        programs.held_out = open_data(job.evaluate, job.collate)
+        programs.held_out = open_data(job.evaluate, job.collate, skip_bad=job.skip_bad)
     began = time.perf_counter()
     job.check_names(lambda: [n for n, p in job.build_model().named_parameters() if p.requires_grad])
     if plan.memory.zero > 0:
@@ -155,15 +157,12 @@ def _try_optimizer(
 
 def _step_sizes(job: Job, num_samples: int | None) -> list[int]:
     """How many samples steps have: the batch, and what is left for the last step of an epoch if the run gets there."""
-    if num_samples is None:
+    order = job.order(num_samples)
+    if order is None:
         return [job.batch]
-    rest = num_samples % job.batch
     total = job.total_steps(num_samples)
-    ends_an_epoch = total is not None and total > num_samples // job.batch
-    return [
-        min(job.batch, num_samples),
-        *([rest] if rest and num_samples > job.batch and ends_an_epoch else []),
-    ]
+    ends_an_epoch = total is not None and total >= order.num_steps_per_epoch
+    return list(order.step_sizes if ends_an_epoch else order.step_sizes[:1])
 
 
 def effect_of_recompute(program: Program, programs: Programs) -> Recomputed | None:

@@ -28,7 +28,6 @@ from plait.run.hold.parts import server_layout
 from plait.run.link.links import Links, NoLinks
 from plait.run.prepare.step_compiler import StepCompiler
 from plait.run.prepare.varying import Varying
-from plait.torch_private import pytree
 
 _CUTS = 32
 """Ways to cut a step whose programs are kept."""
@@ -142,16 +141,7 @@ class Programs:
     def rows(self) -> Rows | None:
         """How shares are taken out of whole micro-batches, where ranks must be padded alike; None: they need not."""
         alike = (entry.same_sizes for part in self.parts for entry in part.full_step().classes)
-        return self._rows if any(alike) else None
-
-    def _rows(self, batch: Any, start: int, count: int) -> Any:
-        leaves, spec = pytree.tree_flatten(batch)
-        counts = iter(self.captures.layout.has_samples)
-        cut = [
-            leaf[start : start + count] if isinstance(leaf, torch.Tensor) and next(counts) else leaf
-            for leaf in leaves
-        ]
-        return pytree.tree_unflatten(cut, spec)
+        return self.captures.layout.rows if any(alike) else None
 
     def news(self) -> list[str]:
         """What the user should know since this was asked last."""

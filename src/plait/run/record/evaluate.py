@@ -4,6 +4,7 @@ In: the model, the job's evaluation data. Out: metrics over all of it, each samp
 every rank.
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from plait.errors import CheckpointError, UsageError
 from plait.files.document import Document, Format
 from plait.files.shape import shaped
 from plait.job.data.source import Source, Stream
+from plait.job.data.workers import in_order
 from plait.job.job import Job, Until
 from plait.job.order import split
 from plait.plan.plan import Plan
@@ -46,7 +48,7 @@ def evaluate(state: ModelState, source: Source, rank: int, ranks: int, add_up: S
     state.model.eval()
     try:
         with torch.no_grad(), state.job.autocast(state.device.type):
-            for count, fetched in _batches(source, job.batch, rank, ranks):
+            for count, fetched in _batches(source, job, rank, ranks):
                 batch = pytree.tree_map_only(Tensor, state.to_device, fetched)
                 for index, (total, weight) in enumerate(_measure(job, state, batch, count)):
                     sums[index] += torch.tensor([float(total), float(weight)], dtype=torch.float64)
@@ -56,11 +58,11 @@ def evaluate(state: ModelState, source: Source, rank: int, ranks: int, add_up: S
     return {name: float(total / weight) for name, (total, weight) in zip(names, sums, strict=True)}
 
 
-def _batches(source: Source, batch: int, rank: int, ranks: int) -> Iterator[tuple[int, Any]]:
+def _batches(source: Source, job: Job, rank: int, ranks: int) -> Iterator[tuple[int, Any]]:
     """This rank's samples with their number, `batch` at a time over all ranks; of a stream, its part of every batch."""
     if isinstance(source, Stream):
         samples = source.samples(0)
-        while chunk := list(itertools.islice(samples, batch)):
+        while chunk := list(itertools.islice(samples, job.batch)):
             sizes = split(len(chunk), ranks)
             own = chunk[sum(sizes[:rank]) : sum(sizes[: rank + 1])]
             if own:
@@ -69,10 +71,14 @@ def _batches(source: Source, batch: int, rank: int, ranks: int) -> Iterator[tupl
     assert source.num_samples is not None
     sizes = split(source.num_samples, ranks)
     first, end = sum(sizes[:rank]), sum(sizes[: rank + 1])
-    per_rank = max(1, batch // ranks)
-    for start in range(first, end, per_rank):
-        ids = torch.arange(start, min(start + per_rank, end))
-        yield len(ids), source.fetch(ids)
+    per_rank = max(1, job.batch // ranks)
+    parts = [torch.arange(start, min(start + per_rank, end)) for start in range(first, end, per_rank)]
+    read = lambda ids: (source.fetch(ids), source.news())  # noqa: E731
+    with contextlib.closing(in_order(read, parts, job.workers, job.prefetch)) as batches:
+        for ids, (batch, damaged) in zip(parts, batches, strict=True):
+            if source.damage is not None:
+                source.damage.add(damaged)
+            yield len(ids), batch
 
 
 def _measure(job: Job, state: ModelState, batch: Any, count: int) -> list[tuple[Any, Any]]:

@@ -4,7 +4,6 @@ In: a `Seat` and the caller's `main`. Out: lines of JSON on the pipe to the pare
 one error. It never prints, never lets an exception escape, and never outlives its parent.
 """
 
-import ctypes
 import faulthandler
 import json
 import os
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 
 from plait.errors import PlaitError
+from plait.processes import die_with_parent
 from plait.run.start.board import Board, Post
 from plait.run.wire.reach import Reach, Secret
 from plait.run.wire.store import RunStore
@@ -37,8 +37,6 @@ _PIPE_BYTES = 1 << 20
 """Of the pipe to the parent: the most that Linux gives a user by default (fs.pipe-max-size)."""
 _F_SETPIPE_SZ = 1031
 """Of `fcntl`: Python names it on Linux alone."""
-_PR_SET_PDEATHSIG = 1
-"""Of `prctl` on Linux: a signal when the parent dies."""
 _COMMUNICATION = re.compile(
     r"connection (closed|reset|refused)|broken pipe|socket|gloo|nccl|timed out|timeout|peer", re.IGNORECASE
 )
@@ -166,14 +164,6 @@ def _take_seat(child: Child, outbox: Outbox) -> Seat:
         board=post,
         emit=outbox.emit,
     )
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent is gone, however it went."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it died before the line above
-        os._exit(1)
 
 
 def _prepare(child: Child) -> None:

@@ -1,0 +1,71 @@
+"""torch's DataLoader as a data source: what it says about the data, in the words of a job.
+
+Goes in: a DataLoader. Comes out: its dataset, and batch, order, collate, workers and drop_last. Never iterates over it.
+"""
+
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data.dataloader import default_collate
+
+from plait.errors import DataError
+
+
+def loader_fields(loader: DataLoader[Any], job: Any) -> dict[str, Any]:
+    """The fields of a job that a DataLoader answers, where the job leaves them as they are."""
+    if loader.worker_init_fn is not None:
+        raise DataError(
+            "the DataLoader has a worker_init_fn, which is not called here: draws in a worker are seeded by sample.",
+            fix="leave it out; open files in the dataset when the first sample is read.",
+        )
+    found: dict[str, Any] = {"data": loader.dataset}
+    if job.batch == 0:
+        found["batch"] = batch_of(loader)
+    if job.collate is None:
+        found["collate"] = collate_of(loader)
+    if job.workers == 0:
+        found["workers"] = loader.num_workers
+    if loader.prefetch_factor is not None:
+        found["prefetch"] = loader.prefetch_factor
+    if isinstance(loader.dataset, IterableDataset):
+        return found
+    if job.sampler is None and job.lengths is None:
+        found |= order_of(loader)
+    return found
+
+
+def batch_of(loader: DataLoader[Any]) -> int:
+    """Samples of a batch, at most."""
+    if loader.batch_size is not None:
+        return int(loader.batch_size)
+    size = getattr(loader.batch_sampler, "batch_size", None)
+    if isinstance(size, int) and size >= 1:
+        return size
+    raise DataError(
+        "the DataLoader does not say how many samples a batch has.",
+        fix="give batch= to the job; with batch_size=None, give the dataset itself.",
+    )
+
+
+def collate_of(loader: DataLoader[Any]) -> Any:
+    """The user's function; None where it is torch's own."""
+    if loader.batch_sampler is None:
+        raise DataError(
+            "the DataLoader has batch_size=None: its dataset gives batches, and plait puts samples together.",
+            fix="give a DataLoader with a batch_size over single samples.",
+        )
+    return None if loader.collate_fn is default_collate else loader.collate_fn
+
+
+def order_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """`shuffle`, `sampler` and `drop_last`."""
+    batches = loader.batch_sampler
+    if batches is None or type(batches) is not BatchSampler:
+        return {"sampler": batches}
+    kept, sampler = {"drop_last": batches.drop_last}, batches.sampler
+    if type(sampler) is SequentialSampler:
+        return kept | {"shuffle": False}
+    whole = type(sampler) is RandomSampler and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    if whole and not sampler.replacement:  # type: ignore[attr-defined]
+        return kept
+    return kept | {"sampler": sampler}
