@@ -127,7 +127,7 @@ class Job:
     lengths: Sequence[int] | None = None
     """The length of every sample: those of about the same length then share a step, so that little is padded."""
     sampler: Sampler | None = None
-    """Says the order of an epoch, the same on any ranks: torch's Sampler (weighted, say), BatchSampler, epoch -> ids."""
+    """Says the order of an epoch, alike on any ranks: torch's Sampler (weighted, say), BatchSampler, epoch -> ids."""
     drop_last: bool = False
     """Whether samples of an epoch that do not fill a batch are left out."""
     workers: int = 0
