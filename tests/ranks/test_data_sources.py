@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 
 import plait
-from plait.run.train import Result
 
 
 class Letters(Dataset[Any]):
@@ -32,7 +31,7 @@ def objective(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     return error.sum(), torch.tensor(float(len(words)))
 
 
-def trained(tmp_path: Path, name: str, ranks: int, workers: int, notices: list[str]) -> Result:
+def trained(tmp_path: Path, name: str, ranks: int, workers: int, notices: list[str]) -> plait.Result:
     weights = [1.0] * 21
     loader = DataLoader(Letters(), batch_size=6, sampler=WeightedRandomSampler(weights, 20), drop_last=True)
     job = plait.Job(

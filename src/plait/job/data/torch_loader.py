@@ -65,7 +65,8 @@ def order_of(loader: DataLoader[Any]) -> dict[str, Any]:
     kept, sampler = {"drop_last": batches.drop_last}, batches.sampler
     if type(sampler) is SequentialSampler:
         return kept | {"shuffle": False}
-    whole = type(sampler) is RandomSampler and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
-    if whole and not sampler.replacement:  # type: ignore[attr-defined]
-        return kept
+    if isinstance(sampler, RandomSampler) and type(sampler) is RandomSampler:
+        whole = sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+        if whole and not sampler.replacement:
+            return kept
     return kept | {"sampler": sampler}

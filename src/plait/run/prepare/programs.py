@@ -13,8 +13,8 @@ import torch
 from plait.errors import CaptureError, JobError
 from plait.graph.capture.capture import LeafShapes
 from plait.graph.from_job import Captures
-from plait.job.data.reader import Rows
 from plait.job.data.open import Source
+from plait.job.data.reader import Rows
 from plait.job.data.share import Share
 from plait.job.job import Job
 from plait.latest import Latest
