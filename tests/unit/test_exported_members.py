@@ -95,6 +95,8 @@ def test_what_the_command_line_can_python_can() -> None:
 EQUIVALENT = {
     ("graph", "placements"),  # the function of that name
     ("predict", "trace"),  # `Predicted.trace`
+    ("run", "workers"),  # settings={"workers": 2}, or Job(workers=2)
+    ("run", "skip_bad"),
     # started elsewhere is this very command line, not a call
     ("run", "engine"),
     ("run", "hosts"),
