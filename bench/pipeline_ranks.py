@@ -238,6 +238,7 @@ def main() -> None:
         systems, waits = make_systems(given.part, rank, ranks, stack)
         for steps in systems.values():
             steps(1)
+        dist.barrier()  # `single` runs on one rank: the others would wait for it in the first pipeline
         for entry in waits.values():
             entry.waited_s = entry.total_s = 0.0
         seconds, cpu_seconds = interleave(systems, given.repeats, 1, ranks)

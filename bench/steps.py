@@ -66,6 +66,8 @@ def interleave(systems: dict[str, Steps], repeats: int, block: int, ranks: int) 
     """
     for steps in systems.values():
         steps(3)  # allocations, oneDNN's primitives, the rebuilding of DDP's buckets
+    if ranks > 1:
+        dist.barrier()  # what one rank alone has done must not be another's wait in what comes next
     seconds: Times = {name: [] for name in systems}
     cpu_seconds: Times = {name: [] for name in systems}
     names = list(systems)

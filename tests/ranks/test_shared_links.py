@@ -11,13 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.errors import WorkerError
+from plait.errors import RunError, WorkerError
 from plait.plan.mesh import Mesh
 from plait.program.instructions import Collective
 from plait.run.link.between import links_between
 from plait.run.link.links import ProcessLinks
-from plait.run.link.shared_links import SharedLinks, _Axis, _Patience
-from plait.run.link.shared_memory import RING, Arena
+from plait.run.link.shared_links import SharedLinks
 from plait.run.start.launch import Seat, connect, disconnect, launch
 
 pytestmark = pytest.mark.timeout(60)
@@ -47,7 +46,7 @@ def _in_order(ranks: int, count: int, dtype: torch.dtype = torch.float32) -> Ten
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_sums_are_made_in_the_order_of_ranks_bit_for_bit(ranks: int) -> None:
+def test_sums_are_made_in_the_order_of_ranks_bit_for_bit(ranks: int, either_core: str) -> None:
     def main(seat: Seat) -> list[bool]:
         links = _links(seat)
         found = []
@@ -71,7 +70,7 @@ def test_sums_are_made_in_the_order_of_ranks_bit_for_bit(ranks: int) -> None:
     assert launch(main, ranks=ranks) == [[True] * 30] * ranks
 
 
-def test_a_buffer_is_summed_in_place_again_and_again() -> None:
+def test_a_buffer_is_summed_in_place_again_and_again(either_core: str) -> None:
     def main(seat: Seat) -> bool:
         links = _links(seat)
         buffer = links.buffer(50_000, torch.float32, CPU, "data")
@@ -85,24 +84,59 @@ def test_a_buffer_is_summed_in_place_again_and_again() -> None:
     assert launch(main, ranks=2) == [True, True]
 
 
-def test_more_collectives_under_way_than_the_ring_holds() -> None:
+@pytest.mark.parametrize("count", [1, 30_000])
+def test_more_collectives_under_way_than_the_ring_holds(count: int, either_core: str) -> None:
+    """A rank far ahead of another: of sums through slots, and of sums where they lie."""
+
     def main(seat: Seat) -> bool:
         links = _links(seat)
-        handles = [links.start(_collective(), torch.tensor([float(i + seat.rank)])) for i in range(3000)]
-        return all(float(handle.result()) == 2 * i + 1 for i, handle in enumerate(handles))
+        buffers = [links.buffer(count, torch.float64, CPU, "data") for _ in range(200)]
+        if seat.rank:
+            time.sleep(0.3)
+        for step, buffer in enumerate(buffers):
+            buffer.fill_(step + seat.rank)
+        handles = [links.start(_collective(), buffer) for buffer in buffers]
+        later = links.start(_collective("all_gather", extents=(1, 1)), buffers[0][:1].clone() * 0 + seat.rank)
+        right = all(bool((handle.result() == 2 * i + 1).all()) for i, handle in enumerate(handles))
+        return right and later.result().tolist() == [0.0, 1.0]
 
     assert launch(main, ranks=2) == [True, True]
 
 
-def test_a_rank_a_whole_ring_ahead_finishes_the_oldest_before_it_takes_its_place() -> None:
-    arenas = [Arena.create(1), Arena.create(1)]
-    ahead, behind = (_Axis(arenas, own, 0, {}, _Patience(5.0)) for own in (0, 1))
-    first = ahead.start(_collective(), torch.tensor([1.0]), None)
-    for _ in range(RING - 1):
-        ahead.start(_collective(), torch.tensor([2.0]), None)
-    behind.start(_collective(), torch.tensor([10.0]), None)  # and is done with it, unlike the one ahead
-    ahead.start(_collective(), torch.tensor([3.0]), None)
-    assert first.result().tolist() == [11.0]
+def test_pieces_in_buffers_are_gathered_and_summed_where_they_lie(either_core: str) -> None:
+    extents = (40_000, 0, 30_001)
+
+    def main(seat: Seat) -> list[bool]:
+        links = _links(seat)
+        whole = _value(7, sum(extents))
+        out = links.buffer(sum(extents), torch.float32, CPU, "data")
+        own = out.split(extents)[seat.rank]
+        own.copy_(whole.split(extents)[seat.rank])
+        gather = _collective("all_gather", extents=extents)
+        gathered = torch.equal(links.start(gather, own, out).result(), whole)
+        links.start(_collective(), torch.zeros(1)).result()  # all have read: it may be written to
+        out.copy_(_value(seat.rank, sum(extents)))
+        piece = links.start(_collective("reduce_scatter", extents=extents), out).result()
+        wanted = _in_order(3, sum(extents)).split(extents)[seat.rank]
+        return [gathered, torch.equal(piece, wanted), piece.data_ptr() == own.data_ptr()]
+
+    found = launch(main, ranks=3)
+    assert [row[:2] for row in found] == [[True, True]] * 3 and found[0][2] and found[2][2]
+
+
+def test_ranks_that_differ_are_told(either_core: str) -> None:
+    """A sum that is made where it lies beside one that goes through slots."""
+
+    def main(seat: Seat) -> str:
+        links = _links(seat)
+        try:
+            links.start(_collective(), torch.zeros(100_000 if seat.rank else 100)).result()
+        except RunError as error:
+            return str(error)
+        return "nothing"
+
+    for told in launch(main, ranks=2):
+        assert "400 bytes" in told and "400,000 bytes" in told and "rank 0" in told and "rank 1" in told
 
 
 def test_pieces_of_unequal_extent_are_joined() -> None:
@@ -138,8 +172,7 @@ def test_a_peer_that_is_gone_is_noticed_without_a_launcher() -> None:
         if child == 0:
             time.sleep(0.2)
             os._exit(0)
-        axis = links._axes["data"]
-        axis._arenas[1 - seat.rank].pid = child
+        links._axes["data"].meeting._pids[1 - seat.rank] = child
         try:
             links.start(_collective(), torch.zeros(3)).result() if seat.rank == 0 else time.sleep(3)
         except ConnectionError as error:
@@ -147,7 +180,7 @@ def test_a_peer_that_is_gone_is_noticed_without_a_launcher() -> None:
         return ""
 
     first, second = launch(main, ranks=2)
-    assert "is gone" in first
+    assert "rank 1" in first and "is gone" in first and "all_reduce" in first
     assert second == ""
 
 

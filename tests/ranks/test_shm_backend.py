@@ -15,7 +15,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import plait.shm
-from plait.run.link import core, native
 from plait.run.start.launch import Seat, launch
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")]
@@ -26,26 +25,6 @@ def begin(seat: Seat, folder: Path, backend: str = plait.shm.BACKEND, timeout_s:
     dist.init_process_group(
         backend, store=store, rank=seat.rank, world_size=seat.ranks, timeout=timedelta(seconds=timeout_s)
     )
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
-    """The compiled core, where there is a compiler."""
-    library = tmp_path_factory.mktemp("core") / "core.so"
-    return library if native.build(library) else None
-
-
-@pytest.fixture(params=["compiled", "python"])
-def either_core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, built: Path | None) -> str:
-    """Both executors of shared memory."""
-    library = None
-    if request.param == "compiled":
-        if built is None:
-            pytest.skip("no C compiler: install gcc")
-        library = native.load(built)
-    monkeypatch.setattr(core, "compiled", lambda: library)
-    monkeypatch.setattr("plait.run.link.shm_backend.compiled", lambda: library)
-    return str(request.param)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

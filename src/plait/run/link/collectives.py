@@ -5,6 +5,7 @@ In: contiguous tensors. Out: tasks of the group's `Meeting`. Where every rank's 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -42,10 +43,8 @@ class Collectives:
             rows=steps.all_reduce(self._ranks, self._own, size, how),
             given=[flat], taken=[flat], dtype=flat.dtype, operation=how.operation, num_bytes=size, then=then,
         )  # fmt: skip
-        if size < _PLACED_BYTES:
-            return self._start(staged)
         rows = steps.sum_in_place(self._ranks, self._own, size, how)
-        return self._start(self._where_it_lies(flat, staged, "all_reduce in shared memory", rows))
+        return self._start_placed(flat, staged, rows, (size,) * self._ranks)
 
     def reduce(
         self, flat: Tensor, out: Tensor, root: int, operation: str = "sum", then: Then | None = None
@@ -83,40 +82,69 @@ class Collectives:
         )
 
     def all_gather(
-        self, outs: Sequence[Tensor], flat: Tensor, root: int = -1, then: Then | None = None
+        self,
+        outs: Sequence[Tensor],
+        flat: Tensor,
+        root: int = -1,
+        then: Then | None = None,
+        sizes: tuple[int, ...] = (),
     ) -> Task:
-        """Everybody's tensor, on all; with a root, on that rank alone. All have the size of `flat`."""
-        rows = steps.all_gather(self._ranks, self._own, (_bytes(flat),) * self._ranks, root)
-        kind = "all_gather" if root < 0 else "gather"
+        """Everybody's tensor, on all; with a root, on that rank alone. `sizes` in bytes where they differ."""
+        sizes = sizes or (_bytes(flat),) * self._ranks
+        staged = Task(
+            kind="all_gather" if root < 0 else "gather",
+            rows=steps.all_gather(self._ranks, self._own, sizes, root),
+            given=[flat], taken=outs, dtype=flat.dtype, root=root, num_bytes=sum(sizes), then=then,
+        )  # fmt: skip
+        if root >= 0:
+            return self._start(staged)
+        is_there = outs[self._own].data_ptr() == flat.data_ptr()
+        rows = steps.gather_in_place(self._ranks, self._own, sizes, is_there)
+        return self._start_placed(flat, staged, rows, sizes)
+
+    def reduce_scatter(
+        self,
+        out: Tensor,
+        pieces: Sequence[Tensor],
+        operation: str = "sum",
+        then: Then | None = None,
+        whole: Tensor | None = None,
+    ) -> Task:
+        """Of as many pieces as there are ranks, the sum of one's own.
+
+        `whole`, on all ranks or on none: the tensor of which they are the pieces. Where it lies in shared memory, `out`
+        is its own piece, and the sum is made there.
+        """
+        how = steps.reduction(out.dtype, operation)
+        sizes = tuple(_bytes(piece) for piece in pieces)
+        staged = Task(
+            kind="reduce_scatter",
+            rows=steps.reduce_scatter(self._ranks, self._own, sizes, how),
+            given=pieces, taken=[out], dtype=out.dtype, operation=how.operation, num_bytes=sum(sizes), then=then,
+        )  # fmt: skip
+        if whole is None:
+            return self._start(staged)
+        rows = steps.sum_in_place(self._ranks, self._own, sum(sizes), how, sizes)
+        return self._start_placed(whole, staged, rows, (sum(sizes),) * self._ranks)
+
+    def halo(
+        self,
+        kind: str,
+        up: Tensor,
+        down: Tensor,
+        before: Tensor,
+        after: Tensor,
+    ) -> Task:
+        """`up` to the rank before and `down` to the next one; `before` and `after` are what they have sent."""
+        rows = steps.halo(self._ranks, self._own, _bytes(up), _bytes(down))
         return self._start(
             Task(
                 kind=kind,
                 rows=rows,
-                given=[flat],
-                taken=outs,
-                dtype=flat.dtype,
-                root=root,
-                num_bytes=_bytes(flat),
-                then=then,
-            )
-        )
-
-    def reduce_scatter(
-        self, out: Tensor, pieces: Sequence[Tensor], operation: str = "sum", then: Then | None = None
-    ) -> Task:
-        """Of as many pieces as there are ranks, the sum of one's own."""
-        how = steps.reduction(out.dtype, operation)
-        sizes = tuple(_bytes(piece) for piece in pieces)
-        return self._start(
-            Task(
-                kind="reduce_scatter",
-                rows=steps.reduce_scatter(self._ranks, self._own, sizes, how),
-                given=pieces,
-                taken=[out],
-                dtype=out.dtype,
-                operation=how.operation,
-                num_bytes=sum(sizes),
-                then=then,
+                given=[up, down],
+                taken=[before, after],
+                dtype=up.dtype,
+                num_bytes=_bytes(up) + _bytes(down),
             )
         )
 
@@ -168,8 +196,10 @@ class Collectives:
             )
         )
 
-    def _where_it_lies(self, flat: Tensor, staged: Task, kind: str, rows: steps.Rows) -> Task:
-        """A meeting at which all tell where their tensors lie; what follows depends on that."""
+    def _start_placed(self, flat: Tensor, staged: Task, rows: steps.Rows, sizes: Sequence[int]) -> Task:
+        """`rows` where all ranks' tensors, of these sizes, lie in memory that all can read, else `staged`."""
+        if staged.num_bytes < _PLACED_BYTES:
+            return self._start(staged)
         region = self._buffers.get(flat.untyped_storage().data_ptr())
         place = (0, 0, 0)
         if region is not None:
@@ -180,18 +210,13 @@ class Collectives:
             if not all(size for _, size, _ in places):
                 return staged
             given = [
-                arena.region(offset, size).tensor(_bytes(flat), torch.uint8, start)
-                for arena, (offset, size, start) in zip(self._arenas, places, strict=True)
+                arena.region(offset, whole).tensor(size, torch.uint8, start)
+                for arena, size, (offset, whole, start) in zip(self._arenas, sizes, places, strict=True)
             ]
-            return Task(
-                kind=kind, rows=rows, given=given, dtype=flat.dtype, operation=staged.operation,
-                num_bytes=_bytes(flat), then=staged.then,
-            )  # fmt: skip
+            return replace(staged, rows=rows, given=given)
 
-        return Task(
-            kind=staged.kind, rows=steps.barrier(self._ranks, self._own), dtype=staged.dtype,
-            operation=staged.operation, num_bytes=staged.num_bytes, place=place, then=go_on,
-        )  # fmt: skip
+        come = steps.come(self._ranks, self._own)
+        return self._start(replace(staged, rows=come, given=(), taken=(), place=place, then=go_on))
 
     def _start(self, task: Task) -> Task:
         return self.meeting.start(task)

@@ -21,15 +21,16 @@
 #define PAUSE() ((void)0)
 #endif
 
-enum { COPY, REDUCE, POST, WAIT, SIGN, CHECK };
-enum { COUNTER = 0, SLEEPERS = 1, SIGNATURES = 8, SIGNATURE_WORDS = 16, COMPARED_WORDS = 6 };
+enum { COPY, REDUCE, POST, WAIT, COME, CHECK };
+enum { COUNTER = 0, ANNOUNCED = 1, SIGNATURES = 8, RING = 64, SIGNATURE_WORDS = 16, COMPARED_WORDS = 6 };
+enum { BELL = 0, SLEEPERS = 1 };
 enum { ROW = 8, DONE = -1, DISAGREE = -2 };
 enum { BLOCK = 4096, MOST = 256 };
 
 typedef struct {
   int64_t ranks, own, spins;
-  volatile uint32_t *counters[MOST]; /* of each rank: words of 32 bits */
-  volatile uint64_t *headers[MOST];  /* the same memory, words of 64 bits */
+  volatile uint32_t *headers[MOST]; /* of each rank in this group */
+  volatile uint32_t *bells[MOST];   /* of each rank: rung when something came for it and it sleeps */
 } Group;
 
 typedef uint16_t bf16;
@@ -109,8 +110,10 @@ static const Kernel KERNEL_OF[9][5] = {ALL(f32), ALL(f64), ALL(f16), ALL(b16), W
                                        WHOLE(i32), WHOLE(i16), WHOLE(i8), WHOLE(u8)};
 static const long SIZE_OF[9] = {4, 8, 2, 2, 8, 4, 2, 1, 1};
 
-static int has_come(const Group *group, long rank, uint32_t wanted) {
-  return (int32_t)(__atomic_load_n(&group->counters[rank][COUNTER], __ATOMIC_ACQUIRE) - wanted) >= 0;
+static int have_all(const Group *group, int word, uint32_t wanted) {
+  for (long r = 0; r < group->ranks; r++)
+    if ((int32_t)(__atomic_load_n(&group->headers[r][word], __ATOMIC_SEQ_CST) - wanted) < 0) return 0;
+  return 1;
 }
 
 static int64_t now_us(void) {
@@ -119,42 +122,68 @@ static int64_t now_us(void) {
   return t.tv_sec * 1000000LL + t.tv_nsec / 1000;
 }
 
-/* 1 where the rank's counter has come so far; 0 after `limit_us`. Spins shortly, then sleeps until it is woken. */
-static int wait_for(const Group *group, long rank, uint32_t wanted, int64_t limit_us) {
-  if (has_come(group, rank, wanted)) return 1;
+/* Who sleeps says so first and looks again: whoever sees nobody sleep has written before that look. */
+void plait_listen(volatile uint32_t *bell, int32_t by) { __atomic_add_fetch(&bell[SLEEPERS], by, __ATOMIC_SEQ_CST); }
+
+/* Until the bell is rung, which it was where it is no longer `seen`. */
+void plait_sleep(volatile uint32_t *bell, uint32_t seen, int64_t limit_us) {
+  struct timespec limit = {limit_us / 1000000, (limit_us % 1000000) * 1000};
+  syscall(SYS_futex, &bell[BELL], FUTEX_WAIT, seen, &limit, 0, 0);
+}
+
+void plait_ring(volatile uint32_t *bell) {
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+  if (!__atomic_load_n(&bell[SLEEPERS], __ATOMIC_SEQ_CST)) return;
+  __atomic_add_fetch(&bell[BELL], 1, __ATOMIC_SEQ_CST);
+  syscall(SYS_futex, &bell[BELL], FUTEX_WAKE, 0x7fffffff, 0, 0, 0);
+}
+
+/* 1 where a word of all ranks has come so far; 0 after `limit_us`. Spins shortly, then sleeps until it is woken. */
+static int wait_for(const Group *group, int word, uint32_t wanted, int64_t limit_us) {
+  if (have_all(group, word, wanted)) return 1;
   if (limit_us <= 0) return 0;
   for (int64_t i = 0; i < group->spins; i++) {
     for (int j = 0; j < 32; j++) PAUSE();
-    if (has_come(group, rank, wanted)) return 1;
+    if (have_all(group, word, wanted)) return 1;
   }
   for (int i = 0; i < 4; i++) {
     sched_yield();
-    if (has_come(group, rank, wanted)) return 1;
+    if (have_all(group, word, wanted)) return 1;
   }
-  volatile uint32_t *words = group->counters[rank];
-  int64_t end_us = now_us() + limit_us;
-  __atomic_add_fetch(&words[SLEEPERS], 1, __ATOMIC_SEQ_CST);
+  volatile uint32_t *bell = group->bells[group->own];
+  int64_t end_us = now_us() + limit_us, left_us = limit_us;
   int came = 0;
+  plait_listen(bell, 1);
   for (;;) {
-    uint32_t seen = __atomic_load_n(&words[COUNTER], __ATOMIC_SEQ_CST);
-    if ((int32_t)(seen - wanted) >= 0) {
-      came = 1;
-      break;
-    }
-    int64_t left_us = end_us - now_us();
-    if (left_us <= 0) break;
-    struct timespec limit = {left_us / 1000000, (left_us % 1000000) * 1000};
-    syscall(SYS_futex, &words[COUNTER], FUTEX_WAIT, seen, &limit, 0, 0);
+    uint32_t seen = __atomic_load_n(&bell[BELL], __ATOMIC_SEQ_CST);
+    came = have_all(group, word, wanted);
+    if (came || left_us <= 0) break;
+    plait_sleep(bell, seen, left_us);
+    left_us = end_us - now_us();
   }
-  __atomic_sub_fetch(&words[SLEEPERS], 1, __ATOMIC_SEQ_CST);
+  plait_listen(bell, -1);
   return came;
 }
 
-static void post(const Group *group, uint32_t value) {
-  volatile uint32_t *words = group->counters[group->own];
-  __atomic_store_n(&words[COUNTER], value, __ATOMIC_SEQ_CST);
-  if (__atomic_load_n(&words[SLEEPERS], __ATOMIC_SEQ_CST))
-    syscall(SYS_futex, &words[COUNTER], FUTEX_WAKE, 0x7fffffff, 0, 0, 0);
+static void tell(const Group *group, int word, uint32_t value) {
+  __atomic_store_n(&group->headers[group->own][word], value, __ATOMIC_SEQ_CST);
+  for (long r = 0; r < group->ranks; r++)
+    if (r != group->own) plait_ring(group->bells[r]);
+}
+
+static volatile uint64_t *signature_of(const Group *group, long rank, uint64_t number) {
+  return (volatile uint64_t *)group->headers[rank] + SIGNATURES + SIGNATURE_WORDS * (number % RING);
+}
+
+/* Say what this rank's next collective is. Nobody is woken whom a later post will wake. */
+void plait_announce(const Group *group, const uint64_t *signature, int64_t rings) {
+  volatile uint64_t *place = signature_of(group, group->own, signature[0]);
+  for (int i = 0; i < SIGNATURE_WORDS; i++) place[i] = signature[i];
+  uint32_t count = (uint32_t)signature[0] + 1;
+  if (rings)
+    tell(group, ANNOUNCED, count);
+  else
+    __atomic_store_n(&group->headers[group->own][ANNOUNCED], count, __ATOMIC_SEQ_CST);
 }
 
 static void reduce(const int64_t *row, char **at, long ranks) {
@@ -177,20 +206,17 @@ int64_t plait_advance(const Group *group, const int64_t *rows, int64_t count, in
       reduce(step, at, group->ranks);
       break;
     case POST:
-      post(group, base + (uint32_t)step[1]);
+      tell(group, COUNTER, base + (uint32_t)step[1]);
       break;
     case WAIT:
-      for (long r = 0; r < group->ranks; r++)
-        if (r != group->own && !wait_for(group, r, base + (uint32_t)step[1], limit_us)) return row;
+      if (!wait_for(group, COUNTER, base + (uint32_t)step[1], limit_us)) return row;
       break;
-    case SIGN: {
-      volatile uint64_t *place = group->headers[group->own] + SIGNATURES + SIGNATURE_WORDS * (signature[0] & 1);
-      for (int i = 0; i < SIGNATURE_WORDS; i++) place[i] = signature[i];
+    case COME:
+      if (!wait_for(group, ANNOUNCED, (uint32_t)signature[0] + 1, limit_us)) return row;
       break;
-    }
     case CHECK:
       for (long r = 0; r < group->ranks; r++) {
-        volatile uint64_t *place = group->headers[r] + SIGNATURES + SIGNATURE_WORDS * (signature[0] & 1);
+        volatile uint64_t *place = signature_of(group, r, signature[0]);
         for (int i = 0; i < COMPARED_WORDS; i++)
           if (place[i] != signature[i]) return DISAGREE - r;
       }
@@ -200,15 +226,4 @@ int64_t plait_advance(const Group *group, const int64_t *rows, int64_t count, in
   return DONE;
 }
 
-/* Whoever waits for the word of another process to change sleeps here; at once where it is no longer `seen`. */
-void plait_sleep(volatile uint32_t *word, uint32_t seen, int64_t limit_us) {
-  struct timespec limit = {limit_us / 1000000, (limit_us % 1000000) * 1000};
-  syscall(SYS_futex, word, FUTEX_WAIT, seen, &limit, 0, 0);
-}
-
-void plait_ring(volatile uint32_t *word) {
-  __atomic_add_fetch(word, 1, __ATOMIC_SEQ_CST);
-  syscall(SYS_futex, word, FUTEX_WAKE, 0x7fffffff, 0, 0, 0);
-}
-
-int64_t plait_version(void) { return 1; }
+int64_t plait_version(void) { return 2; }

@@ -1,8 +1,9 @@
 """The collectives of one rank with its peers in shared memory, in the order in which all of them start them.
 
 In: what is to be done with which tensors. Out: tasks that are done, or an error that names the operation and the rank.
-A task goes on from where it had to wait, so a caller may move it along between other things, wait for it, or leave it
-to a thread. It never sums what differs between ranks: they compare what they are about to do first.
+A rank tells what it is about to do when it starts a task, so others can do their part of it. A task goes on from where
+it had to wait, so a caller may move it along between other things, wait for it, or leave it to a thread. It never sums
+what differs between ranks: they compare what they are about to do first.
 """
 
 import threading
@@ -15,13 +16,13 @@ import torch
 from torch import Tensor
 
 from plait.errors import RunError
-from plait.run.link.core import COMPARED_WORDS, DISAGREE, DONE, Core, Signature, make_signature
+from plait.run.link.core import COMPARED_WORDS, DISAGREE, DONE, RING, Core, Signature, make_signature
 from plait.run.link.shared_memory import has_ended
-from plait.run.link.steps import OPERATIONS, REDUCED, Rows
+from plait.run.link.steps import COME, OPERATIONS, REDUCED, ROW, Rows
 
 KINDS = (
     "barrier", "all_reduce", "reduce", "broadcast", "all_gather", "gather", "reduce_scatter", "scatter", "all_to_all",
-    "all_reduce in shared memory", "reduce_scatter in shared memory", "all_gather in shared memory", "halo", "place",
+    "halo", "halo_add",
 )  # fmt: skip
 """What ranks may meet for, by its number in signatures."""
 DTYPES = (
@@ -29,8 +30,10 @@ DTYPES = (
     torch.float8_e4m3fn, torch.float8_e5m2,
 )  # fmt: skip
 """Dtypes that ranks tell each other, by their number in signatures."""
-_LOOK_S = 0.2
+LOOK_S = 0.2
 """Between two looks whether the others are still alive: a death is told within a second."""
+_BEHIND_S = 0.001
+"""Between two looks of a rank that is a whole ring of collectives ahead of another."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -56,6 +59,7 @@ class Task:
     row: int = 0
     base: int = -1
     number: int = -1
+    """Of the collective among those of the group; what comes of a task has its number."""
     signature: Signature | None = None
     registers: list[Tensor] = field(default_factory=list)
     is_done: bool = False
@@ -64,6 +68,11 @@ class Task:
     """The task of which this one came."""
     told: "Callable[[BaseException | None], None] | None" = None
     """Who is told when it is done or has failed."""
+
+    @property
+    def first(self) -> "Task":
+        """The task that was started."""
+        return self.origin or self
 
     def describe(self) -> str:
         """For people."""
@@ -88,17 +97,26 @@ class Meeting:
         self._core = core
         self._slots = [[own[turn] for own in slots] for turn in (0, 1)]
         self._names, self._pids = names, pids
-        self._count = 0
+        self._count = self._announced = 0
         self._base = 0
         self._uses = 0
+        self._left: deque[int] = deque(maxlen=RING)
+        """By what counter a rank has left each of the last collectives: the first post of the one after it."""
+        self._done = 0
         self._queue: deque[Task] = deque()
+        self._settling: deque[Task] = deque()
+        """Tasks of which this rank has done its part, and others may not."""
         self._error: BaseException | None = None
         self._lock = threading.Lock()
+        self._starting = threading.Lock()
         self._waits_since = 0.0
+        self._culprit = own
 
     def start(self, task: Task) -> Task:
         """Put a task behind those that are under way."""
-        self._queue.append(task)
+        with self._starting:
+            task.number, self._count = self._count, self._count + 1
+            self._queue.append(task)
         return task
 
     def places(self, task: Task) -> list[tuple[int, int, int]]:
@@ -111,53 +129,122 @@ class Meeting:
     def finish(self, task: Task) -> None:
         """Wait for a task."""
         while not task.is_done:
-            self.progress(_LOOK_S)
+            self.progress(LOOK_S, task)
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way."""
-        return not self._queue
+        return not self._queue and not self._settling
 
-    def progress(self, limit_s: float = 0.0) -> None:
-        """Do what can be done now of the tasks that are under way; wait at most `limit_s` for another rank."""
+    def progress(self, limit_s: float = 0.0, wanted: Task | None = None) -> None:
+        """Do what can be done now of the tasks that are under way; wait at most `limit_s`, for `wanted` or the next."""
         ended: list[Task] = []
+        if not self._lock.acquire(blocking=limit_s > 0):
+            return  # another thread is at it
         try:
-            with self._lock:
-                if self._error is not None:
-                    raise self._error
-                self._work(limit_s, ended)
+            if self._error is not None:
+                raise self._error
+            self._work(ended)
+            if limit_s > 0 and not (wanted.is_done if wanted is not None else self.is_idle):
+                self._wait(limit_s, wanted, ended)
         except Exception as error:
             if self._error is None:
                 self._error = error
-            ended += self._queue
+                self._core.give_up(self._culprit)
+            ended += (*self._settling, *self._queue)
+            self._settling.clear()
             self._queue.clear()
             raise
         finally:
+            self._lock.release()
             for task in ended:
-                first = task.origin or task
-                if first.told is not None:
-                    first.told(None if first.is_done else self._error)
+                if task.first.told is not None:
+                    task.first.told(None if task.first.is_done else self._error)
 
-    def _work(self, limit_s: float, ended: list[Task]) -> None:
-        while self._queue and self._advance(task := self._queue[0], limit_s):
-            following = task.then(task) if task.then is not None else None
-            if following is not None:
-                following.origin = task.origin or task
-                self._queue[0] = following
-                continue
-            self._queue.popleft()
-            (task.origin or task).is_done = True
-            ended.append(task)
+    def look(self) -> None:
+        """An error where somebody who is missing cannot come any more, or took too long."""
+        if self._settling:
+            self._look(self._settling[0])
+        elif self._queue:
+            self._look(self._queue[0])
 
-    def _advance(self, task: Task, limit_s: float) -> bool:
+    def _work(self, ended: list[Task]) -> None:
+        """Everything that needs nobody who is not there."""
+        self._announce()
+        while self._queue and self._advance(self._queue[0], 0.0, ended):
+            self._announce()
+        while self._settling and self._settle(self._settling[0], 0.0, ended):
+            pass
+
+    def _wait(self, limit_s: float, wanted: Task | None, ended: list[Task]) -> None:
+        if self._settling and (wanted is None or not self._queue or wanted.number < self._queue[0].number):
+            self._settle(self._settling[0], limit_s, ended)
+        elif self._queue:
+            self._advance(self._queue[0], limit_s, ended)
+
+    def _announce(self) -> None:
+        """Tell of tasks that were started, as far as all others have done those whose places in the ring they take."""
+        while self._announced < self._done + len(self._queue):
+            if self._announced >= RING:
+                old = self._announced - RING
+                if old >= self._done or self._behind(self._left[old - self._done + len(self._left)]):
+                    return
+            self._sign(self._queue[self._announced - self._done])
+
+    def _sign(self, task: Task) -> None:
+        dtype = DTYPES.index(task.dtype) if task.dtype in DTYPES else len(DTYPES)
+        words = (
+            task.number, KINDS.index(task.kind), dtype, task.operation + 1, task.root + 1,
+            task.num_bytes, *task.place,
+        )  # fmt: skip
+        task.signature = make_signature(words)
+        self._core.announce(task.signature, rings=task.rows.posts == 0)
+        self._announced += 1
+
+    def _advance(self, task: Task, limit_s: float, ended: list[Task]) -> bool:
+        """This rank's part of the task that is next; whether it is done with it."""
+        if task.number >= self._announced:  # others are a whole ring behind
+            if limit_s > 0:
+                time.sleep(_BEHIND_S)
+                self._look(task)
+            return False
         if task.base < 0:
             self._begin(task)
-        assert task.signature is not None
-        row = self._core.advance(task.rows, task.row, task.base, task.registers, task.signature, limit_s)
+        if not self._run(task, task.rows.count - (not task.rows.is_settled), limit_s):
+            return False
+        self._base += task.rows.posts
+        self._uses += task.rows.uses
+        if task.rows.is_settled:
+            following = task.then(task) if task.then is not None else None
+            if following is not None:
+                following.origin, following.number = task.first, task.number
+                self._queue[0] = following
+                return True
+            task.first.is_done = True
+            ended.append(task)
+        else:
+            self._settling.append(task)
+        self._queue.popleft()
+        self._left.append(self._base + 1)
+        self._done += 1
+        return True
+
+    def _settle(self, task: Task, limit_s: float, ended: list[Task]) -> bool:
+        if not self._run(task, task.rows.count, limit_s):
+            return False
+        self._settling.popleft()
+        if task.then is not None:
+            task.then(task)
+        task.first.is_done = True
+        ended.append(task)
+        return True
+
+    def _run(self, task: Task, count: int, limit_s: float) -> bool:
+        signature = task.first.signature
+        assert signature is not None
+        row = self._core.advance(task.rows, task.row, task.base, count, task.registers, signature, limit_s)
         if row == DONE:
-            self._base += task.rows.posts
-            self._uses += task.rows.uses
-            self._waits_since = 0.0
+            task.row, self._waits_since = count, 0.0
             return True
         if row <= DISAGREE:
             raise self._disagreement(task, DISAGREE - row)
@@ -169,14 +256,7 @@ class Meeting:
 
     def _begin(self, task: Task) -> None:
         """Give a task its turn: it is known now which slots it uses."""
-        task.base, task.number = self._base, self._count
-        self._count += 1
-        dtype = DTYPES.index(task.dtype) if task.dtype in DTYPES else len(DTYPES)
-        words = (
-            task.number, KINDS.index(task.kind), dtype, task.operation + 1, task.root + 1,
-            task.num_bytes, *task.place,
-        )  # fmt: skip
-        task.signature = make_signature(words)
+        task.base = self._base
         first, second = self._slots[self._uses % 2], self._slots[(self._uses + 1) % 2]
         filler = [first[0]] * (self.ranks - len(task.given))
         task.registers = [*first, *second, *task.given, *filler, *task.taken]
@@ -185,14 +265,17 @@ class Meeting:
         """Whether those that are missing still can come."""
         now = time.monotonic()
         self._waits_since = self._waits_since or now
-        wanted = task.base + task.rows.words[8 * task.row + 1]
-        missing = [
-            rank
-            for rank in range(self.ranks)
-            if rank != self.own and (self._core.counter(rank) - wanted) % 2**32 > 2**31
-        ]
-        for rank in missing:
+        for rank in (missing := self._missing(task)):
+            announced = self._core.has_come(rank, task.number + 1, announced=True)
+            if announced and self._differs(task, rank):
+                raise self._disagreement(task, rank)
+            culprit = self._core.given_up(rank)
+            if culprit is not None:
+                self._culprit = culprit
+                because = f" because of {self._names[culprit]}" if culprit not in (rank, self.own) else ""
+                raise ConnectionError(f"{task.describe()}: {self._names[rank]} gave up{because}.")
             if has_ended(self._pids[rank]):
+                self._culprit = rank
                 raise ConnectionError(
                     f"{task.describe()}: the process of {self._names[rank]} (pid {self._pids[rank]}) is gone."
                 )
@@ -201,6 +284,27 @@ class Meeting:
             raise ConnectionError(
                 f"{task.describe()}: {who} did not come within {self.timeout_s:.0f} s: timed out."
             )
+
+    def _missing(self, task: Task) -> list[int]:
+        """For whom a task waits."""
+        if task.base < 0:  # for a place in the ring
+            return self._behind(self._left[0])
+        kind, count = task.rows.words[ROW * task.row : ROW * task.row + 2]
+        if kind == COME:
+            return self._behind(task.number + 1, announced=True)
+        return self._behind(task.base + count)
+
+    def _behind(self, count: int, *, announced: bool = False) -> list[int]:
+        """Who has not come so far."""
+        return [
+            rank
+            for rank in range(self.ranks)
+            if rank != self.own and not self._core.has_come(rank, count, announced=announced)
+        ]
+
+    def _differs(self, task: Task, rank: int) -> bool:
+        own, theirs = (self._core.signature(r, task.number)[:COMPARED_WORDS] for r in (self.own, rank))
+        return theirs[0] == task.number and own != theirs
 
     def _disagreement(self, task: Task, other: int) -> RunError:
         number, kind, dtype, operation, root, num_bytes, *_ = self._core.signature(other, task.number)

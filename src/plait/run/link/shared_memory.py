@@ -1,7 +1,7 @@
 """Memory that processes of one host share: a file without a name for each rank, which the others open through /proc.
 
-In: sizes. Out: regions as tensors, and a block of counters. The memory vanishes with its processes. It is never used on
-processors that show stores in another order than they were made, which the counters rely on.
+In: sizes. Out: regions as tensors, and words that ranks meet by. The memory vanishes with its processes. It is never
+used on processors that show stores in another order than they were made, which the counters rely on.
 """
 
 import mmap
@@ -16,13 +16,11 @@ from plait.run.link.core import HEADER_BYTES
 from plait.run.link.steps import SLOT_BYTES
 from plait.run.start.memory_file import anonymous_file
 
-RING = 1024
-"""Collectives of one axis that may be under way at once; a rank that is further ahead waits."""
-ARRIVED, DONE, PLACES = 0, 1, 8
-"""Words of a control block: how many collectives a rank has started, finished, and where its tensors lie."""
-PLACE_WORDS = 3
-"""Of each tensor: the offset and the size of its region, and the byte in it where the tensor starts."""
-_BLOCK_WORDS = PLACES + PLACE_WORDS * RING
+HEAD_WORDS = 8
+"""Of a file: its owner's bell, in words of 64 bits."""
+TABLE_WORDS = 4 * 512
+"""After it: the table of messages."""
+_HEAD_BYTES = 8 * (HEAD_WORDS + TABLE_WORDS)
 _MEETING_BYTES = HEADER_BYTES + 2 * SLOT_BYTES
 """Of one rank in a group."""
 
@@ -43,32 +41,35 @@ class Region:
 
 
 class Arena:
-    """One rank's shared file: control blocks, then regions one after another. Only its owner makes it longer."""
+    """One rank's shared file: its bell, a table of messages, a header and slots for each group that it meets, regions.
 
-    def __init__(self, file: int, pid: int, num_blocks: int, num_meetings: int = 0) -> None:
+    Only its owner makes it longer.
+    """
+
+    def __init__(self, file: int, pid: int, num_meetings: int) -> None:
         self.file = file
         self.pid = pid
-        self._words = memoryview(mmap.mmap(file, 8 * _BLOCK_WORDS * num_blocks)).cast("Q")
-        self._meetings = _rounded(8 * _BLOCK_WORDS * num_blocks)
-        self._end = self._meetings + num_meetings * _MEETING_BYTES
         self._regions: dict[int, Region] = {}
+        self._meetings = _rounded(_HEAD_BYTES)
+        self._end = self._meetings + num_meetings * _MEETING_BYTES
+        head = self.region(0, self._meetings).bytes
+        self.bell = head[: 8 * HEAD_WORDS]
+        """Rung when something came for the owner, and how many of its threads sleep."""
+        self.table = memoryview(head.numpy()).cast("Q")[HEAD_WORDS : HEAD_WORDS + TABLE_WORDS]  # type: ignore[arg-type]
+        """Messages that the owner has sent."""
 
     @classmethod
-    def create(cls, num_blocks: int, num_meetings: int = 0) -> Self:
-        """The own one, with a control block for each group of ranks that it meets."""
+    def create(cls, num_meetings: int) -> Self:
+        """The own one."""
         file = anonymous_file("plait-gradients")
-        os.posix_fallocate(file, 0, _rounded(8 * _BLOCK_WORDS * num_blocks) + num_meetings * _MEETING_BYTES)
-        return cls(file, os.getpid(), num_blocks, num_meetings)
+        os.posix_fallocate(file, 0, _rounded(_HEAD_BYTES) + num_meetings * _MEETING_BYTES)
+        return cls(file, os.getpid(), num_meetings)
 
     def meeting(self, index: int) -> tuple[Tensor, list[Tensor]]:
         """The header and the two slots of one group."""
         region = self.region(self._meetings + index * _MEETING_BYTES, _MEETING_BYTES)
         slots = [HEADER_BYTES, HEADER_BYTES + SLOT_BYTES]
         return region.bytes[:HEADER_BYTES], [region.bytes[start : start + SLOT_BYTES] for start in slots]
-
-    def block(self, index: int) -> memoryview:
-        """The words of one group."""
-        return self._words[index * _BLOCK_WORDS : (index + 1) * _BLOCK_WORDS]
 
     def extend(self, num_bytes: int) -> Region:
         """A new region. The memory is claimed at once: a full host is an error here, not a crash at a later write."""
@@ -83,6 +84,15 @@ class Arena:
         if offset not in self._regions:
             self._regions[offset] = Region(self.file, offset, size)
         return self._regions[offset]
+
+
+def flat_of(tensor: Tensor, *, read: bool = True) -> Tensor:
+    """The elements in order: the tensor's own memory where it is contiguous."""
+    if tensor.is_contiguous():
+        return tensor.detach().as_strided((tensor.numel(),), (1,))  # one element may have any stride
+    if read:
+        return tensor.detach().contiguous().view(-1)
+    return torch.empty(tensor.numel(), dtype=tensor.dtype)
 
 
 def is_suitable() -> bool:

@@ -3,7 +3,7 @@
 In: bytes for a rank, or room for bytes from one. Out: a message that is there as soon as its sender has written it. The
 sender copies its bytes into a region of its own and enters it in a table; the receiver copies them out, or reads them
 there, and clears the entry. Messages are found by name, so the order in which they are received does not matter.
-Nothing runs in the background; whoever waits helps the collectives along that it takes part in.
+Nothing runs in the background; whoever waits sleeps until its bell is rung.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,21 +12,26 @@ from zlib import crc32
 from torch import Tensor
 
 from plait.errors import RunError
-from plait.run.link.shared_memory import PLACES, Arena, Region
+from plait.run.link.bell import Bells
+from plait.run.link.shared_memory import TABLE_WORDS, Arena, Region
 
-_SLOTS = 512
-"""Messages that may wait at one rank: a schedule keeps one a micro-batch and direction in flight, tens at most."""
 _SLOT_WORDS = 4
 """The tag of a message (0: none), the offset and the size of its region, its bytes."""
+_SLOTS = TABLE_WORDS // _SLOT_WORDS
+"""Messages that may wait at one rank: a schedule keeps one a micro-batch and direction in flight, tens at most."""
+
+Wait = Callable[[Callable[[], bool], int, str], None]
+"""Until something holds, which a rank must see to: what it is, for errors."""
 
 
 class Mail:
     """The messages of one rank."""
 
-    def __init__(self, arenas: Sequence[Arena], rank: int, block: int, wait: Callable[..., None]) -> None:
+    def __init__(self, arenas: Sequence[Arena], rank: int, bells: Bells, wait: Wait) -> None:
         self._arenas = arenas
         self._rank = rank
-        self._tables = [arena.block(block) for arena in arenas]
+        self._tables = [arena.table for arena in arenas]
+        self._bells = bells
         self._wait = wait
         self._under_way: list[tuple[int, Region]] = []
         self._spare: list[Region] = []
@@ -38,7 +43,7 @@ class Mail:
         tag = _tag(message, to)
         place = next((p for p in _places(tag) if table[p] == 0), None)
         while place is None:
-            self._wait(lambda: self._collect() > 0, to)
+            self._wait(lambda: self._collect() > 0, to, f"room for {message}")
             place = next((p for p in _places(tag) if table[p] == 0), None)
         num_bytes = sum(part.numel() for part in parts)
         region = self._region(num_bytes)
@@ -49,6 +54,7 @@ class Mail:
         self._under_way.append((place, region))
         table[place + 1], table[place + 2], table[place + 3] = region.offset, region.size, num_bytes
         table[place] = tag  # last: whoever sees it sees the rest
+        self._bells.ring(to)
 
     def receive(self, message: str, source: int, flat: Tensor) -> Tensor:
         """Wait for a message and copy it to `flat`."""
@@ -60,7 +66,7 @@ class Mail:
             return bool(found)
 
         if not is_there():
-            self._wait(is_there, source)
+            self._wait(is_there, source, f"the message {message}")
         place = found[0]
         if table[place + 3] != flat.numel():
             raise RunError(
@@ -70,7 +76,7 @@ class Mail:
             )
         region = self._arenas[source].region(table[place + 1], table[place + 2])
         flat.copy_(region.bytes[: flat.numel()])
-        table[place] = 0
+        self._clear(source, place)
         return flat
 
     def take(self, message: str, source: int, use: Callable[[Tensor], None]) -> bool:
@@ -81,12 +87,17 @@ class Mail:
             return False
         region = self._arenas[source].region(table[place + 1], table[place + 2])
         use(region.bytes[: table[place + 3]])
-        table[place] = 0
+        self._clear(source, place)
         return True
 
     def wait(self, message: str, source: int, use: Callable[[Tensor], None]) -> None:
         """Wait for a message and have its bytes used; an error where its sender is gone."""
-        self._wait(lambda: self.take(message, source, use), source)
+        self._wait(lambda: self.take(message, source, use), source, f"the message {message}")
+
+    def _clear(self, source: int, place: int) -> None:
+        """Make room: the sender may wait for it."""
+        self._tables[source][place] = 0
+        self._bells.ring(source)
 
     def _collect(self) -> int:
         """Take back the regions of messages that were received; how many."""
@@ -116,4 +127,4 @@ def _tag(message: str, to: int) -> int:
 def _places(tag: int) -> list[int]:
     """Where a message may be, first choice first."""
     start = tag * 2654435761 % _SLOTS
-    return [PLACES + _SLOT_WORDS * ((start + i) % _SLOTS) for i in range(16)]
+    return [_SLOT_WORDS * ((start + i) % _SLOTS) for i in range(16)]

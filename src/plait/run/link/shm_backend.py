@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plait.errors import PlanError, RunError
-from plait.run.link.core import compiled
+from plait.run.link import core
 from plait.run.link.shared_memory import Arena, host, is_suitable
 from plait.run.link.shm_group import BACKEND, ShmGroup
 
@@ -24,8 +24,8 @@ def create_group(options: Any) -> dist.ProcessGroup:
     """Make a group as torch asks for it."""
     store, rank, size = options.store, options.group_rank, options.group_size
     timeout = options.timeout
-    own = Arena.create(1, 1) if is_suitable() else None
-    here = [host(), own.pid if own else 0, own.file if own else -1, compiled() is not None]
+    own = Arena.create(1) if is_suitable() else None
+    here = [host(), own.pid if own else 0, own.file if own else -1, core.compiled() is not None]
     told = [json.loads(word) for word in _exchange(store, "where", rank, size, json.dumps(here), timeout)]
     if own is None or any(place != host() or not pid for place, pid, _, _ in told):
         raise RunError(
@@ -37,7 +37,7 @@ def create_group(options: Any) -> dist.ProcessGroup:
         if peer == rank:
             arenas.append(own)
         else:
-            arenas.append(Arena(os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR), pid, 1, 1))
+            arenas.append(Arena(os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR), pid, 1))
     _exchange(store, "open", rank, size, "1", timeout)
     ranks = list(options.global_ranks_in_group or range(size))
     native = all(entry[3] for entry in told)

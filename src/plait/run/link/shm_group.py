@@ -13,11 +13,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plait.errors import PlanError, RunError
+from plait.run.link.bell import Bells
 from plait.run.link.collectives import Collectives
 from plait.run.link.core import make_core
 from plait.run.link.meeting import Meeting, Task
-from plait.run.link.shared_memory import Arena, Region
-from plait.run.link.shm_messages import Messages, flat_of
+from plait.run.link.shared_memory import Arena, Region, flat_of
+from plait.run.link.shm_messages import Messages
 from plait.run.link.shm_work import Progress, ShmWork, Together
 
 BACKEND = "plait_shm"
@@ -41,7 +42,8 @@ class ShmGroup(dist.ProcessGroup):
     ) -> None:
         super().__init__(rank, len(arenas))  # type: ignore[call-arg]
         headers, slots = zip(*(arena.meeting(0) for arena in arenas), strict=True)
-        core = make_core(headers, rank, native=native)
+        bells = [arena.bell for arena in arenas]
+        core = make_core(headers, bells, rank, native=native)
         names = [f"rank {other}" for other in ranks]
         pids = [arena.pid for arena in arenas]
         self._name = ""
@@ -51,7 +53,7 @@ class ShmGroup(dist.ProcessGroup):
         self._meeting = Meeting(core, slots, rank, names, pids, timeout_s)
         self._collectives = Collectives(self._meeting, arenas, self._buffers)
         self._progress = Progress(self._meeting, "plait_shm")
-        self._messages = Messages(arenas, rank, names, timeout_s)
+        self._messages = Messages(arenas, rank, names, Bells(bells, rank, native=native), timeout_s)
 
     def getBackendName(self) -> str:  # noqa: N802
         return BACKEND

@@ -5,7 +5,6 @@ message of another size or dtype than the tensor is told, never copied.
 """
 
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -16,27 +15,24 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plait.errors import RunError
+from plait.run.link.bell import Bells, look_at
 from plait.run.link.meeting import DTYPES
-from plait.run.link.shared_memory import Arena, has_ended
+from plait.run.link.shared_memory import Arena, flat_of
 from plait.run.link.shared_messages import Mail
 
 _HEAD_BYTES = 64
 """Before every message: its dtype."""
-_YIELDS = 200
-"""Looks before a rank that waits starts to sleep between looks."""
-_LONGEST_SLEEP_S = 0.0005
-"""Between two looks: the least that gloo takes for a kilobyte between two processes of a host."""
-_LOOK_S = 0.2
-"""Between two looks whether the other is still alive."""
 
 
 class Messages:
     """The messages of one rank of a group."""
 
-    def __init__(self, arenas: Sequence[Arena], own: int, names: Sequence[str], timeout_s: float) -> None:
-        self._arenas, self._own, self._names = arenas, own, names
+    def __init__(
+        self, arenas: Sequence[Arena], own: int, names: Sequence[str], bells: Bells, timeout_s: float
+    ) -> None:
+        self._arenas, self._own, self._names, self._bells = arenas, own, names, bells
         self._timeout_s = timeout_s
-        self._mail = Mail(arenas, own, 0, self.until)
+        self._mail = Mail(arenas, own, bells, lambda is_over, rank, what: self.until(is_over, what, rank))
         self._sent: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._asked: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._lock = threading.Lock()
@@ -84,29 +80,9 @@ class Messages:
             with torch.no_grad():
                 tensor.copy_(payload.view(tensor.shape))
 
-    def until(self, is_over: Callable[[], bool], *sources: int) -> None:
-        """Wait; an error where a rank that must move is gone or too late."""
-        began_s = looked_s = 0.0
-        looks = 0
-        while not is_over():
-            looks += 1
-            if looks < _YIELDS:
-                time.sleep(0)
-                continue
-            time.sleep(min(_LONGEST_SLEEP_S, 1e-6 * (looks - _YIELDS + 10)))
-            now_s = time.monotonic()
-            began_s = began_s or now_s
-            if now_s - looked_s < _LOOK_S:
-                continue
-            looked_s = now_s
-            gone = [source for source in sources if has_ended(self._arenas[source].pid)]
-            names = " or ".join(self._names[source] for source in sources)
-            if len(gone) == len(sources) and not is_over():
-                raise ConnectionError(f"a message from {names}: its process is gone.")
-            if now_s - began_s > self._timeout_s:
-                raise ConnectionError(
-                    f"a message from {names} did not come within {self._timeout_s:.0f} s: timed out."
-                )
+    def until(self, is_over: Callable[[], bool], what: str, *sources: int) -> None:
+        """Wait; an error where the ranks that may move are gone or too late."""
+        self._bells.until(is_over, look_at(self._arenas, self._names, sources, what, self._timeout_s))
 
 
 class _Sent(dist.Work):
@@ -144,7 +120,7 @@ class _Received(dist.Work):
         return self._source is not None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        self._messages.until(self.is_completed, *self._sources)
+        self._messages.until(self.is_completed, f"a message with tag {self._tag}", *self._sources)
         return True
 
     def _source_rank(self) -> int:
@@ -164,15 +140,6 @@ class _Received(dist.Work):
 
         threading.Thread(target=attend, daemon=True).start()
         return future
-
-
-def flat_of(tensor: Tensor, *, read: bool = True) -> Tensor:
-    """The elements in order: the tensor's own memory where it is contiguous."""
-    if tensor.is_contiguous():
-        return tensor.detach().as_strided((tensor.numel(),), (1,))  # one element may have any stride
-    if read:
-        return tensor.detach().contiguous().view(-1)
-    return torch.empty(tensor.numel(), dtype=tensor.dtype)
 
 
 def _name(tag: int, number: int) -> str:

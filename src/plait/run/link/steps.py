@@ -14,7 +14,7 @@ import torch
 
 from plait.errors import PlanError
 
-COPY, REDUCE, POST, WAIT, SIGN, CHECK = range(6)
+COPY, REDUCE, POST, WAIT, COME, CHECK = range(6)
 ROW = 8
 """Numbers a row: what it is, then its arguments."""
 SLOT_BYTES = 1 << 19
@@ -54,6 +54,9 @@ class Rows:
     """How far the rank's counter moves."""
     uses: int
     """Slots that it uses, one after another."""
+    is_settled: bool = True
+    """Whether the result is there with the last row. Else that row waits for the others' parts: whoever does not need
+    them yet may go on with its next collective."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +98,10 @@ class Writer:
         self._words = array("q")
         self._posts = 0
 
-    def rows(self) -> Rows:
+    def rows(self, *, is_settled: bool = True) -> Rows:
         """What was written."""
         count = len(self._words) // ROW
-        return Rows(words=self._words, count=count, posts=self._posts, uses=self.uses)
+        return Rows(words=self._words, count=count, posts=self._posts, uses=self.uses, is_settled=is_settled)
 
     def slot(self, rank: int) -> int:
         """The register of a rank's slot of the piece that is under way."""
@@ -125,18 +128,24 @@ class Writer:
     def meet(self) -> None:
         """Tell the others that this rank has come so far, and wait until all have; first, that all do the same."""
         self._posts += 1
-        first = self._posts == 1
-        if first:
-            self._row(SIGN)
         self._row(POST, self._posts)
         self._row(WAIT, self._posts)
-        if first:
+        if self._posts == 1:
             self._row(CHECK)
+
+    def come(self) -> None:
+        """Wait until all have announced the same collective."""
+        self._row(COME)
+        self._row(CHECK)
 
     def leave(self) -> None:
         """Tell the others, and wait for nobody."""
         self._posts += 1
         self._row(POST, self._posts)
+
+    def settle(self) -> None:
+        """Wait for the others' parts of what was done last."""
+        self._row(WAIT, self._posts)
 
     def _row(self, *numbers: int) -> None:
         self._words.extend((*numbers, *(0,) * (ROW - len(numbers))))
@@ -245,24 +254,60 @@ def all_to_all(ranks: int, own: int, sizes: tuple[tuple[int, ...], ...]) -> Rows
 
 
 @lru_cache(_KEPT)
-def sum_in_place(ranks: int, own: int, num_bytes: int, how: Reduction, extents: tuple[int, ...] = ()) -> Rows:
-    """Tensors that all can read: this rank's piece of the sum, for all; with `extents` to its own tensor alone.
+def come(ranks: int, own: int) -> Rows:
+    """Until all have told what they are about to do, and where their tensors lie: what follows depends on that."""
+    writer = Writer(ranks, own)
+    writer.come()
+    return writer.rows()
 
-    Registers of what is given: every rank's tensor. They have met before, to tell where their tensors lie.
+
+@lru_cache(_KEPT)
+def sum_in_place(ranks: int, own: int, num_bytes: int, how: Reduction, sizes: tuple[int, ...] = ()) -> Rows:
+    """Tensors that all can read: this rank's piece of the sum, for all; with `sizes` of pieces to its own tensor alone.
+
+    Registers of what is given: every rank's tensor.
     """
     writer = Writer(ranks, own)
-    if extents:
-        low, high = sum(extents[:own]), sum(extents[: own + 1])
-    else:
-        share = _share(num_bytes, ranks)
-        low, high = min(own * share, num_bytes), min((own + 1) * share, num_bytes)
+    share = _share(num_bytes, ranks)
+    low, high = min(own * share, num_bytes), min((own + 1) * share, num_bytes)
+    if sizes:
+        low, high = sum(sizes[:own]), sum(sizes[: own + 1])
     for at in range(low, high, SLOT_BYTES):
         count = min(SLOT_BYTES, high - at)
         writer.reduce(writer.given(own), at, writer.given(0), at, count, how)
-        for rank in range(ranks) if not extents else ():
+        for rank in range(ranks) if not sizes else ():
             if rank != own:
                 writer.copy(writer.given(rank), at, writer.given(own), at, count)
-    writer.meet()
+    writer.leave()
+    writer.settle()
+    return writer.rows(is_settled=False)
+
+
+@lru_cache(_KEPT)
+def gather_in_place(ranks: int, own: int, sizes: tuple[int, ...], is_there: bool) -> Rows:
+    """Everybody's bytes from where they lie; `is_there`: this rank's own are in their place."""
+    writer = Writer(ranks, own)
+    for rank in range(ranks):
+        if rank != own or not is_there:
+            writer.copy(writer.taken(rank), 0, writer.given(rank), 0, sizes[rank])
+    writer.leave()
+    return writer.rows()
+
+
+@lru_cache(_KEPT)
+def halo(ranks: int, own: int, up: int, down: int) -> Rows:
+    """The first bytes of every rank to the one before it, and the last ones to the next."""
+    writer = Writer(ranks, own)
+    room = SLOT_BYTES // 2
+    for at in _pieces(max(up, down), room):
+        writer.copy(writer.slot(own), 0, writer.given(0), at, min(room, up - at))
+        writer.copy(writer.slot(own), room, writer.given(1), at, min(room, down - at))
+        writer.meet()
+        if own > 0:
+            writer.copy(writer.taken(0), at, writer.slot(own - 1), room, min(room, down - at))
+        if own + 1 < ranks:
+            writer.copy(writer.taken(1), at, writer.slot(own + 1), 0, min(room, up - at))
+        writer.uses += 1
     return writer.rows()
 
 
