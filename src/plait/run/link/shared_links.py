@@ -206,7 +206,9 @@ def share_memory(
     """
     count = len(axes_that_meet(mesh))
     own = _attempt(lambda: Arena.create(count)) if is_suitable() else None
-    told_by_all = tell([host(), [own.file, own.pid] if own is not None else None, core.compiled() is not None])
+    told_by_all = tell(
+        [host(), [own.file, own.pid] if own is not None else None, core.compiled() is not None]
+    )
     everybody = told_by_all[first : first + mesh.size + servers]
     arenas = None
     if own is not None and all(place == host() and told for place, told, _ in everybody):
