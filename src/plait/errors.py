@@ -10,6 +10,7 @@
     ├── ProgramError      a compiled program is not sound (a bug of ours, never of the user's model)
     ├── RunError          training started and failed
     │   ├── WorkerError   one rank raised or died; names the rank and carries its traceback
+    │   │   └── LostError  ranks are lost of a run that can go on with those that are left
     │   ├── HangError     ranks wait for each other; names the operation, who waits and who is missing
     │   ├── DiskError     a file of the run cannot be written: no room, or no permission
     │   ├── StepError     an op of a captured step raised or made NaN; names the user's line, module and samples
@@ -80,6 +81,17 @@ class WorkerError(RunError):
         super().__init__(what, fix=fix)
         self.rank = rank
         self.traceback = traceback
+
+
+class LostError(WorkerError):
+    """Ranks are lost, and others are left with whom the run can go on."""
+
+    def __init__(self, cause: RunError, *, lost: tuple[int, ...], seen_s: float, handed: str | None) -> None:
+        super().__init__(cause.what, rank=lost[0], fix=cause.fix)
+        self.cause = cause
+        self.lost = lost
+        self.seen_s = seen_s  # when it was seen, on the monotonic clock
+        self.handed = handed  # the checkpoint that a rank which is left has written of what it held
 
 
 class HangError(RunError):

@@ -70,8 +70,23 @@ class Limits:
     """Look for NaN after every piece of a captured step, and name the line and the samples that made the first."""
     spike: float | None = None
     """Take a loss over so many times the median of the last 32 for a bad one, too."""
+    elastic: str | None = None
+    """Go on with the ranks that are left when some are lost, from the fewest to the most of them: 2:4."""
+
+    @property
+    def elastic_ranks(self) -> tuple[int, int] | None:
+        """The fewest and the most ranks of an elastic run."""
+        if self.elastic is None:
+            return None
+        least, colon, most = self.elastic.partition(":")
+        if not (colon and least.isdigit() and most.isdigit() and 1 <= int(least) <= int(most)):
+            raise UsageError(
+                f"elastic={self.elastic} is no range of ranks.", fix="write it like --elastic 2:4."
+            )
+        return int(least), int(most)
 
     def __post_init__(self) -> None:
+        _ = self.elastic_ranks
         if not self.hang_s > 0:
             raise UsageError(f"hang_s={self.hang_s:g} is not a time.", fix="use some seconds.")
         if self.compare_every < 0:

@@ -15,7 +15,7 @@ import msgspec
 import yaml
 
 from plait.errors import PlanError
-from plait.files.document import Document, Format, read_yaml
+from plait.files.document import Document, Format, parse_yaml, read_yaml
 from plait.files.shape import given_in, partial_of, shaped
 from plait.plan.agreement import AGREEMENTS, Agreement
 from plait.plan.decisions import (
@@ -221,6 +221,11 @@ def plan_from(values: Mapping[str, Any], where: str, named: Named = MappingProxy
 def read_plan(path: Path, named: Named = MappingProxyType({})) -> Plan:
     """A plan from a YAML file; `named` are the plans that it may name. A problem is told with its line."""
     return _plan_in(read_yaml(path, _FORMAT), named)
+
+
+def parse_plan(text: str, named: Named) -> Plan:
+    """A plan from the text of such a file."""
+    return _plan_in(parse_yaml(text, "the plan", _FORMAT), named)
 
 
 def _plan_in(document: Document, named: Named) -> Plan:

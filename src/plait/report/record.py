@@ -3,7 +3,7 @@
 In: the folder of a run. Out: a `RunRecord` that holds whatever is there and says what is not.
 It never fails because a file is missing or was cut short by a crash; it fails when there is no such folder.
 
-    plan.yaml   metrics.jsonl   environment.json   totals.json   trace/rank<k>.json
+    plan.yaml   metrics.jsonl   environment.json   totals.json   outlived.json   trace/rank<k>.json
 """
 
 import re
@@ -21,6 +21,7 @@ from plait.files.records import read_records
 from plait.files.shape import decode_python_json, shaped
 from plait.trace.files import read_trace
 from plait.trace.span import Trace
+from plait.units import format_seconds
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ class RunRecord:
     trace: Trace | None
     """The trace, where one was recorded."""
     notes: tuple[str, ...]
-    """What is missing or could not be read, a sentence each."""
+    """What the run has outlived, and what is missing or could not be read, a sentence each."""
 
 
 def read_run(run_dir: Path) -> RunRecord:
@@ -59,6 +60,7 @@ def read_run(run_dir: Path) -> RunRecord:
     lines = _lines(folder / "metrics.jsonl", notes)
     unknown = "machine and versions are unknown"
     environment = _object(folder / "environment.json", dict[str, Any], unknown, notes) or {}
+    notes += _outlived(folder / "outlived.json", notes)
     notes += _missing_steps(lines, folder, environment.get("first_step"))
     trace = None
     try:
@@ -179,6 +181,17 @@ class _Totals(msgspec.Struct):
     gradient_bytes: Count | None = None
 
 
+class _Outlived(msgspec.Struct):
+    """An entry of `outlived.json`: a change of the ranks of a run that goes on with those that are left."""
+
+    what: str
+    plan: str
+    step: Count
+    repeated_steps: Count
+    source: str
+    took_s: float | None = None
+
+
 _FORMAT = Format(noun="an object", error=PlaitError, fix="run the job again.", max_bytes=64 << 20)
 
 
@@ -188,6 +201,19 @@ def _totals(path: Path, notes: list[str]) -> dict[str, Any]:
         return {}
     found = _object(path, _Totals, "what ranks exchanged is unknown", notes)
     return {} if found is None else msgspec.structs.asdict(found)
+
+
+def _outlived(path: Path, notes: list[str]) -> list[str]:
+    """What the run has gone on after; most have no such file."""
+    if not path.exists():
+        return []
+    found = _object(path, list[_Outlived], "what the run has outlived is unknown", notes) or []
+    return [
+        f"{one.what.rstrip('.')}: the run went on as {one.plan} with step {one.step}, from {one.source}; "
+        + ("" if one.took_s is None else f"it took {format_seconds(one.took_s)}, ")
+        + f"{one.repeated_steps} step(s) were repeated."
+        for one in found
+    ]
 
 
 def _object(path: Path, schema: type[T], consequence: str, notes: list[str]) -> T | None:

@@ -5,32 +5,33 @@ In: a job, a plan. Out: a `Result`, and a run folder. The model is captured and 
 any process starts; workers inherit both.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from plait.callbacks import Callback, Callbacks
-from plait.errors import JobError, SpoiledError, UsageError
+from plait.errors import CheckpointError, JobError, UsageError
 from plait.files.write import write_or_tell, write_whole
 from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.options import Limits, Listener, Saving, Trial
-from plait.plan.named import resolve
-from plait.plan.plan import Plan
+from plait.plan.named import NAMED, resolve
+from plait.plan.plan import Plan, parse_plan
 from plait.run.checkpoint.store import load_checkpoint, locate_checkpoint
+from plait.run.join.find import task_of
 from plait.run.loop.again import Again
-from plait.run.loop.parent import run_all
-from plait.run.loop.ranks import Main, run_ranks, start_of, threads_per_rank
+from plait.run.loop.attempts import Attempts
+from plait.run.loop.outlive import SAVE_EVERY, Outlive, plan_on
+from plait.run.loop.ranks import Main, start_of, threads_per_rank
 from plait.run.loop.shared_model import check_shared
 from plait.run.loop.task import Task
 from plait.run.prepare.about import about
 from plait.run.prepare.fits import memory_limit
 from plait.run.prepare.prepare import prepare
-from plait.run.prepare.programs import Programs
 from plait.run.prepare.room import check_room
 from plait.run.prepare.rules import check_emulation, check_slow
 from plait.run.proof.first_step import check_capture
@@ -45,6 +46,7 @@ from plait.run.start.first import First
 from plait.run.start.follower import Follower, Round
 from plait.run.start.guardian import Guardian
 from plait.run.start.party import facts_of, join, place_here, ranks_wanted, telling
+from plait.run.start.processes import Start
 from plait.trace.files import read_trace, write_chrome
 from plait.trace.recorder import clock_offset_ns
 
@@ -79,6 +81,10 @@ def train(
         )
     place = place_here()
     chosen = resolve(plan, ranks_wanted(place, plan, ranks, mesh), settings, mesh)
+    started = task_of(os.environ) if limits.elastic is not None else None
+    begins_again = started is not None and resume is None and _holds_run(out)
+    if started is not None and started.is_rank and chosen.ranks != started.tasks:
+        chosen = plan_on(chosen, started.tasks)
     if steps is not None:
         job = replace(job, steps=steps, epochs=None)
     party = join(place, chosen.ranks) if place is not None else None
@@ -91,7 +97,8 @@ def train(
     check_shared(chosen, device)
     check_keep_best(saving.keep_best, job, chosen)
     options = _Options(
-        device=device, dtype=dtype, resume=resume, trace=trace, saving=saving, limits=limits, trial=trial,
+        device=device, dtype=dtype, resume=resume, begins_again=begins_again, trace=trace,
+        saving=saving, limits=limits, trial=trial,
         facts=facts_of(job, chosen, device=device, dtype=trial.dtype, **_of_file(saving)),
     )  # fmt: skip
     if isinstance(party, Follower):
@@ -99,7 +106,8 @@ def train(
     with telling(party):
         if party is not None:
             party.begin(options.facts, patience_s=_BEGIN_S)
-        folder = make_run_folder(Path(out) if out else None, saving.name, resuming=resume is not None)
+        resumes = resume is not None or begins_again
+        folder = make_run_folder(Path(out) if out else None, saving.name, resuming=resumes)
         result, summary = _lead(job, chosen, folder, options, tell, party)
         if party is not None:
             kept = {name: summary[name] for name in ("losses", "evaluation", "stopped")}
@@ -114,6 +122,8 @@ class _Options:
     device: str
     dtype: torch.dtype
     resume: str | Path | None
+    begins_again: bool
+    """Whether an engine has started again what is in the run folder."""
     trace: bool
     saving: Saving
     limits: Limits
@@ -136,7 +146,7 @@ def _lead(
     )  # fmt: skip
     with locked(folder), room_for_last_words(folder), Guardian() as guardian:
         try:
-            checkpoint = _located(options.resume, tell)
+            checkpoint = _last_of(folder, tell) if options.begins_again else _located(options.resume, tell)
             start_step = _continued_from(checkpoint, job) if checkpoint else 0
             said: list[dict[str, Any]] = []
             programs = prepare(
@@ -157,6 +167,13 @@ def _lead(
         chosen, job = programs.plan, programs.whole
         order = job.order(programs.captures.source.num_samples)
         say = lambda text: tell({"notice": text})  # noqa: E731
+        outlive = _outlive(options, chosen, tell)
+        task = _task(
+            job, chosen, folder, options, resume=checkpoint, clock_offset_ns=clock_offset_ns(),
+            tell_every_step=tell.wants_steps, attempt=int(options.begins_again),
+        )  # fmt: skip
+        if outlive is not None and options.begins_again:
+            outlive.begun_again(task, start_step)
         write_left_shares(folder, start_step, samples=saving.record_samples, order=order, tell=say)
         write_whole(folder / "plan.yaml", chosen.to_yaml())
         write_environment(
@@ -171,10 +188,6 @@ def _lead(
             },
             start_step=start_step,
         )
-        task = _task(
-            job, chosen, folder, options, resume=checkpoint, clock_offset_ns=clock_offset_ns(),
-            tell_every_step=tell.wants_steps,
-        )  # fmt: skip
         total_steps = job.total_steps(programs.captures.source.num_samples)
         if total_steps is not None and total_steps <= start_step:
             tell(
@@ -183,13 +196,19 @@ def _lead(
                 }
             )
         tell({"started": str(folder), "total_steps": total_steps, "start_step": start_step})
-        again = Again(on_bad_loss=limits.on_bad_loss, tell=tell)
+        attempts = Attempts(
+            again=Again(on_bad_loss=limits.on_bad_loss, tell=tell),
+            outlive=outlive,
+            guardian=guardian,
+            party=party,
+            wants_end=lambda: tell.stop,
+        )
         try:
-            summary = _run_until_right(task, programs, again, start_step, guardian, lambda: tell.stop, party)
+            summary, programs = attempts.run(task, programs, start_step)
         except BaseException as error:
             tell.fail(error)
             raise
-        write_or_tell(lambda: write_totals(folder, chosen, summary), say)
+        write_or_tell(lambda: write_totals(folder, programs.plan, summary), say)
         if trace and summary["losses"]:
             write_or_tell(lambda: _write_timeline(folder), say)
         tell.end(summary["stopped"])
@@ -202,12 +221,22 @@ def _task(job: Job, plan: Plan, folder: Path, options: _Options, **more: Any) ->
     saving, limits, trial = options.saving, options.limits, options.trial
     return Task(
         job=job, plan=plan, folder=folder, device=options.device, dtype=options.dtype,
-        checkpoint_every=saving.checkpoint_every, checkpoint_timeout_s=saving.checkpoint_timeout_s,
+        checkpoint_every=saving.checkpoint_every or (None if limits.elastic is None else SAVE_EVERY),
+        checkpoint_timeout_s=saving.checkpoint_timeout_s,
         keep=saving.keep, keep_best=saving.keep_best,
         record_samples=saving.record_samples, record_gradients=trial.record_gradients, trace=options.trace,
         hang_s=limits.hang_s, compare_every=limits.compare_every, spike=limits.spike, detect_nan=limits.detect_nan,
-        slow=dict(trial.slow), emulation=trial.emulation, **more,
+        slow=dict(trial.slow), emulation=trial.emulation, outlives=limits.elastic is not None, **more,
     )  # fmt: skip
+
+
+def _outlive(options: _Options, plan: Plan, tell: Listener) -> Outlive | None:
+    """What is done about lost ranks; None: nothing."""
+    ranks = options.limits.elastic_ranks
+    if ranks is None:
+        return None
+    limit = memory_limit(options.device, options.limits.memory)
+    return Outlive(least=ranks[0], most=ranks[1], tell=tell, limit_bytes=limit, wanted=plan)
 
 
 def _follow(party: Follower, job: Job, chosen: Plan, options: _Options) -> Result:
@@ -223,23 +252,24 @@ def _follow(party: Follower, job: Job, chosen: Plan, options: _Options) -> Resul
             party.fail(error)
             raise
 
-        def make(found: Round) -> Main:
+        def make(found: Round) -> tuple[Main, int, Start]:
+            nonlocal programs
+            if found.info["plan"] is not None:
+                plan = parse_plan(found.info["plan"], NAMED)
+                if plan != programs.plan:
+                    captures = None if programs.whole.objectives else programs.captures
+                    programs = prepare(
+                        programs.whole, plan, options.device, options.dtype, lambda event: None, captures
+                    )
             offset = found.info["clock_offset_ns"]
             task = _task(
                 programs.whole, programs.plan, found.folder, options, resume=found.resume,
                 clock_offset_ns=None if offset is None else offset + found.clock_ns,
-                leave_out=frozenset(found.info["leave_out"]),
+                leave_out=frozenset(found.info["leave_out"]), attempt=found.info["attempt"],
             )  # fmt: skip
-            return Main(task, programs, None)
+            return Main(task, programs, None), threads_per_rank(len(found.local), party), start_of(programs)
 
-        ranks = programs.plan.ranks
-        summary = party.follow(
-            make,
-            ranks=ranks,
-            threads=threads_per_rank(ranks, party),
-            start=start_of(programs),
-            guardian=guardian,
-        )
+        summary = party.follow(make, guardian=guardian)
     return Result.of(summary, Path(summary["folder"]), tuple(programs.choices), programs.whole)
 
 
@@ -256,6 +286,19 @@ def _located(resume: str | Path | None, tell: Listener) -> Path | None:
     return locate_checkpoint(Path(resume), on_notice=lambda text: tell({"notice": text}))
 
 
+def _holds_run(out: str | Path | None) -> bool:
+    """Whether a run has begun to write to a folder."""
+    return out is not None and (Path(out) / "metrics.jsonl").exists()
+
+
+def _last_of(folder: Path, tell: Listener) -> Path | None:
+    """The last checkpoint of a run; None: it has none yet."""
+    try:
+        return _located(folder, tell)
+    except CheckpointError:
+        return None
+
+
 def _continued_from(checkpoint: Path, job: Job) -> int:
     """The step to continue with; refuses a job under which it would not be the same run."""
     state = load_checkpoint(checkpoint)
@@ -267,24 +310,3 @@ def _continued_from(checkpoint: Path, job: Job) -> int:
                 fix=f"use --set {name}={before}, or start a new run.",
             )
     return state.step
-
-
-def _run_until_right(
-    task: Task,
-    programs: Programs,
-    again: Again,
-    start_step: int,
-    guardian: Guardian,
-    wants_end: Callable[[], str | None],
-    party: First | None,
-) -> dict[str, Any]:
-    """Run; after a spoiled step from the last good checkpoint on, where that is wanted and there is one."""
-    while True:
-        try:
-            summary = run_all(task, programs, again.tell, partial(run_ranks, guardian, party), wants_end)
-        except SpoiledError as error:
-            task = again.task_after(task, error)
-            continue
-        if again.spoiled:
-            summary["losses"] = again.losses(task.folder, start_step)
-        return summary

@@ -77,6 +77,14 @@ class Machine:
         """How much longer this rank takes to compute than it needs: for trying out a straggler."""
         self.detect_nan = False
         """Whether what each segment makes is searched for NaN."""
+        self.keeps_undo = False
+        """Whether a step that does not come to its end can be undone."""
+        self.on_update: Callable[[], None] = lambda: None
+        """Is called before weights change: from then on the step cannot be undone."""
+        self.is_updating = False
+        """Whether weights are those of no step."""
+        self._undo: dict[str, Tensor] = {}
+        """Buffers that this step has changed, as they were."""
         self.turns: Turns | None = None
         """Of the user's code, where it met others of this process last."""
         self._values: dict[Value, Any] = state.values()
@@ -136,6 +144,7 @@ class Machine:
         now = self._steps.step(program, step, shares)
         self.store.frozen = self.state.frozen(step)
         self._now, self._sums.norm, self._used = now, None, frozenset()
+        self._undo.clear()
         self._values |= now.known.constants
         if now.own.same_sizes and shares:
             yield from compare_sizes(now, self.links)
@@ -162,7 +171,8 @@ class Machine:
                 self._values.pop(name, None)
             done(step, instruction, start, clock())
         yield from self._traffic.drain()
-        self.state.steps_done = step + 1
+        self.state.steps_done, self.is_updating = step + 1, False
+        self._undo.clear()
         if self.state.averages is not None and program.plan.agreement.weights == "own":
             self.state.averages.after(step)
         self.outcome = None
@@ -170,6 +180,12 @@ class Machine:
             self.outcome = StepOutcome(
                 total=self._values.pop(TOTAL), weight=self._values.pop(WEIGHT), norm=self._sums.norm
             )
+
+    def undo(self) -> None:
+        """Forget a step of which the weights have not changed yet."""
+        assert not self.is_updating
+        for name, before in self._undo.items():
+            self.state.buffers[name].copy_(before)
 
     @property
     def port(self) -> Port | None:
@@ -287,6 +303,8 @@ class Machine:
             self._values[name] = self._values[source].clone()
 
     def _update(self, now: Step, instruction: ins.Update) -> None:
+        self.on_update()
+        self.is_updating = True
         self.store.hand_over(now.own.buckets)
         scale, norm = self.state.loss_scale, self._sums.norm
         if scale is None or scale.takes(float(norm) if norm is not None else 0.0):
@@ -298,4 +316,6 @@ class Machine:
     def _commit(self, now: Step, instruction: ins.Commit) -> None:
         for name, source in zip(instruction.buffers, instruction.reads, strict=True):
             new = self.store.buffer(name) if source.kind == "bucket" else self._values[source]
+            if self.keeps_undo and name not in self._undo:
+                self._undo[name] = self.state.buffers[name].clone()
             self.state.buffers[name].copy_(new)

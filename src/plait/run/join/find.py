@@ -21,9 +21,12 @@ ENGINES: tuple[Callable[[Mapping[str, str]], Place | None], ...] = (
 
 def find_place(environment: Mapping[str, str]) -> Place | None:
     """Where this process is among others that were started with it."""
-    for read in ENGINES:
-        place = read(environment)
-        if place is not None:
-            first = environment.get("PLAIT_FIRST_ADDRESS", place.first)
-            return checked(replace(place, first=first)) if place.tasks > 1 else None
-    return None
+    place = task_of(environment)
+    if place is None or place.tasks == 1:
+        return None
+    return checked(replace(place, first=environment.get("PLAIT_FIRST_ADDRESS", place.first)))
+
+
+def task_of(environment: Mapping[str, str]) -> Place | None:
+    """The task of an engine that this process is, also where it is the only one."""
+    return next((place for read in ENGINES if (place := read(environment)) is not None), None)

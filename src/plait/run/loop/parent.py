@@ -82,7 +82,7 @@ def _run_apart(
     if task.resume is not None:
         state = load_checkpoint(task.resume)
         first_step, progress = state.step, state.extra.get("progress", {})
-    below = first_step if task.resume is not None else None
+    below = first_step if task.resume is not None or task.attempt else None
     says_all = task.tell_every_step
     with Journal(
         task.folder, tell, keep_below=below, samples=task.record_samples, says_all=says_all

@@ -43,6 +43,7 @@ from plait.run.record.ledger import Ledger
 from plait.run.setup.agreement import check_agreement
 from plait.run.setup.allocator import keep_freed_memory
 from plait.run.setup.device import choose_device, exact_products
+from plait.run.start.child import is_communication
 from plait.run.start.launch import GroupKind, Seat, connect, disconnect
 from plait.run.wire.emulate import Wire
 
@@ -138,11 +139,19 @@ class _Rank:
             company,
             start_step=self.start_step,
         )
+        rescue = worker.rescue
+        if self.task.outlives and self.seat.ranks > 1:
+            rescue.listen()
+            self.machine.keeps_undo, self.machine.on_update = True, rescue.close
         try:
             return worker.run()
         except SpoiledError:
             company.abandon()
             raise
+        except Exception as error:
+            if not (rescue.listens and isinstance(company, Together) and is_communication(error)):
+                raise
+            return company.hand_over(error)
 
     def _links(self, device: torch.device) -> tuple[Links, Post | None]:
         plan, seat, timeout_s = self.task.plan, self.seat, self.task.timeout_s
@@ -199,7 +208,7 @@ class _Rank:
             return Apart(task, seat, self.programs, self.machine, self.watch, self.start_step)
         ledger = None
         if seat.rank == 0:
-            below = self.start_step if task.resume is not None else None
+            below = self.start_step if task.resume is not None or task.attempt else None
             journal = Journal(
                 task.folder,
                 seat.emit,

@@ -49,7 +49,9 @@ def run_ranks(
     return launch(
         main,
         ranks=ranks,
-        threads_per_rank=threads_per_rank(ranks, party),
+        threads_per_rank=threads_per_rank(
+            ranks if party is None else len(party.members.seats(ranks)[0]), party
+        ),
         hang_s=task.hang_s,
         start=start_of(programs),
         on_event=on_event,
@@ -57,15 +59,22 @@ def run_ranks(
         dispensable=dispensable,
         guardian=guardian,
         party=party,
-        told={"leave_out": sorted(task.leave_out), "clock_offset_ns": task.clock_offset_ns},
+        told={
+            "leave_out": sorted(task.leave_out),
+            "clock_offset_ns": task.clock_offset_ns,
+            "plan": task.plan.to_yaml() if task.attempt else None,
+            "attempt": task.attempt,
+        },
         resume=task.resume,
+        outlives=task.outlives,
+        holds_all=task.holds_all,
     )
 
 
 def threads_per_rank(ranks: int, party: First | Follower | None) -> int:
-    """This host's processors, shared among the ranks that are on it."""
-    here = ranks if party is None else party.place.ranks_each(ranks) * party.place.local_tasks
-    return max(1, (os.cpu_count() or 1) // here)
+    """This host's processors, shared among the ranks that are on it: `ranks` of this task, and those of others."""
+    here = ranks if party is None else ranks * party.place.local_tasks
+    return max(1, (os.cpu_count() or 1) // max(1, here))
 
 
 def start_of(programs: Programs) -> Start:

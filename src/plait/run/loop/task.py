@@ -45,10 +45,20 @@ class Task:
     """Look for NaN after each segment."""
     leave_out: frozenset[int] = frozenset()
     """Steps that are not trained, whose samples are lost."""
+    outlives: bool = False
+    """Whether the run goes on when ranks are lost, so that those that are left must know what they need for it."""
+    attempt: int = 0
+    """How often ranks were started before, in this run."""
     slow: Mapping[int, float] = field(default_factory=dict)
     """Ranks that are to take so many times as long to compute as they need."""
     emulation: Emulation | None = None
     """The network that there is to be between ranks."""
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether every rank holds all that is trained, between two steps."""
+        plan = self.plan
+        return not plan.agreement.alone and plan.data_ranks == plan.ranks and not plan.memory.zero
 
     @property
     def timeout_s(self) -> float:

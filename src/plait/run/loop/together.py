@@ -5,9 +5,12 @@ is measured and saved is what they hold together: the parts of a model, copies o
 on their own.
 """
 
+import time
+from collections import deque
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +22,7 @@ from plait.errors import CheckpointError
 from plait.job.data.share import LoadedStep
 from plait.run.checkpoint.saver import Notice, Saver
 from plait.run.checkpoint.state import snapshot
+from plait.run.checkpoint.store import save_checkpoint
 from plait.run.hold.copies import copies_of
 from plait.run.hold.worker_states import with_workers
 from plait.run.interpret.machine import Machine
@@ -29,8 +33,13 @@ from plait.run.loop.worker import write_gradients
 from plait.run.prepare.programs import Programs
 from plait.run.record.evaluate import Kept, Progress, aim_of, evaluate
 from plait.run.record.ledger import Ledger
+from plait.run.record.shares import ShareLog
 from plait.run.start.launch import Seat
 
+_LOOK_S = 0.01
+"""Between two looks whether this rank is to write what it holds."""
+_LATEST = 4
+"""Steps by which rank 0, which tells of each at once, may be behind another rank."""
 _SAVED = "saved before the run was spoiled"
 """The key under which rank 0 says so."""
 
@@ -62,6 +71,8 @@ class Together:
         self.is_best = False
         self._saved = -1
         self._gradients: list[dict[str, Tensor]] = []
+        self._latest: deque[dict[str, Any]] = deque(maxlen=_LATEST)
+        """What was told of the last steps, in case that rank 0 is lost."""
         if task.record_gradients:
             machine.store.on_ready = self._keep_gradients
         first = seat.rank == 0
@@ -81,9 +92,17 @@ class Together:
 
     def tell(self, loaded: LoadedStep, told: dict[str, Any]) -> None:
         """Rank 0 writes it down for all."""
+        outlives = self.task.outlives
+        if self.ledger is None and not outlives:
+            return
+        ids = loaded.ids.tolist() if self.task.record_samples else []
+        share = told | {"share": 0, "samples": len(loaded.ids), "ids": ids}
+        if outlives:
+            self._latest.append(share)
         if self.ledger is not None:
-            ids = loaded.ids.tolist() if self.task.record_samples else []
-            self.ledger.take_share(0, told | {"share": 0, "samples": len(loaded.ids), "ids": ids})
+            self.ledger.take_share(0, share)
+            if outlives:
+                self.ledger.flush()
 
     def skip(self, step: int) -> None:
         """The others see it by themselves."""
@@ -154,6 +173,31 @@ class Together:
                 self.seat.store.set(_SAVED, b"")
             else:
                 self.seat.store.wait([_SAVED], timedelta(seconds=2 * self.task.checkpoint_timeout_s))
+
+    def hand_over(self, error: Exception) -> dict[str, Any]:
+        """Others are lost: say what this rank holds, and write it down where it is asked to; `error` where it does not
+        hold everything. Between two updates every rank of such a plan holds the same."""
+        if self.machine.is_updating or not self.task.holds_all:
+            raise error
+        self.machine.undo()
+        if self._saver is not None:
+            self._tell(self._saver.close())
+        if self.ledger is not None:
+            self.ledger.flush()
+        self.seat.emit({"holds": self._state.steps_done})
+        while not self.seat.board.gives():
+            time.sleep(_LOOK_S)  # who is not asked is ended
+        self.seat.emit({"handed": str(self._write_alone())})
+        return {}
+
+    def _write_alone(self) -> Path:
+        """What all ranks hold, and what is known of the last steps, of which rank 0 may not have told."""
+        log = ShareLog(self.task.folder, self.seat.rank)
+        for told in self._latest:
+            log.write({"share": told})
+        log.close()
+        saved, task = self._state.to_checkpoint(self._extra()), self.task
+        return save_checkpoint(task.folder / "checkpoints", saved, keep=task.keep, best_step=self._kept.step)
 
     def close(self) -> dict[str, Any]:
         """Measure and save the end."""

@@ -22,6 +22,7 @@ from plait.program.program import Program
 from plait.run.interpret.machine import Machine
 from plait.run.interpret.outcome import StepOutcome
 from plait.run.loop.guard import Guard
+from plait.run.loop.rescue import Rescue
 from plait.run.loop.task import Task
 from plait.run.loop.watch import Watch
 from plait.run.prepare.programs import Programs
@@ -89,6 +90,7 @@ class Worker:
         )
         self.num_shares = 0
         """That this worker has taken, empty ones too."""
+        self.rescue = Rescue()
         self._unread: tuple[LoadedStep, Program, StepOutcome, float] | None = None
 
     def run(self) -> dict[str, Any]:
@@ -115,9 +117,10 @@ class Worker:
                     break
         self._catch_up()
         last = program or self.programs.full_step()
-        self.machine.end(last)
-        self._compare()
-        counted = self.company.close()
+        with self.rescue.waiting():
+            self.machine.end(last)
+            self._compare()
+            counted = self.company.close()
         self.watch.write(self.task, self.seat, last, self.machine.state.steps_done)
         return {
             "stopped": self.company.stopped,
@@ -190,7 +193,7 @@ class Worker:
         for notice in programs.news():
             self.seat.emit({"notice": notice})
         self.watch.observer.use(program, self.seat.rank)
-        with torch.no_grad():
+        with torch.no_grad(), self.rescue.waiting():
             for _ in self.machine.execute(program, loaded.step, shares):
                 raise AssertionError("a process waits inside its links, never outside")
         return program
@@ -223,13 +226,14 @@ class Worker:
         follows = self.job.follow == TRAIN_LOSS  # the next step's learning rate may depend on this one's loss
         if self.machine.state.device.type == "cpu" or saves or measures or follows:
             self._catch_up()
-        if measures:
-            self.company.measure(loaded.step, loaded.epoch)
-            saves = saves or self.company.is_best
-        if saves or self.guard.is_due(loaded.step):
-            self._compare()  # what is saved is what all agree on
-        if saves:
-            self.company.save()
+        with self.rescue.waiting():
+            if measures:
+                self.company.measure(loaded.step, loaded.epoch)
+                saves = saves or self.company.is_best
+            if saves or self.guard.is_due(loaded.step):
+                self._compare()  # what is saved is what all agree on
+            if saves:
+                self.company.save()
 
     def _catch_up(self) -> None:
         """Read the numbers of the last step. On a GPU this is done one step late, so that it never runs dry."""

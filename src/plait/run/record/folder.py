@@ -1,7 +1,7 @@
 """The run folder: everything that a run leaves behind, in files that people and programs can read.
 
 plan.yaml   environment.json   metrics.jsonl   samples.jsonl (on request)   totals.json   trace/   checkpoints/
-report.html
+report.html   outlived.json (where ranks were lost, and the run went on)
 """
 
 import json

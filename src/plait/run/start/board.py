@@ -34,6 +34,9 @@ _HEARD_AT = 1
 """Byte of the header: whether every host knows the last step."""
 _STOP_STEP_AT = 8
 """Byte of the header: the step after which all ranks end."""
+_GIVER = struct.Struct("<q")
+_GIVER_AT = 32
+"""Byte of the header: the rank that is to hand over what it holds, plus one (0: none)."""
 _SLOT_BYTES = 192
 """Whole cache lines, so that two ranks never write to the same one."""
 _STATE_AT = 8 + 3 * 8
@@ -142,6 +145,10 @@ class Post:
         """Tell whether the parent wants this run to end; ranks may see it some steps apart."""
         return self._memory[_STOP_AT] != 0
 
+    def gives(self) -> bool:
+        """Tell whether this rank is to hand over what it holds, others being lost."""
+        return bool(_GIVER.unpack_from(self._memory, _GIVER_AT)[0] == self._rank + 1)
+
     def is_gone(self, rank: int) -> bool:
         """Tell whether the parent goes on without a rank, which has died."""
         return bool(self._memory[_HEADER_BYTES + rank * _SLOT_BYTES + _STATE_AT] == State.GONE)
@@ -200,6 +207,16 @@ class Board:
         """Ask every rank to finish its step, save and return."""
         self._memory[_HEARD_AT] |= self.is_alone
         self._memory[_STOP_AT] = 1
+
+    @property
+    def giver(self) -> int | None:
+        """The rank that is to hand over what it holds."""
+        found: int = _GIVER.unpack_from(self._memory, _GIVER_AT)[0]
+        return None if not found else found - 1
+
+    @giver.setter
+    def giver(self, rank: int) -> None:
+        _GIVER.pack_into(self._memory, _GIVER_AT, rank + 1)
 
     @property
     def last_step(self) -> int | None:

@@ -37,6 +37,8 @@ _PIPE_BYTES = 1 << 20
 """Of the pipe to the parent: the most that Linux gives a user by default (fs.pipe-max-size)."""
 _F_SETPIPE_SZ = 1031
 """Of `fcntl`: Python names it on Linux alone."""
+LOST_SIGNAL = signal.SIGUSR2
+"""By which the parent says that other ranks are lost."""
 _COMMUNICATION = re.compile(
     r"connection (closed|reset|refused)|broken pipe|socket|gloo|nccl|timed out|timeout|peer", re.IGNORECASE
 )
@@ -174,6 +176,7 @@ def _prepare(child: Child) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(LOST_SIGNAL, signal.SIG_IGN)  # of ranks that have nothing to hand over
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

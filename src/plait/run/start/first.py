@@ -15,12 +15,13 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from plait.errors import PlaitError, RunError, UsageError
+from plait.errors import LostError, PlaitError, RunError, UsageError
 from plait.run.join.addresses import listening_address, own_address
 from plait.run.join.place import Place
 from plait.run.join.token import ports_of
 from plait.run.start.board import Board
 from plait.run.start.child import describe
+from plait.run.start.members import Members, Other
 from plait.run.start.memory_file import anonymous_file
 from plait.run.start.remote import RemoteProcess
 from plait.run.start.trunk import Arrivals, Trunk
@@ -41,31 +42,6 @@ _LAST_FILES_S = 5.0
 
 
 @dataclass(kw_only=True, slots=True)
-class Other:
-    """Another task, as the first one sees it."""
-
-    task: int
-    trunk: Trunk
-    host: str
-    """As a person calls it."""
-    clock_ns: int
-    """What its clock lacks."""
-    clock_error_ns: int
-    """By how much that may be wrong."""
-    facts: Mapping[str, Any] | None = None
-    """What it is about to do; None: it has not come so far."""
-    error: Mapping[str, Any] | None = None
-    """Why it cannot."""
-    is_ready: bool = False
-    has_heard: bool = False
-    """Whether it knows the last step."""
-    is_done: bool = False
-    """Whether its ranks are gone and their files are here."""
-    lost: str | None = None
-    """How the connection ended."""
-
-
-@dataclass(kw_only=True, slots=True)
 class _Round:
     """One start of all ranks."""
 
@@ -83,7 +59,10 @@ class First:
 
     def __init__(self, place: Place, token: bytes, environment: Mapping[str, str], patience_s: float) -> None:
         self.place = place
-        self.others: dict[int, Other] = {}
+        self.members = Members(place=place)
+        self.others = self.members.others
+        self._facts: Mapping[str, Any] | None = None
+        """What all have agreed to do, while they do it."""
         self.owes_end = False
         """Whether the others wait for a word that what was begun is over."""
         self.on_interrupt: Callable[[int], None] = lambda number: None
@@ -123,7 +102,7 @@ class First:
         deadline = time.monotonic() + patience_s
         with self._changed:
             while not is_over():
-                for other in self.others.values():
+                for other in self.members.present():
                     if other.error is not None:
                         raise _of_task(revive(other.error), other)
                     if other.lost is not None:
@@ -146,26 +125,37 @@ class First:
                 f"{patience_s:g} s."
             ),
         )
-        for task in sorted(self.others):
-            found = self.others[task].facts
-            assert found is not None
-            for name in facts:
-                if found.get(name) != facts[name]:
-                    raise UsageError(
-                        f"task {task} on {self.others[task].host} has another {name} than task 0: "
-                        f"{_brief(found.get(name))}, not {_brief(facts[name])}.",
-                        fix="start the same command, with the same files and versions, on all hosts.",
-                    )
-        for other in self.others.values():
+        for other in self.members.present():
+            _compare(facts, other)
             other.facts = None
+        self._facts = facts
         self._tell({"op": "agreed"})
+
+    def _welcome(self, other: Other) -> None:
+        """A task that comes while the run is under way is to do the same as all; it waits until it is taken in."""
+        assert self._facts is not None
+        try:
+            _compare(self._facts, other)
+        except UsageError as error:
+            other.trunk.send({"op": "end", "summary": None, "error": describe(error)})
+        else:
+            other.is_returning, other.facts = True, None
+            other.trunk.send({"op": "agreed"})
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether tasks that were lost are there again, and ready."""
+        return any(o.is_returning and o.is_ready and o.lost is None for o in self.others.values())
 
     def end(self, summary: Mapping[str, Any] | None, error: BaseException | None = None) -> None:
         """What all have begun is over."""
         if not self.owes_end:
             return
-        self.owes_end = False
-        self._tell({"op": "end", "summary": summary, "error": None if error is None else describe(error)})
+        self.owes_end, self._facts = False, None
+        told = {"op": "end", "summary": summary, "error": None if error is None else describe(error)}
+        for other in self.others.values():
+            with suppress(OSError):
+                other.trunk.send(told)
 
     def hosts(self) -> list[dict[str, Any]]:
         """All tasks, for the run's records: where each is, and by how much its times in a trace may be off."""
@@ -204,22 +194,23 @@ class First:
 
     @contextmanager
     def round(
-        self, board: Board, local: range, folder: Path | None, info: Mapping[str, Any], resume: Path | None
+        self, board: Board, folder: Path | None, info: Mapping[str, Any], resume: Path | None
     ) -> Iterator[list[RemoteProcess]]:
         """Have the others start their ranks; they are told of this board, and end with the block."""
-        for other in self.others.values():
+        members, seats = self.members.present(), self.members.seats(board.ranks)
+        for other in members:
             if other.lost is not None:
                 raise RunError(f"task {other.task} on {other.host} is gone: {other.lost}.")
             other.is_done = other.has_heard = False
         self._count += 1
-        each, board.is_alone = len(local), False
+        board.is_alone = False
         processes = {
             rank: RemoteProcess(rank=rank, trunk=other.trunk, host=other.host, clock_ns=other.clock_ns)
-            for task, other in sorted(self.others.items())
-            for rank in range(task * each, (task + 1) * each)
+            for other in members
+            for rank in seats[other.task]
         }
-        arrivals = {task: Arrivals(folder, task) for task in self.others} if folder is not None else {}
-        self._wait(lambda: all(other.is_ready for other in self.others.values()), float("inf"), str)
+        arrivals = {o.task: Arrivals(folder, o.task) for o in members} if folder is not None else {}
+        self._wait(lambda: all(other.is_ready for other in members), float("inf"), str)
         self._round = _Round(number=self._count, processes=processes, board=board, arrivals=arrivals)
         marker = folder / f".shared-{token_hex(8)}" if folder is not None else None
         over = threading.Event()
@@ -229,18 +220,19 @@ class First:
             if marker is not None:
                 marker.touch()
             names = {"folder": str(folder.absolute()) if folder else None, "marker": marker and marker.name}
-            for other in self.others.values():
+            for other in members:
+                own = seats[other.task]
                 if resume is not None:
                     other.trunk.send_tree(resume.parent, resume)
                 other.trunk.send(
-                    {"op": "round", "number": self._count, "each": each, **names, **info}
-                    | {"resume": resume and str(resume.absolute())}
+                    {"op": "round", "number": self._count, "first": own.start, "count": len(own)}
+                    | {"ranks": board.ranks, "resume": resume and str(resume.absolute()), **names, **info}
                 )
             start_thread(pump)
             try:
                 yield list(processes.values())
                 is_right = True
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, LostError):
                 is_right = True  # they have saved, and their files count
                 raise
         finally:
@@ -269,7 +261,7 @@ class First:
         deadline = time.monotonic() + patience_s
         with self._changed:
             while time.monotonic() < deadline:
-                if all(other.is_done or other.lost is not None for other in self.others.values()):
+                if all(other.is_done or other.lost is not None for other in self.members.present()):
                     return
                 self._changed.wait(0.1)
 
@@ -284,14 +276,14 @@ class First:
             if last is not None and not told_last:
                 told_last = True
                 self._tell({"op": "last", "step": last})
-            if told_last and all(o.has_heard or o.lost is not None for o in self.others.values()):
+            if told_last and all(o.has_heard or o.lost is not None for o in self.members.present()):
                 board.let_go()
             for rank in board.gone() - gone:
                 gone.add(rank)
                 self._tell({"op": "gone", "rank": rank})
 
     def _tell(self, head: dict[str, Any]) -> None:
-        for other in self.others.values():
+        for other in self.members.present():
             with suppress(OSError):
                 other.trunk.send(head)
 
@@ -306,7 +298,8 @@ class First:
             made.close()
             return None
         with self._changed:
-            if task in self.others:
+            known = self.others.get(task)
+            if known is not None and (known.lost is None or self._facts is None):
                 return {"refused": f"task {task} is here already."}
             made.sendall(pack({}))
             other = Other(task=task, trunk=Trunk(made), host=host, clock_ns=0, clock_error_ns=0)
@@ -373,6 +366,8 @@ class First:
                     self.others[other.task] = other
                 elif op == "begin":
                     other.facts = dict(head["facts"])
+                    if self._facts is not None:
+                        self._welcome(other)
                 elif op == "failed":
                     other.error = dict(head["error"])
                 elif op == "ready":
@@ -402,6 +397,19 @@ def _take_from_rank(found: _Round, head: dict[str, Any], body: bytes) -> None:
         process.take_stack(body)
     else:
         process.end(int(head["code"]))
+
+
+def _compare(facts: Mapping[str, Any], other: Other) -> None:
+    """Refuse a task that is about to do something else."""
+    found = other.facts
+    assert found is not None
+    for name in facts:
+        if found.get(name) != facts[name]:
+            raise UsageError(
+                f"task {other.task} on {other.host} has another {name} than task 0: "
+                f"{_brief(found.get(name))}, not {_brief(facts[name])}.",
+                fix="start the same command, with the same files and versions, on all hosts.",
+            )
 
 
 def _of_task(error: PlaitError, other: Other) -> PlaitError:

@@ -43,6 +43,8 @@ class Round:
 
     info: Mapping[str, Any]
     """What it says to whoever makes the ranks' task."""
+    local: range
+    """The ranks that this task has."""
     folder: Path
     """Where ranks here write: the run folder where it can be reached, else one that is sent."""
     resume: Path | None
@@ -129,14 +131,12 @@ class Follower:
 
     def follow(
         self,
-        make: Callable[[Round], Main],
+        make: Callable[[Round], tuple[Main, int, Start]],
         *,
-        ranks: int,
-        threads: int,
-        start: Start,
         guardian: Guardian,
     ) -> Any:
-        """Run the rounds of ranks that task 0 wants; returns its summary."""
+        """Run the rounds of ranks that task 0 wants; returns its summary. `make` gives what a rank runs, the threads
+        that it has and how it is started."""
         with tempfile.TemporaryDirectory(prefix="plait-") as made:
             given = Path(made)
             os.chmod(given, 0o700)
@@ -157,12 +157,15 @@ class Follower:
                     folder = shared if is_shared and shared is not None else given / f"run-{number}"
                     folder.mkdir(exist_ok=True)
                     resume = given / "given" / Path(head["resume"]).name if head["resume"] else None
-                    found = Round(info=head, folder=folder, resume=resume, clock_ns=self._clock_ns)
+                    local = range(head["first"], head["first"] + head["count"])
+                    found = Round(
+                        info=head, local=local, folder=folder, resume=resume, clock_ns=self._clock_ns
+                    )
                     run = LocalRanks(self.trunk, self._waiting, self.lost, head["number"], folder, is_shared)
-                    local = range(self.place.task * head["each"], (self.place.task + 1) * head["each"])
+                    main, threads, start = make(found)
                     call = self._caller(head["number"])
                     secret = Secret(token=self.token, host=self.address, beside=(0, 0))
-                    run.run(make(found), local, ranks, threads, start, guardian, call, secret)
+                    run.run(main, found.local, head["ranks"], threads, start, guardian, call, secret)
                     if not is_shared:
                         shutil.rmtree(folder, ignore_errors=True)
                     self.say({"op": "done"})

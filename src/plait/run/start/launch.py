@@ -11,6 +11,7 @@ was killed. What is left of it is `multiprocessing`, used directly here.
 """
 
 import os
+import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
@@ -21,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from plait.errors import RunError, UsageError
+from plait.errors import LostError, RunError, UsageError
 from plait.files.write import write_last_words
 from plait.run.setup.interfaces import choose_interfaces
 from plait.run.start.board import Board
@@ -58,6 +59,8 @@ def launch(
     party: First | None = None,
     told: Mapping[str, Any] | None = None,
     resume: Path | None = None,
+    outlives: bool = False,
+    holds_all: bool = False,
 ) -> list[Any]:
     """Run `main(seat)` in `ranks` processes and return what each returned, by rank.
 
@@ -68,8 +71,9 @@ def launch(
     as `HangError`. The first Ctrl-C or SIGTERM sets `seat.stop_requested()` and gives the workers `grace_s`
     to save and return, the second ends them; both raise `Interrupted`, a KeyboardInterrupt with the results.
     With a `party`, the ranks are shared with other tasks, which are told `told` and given the checkpoint `resume`, and
-    whose files come to `run_dir`. Whatever happens, no worker is left at return; in `run_dir`, where given,
-    `failure.txt` and `failed-rank-*.txt` keep what was told and also the echoes on other ranks.
+    whose files come to `run_dir`. Where the run `outlives` ranks, a loss of some is a `LostError`; where each of them
+    `holds_all`, once one of the others has written that down. Whatever happens, no worker is left at return; in
+    `run_dir`, where given, `failure.txt` and `failed-rank-*.txt` keep what was told and also the echoes on other ranks.
     """
     if ranks < 1 or threads_per_rank < 1:
         raise UsageError(f"ranks={ranks} and threads_per_rank={threads_per_rank} must both be at least 1.")
@@ -82,11 +86,11 @@ def launch(
         after = stack.enter_context(ExitStack())
         local, remote, secret = range(ranks), [], None
         if party is not None:
-            local = range(party.place.ranks_each(ranks))
+            local = party.members.seats(ranks)[0]
             party.on_interrupt = interrupts.note_once
             secret = party.secret(local)
             after.callback(os.close, secret)
-            remote = stack.enter_context(party.round(crew.board, local, run_dir, told or {}, resume))
+            remote = stack.enter_context(party.round(crew.board, run_dir, told or {}, resume))
         stack.callback(end_crew, crew, _TERM_S)
         lines = start_crew(
             crew, main, how, threads=threads_per_rank, guardian=guardian, local=local, secret=secret
@@ -108,6 +112,13 @@ def launch(
         try:
             return monitor.run()
         except RunError as error:
+            lost = monitor.lost_for_good(error) if outlives else ()
+            if 0 < len(lost) < ranks:
+                seen_s = time.monotonic()
+                handed = monitor.hand_over(lost) if holds_all else None
+                if interrupts.count:  # whoever has started this ends it, and may start it again
+                    raise Interrupted(number=interrupts.number, results=[], returned=False) from error
+                raise LostError(error, lost=lost, seen_s=seen_s, handed=handed) from error
             _keep(error, monitor, run_dir)
             raise
     raise AssertionError("an exit callback swallowed an exception")

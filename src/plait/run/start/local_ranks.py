@@ -132,6 +132,10 @@ class LocalRanks:
                 case "last":
                     crew.board.hear_last(head["step"])
                     self._trunk.send({"op": "heard"})
+                case "lost":
+                    by_rank[head["rank"]].tell_lost()
+                case "giver":
+                    crew.board.giver = head["rank"]
                 case "gone":
                     crew.board.mark_gone(head["rank"])
                 case "over":

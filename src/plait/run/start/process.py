@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from plait.run.start.child import LOST_SIGNAL
+
 
 class Process:
     """One worker, seen from the parent."""
@@ -62,6 +64,15 @@ class Process:
         if state == "T":  # only one that runs can show its stack, and the run is over anyway
             os.kill(self.pid, signal.SIGCONT)
         return state
+
+    def tell_lost(self) -> None:
+        """Other ranks are lost."""
+        if self.exit_code is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, LOST_SIGNAL)
+
+    def tell_giver(self) -> None:
+        """It reads on the board that it is to hand over what it holds."""
 
     def why_lost(self) -> str | None:
         """How it was lost where that is no matter of its own; None: it ended."""

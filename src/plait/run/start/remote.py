@@ -46,6 +46,16 @@ class RemoteProcess(Process):
             self.trunk.send({"op": "stack", "rank": self.rank})
         return self._pulse[0]
 
+    def tell_lost(self) -> None:
+        """Have it told over there."""
+        with suppress(OSError):
+            self.trunk.send({"op": "lost", "rank": self.rank})
+
+    def tell_giver(self) -> None:
+        """Have it told over there."""
+        with suppress(OSError):
+            self.trunk.send({"op": "giver", "rank": self.rank})
+
     def why_lost(self) -> str | None:
         """What became of its host."""
         return self._lost

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from plait.errors import HangError
+from plait.errors import HangError, RunError
 from plait.run.start.board import State
 from plait.run.start.process import Process
 from plait.run.start.processes import Crew
@@ -39,6 +39,12 @@ _KILL_LOOK_S = 0.005
 """Between two looks at a worker that was killed."""
 _READ_BYTES = 1 << 20
 """Read at once: the size of the pipe."""
+_AT_ONCE = 2
+"""Signals after which a run ends at once."""
+_HOLD_S = 3.0
+"""For ranks that are left to say what they hold: those that wait for others say so at once."""
+_HAND_S = 120.0
+"""For one of them to write it down."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -77,6 +83,10 @@ class Monitor:
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self.failures: dict[int, Failure] = {}
+        self.holds: dict[int, int] = {}
+        """Ranks that can hand over what they hold, others being lost -> the step with which it would go on."""
+        self.handed: str | None = None
+        """The checkpoint that one of them has written."""
         self.lost: set[int] = set()
         """Ranks that died, or were given up, and without which the run goes on."""
         self._dispensable = dispensable
@@ -164,8 +174,45 @@ class Monitor:
             for line in lines:
                 self._take(process.rank, json.loads(line))
 
+    def lost_for_good(self, error: RunError) -> tuple[int, ...]:
+        """Ranks that were killed, whose host is gone, or that do not come; those that raised are no such loss."""
+        if isinstance(error, HangError):
+            return error.missing
+        found = [f for f in self.failures.values() if f.told is None]
+        return tuple(sorted(f.rank for f in found if f.lost is not None or (f.exit_code or 0) < 0))
+
+    def hand_over(self, lost: Collection[int]) -> str | None:
+        """Have a rank that is left write down what it holds, where that is all there is; the checkpoint."""
+        with selectors.DefaultSelector() as self._selector:
+            left = [p for p in self._crew.processes if p.rank not in lost and p.poll() is None]
+            for process in left:
+                self._selector.register(process.pipe, selectors.EVENT_READ, process)
+                process.tell_lost()
+            self._collect_until(
+                lambda: all(p.rank in self.holds or p.poll() is not None for p in left), _HOLD_S
+            )
+            for rank in sorted(self.holds, key=lambda rank: (-self.holds[rank], rank)):
+                if self.handed is None:
+                    self._let_write(self._crew.processes[rank])
+        return self.handed
+
+    def _let_write(self, process: Process) -> None:
+        self._crew.board.giver = process.rank
+        process.tell_giver()
+        self._collect_until(lambda: self.handed is not None or process.poll() is not None, _HAND_S)
+
+    def _collect_until(self, is_over: Callable[[], bool], patience_s: float) -> None:
+        deadline = time.monotonic() + patience_s
+        while not is_over() and time.monotonic() < deadline and self._interrupts.count < _AT_ONCE:
+            for key, _ in self._selector.select(_POLL_S):
+                self._read(key.data)
+
     def _take(self, rank: int, message: dict[str, Any]) -> None:
-        if "event" in message:
+        if "event" in message and "holds" in message["event"]:
+            self.holds[rank] = message["event"]["holds"]
+        elif "event" in message and "handed" in message["event"]:
+            self.handed = message["event"]["handed"]
+        elif "event" in message:
             self._heard = True
             if self._on_event(rank, message["event"]):
                 self._crew.board.request_stop()
@@ -269,5 +316,5 @@ class Monitor:
         if self._stop_at is None:
             self._stop_at = now
             self._crew.board.request_stop()
-        if self._interrupts.count > 1 or now - self._stop_at > self._limits.grace_s:
+        if self._interrupts.count >= _AT_ONCE or now - self._stop_at > self._limits.grace_s:
             raise self._interrupted()

@@ -1,0 +1,100 @@
+"""The other tasks of a run, as the first one sees them, and how ranks are spread over all of them.
+
+In: tasks that came, that were lost, that came back. Out: which ranks each has in the next round.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from plait.run.join.place import Place
+from plait.run.start.trunk import Trunk
+
+
+@dataclass(kw_only=True, slots=True)
+class Other:
+    """Another task, as the first one sees it."""
+
+    task: int
+    trunk: Trunk
+    host: str
+    """As a person calls it."""
+    clock_ns: int
+    """What its clock lacks."""
+    clock_error_ns: int
+    """By how much that may be wrong."""
+    facts: Mapping[str, Any] | None = None
+    """What it is about to do; None: it has not come so far."""
+    error: Mapping[str, Any] | None = None
+    """Why it cannot."""
+    is_ready: bool = False
+    has_heard: bool = False
+    """Whether it knows the last step."""
+    is_done: bool = False
+    """Whether its ranks are gone and their files are here."""
+    lost: str | None = None
+    """How the connection ended."""
+    is_returning: bool = False
+    """Whether it came while the run was under way, and waits to be taken in."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Members:
+    """All tasks."""
+
+    place: Place
+    others: dict[int, Other] = field(default_factory=dict)
+    """By task; also those that are lost."""
+    _room: dict[int, int] = field(default_factory=dict)
+    """Ranks that each task can have, once some were lost."""
+    _counts: dict[int, int] = field(default_factory=dict)
+    """Ranks that each task has, once some were lost."""
+
+    def present(self) -> list[Other]:
+        """Those that the run counts on; one of them may have been lost a moment ago."""
+        dropped = {task for task, room in self._room.items() if not room}
+        return [o for t, o in sorted(self.others.items()) if t not in dropped and not o.is_returning]
+
+    def seats(self, ranks: int) -> dict[int, range]:
+        """The ranks of each task."""
+        counts = self._counts
+        if sum(counts.values()) != ranks:
+            counts = dict.fromkeys(range(self.place.tasks), self.place.ranks_each(ranks))
+        found, start = {}, 0
+        for task, count in sorted(counts.items()):
+            found[task] = range(start, start + count)
+            start += count
+        return found
+
+    def lose(self, ranks: int, lost: Collection[int]) -> int:
+        """Of so many ranks these are lost; how many there can be now. Task 0, which has the run folder, keeps one."""
+        seats = self.seats(ranks)
+        room = self._room or {task: len(own) for task, own in seats.items()}
+        for task, own in seats.items():
+            gone = task > 0 and self.others[task].lost is not None
+            room[task] = 0 if gone else room[task] - len(set(own) & set(lost))
+        room[0] = max(1, room[0])
+        self._room = room
+        return self.ranks_left
+
+    @property
+    def ranks_left(self) -> int:
+        """How many ranks there can be."""
+        return sum(self._room.values())
+
+    def spread(self, ranks: int) -> None:
+        """Give so many ranks to the tasks that are left, the first ones first."""
+        self._counts = {}
+        for task, room in sorted(self._room.items()):
+            self._counts[task] = min(room, ranks)
+            ranks -= self._counts[task]
+        assert not ranks, "more ranks than there is room for"
+
+    def take_in(self) -> str:
+        """Count on those that came back; who they are, in words."""
+        usual = max(self._room.values())
+        found = [o for o in self.others.values() if o.is_returning and o.is_ready and o.lost is None]
+        for other in found:
+            other.is_returning = False
+            self._room[other.task] = usual
+        return ", ".join(f"task {other.task} on {other.host}" for other in found)
