@@ -114,6 +114,9 @@ class Waits:
     def entering(self, step: int, instruction: ins.Instruction, waiting: bool) -> None:
         pass
 
+    def hopped(self, step: int, hops: object) -> None:
+        pass
+
     def done(self, step: int, instruction: ins.Instruction, start_ns: int, end_ns: int) -> None:
         if isinstance(instruction, ins.Wait):
             self.waited_s += (end_ns - start_ns) / 1e9

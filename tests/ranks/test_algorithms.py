@@ -1,5 +1,8 @@
 """Plans whose sums and gathers go hop by hop: the same numbers as one process, serially and between processes."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from tests.ranks import jobs
 
@@ -7,6 +10,7 @@ import plait
 from plait.errors import PlanError, UsageError
 from plait.plan.named import resolve
 from plait.run.setup.device import check_suits_device
+from plait.trace.files import read_trace
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -27,10 +31,48 @@ def test_serially(plan: str, ranks: int, algorithm: str) -> None:
     assert found.ok
 
 
-@pytest.mark.parametrize(("plan", "ranks", "algorithm"), [("ddp", 3, "ring"), ("zero3", 4, "tree")])
-def test_between_processes(plan: str, ranks: int, algorithm: str) -> None:
-    settings = {"links": {"algorithm": algorithm}}
-    assert plait.verify(jobs.reference("dropout"), plan, ranks, settings=settings, steps=2).ok
+@pytest.mark.parametrize(
+    ("plan", "ranks", "links", "emulate"),
+    [
+        ("ddp", 3, {"algorithm": "ring"}, None),
+        ("zero3", 4, {"algorithm": "tree", "groups": 3}, None),
+        ("ddp", 3, {"groups": 3, "transport": "sockets"}, None),
+        ("zero3", 4, {"algorithm": "hierarchical"}, "bandwidth=1Gbit,latency=100us,hosts=2x2"),
+        ("ddp", 4, {"algorithm": "auto", "groups": 3}, "bandwidth=1Gbit,latency=100us,hosts=2x2"),
+    ],
+)
+def test_between_processes(plan: str, ranks: int, links: dict[str, Any], emulate: str | None) -> None:
+    settings = {"links": links}
+    found = plait.verify(jobs.reference("dropout"), plan, ranks, settings=settings, steps=2, emulate=emulate)
+    assert found.ok
+
+
+def test_a_timeline_shows_every_hop(tmp_path: Path) -> None:
+    """Of a ring among three: each rank receives four messages a sum, one after the other, and adds two of them."""
+    settings = {"links": {"algorithm": "ring"}}
+    plait.train(jobs.plain(), "ddp", 3, settings=settings, steps=2, out=tmp_path, progress=False)
+    predicted = plait.predict(jobs.plain(), "ddp", 3, settings=settings, cluster="3xcpu").trace
+    for trace in (read_trace(tmp_path), predicted):
+        for rank in trace.ranks:
+            own = [span for span in trace.spans if (span.rank, span.step) == (rank, 1)]
+            (whole,) = [span for span in own if span.name == "all_reduce bucket:0"]
+            inside = [span for span in own if whole.start_s <= span.start_s and span.end_s <= whole.end_s]
+            names = [
+                span.name for span in sorted(inside, key=lambda span: span.start_s) if "round" in span.name
+            ]
+            source, blocks = (rank - 1) % 3, [(rank - 2 - at) % 3 for at in range(2)]
+            blocks += [(rank - 1 - at) % 3 for at in range(2)]
+            assert names == [f"block {block} {source}>{rank} round {at}" for at, block in enumerate(blocks)]
+
+
+def test_the_choice_is_told(tmp_path: Path) -> None:
+    settings = {"links": {"algorithm": "auto"}}
+    told: list[dict[str, Any]] = []
+    plait.train(jobs.plain(), "ddp", 2, settings=settings, steps=1, out=tmp_path, listener=told.append)
+    lines = [event["notice"] for event in told if "links.algorithm=auto" in event.get("notice", "")]
+    assert any(line.startswith("links.algorithm=auto: all_reduce of ") for line in lines)
+    shown = plait.placements(jobs.plain(), "ddp", 2, settings=settings).notices
+    assert any(line.startswith("links.algorithm=auto: all_reduce of ") for line in shown)
 
 
 def test_where_it_cannot_be_it_is_refused() -> None:

@@ -1,7 +1,6 @@
 """`pipedream` on real processes: what is written out in plain PyTorch, and a run that goes on from its checkpoint."""
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ import plait
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.plan.plan import PIPE
+from plait.run.link import between
 from plait.run.link.between import links_between
-from plait.run.loop import rank as loop_rank
 from plait.run.prepare.prepare import prepare
 from plait.run.proof.reference import in_float64
 from plait.run.verify import verify
@@ -53,7 +52,7 @@ def test_processes_compute_what_is_written_out(
     name: str, mesh: dict[str, int], share: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through shared memory and through sockets: messages may leave late, weights change early."""
-    monkeypatch.setattr(loop_rank, "links_between", partial(links_between, share=share))
+    monkeypatch.setattr(between, "links_between", lambda *a, **k: links_between(*a, **k | {"share": share}))
     job, plan = job_of(name), resolve("pipedream", None, None, mesh)
     layout = prepare(job, plan, "cpu", torch.float64, lambda event: None).layout
     assert layout is not None

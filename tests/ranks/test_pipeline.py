@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,8 @@ from plait.program.instructions import Compute
 from plait.run.checkpoint.store import load_checkpoint
 from plait.run.interpret.machine import Machine
 from plait.run.interpret.step import Step
-from plait.run.link import links
+from plait.run.link import between, links
 from plait.run.link.between import links_between
-from plait.run.loop import rank as loop_rank
 from plait.run.proof.reference import Reference, reference_of
 from plait.run.verify import verify
 
@@ -61,7 +60,7 @@ SHARED: tuple[tuple[str, str, dict[str, int]], ...] = (
 def test_processes_compute_what_one_does(
     name: str, plan: str, mesh: dict[str, int], share: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop_rank, "links_between", partial(links_between, share=share))
+    monkeypatch.setattr(between, "links_between", lambda *a, **k: links_between(*a, **k | {"share": share}))
     known = reference(name)
     found = verify(known.job, plan, mesh=mesh, against=known)
     assert found.ok, found.first
@@ -70,7 +69,7 @@ def test_processes_compute_what_one_does(
 
 def test_messages_need_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL has no tags; what skips to the second stage of a rank is sent long before it is needed there."""
-    monkeypatch.setattr(loop_rank, "links_between", partial(links_between, share=False))
+    monkeypatch.setattr(between, "links_between", lambda *a, **k: links_between(*a, **k | {"share": False}))
     monkeypatch.setattr(links, "_tag", lambda message, flat: 0)
     known = reference("moe_capacity")
     found = verify(known.job, "interleaved", mesh={"pipe": 2}, against=known)

@@ -4,7 +4,7 @@ end cleanly when a rank dies, and are refused before any process starts where th
 import os
 import signal
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from torch import Tensor
 import plait
 from plait.errors import WorkerError
 from plait.run.checkpoint.store import load_checkpoint
+from plait.run.link import between
 from plait.run.link.between import links_between
-from plait.run.loop import rank as loop_rank
 from plait.run.proof.reference import Reference, reference_of
 from plait.run.verify import verify
 
@@ -59,7 +59,7 @@ def test_processes_compute_what_one_does(
     name: str, plan: str, mesh: dict[str, int], share: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through shared memory and through sockets."""
-    monkeypatch.setattr(loop_rank, "links_between", partial(links_between, share=share))
+    monkeypatch.setattr(between, "links_between", lambda *a, **k: links_between(*a, **k | {"share": share}))
     known = reference(name)
     found = verify(known.job, plan, mesh=mesh, settings=SETTINGS, against=known)
     assert found.ok, found.first
@@ -124,7 +124,7 @@ def test_a_rank_that_dies_in_the_middle_of_a_step_ends_the_run(
         monkeypatch.setattr(links, "start", start, raising=False)
         return links
 
-    monkeypatch.setattr(loop_rank, "links_between", dying)
+    monkeypatch.setattr(between, "links_between", dying)
     job = ZOO["gpt"].job(batch=7, steps=20, num_samples=70)
     with pytest.raises(WorkerError, match="was killed by SIGKILL") as caught:
         plait.train(job, "zero3", 3, settings=SETTINGS, out=tmp_path / "run")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from plait.api.given import given_job
+from plait.cluster.parse import THIS, measured_path, parse_cluster
 from plait.errors import UsageError
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
@@ -20,6 +21,7 @@ from plait.job.job import Job
 from plait.job.order import shares
 from plait.plan.named import resolve, usual_ranks
 from plait.plan.plan import PIPE, Plan
+from plait.program.hops.price import Network, choices_of
 from plait.program.show.listing import Listing
 from plait.program.show.show import list_placements
 from plait.run.prepare.programs import Programs
@@ -73,7 +75,9 @@ def placements(
         raise programs.capture_error
     graph = programs.captures.of_size(program.micro_batches[0])
     listing = list_placements(graph, programs.plan, program, local_batch_norm=given.batch_norm == "local")
-    return Placed(listing=listing, notices=(*programs.choices, *program.notices))
+    machine = parse_cluster(THIS) if measured_path().exists() else parse_cluster(f"{chosen.mesh.size}xcpu")
+    told = choices_of(program, Network.of(machine, chosen.mesh.size))
+    return Placed(listing=listing, notices=(*programs.choices, *program.notices, *told))
 
 
 def _check_batch(batch: int | None) -> None:

@@ -19,7 +19,9 @@ Compression = Literal["none", "fp16", "bf16", "powersgd", "topk"]
 Variant = Literal["round-robin", "sync", "async"]
 Compile = Literal["auto", "on", "off"]
 Transport = Literal["auto", "shared", "sockets", "nccl"]
-Algorithm = Literal["backend", "shared", "ring", "tree", "double-tree", "recursive-halving", "hierarchical"]
+Algorithm = Literal[
+    "auto", "backend", "shared", "ring", "tree", "double-tree", "recursive-halving", "hierarchical"
+]
 COMPILE: tuple[str, ...] = get_args(Compile)
 """Whether segments are compiled."""
 Graphs = Literal["auto", "on", "off"]
@@ -232,11 +234,14 @@ class Links:
     `nccl` also with ranks that share a GPU, over NCCL's sockets: slow, to try what runs on many."""
     algorithm: Algorithm = "backend"
     """How sums and gathers are made: `backend` or `shared`: as the transport does it; `ring`, `tree`, `double-tree`,
-    `recursive-halving`, `hierarchical`: as messages between ranks, hop by hop."""
+    `recursive-halving`, `hierarchical`: as messages between ranks, hop by hop; `auto`: each as is cheapest by cost."""
+    groups: int = 1
+    """Groups of the same ranks over which collectives are spread in turn, so that several are under way at once."""
 
     def __post_init__(self) -> None:
         check_choice("links.transport", self.transport, get_args(Transport))
         check_choice("links.algorithm", self.algorithm, get_args(Algorithm))
+        check_count("links.groups", self.groups, 1)
         if self.algorithm == "shared" and self.transport not in ("auto", "shared"):
             raise PlanError(
                 f"links.algorithm=shared needs memory that ranks share, not links.transport={self.transport}.",

@@ -32,9 +32,8 @@ from plait.run.interpret.captured import captured_where_it_pays
 from plait.run.interpret.machine import Machine
 from plait.run.interpret.outcome import StepOutcome
 from plait.run.interpret.serial import Unobserved
-from plait.run.link.between import links_between
+from plait.run.link.between import links_of_plan
 from plait.run.link.exchange import ProcessShardFetcher
-from plait.run.link.hop_links import by_algorithm
 from plait.run.link.links import ProcessLinks
 from plait.run.prepare.fits import memory_limit
 from plait.run.prepare.prepare import prepare
@@ -60,11 +59,10 @@ class Step:
         self._device = device
         self._source = programs.captures.source
         self._programs = programs
-        links = links_between(plan.mesh, rank, device, timeout_s=_TIMEOUT_S)
+        links = links_of_plan(plan, rank, device, timeout_s=_TIMEOUT_S)
         if isinstance(links, ProcessLinks):
             for part in programs.parts:
                 links.meet(part.full_step().pairs(), device)
-        links = by_algorithm(links, plan.mesh, rank, plan.links.algorithm)
         self._state = ModelState(job, device, holding=self._programs.holding(rank, links, device))
         compiled = compiled_where_it_pays(plan, programs.full_step(), device)
         self._machine = Machine(rank, self._state, links, Unobserved(), compiled)

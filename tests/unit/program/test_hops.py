@@ -8,7 +8,8 @@ from torch import Tensor
 
 from plait.errors import PlanError
 from plait.program.hops.algorithms import ALGORITHMS, OPERATIONS, rounds_of
-from plait.program.hops.program import block_sizes, collective_program
+from plait.program.hops.program import collective_program
+from plait.program.hops.rounds import block_sizes
 from plait.program.instructions import Instruction, Send
 from plait.program.simulate.simulator import simulate
 from plait.run.interpret.serial import Mailboxes, SerialLinks

@@ -58,6 +58,9 @@ class Activations:
         self.next.entering(step, instruction, waiting)
         self.live.paused = isinstance(instruction, (Finish, Update))
 
+    def hopped(self, step: int, hops: object) -> None:
+        pass
+
     def done(self, step: int, instruction: Instruction, start_ns: int, end_ns: int) -> None:
         self.next.done(step, instruction, start_ns, end_ns)
         if isinstance(instruction, Accumulate):

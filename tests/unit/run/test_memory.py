@@ -75,6 +75,9 @@ class Held(Unobserved):
         self.machine = machine
         self.peak = 0
 
+    def hopped(self, step: int, hops: object) -> None:
+        pass
+
     def done(self, step: int, instruction: Instruction, start_ns: int, end_ns: int) -> None:
         state, store = self.machine.state, self.machine.store
         gathered = [v for k, v in self.machine._values.items() if k.kind in ("parameter", "chunk", "shard")]

@@ -5,7 +5,7 @@ that was timed on the device itself takes as long as it took there; everything e
 links. It never runs anything, and knows nothing of overlap: that is the simulator's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 
 from plait.cluster.cluster import Cluster, Link
@@ -47,8 +47,16 @@ from plait.program.value import Value
 class Durations:
     """Seconds by rank and instruction: `duration` and `own_part` are what `simulate` takes."""
 
-    def __init__(self, program: Program, cluster: Cluster, updates: Mapping[int, UpdateWork]) -> None:
-        """`updates`: by class of ranks."""
+    def __init__(
+        self,
+        program: Program,
+        cluster: Cluster,
+        updates: Mapping[int, UpdateWork],
+        by_hops: Callable[[Collective, tuple[int, ...]], float | None] = lambda collective, group: None,
+    ) -> None:
+        """`updates`: by class of ranks; `by_hops`: seconds of a collective of some ranks that is made hop by hop, in
+        the background; None: it is not."""
+        self._by_hops = by_hops
         self._program, self._cluster, self._updates = program, cluster, updates
         self._device = cluster.device
         self._busy = min(program.plan.mesh.size, cluster.devices_per_machine)
@@ -149,7 +157,9 @@ class Durations:
             size = mesh.size_of(instruction.axis)
             reach = cluster.link_among(mesh.group(rank, instruction.axis))
             key_of_time = exchange_key(instruction, size, self._busy)
-            timed = self._device.timed.get(key_of_time) if reach.hosts == 1 else None  # on one host
+            timed = self._by_hops(instruction, mesh.group(rank, instruction.axis))
+            if timed is None and reach.hosts == 1:
+                timed = self._device.timed.get(key_of_time)
             if timed is None and instruction.op.startswith("halo"):
                 timed = self._message(instruction.num_bytes, mesh.group(rank, instruction.axis)[:2])
             if timed is None:
@@ -168,7 +178,10 @@ class Durations:
 
     def _in_background(self, rank: int, instruction: Collective | Send | Recv) -> bool:
         mesh = self._program.plan.mesh
-        reach = self._cluster.link_among(mesh.group(rank, instruction.axis))
+        group = mesh.group(rank, instruction.axis)
+        if isinstance(instruction, Collective) and self._by_hops(instruction, group) is not None:
+            return True
+        reach = self._cluster.link_among(group)
         return reach.outer.background if reach.hosts > 1 else reach.inner.background
 
     def _before_own_part(self, instruction: Collective | Send, seconds: float) -> float:

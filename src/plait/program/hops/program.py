@@ -7,7 +7,7 @@ from plait.plan.mesh import Mesh
 from plait.plan.plan import Plan
 from plait.program.check.soundness import check_program
 from plait.program.hops.algorithms import rounds_of
-from plait.program.hops.rounds import AXIS, instructions
+from plait.program.hops.rounds import AXIS, block_sizes, instructions
 from plait.program.layout import Layout
 from plait.program.program import Program, RankProgram
 
@@ -38,9 +38,3 @@ def collective_program(
     )
     check_program(program)
     return program
-
-
-def block_sizes(count: int, blocks: int) -> tuple[int, ...]:
-    """Of almost equal blocks, the first ones larger."""
-    whole, rest = divmod(count, blocks)
-    return tuple(whole + (block < rest) for block in range(blocks))

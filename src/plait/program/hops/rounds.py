@@ -66,20 +66,20 @@ def instructions(
             names = tuple(_arriving(hop, block) for block in hop.blocks)
             size = sum(block_bytes[block] for block in hop.blocks)
             recv = Recv(
-                name=f"receive {_named(number, hop)}", axis=axis, source=hop.source, message=_named(number, hop),
+                name=f"receive {named(number, hop)}", axis=axis, source=hop.source, message=named(number, hop),
                 writes=names, num_bytes=size,
             )  # fmt: skip
             waits.append((hop.to, writers[hop.to].add(recv), hop))
         for hop in real:
             writers[hop.source].add(
                 Send(
-                    name=f"send {_named(number, hop)}", axis=axis, to=hop.to, message=_named(number, hop),
+                    name=f"send {named(number, hop)}", axis=axis, to=hop.to, message=named(number, hop),
                     reads=tuple(map(Value.block, hop.blocks)),
                     num_bytes=sum(block_bytes[block] for block in hop.blocks),
                 )
             )  # fmt: skip
         for to, position, hop in waits:
-            writers[to].wait(position, _named(number, hop))
+            writers[to].wait(position, named(number, hop))
             for block in hop.blocks if hop.adds else ():
                 own, part = Value.block(block), Value.tied_part(block, hop.source)
                 writers[to].add(
@@ -92,7 +92,14 @@ def _arriving(hop: Hop, block: int) -> Value:
     return Value.tied_part(block, hop.source) if hop.adds else Value.block(block)
 
 
-def _named(number: int, hop: Hop) -> str:
+def named(number: int, hop: Hop) -> str:
+    """A message, as a person reads it."""
     first, last = hop.blocks[0], hop.blocks[-1]
     blocks = f"block {first}" if len(hop.blocks) == 1 else f"{len(hop.blocks)} blocks {first}..{last}"
     return f"{blocks} {hop.source}>{hop.to} round {number}"
+
+
+def block_sizes(count: int, blocks: int) -> tuple[int, ...]:
+    """Of almost equal blocks, the first ones larger."""
+    whole, rest = divmod(count, blocks)
+    return tuple(whole + (block < rest) for block in range(blocks))

@@ -154,6 +154,8 @@ class Machine:
             if isinstance(instruction, ins.Wait):
                 entering(step, instruction, True)
                 yield from self._traffic.wait(now, instruction)
+                if self._traffic.hops:
+                    self.observer.hopped(step, self._traffic.hops)
             elif isinstance(instruction, ins.Serve):
                 assert self.service is not None
                 yield from self.service.execute()

@@ -1,7 +1,7 @@
 """What a worker tells others about itself while it works: its place, for the launcher; its spans, for the trace."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
@@ -10,12 +10,15 @@ import torch
 from plait.latest import Latest
 from plait.program.instructions import Collective, Handler, Instruction, Pull, Serve, Wait
 from plait.program.program import Program
+from plait.run.link.background import HopSpan
 from plait.trace.recorder import Recorder
 
 _PER_PROGRAM = 1_000_000
 """Instruction ids of a run's n-th program start at n times this."""
 _STARTING = 500_000
 """Added to the id of a collective or pull: the time for which starting it kept the compute lane busy."""
+_HOPS = 950_000_000
+"""Ids of messages of collectives start here."""
 Beside = Literal["data", "host", "evaluate", "checkpoint"]
 _BESIDE: dict[Beside, tuple[int, str]] = {
     "data": (900_000_000, "wait for the loader"),
@@ -76,6 +79,8 @@ class WorkerObserver:
         self._num_programs = 0
         self._bases = Latest[int, tuple[int, Program]](_PROGRAMS)
         self._started: dict[int, int] = {}
+        self._hops: dict[str, int] = {}
+        """Ids of messages of collectives, by their names."""
         self._handles: tuple[Handler, int] = ("update", 0)
         """What a server does, and since when."""
         if recorder is not None:
@@ -156,6 +161,17 @@ class WorkerObserver:
             self.record(step, self._base + instruction.id, self._began, self._clock.mark())
             return
         self.record(step, self._base + instruction.id, start_ns, end_ns)
+
+    def hopped(self, step: int, hops: Sequence[HopSpan]) -> None:
+        """Called after a collective that was made hop by hop: each message is a span, within that of the collective."""
+        if self._recorder is None:
+            return
+        for name, start_ns, end_ns in hops:
+            number = self._hops.get(name)
+            if number is None:
+                number = self._hops[name] = _HOPS + len(self._hops)
+                self._recorder.describe(number, kind="communication", name=name, lane="communication")
+            self.record(step, number, start_ns, end_ns)
 
     def serving(self, serve: Serve, what: Handler | None, step: int) -> None:
         """Called before a server handles something, and (None) after it."""

@@ -1,11 +1,13 @@
 """What is seen of a step from outside: every instruction while it runs, and what came out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from plait.program import instructions as ins
+from plait.run.link.background import HopSpan
 
 
 class Observer(Protocol):
@@ -14,6 +16,8 @@ class Observer(Protocol):
     def entering(self, step: int, instruction: ins.Instruction, waiting: bool) -> None: ...
 
     def done(self, step: int, instruction: ins.Instruction, start_ns: int, end_ns: int) -> None: ...
+
+    def hopped(self, step: int, hops: Sequence[HopSpan]) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

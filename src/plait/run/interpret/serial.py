@@ -187,6 +187,9 @@ class Unobserved:
     def entering(self, step: int, instruction: Instruction, waiting: bool) -> None:
         self.place = instruction
 
+    def hopped(self, step: int, hops: object) -> None:
+        pass
+
     def done(self, step: int, instruction: Instruction, start_ns: int, end_ns: int) -> None:
         pass
 

@@ -4,7 +4,7 @@ In: instructions that start something, and the tensors of the rank. Out: handles
 where the instructions say. Between processes and in one process it is the same: the links differ.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from plait.program.value import Value
 from plait.run.hold.gradients import GradientStore
 from plait.run.hold.state import ModelState
 from plait.run.interpret.step import Step
+from plait.run.link.background import HopSpan
 from plait.run.link.links import Finished, Handle, Links
 from plait.run.link.messages import pack, room, unpack
 
@@ -32,6 +33,8 @@ class Traffic:
         self._links, self._state, self._store, self._values = links, state, store, values
         self._pending: dict[int, tuple[Handle, Started]] = {}
         self._sent: list[Handle] = []
+        self.hops: Sequence[HopSpan] = ()
+        """The messages that the collective which was last waited for was made of, where it was made hop by hop."""
         self.bytes_sent = 0
         """In all collectives and messages so far; a collective counts what it gathers or sums once."""
         self.handlers: dict[type, Callable[[Step, Any], None]] = {
@@ -104,6 +107,7 @@ class Traffic:
         while not handle.ready():
             yield
         self._arrive(step, started, handle.result())
+        self.hops = getattr(handle, "hops", ())
 
     def drain(self) -> Iterator[None]:
         """The end of a step: all that was sent has left."""

@@ -6,12 +6,15 @@ is wanted.
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from torch import Tensor
 
 from plait.threads import or_end_the_rank, start_thread
+
+HopSpan = tuple[str, int, int]
+"""A message of a collective: its name, and when it was asked for and there, by `time.perf_counter_ns`."""
 
 
 class Background:
@@ -21,11 +24,11 @@ class Background:
         self._queue: queue.SimpleQueue[tuple[Callable[[], Tensor], Future[Tensor]]] = queue.SimpleQueue()
         start_thread(threading.Thread(target=or_end_the_rank(self._work), name=f"plait {name}", daemon=True))
 
-    def start(self, run: Callable[[], Tensor]) -> "UnderWay":
-        """Have it done once all that was started before is done."""
+    def start(self, run: Callable[[], Tensor], hops: Sequence[HopSpan] = ()) -> "UnderWay":
+        """Have it done once all that was started before is done; `hops`: filled meanwhile, for the trace."""
         done: Future[Tensor] = Future()
         self._queue.put((run, done))
-        return UnderWay(done)
+        return UnderWay(done, hops)
 
     def _work(self) -> None:
         while True:
@@ -39,8 +42,10 @@ class Background:
 class UnderWay:
     """What a thread does."""
 
-    def __init__(self, done: "Future[Tensor]") -> None:
+    def __init__(self, done: "Future[Tensor]", hops: Sequence[HopSpan]) -> None:
         self._done = done
+        self.hops = hops
+        """What it was made of, once it is done."""
 
     def ready(self) -> bool:
         """Processes wait in `result`."""

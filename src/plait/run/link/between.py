@@ -4,24 +4,79 @@ In: a mesh, a rank, what the plan allows. Out: `Links`. All ranks decide the sam
 one what is known of its machine.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 from itertools import groupby
 
 import torch
 
-from plait.cluster.cluster import Device, Link, Reach
+from plait.cluster.cluster import Link
 from plait.cluster.devices import DEVICES
 from plait.cluster.emulated import emulated
 from plait.cluster.parse import THIS, measured_path, parse_cluster
 from plait.errors import ClusterError
 from plait.options import Emulation
 from plait.plan.mesh import Mesh
+from plait.plan.plan import Plan
+from plait.program.hops.price import Network
+from plait.run.link.hop_links import HopLinks
 from plait.run.link.host_links import HostLinks, HostMesh
-from plait.run.link.links import Links, NoLinks, ProcessLinks
+from plait.run.link.lanes import Lanes
+from plait.run.link.links import Links, NoLinks, ProcessLinks, axes_that_meet
 from plait.run.link.shared_links import share_memory
 from plait.run.link.shared_memory import host
 from plait.run.wire.tell import tell
+
+
+def network_here(emulation: Emulation | None = None) -> Network:
+    """Where all ranks are, and by the first one's knowledge of its machine the links between them; all must ask."""
+    machine = DEVICES["cpu"].cluster("cpu", 1, 1)
+    if measured_path().exists():
+        with suppress(ClusterError):  # of another version: what a processor usually has will do
+            machine = parse_cluster(THIS)
+    if emulation is not None:
+        machine = emulated(machine, emulation)
+    numbers = [[link.latency_s, link.bandwidth] for link in (machine.host, machine.between)]
+    told = tell([host(), numbers])
+    (inner_s, inner_rate), (outer_s, outer_rate) = told[0][1]
+    places = [place for place, _ in told]
+    return Network(
+        hosts=tuple(places.index(place) for place in places),
+        inner=Link(latency_s=inner_s, bandwidth=inner_rate, shared=True, background=False),
+        outer=Link(latency_s=outer_s, bandwidth=outer_rate, shared=True, direct=True),
+    )
+
+
+def links_of_plan(
+    plan: Plan,
+    rank: int,
+    device: torch.device,
+    *,
+    timeout_s: float,
+    emulation: Emulation | None = None,
+) -> Links:
+    """As the plan wants them: by which transport and algorithm, and spread over how many groups."""
+    mesh, wanted = plan.mesh, plan.links
+    share = wanted.transport != "sockets"
+    network = network_here(emulation) if mesh.size > 1 and device.type == "cpu" else None
+
+    def made(*, fresh: bool) -> Links:
+        return links_between(
+            mesh, rank, device, timeout_s=timeout_s, share=share, network=network, fresh=fresh
+        )
+
+    links = made(fresh=False)
+    by_hops = wanted.by_hops and mesh.size_of("pipe") == 1
+    if network is None or (wanted.groups == 1 and not by_hops):
+        return links
+    lanes: dict[str, list[Links]] = {}
+    for axis in axes_that_meet(mesh):
+        own = lanes[axis] = [made(fresh=True) for _ in range(wanted.groups)]
+        if by_hops:
+            lanes[axis] = [
+                HopLinks(entry, mesh, rank, wanted.algorithm, network, f"{axis} {at} ")
+                for at, entry in enumerate(own)
+            ]
+    return Lanes(links, mesh, lanes, network)
 
 
 def links_between(
@@ -31,18 +86,23 @@ def links_between(
     *,
     timeout_s: float,
     share: bool = True,
-    emulation: Emulation | None = None,
+    network: Network | None = None,
+    fresh: bool = False,
 ) -> Links:
-    """The fastest links of this rank to the others: memory within a host's processors, else torch.distributed."""
+    """The fastest links of this rank to the others: memory within a host's processors, else torch.distributed.
+
+    `fresh`: with groups of torch.distributed that nobody else uses, so that a thread may.
+    """
     if mesh.size == 1:
         return NoLinks()
     if not share or device.type != "cpu":
-        return ProcessLinks(mesh, rank)
-    sizes = [len(list(ranks)) for _, ranks in groupby(tell(host()))]
+        return ProcessLinks(mesh, rank, fresh=fresh)
+    network = network if network is not None else network_here()
+    sizes = [len(list(ranks)) for _, ranks in groupby(network.hosts)]
     hosts = HostMesh.of(mesh, sizes[0]) if len(set(sizes)) == 1 and 1 < sizes[0] < mesh.size else None
     if hosts is None:
         shared = share_memory(mesh, rank, timeout_s) if len(sizes) == 1 else None
-        return shared if shared is not None else ProcessLinks(mesh, rank)
+        return shared if shared is not None else ProcessLinks(mesh, rank, fresh=fresh)
     within, per_host = hosts.within, sizes[0]
 
     def share_here() -> Links | None:
@@ -50,31 +110,5 @@ def links_between(
 
     shared_here = share_here()
     if shared_here is None:
-        return ProcessLinks(mesh, rank)
-    return HostLinks(hosts, rank, shared_here, share_here, _reach_of(per_host, emulation), _DEVICE)
-
-
-_DEVICE: Device = DEVICES["cpu"].device
-"""By whose constants collectives are priced: they matter little beside the links."""
-
-
-def _reach_of(per_host: int, emulation: Emulation | None) -> Callable[[int, int], Reach]:
-    """What a group crosses, by the first rank's knowledge of its machine."""
-    preset = DEVICES["cpu"]
-    machine = preset.cluster("cpu", 1, per_host)
-    if measured_path().exists():
-        with suppress(ClusterError):  # of another version: what a processor usually has will do
-            machine = parse_cluster(THIS)
-    if emulation is not None:
-        machine = emulated(machine, emulation)
-    numbers = [[link.latency_s, link.bandwidth] for link in (machine.host, machine.between)]
-    (inner_s, inner_rate), (outer_s, outer_rate) = tell(numbers)[0]
-    inner = Link(latency_s=inner_s, bandwidth=inner_rate, shared=True, background=False)
-    outer = Link(latency_s=outer_s, bandwidth=outer_rate, shared=True, direct=True)
-
-    def reach(size: int, each: int) -> Reach:
-        return Reach(
-            size=size, per_host=each, hosts=size // each, inner=inner, outer=outer, at_once=max(1, per_host // each)
-        )  # fmt: skip
-
-    return reach
+        return ProcessLinks(mesh, rank, fresh=fresh)
+    return HostLinks(hosts, rank, shared_here, share_here, network, DEVICES["cpu"].device, fresh=fresh)

@@ -1,10 +1,12 @@
 """Collectives by an algorithm that a plan chose, hop by hop, over links that carry messages.
 
 In: links of one rank, the name of an algorithm. Out: links whose sums and gathers are made by it; everything else goes
-on as before. The hops of a collective run where its result is waited for, so a `Plan` refuses it where ranks wait for
-different things: under pipelines and servers.
+on as before. The hops of a collective run where its result is waited for: between processes, on a thread (`lanes.py`);
+in one process where ranks wait, so a `Plan` refuses it where they wait for different things: under pipelines and
+servers.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -12,11 +14,14 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from plait.cluster.devices import DEVICES
 from plait.plan.mesh import Mesh
+from plait.plan.plan import Plan
 from plait.program.hops.algorithms import rounds_of
-from plait.program.hops.program import block_sizes
-from plait.program.hops.rounds import instructions
-from plait.program.instructions import Collective, Instruction, Recv, Send
+from plait.program.hops.price import BACKEND, Network, algorithm_of
+from plait.program.hops.rounds import block_sizes, instructions
+from plait.program.instructions import Collective, Combine, Instruction, Recv, Send, Wait
+from plait.run.link.background import HopSpan
 from plait.run.link.hops import run_hops
 from plait.run.link.links import Handle, Links
 
@@ -25,15 +30,21 @@ _KEPT = 256
 
 
 @lru_cache(_KEPT)
-def _hops(op: str, algorithm: str, sizes: tuple[int, ...], axis: str) -> list[tuple[Instruction, ...]]:
-    return instructions(rounds_of(op, algorithm, len(sizes)), len(sizes), sizes, axis)
+def _hops(
+    op: str, algorithm: str, sizes: tuple[int, ...], axis: str, hosts: int
+) -> list[tuple[Instruction, ...]]:
+    return instructions(rounds_of(op, algorithm, len(sizes), hosts=hosts), len(sizes), sizes, axis)
 
 
 class HopLinks:
     """Links of one rank, with sums and gathers by one algorithm."""
 
-    def __init__(self, links: Links, mesh: Mesh, rank: int, algorithm: str) -> None:
+    def __init__(
+        self, links: Links, mesh: Mesh, rank: int, algorithm: str, network: Network, name: str = ""
+    ) -> None:
+        """`name`: begins the names of its messages, so that those of several lanes differ."""
         self._links, self._mesh, self._rank, self._algorithm = links, mesh, rank, algorithm
+        self._network, self._name = network, name
         self._counts: dict[tuple[int, ...], int] = {}
         self.takes_turns = links.takes_turns
         """As the links below have it."""
@@ -41,7 +52,8 @@ class HopLinks:
     def start(self, collective: Collective, tensor: Tensor, out: Tensor | None = None) -> Handle:
         """Begin a collective; its hops are made when its result is wanted."""
         group = self._mesh.group(self._rank, collective.axis)
-        if len(group) == 1 or collective.op in ("halo", "halo_add"):
+        algorithm = algorithm_of(self._algorithm, collective, group, self._network)
+        if algorithm == BACKEND:
             return self._links.start(collective, tensor, out)
         own, ranks = group.index(self._rank), len(group)
         dim, extents = collective.dim, collective.extents
@@ -69,18 +81,27 @@ class HopLinks:
                     return pieces[own].movedim(0, dim).contiguous()
                 return whole.movedim(0, dim).contiguous() if out is None else out.copy_(whole.view(out.shape))
 
-        return _Hopping(self._run(collective, group, own, blocks), finish)
+        hops: list[HopSpan] = []
+        return _Hopping(self._run(collective, algorithm, group, own, blocks, hops), finish, hops)
 
     def _run(
-        self, collective: Collective, group: tuple[int, ...], own: int, blocks: Sequence[Tensor]
+        self,
+        collective: Collective,
+        algorithm: str,
+        group: tuple[int, ...],
+        own: int,
+        blocks: Sequence[Tensor],
+        hops: list[HopSpan],
     ) -> Iterator[None]:
         number = self._counts[group] = self._counts.get(group, -1) + 1
         sizes = tuple(block.nbytes for block in blocks)
-        found = _hops(collective.op, self._algorithm, sizes, collective.axis)[own]
+        hosts = self._network.hosts_of(group)
+        found = _hops(collective.op, algorithm, sizes, collective.axis, hosts)[own]
         named = [
-            replace(i, message=f"{number}: {i.message}") if isinstance(i, Send | Recv) else i for i in found
+            replace(i, message=f"{self._name}{number}: {i.message}") if isinstance(i, Send | Recv) else i
+            for i in found
         ]
-        return run_hops(named, self._links, blocks)
+        return run_hops(named, self._links, blocks, _Noted(hops))
 
     def send(self, send: Send, flat: Tensor) -> Handle:
         """As the links below have it."""
@@ -98,8 +119,10 @@ class HopLinks:
 class _Hopping:
     """A collective of which hops may still be to be made."""
 
-    def __init__(self, turns: Iterator[None], finish: Callable[[], Tensor]) -> None:
+    def __init__(self, turns: Iterator[None], finish: Callable[[], Tensor], hops: list[HopSpan]) -> None:
         self._turns, self._finish = turns, finish
+        self.hops = hops
+        """The messages so far, for the trace."""
         self._is_over = False
 
     def ready(self) -> bool:
@@ -113,6 +136,29 @@ class _Hopping:
         return self._finish()
 
 
-def by_algorithm(links: Links, mesh: Mesh, rank: int, algorithm: str) -> Links:
-    """The links as they are, or with the algorithm of a plan."""
-    return links if algorithm in ("backend", "shared") else HopLinks(links, mesh, rank, algorithm)
+class _Noted:
+    """Writes down every message that came, and every sum that was made of one."""
+
+    def __init__(self, hops: list[HopSpan]) -> None:
+        self._hops = hops
+        self._asked_ns: dict[int, int] = {}
+        self._last_ns = time.perf_counter_ns()
+
+    def __call__(self, instruction: Instruction) -> None:
+        now_ns = time.perf_counter_ns()
+        if isinstance(instruction, Recv):
+            self._asked_ns[instruction.id] = now_ns
+        elif isinstance(instruction, Wait):
+            self._hops.append(
+                (instruction.name.removeprefix("wait for "), self._asked_ns[instruction.of], now_ns)
+            )
+        elif isinstance(instruction, Combine):
+            self._hops.append((instruction.name, self._last_ns, now_ns))
+        self._last_ns = now_ns
+
+
+def in_turns(links: Links, plan: Plan, rank: int) -> Links:
+    """Links of a rank among others of its process, with the algorithm of a plan; they have no network."""
+    nowhere = Network.of(DEVICES["cpu"].cluster("cpu", 1, plan.mesh.size), plan.mesh.size)
+    algorithm = plan.links.algorithm
+    return HopLinks(links, plan.mesh, rank, algorithm, nowhere) if plan.links.by_hops else links

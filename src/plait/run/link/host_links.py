@@ -13,9 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from plait.cluster.cluster import Device, Reach
+from plait.cluster.cluster import Device
 from plait.plan.mesh import Mesh
 from plait.program.cost.collective_time import is_two_level_cheaper
+from plait.program.hops.price import Network
 from plait.program.instructions import Collective, Recv, Send
 from plait.program.value import Value
 from plait.run.link.background import Background
@@ -147,15 +148,17 @@ class HostLinks:
         rank: int,
         shared: Links,
         share: Callable[[], Links | None],
-        reach: Callable[[int, int], Reach],
+        network: Network,
         device: Device,
+        *,
+        fresh: bool = False,
     ) -> None:
-        """`shared`: links through the memory of this host, of which `share` makes more; `reach`: of a group by its size
-        and its ranks on a host."""
-        self._hosts, self._rank, self._reach, self._device = hosts, rank, reach, device
+        """`shared`: links through the memory of this host, of which `share` makes more; `network`: by which
+        collectives are priced."""
+        self._hosts, self._rank, self._network, self._device = hosts, rank, network, device
         self._place = rank % hosts.within.size
         self._first = rank - self._place
-        self._shared, self._sockets = shared, ProcessLinks(hosts.refined, rank)
+        self._shared, self._sockets = shared, ProcessLinks(hosts.refined, rank, fresh=fresh)
         self._levels: dict[str, tuple[TwoLevel, Links, Background]] = {}
         for axis in axes_that_meet(hosts.mesh):
             between, within = hosts.parts(axis)
@@ -182,8 +185,7 @@ class HostLinks:
 
     def is_two_level(self, collective: Collective) -> bool:
         """Whether a collective is made within hosts first: by the cost model, the same on all ranks."""
-        _, within = self._hosts.parts(collective.axis)
-        reach = self._reach(self._hosts.mesh.size_of(collective.axis), self._hosts.within.size_of(within))
+        reach = self._network.reach(self._hosts.mesh.group(self._rank, collective.axis))
         return is_two_level_cheaper(collective.op, collective.num_bytes, reach, self._device)
 
     def send(self, send: Send, flat: Tensor) -> Handle:

@@ -172,13 +172,21 @@ class ProcessLinks:
 
     takes_turns = False
 
-    def __init__(self, mesh: Mesh, rank: int, servers: int = 0, only: Sequence[str] | None = None) -> None:
-        """`only`: the axes along which these links will be used, where others are used along the rest."""
+    def __init__(
+        self,
+        mesh: Mesh,
+        rank: int,
+        servers: int = 0,
+        *,
+        only: Sequence[str] | None = None,
+        fresh: bool = False,
+    ) -> None:
+        """`only`: the axes along which these links will be used; `fresh`: by groups that nobody else uses."""
         self._mesh = mesh
         self._rank = rank
         self._buffers: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
         meeting = axes_that_meet(mesh) if only is None else only
-        self._groups: Mapping[str, Any] = {axes: _group(mesh, axes, rank, servers) for axes in meeting}
+        self._groups: Mapping[str, Any] = {axes: _group(mesh, axes, rank, servers, fresh) for axes in meeting}
         self._ways: Mapping[tuple[str, bool], Any] = _ways(mesh, rank) if dist.get_backend() == "nccl" else {}
         """Along an axis, up or down: the groups in which messages travel."""
         self._received: set[str] = set()
@@ -251,9 +259,9 @@ class ProcessLinks:
         return buffer
 
 
-def _group(mesh: Mesh, axes: str, rank: int, servers: int) -> Any:
+def _group(mesh: Mesh, axes: str, rank: int, servers: int, fresh: bool) -> Any:
     """The process group along some axes; every rank makes all groups, in the same order, as torch demands."""
-    if mesh.size_of(axes) == mesh.size and not servers:
+    if mesh.size_of(axes) == mesh.size and not servers and not fresh:
         return dist.group.WORLD
     own = None
     for group in sorted({mesh.group(other, axes) for other in range(mesh.size)}):

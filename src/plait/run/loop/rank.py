@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from plait.errors import SpoiledError
+from plait.program.hops.price import choices_of
 from plait.program.program import Program
 from plait.program.segment.compiled import compiled_where_it_pays
 from plait.program.serve.rule import histogram
@@ -25,8 +26,8 @@ from plait.run.hold.worker_states import restore_workers
 from plait.run.interpret.captured import captured_where_it_pays
 from plait.run.interpret.machine import Machine
 from plait.run.interpret.optimized import Optimized
-from plait.run.link.between import links_between
-from plait.run.link.hop_links import by_algorithm
+from plait.run.link.between import links_of_plan
+from plait.run.link.lanes import Lanes
 from plait.run.link.links import Links, ProcessLinks
 from plait.run.link.posts import posts_between
 from plait.run.link.wire import Post
@@ -100,6 +101,9 @@ class _Rank:
         self.program: Program = programs.full_step()
         self.watch = Watch.of(task, seat, device)
         links, post = self._links(device)
+        if seat.rank == 0 and task.plan.links.algorithm == "auto" and isinstance(links, Lanes):
+            for line in choices_of(self.program, links.network):
+                seat.emit({"notice": line})
         if isinstance(links, ProcessLinks):
             for part in programs.parts:
                 links.meet(part.full_step().pairs(), device)
@@ -156,11 +160,8 @@ class _Rank:
     def _links(self, device: torch.device) -> tuple[Links, Post | None]:
         plan, seat, timeout_s = self.task.plan, self.seat, self.task.timeout_s
         if plan.ranks == plan.mesh.size:
-            share = plan.links.transport != "sockets"
-            links = links_between(
-                plan.mesh, seat.rank, device, timeout_s=timeout_s, share=share, emulation=self.task.emulation
-            )
-            return by_algorithm(links, plan.mesh, seat.rank, plan.links.algorithm), None
+            emulation = self.task.emulation
+            return links_of_plan(plan, seat.rank, device, timeout_s=timeout_s, emulation=emulation), None
         return posts_between(
             plan.mesh,
             plan.sync.servers,

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from plait.options import Listener
 from plait.plan.mesh import Mesh
 from plait.program.hops.algorithms import algorithms_of
-from plait.program.hops.program import block_sizes, collective_program
-from plait.program.hops.rounds import AXIS
+from plait.program.hops.program import collective_program
+from plait.program.hops.rounds import AXIS, block_sizes
 from plait.run.link.hops import run_hops
 from plait.run.link.shared_links import share_memory
 from plait.run.link.shm_backend import register

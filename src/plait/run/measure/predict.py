@@ -17,6 +17,7 @@ from plait.graph.graph import Graph
 from plait.job.data.open import open_data
 from plait.job.job import Job
 from plait.plan.plan import Plan
+from plait.program.hops.price import Network, choices_of
 from plait.run.measure.program_times import time_program
 from plait.run.prepare.programs import Programs
 from plait.search.predict.exact import Exact, exact_prediction
@@ -85,7 +86,8 @@ def predict_job(
         buffer_bytes=_buffer_bytes(graphs[0]), dtype="float32" if job.precision == "fp32" else "bfloat16",
         limit_bytes=limit_bytes,
     )  # fmt: skip
-    notices = [*programs.choices, *program.notices]
+    network = Network.of(cluster, plan.mesh.size)
+    notices = [*programs.choices, *program.notices, *choices_of(program, network)]
     if plan.ranks > plan.mesh.size:
         notices.append("servers are priced as devices like the workers'.")
     return Predicted(exact=exact, cluster=cluster, notices=tuple(notices))

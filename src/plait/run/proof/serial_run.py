@@ -35,7 +35,7 @@ from plait.run.interpret.serial import (
     add_up,
     run_step,
 )
-from plait.run.link.hop_links import by_algorithm
+from plait.run.link.hop_links import in_turns
 from plait.run.loop.shared_model import on_model_of
 from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
@@ -77,7 +77,7 @@ class SerialRanks:
         """Of the ranks beside them."""
         self._gradients: list[dict[str, Tensor]] = []
         for rank in range(plan.ranks):
-            links = by_algorithm(SerialLinks(self.boxes, rank), plan.mesh, rank, plan.links.algorithm)
+            links = in_turns(SerialLinks(self.boxes, rank), plan, rank)
             state = ModelState(job, device, dtype, programs.holding(rank, links, device))
             state.narrow = bool(programs.captures.narrow)
             if plan.agreement.weights == "shared" and self.machines:

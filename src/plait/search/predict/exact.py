@@ -14,7 +14,9 @@ from plait.program.cost.durations import Durations
 from plait.program.cost.memory import step_memory
 from plait.program.cost.step_times import step_times
 from plait.program.cost.update import UpdateWork, update_work
+from plait.program.hops.price import Network, hop_seconds
 from plait.program.program import Program
+from plait.program.simulate.hop_spans import with_hops
 from plait.program.simulate.simulator import simulate
 from plait.search.predict.prediction import MemoryUse, Prediction
 from plait.trace.span import Trace
@@ -52,7 +54,13 @@ def exact_prediction(
     program, agreement = steps[-1], steps[-1].plan.agreement
     first = {entry: program.members.index(entry) for entry in range(len(program.classes))}
     updates = {entry: update_work(program, rank, build_optimizer) for entry, rank in first.items()}
-    durations = Durations(program, cluster, updates)
+    network = Network.of(cluster, program.plan.mesh.size)
+    durations = Durations(
+        program,
+        cluster,
+        updates,
+        lambda collective, group: hop_seconds(program.plan, collective, group, network),
+    )
     last = len(steps) if agreement.marches else len(steps) * -(-_SETTLED // len(steps))
     before = (_STEPS - 1) * len(steps) if agreement.marches else last
     trace = simulate(steps, durations.duration, steps=before + last, folded=True, own_part=durations.own_part)
@@ -76,7 +84,7 @@ def exact_prediction(
         limit_bytes=cluster.device.memory_bytes if limit_bytes is None else limit_bytes,
         peak_flops=cluster.device.rate(dtype),
     )
-    return Exact(prediction=prediction, trace=trace)
+    return Exact(prediction=prediction, trace=with_hops(trace, program, network))
 
 
 def memory_use(
