@@ -46,7 +46,8 @@ def _hops(
     times = round_times(rounds, collective.num_bytes, group, network)
     own, at_s, found = group.index(span.rank), span.end_s - sum(times), []
     for number, (hops, seconds) in enumerate(zip(rounds, times, strict=True)):
-        start_s, end_s = max(at_s, span.start_s), max(at_s + seconds, span.start_s)
+        start_s = min(max(at_s, span.start_s), span.end_s)
+        end_s = min(max(at_s + seconds, start_s), span.end_s)
         found += [
             replace(
                 span,
