@@ -341,7 +341,7 @@ class BranchingNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(x.unflatten(1, (4, 4))).flatten(1)
-        return self.head(-y if x.sum().item() > 0 else y)
+        return self.head(-y if float(x.sum()) > 0 else y)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -11,6 +11,7 @@ import torch
 from plait.errors import CaptureError
 from plait.graph.batch import read_layout, resize_shapes
 from plait.graph.capture.capture import LeafShapes, capture
+from plait.graph.capture.islands import Islands
 from plait.graph.graph import Graph
 from plait.job.data.open import Source, open_data
 from plait.job.dtypes import leaf_dtype
@@ -49,6 +50,8 @@ class Captures:
         self.example = two
         self.narrow: bool | None = None
         """Whether float64 data is given to the model as float32, as it takes no other; None: not known yet."""
+        self.islands = Islands(job, dtype)
+        """Modules that run eagerly between captured ones."""
         self._graphs = Latest[tuple[int, LeafShapes], Graph](_KEPT)
         self._seen: tuple[LeafShapes, ...] | None = None
 
@@ -148,7 +151,9 @@ class Captures:
         return graph
 
     def _capture(self, constants: Sequence[Any], shapes: LeafShapes, num_samples: int) -> Graph:
-        return capture(self.job, self.layout, constants, shapes, num_samples, self.dtype, self.device_type)
+        return capture(
+            self.job, self.layout, constants, shapes, num_samples, self.dtype, self.device_type, self.islands
+        )
 
 
 def _narrowed(shapes: LeafShapes) -> LeafShapes:

@@ -91,6 +91,10 @@ class Graph:
     """Tied parameter name -> the name under which it is counted."""
     unused: tuple[str, ...]
     """Trainable parameters that the loss does not depend on."""
+    conditional: frozenset[str] = frozenset()
+    """Those whose gradient may be absent in a step, by the values in it (`ops/choice.py`)."""
+    flags: tuple[str, ...] = ()
+    """Of a way through a step that branches on values: nodes of what it depends on."""
     notices: tuple[str, ...]
     """What the user should know: how the loss was read, which ops draw random numbers, and so on."""
     precision: str

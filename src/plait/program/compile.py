@@ -101,7 +101,8 @@ def compile_program(
         sums |= {name: (PIPE, *sums[name]) for name in map(scalar, SCALARS)}
     if layout is None:
         layout = make_layout(first, placed, plan, sums, stages.get(micro_batches[0]), settings.partition)
-        if settings.whole_tensors:
+        if settings.whole_tensors or any(graph.conditional for graph in graphs.values()):
+            # of a gradient that may be absent, one rank alone has to know
             layout = replace(layout, groups=tuple(replace(group, whole=True) for group in layout.groups))
     compiler = _Compiler(graphs, chosen, plan, micro_batches, given, ends, sums, layout, settings, stages)
     classes: list[RankProgram] = []
@@ -125,6 +126,7 @@ def compile_program(
         gathered=tuple(entry for p in placed if p.axis.size > 1 for entry in p.gathered),
         notices=first.notices,
         total_weight=None if None in weights else float(sum(w for w in weights if w is not None)),
+        conditional=frozenset().union(*(graph.conditional for graph in graphs.values())),
     )
     check_program(program)
     told = notices_of(program) if plan.pipe.asynchronous else compression.notices_of(program)

@@ -185,6 +185,8 @@ class Program:
     notices: tuple[str, ...]
     total_weight: float | None
     """The weight of the whole step, where it is known from the shapes."""
+    conditional: frozenset[str] = frozenset()
+    """Parameters whose gradient may be absent, by the values in a step."""
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:

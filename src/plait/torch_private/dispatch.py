@@ -1,5 +1,16 @@
-"""Modes that see every op below autograd. Private to torch (`torch.utils._python_dispatch`)."""
+"""Modes that see every op below autograd. Private to torch (`torch.utils._python_dispatch`, `torch._C`)."""
 
-from torch.utils._python_dispatch import TorchDispatchMode
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-__all__ = ["TorchDispatchMode"]
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+__all__ = ["TorchDispatchMode", "without_modes"]
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """While active, ops are those of real tensors: no mode sees them, that of fake tensors and traces included."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield

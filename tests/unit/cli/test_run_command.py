@@ -25,7 +25,7 @@ class Net(nn.Module):
 
 class Branching(Net):
     def forward(self, x):
-        return super().forward(x if x.sum() > 0 else -x)
+        return super().forward(x if float(x.sum()) > 0 else -x)
 
 
 def _job(model):

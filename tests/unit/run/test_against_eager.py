@@ -79,7 +79,7 @@ def _differs(ours: Tensor, theirs: Tensor, tolerance: float) -> bool:
 
 # State and branches that depend on the whole batch, run eagerly on shares of it; the objective's closure is one
 # object for both ranks here, and two in processes.
-TOLD_ON_TWO_RANKS = {"KeepsActivation", "RecentNorms", "ConditionOnValue", "stateful_objective"}
+TOLD_ON_TWO_RANKS = {"KeepsActivation", "RecentNorms", "stateful_objective"}
 
 
 @pytest.mark.filterwarnings("ignore")  # the user's code gives them, here as in the plain loop

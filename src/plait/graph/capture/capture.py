@@ -15,9 +15,12 @@ import torch
 from torch import fx, nn
 
 from plait.errors import CaptureError, JobError
+from plait.graph.capture.branches import Decisions, explore
 from plait.graph.capture.clean import clean
 from plait.graph.capture.functional import functionalize, mutates
+from plait.graph.capture.islands import Islands, may_be_absent
 from plait.graph.capture.marks import settle
+from plait.graph.capture.merge import merge
 from plait.graph.capture.random_rewrite import rewrite_random
 from plait.graph.capture.refusal import explain, refuse_late_hooks, refuse_sparse_gradients
 from plait.graph.capture.steady import trace_steady
@@ -40,18 +43,39 @@ def capture(
     num_samples: int,
     dtype: torch.dtype,
     device_type: str = "cpu",
+    islands: Islands | None = None,
 ) -> Graph:
     """Capture one micro-step of `job` on a micro-batch of `num_samples` samples.
 
     `constants` are the leaves of a batch that are not tensors (any value at the tensors' places); with `dtype` float64
     (for verification) floating parameters, buffers and inputs are float64, else what the user made them.
-    `device_type` is what the step will run on; it is captured on tensors of processors all the same.
+    `device_type` is what the step will run on; it is captured on tensors of processors all the same. `islands`: modules
+    that earlier captures found to need eager runs.
     """
     if any(isinstance(value, Objects) for value in constants):
         raise CaptureError(
             "the batch holds text or objects, which no graph can.",
             fix="let `collate` make tensors of them, or leave them out.",
         )
+    own = islands if islands is not None else Islands(job, dtype)
+    while True:
+        try:
+            return _capture(job, layout, constants, shapes, num_samples, dtype, device_type, own)
+        except CaptureError as error:
+            if not own.grow(error):
+                raise
+
+
+def _capture(
+    job: Job,
+    layout: BatchLayout,
+    constants: Sequence[Any],
+    shapes: LeafShapes,
+    num_samples: int,
+    dtype: torch.dtype,
+    device_type: str,
+    islands: Islands,
+) -> Graph:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     model = fake_model(job, mode, dtype)
     model.train()
@@ -71,13 +95,19 @@ def capture(
         num_samples=num_samples,
         scalars=scalar_dtype(model.parameters(), dtype),
         device_type=device_type,
+        islands=islands,
     )
+
+    def one_way(decisions: Decisions) -> Graph:
+        traced = trace_steady(subject, mode, decisions)
+        module = functionalize(traced.module, mode) if mutates(traced.module.graph) else traced.module
+        return _assemble(subject, traced, module)
+
+    islands.begin(model)
     try:
         refuse_late_hooks(model)
         with default_dtype(dtype):
-            traced = trace_steady(subject, mode)
-        module = functionalize(traced.module, mode) if mutates(traced.module.graph) else traced.module
-        return _assemble(subject, traced, module)
+            return merge(explore(one_way))
     except (JobError, CaptureError):
         raise
     except Exception as error:
@@ -132,8 +162,9 @@ def _assemble(subject: Subject, traced: Traced, module: fx.GraphModule) -> Graph
     new_buffers = _take_buffer_writes(graph, parameters, buffers)
     output = next(node for node in graph.nodes if node.op == "output")
     total, weight, *gradients = output.args[0]
+    gradients, flags = gradients[: len(traced.reached)], gradients[len(traced.reached) :]
     refuse_sparse_gradients(dict(zip(traced.reached, gradients, strict=True)))
-    output.args = ((total, weight, *new_buffers.values(), *gradients),)
+    output.args = ((total, weight, *new_buffers.values(), *gradients, *flags),)
     clean(module)
     settle(graph)
     key = [node for node in graph.nodes if node.op == "placeholder"][-2]
@@ -149,7 +180,8 @@ def _assemble(subject: Subject, traced: Traced, module: fx.GraphModule) -> Graph
     names = [node.name for node in graph.nodes if node.op == "placeholder"]
     trainable = subject.trainable
     total, weight, *rest = output.args[0]
-    written, found = rest[: len(new_buffers)], rest[len(new_buffers) :]
+    written, found = rest[: len(new_buffers)], rest[len(new_buffers) : len(rest) - len(flags)]
+    asked = rest[len(rest) - len(flags) :]
     return Graph(
         graph=graph,
         inputs=tuple(
@@ -166,6 +198,8 @@ def _assemble(subject: Subject, traced: Traced, module: fx.GraphModule) -> Graph
         new_buffers={name: node.name for name, node in zip(new_buffers, written, strict=True)},
         aliases=subject.aliases,
         unused=tuple(name for name in trainable if name not in traced.reached),
+        conditional=frozenset(n for n, g in zip(traced.reached, found, strict=True) if may_be_absent(g)),
+        flags=tuple(node.name for node in asked),
         notices=traced.notices,
         precision=subject.job.precision,
         model=type(subject.model).__name__,

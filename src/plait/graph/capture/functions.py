@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plait.errors import JobError
+from plait.graph.capture.branches import Decisions
+from plait.graph.capture.islands import Islands
 from plait.graph.capture.marks import Marks
 from plait.graph.capture.refusal import refuse_other_devices
 from plait.graph.ops.attention import AttentionCapture, plain_attention
@@ -18,7 +20,9 @@ from plait.graph.ops.batch_norm import batch_norm
 from plait.graph.ops.grouped import grouped_product, suits_grouped_op
 from plait.graph.ops.lstm import stacked_lstm
 from plait.torch_private.autograd import is_transformed
+from plait.torch_private.fake import DataDependentOutputException
 from plait.torch_private.ops import grouped_mm
+from plait.torch_private.tracing import tracer
 
 
 class StaleTensorError(Exception):
@@ -36,8 +40,13 @@ class NeedsPlainOpsError(Exception):
 class FunctionCapture(AttentionCapture):
     """Replace functions that depend on the device or on the whole batch by ops that plans can partition."""
 
-    def __init__(self, marks: Marks, plain: bool, stale: Mapping[int, str]) -> None:
+    def __init__(
+        self, marks: Marks, plain: bool, stale: Mapping[int, str], decisions: Decisions, islands: Islands
+    ) -> None:
         super().__init__()
+        self._decisions, self._islands = decisions, islands
+        self.numbers: dict[int, Tensor] = {}
+        """What `item()` gave: tensors in the place of Python's numbers."""
         self._stale = stale
         self._marks = marks
         self._plain = plain
@@ -64,12 +73,32 @@ class FunctionCapture(AttentionCapture):
                 if id(leaf) in self._stale:
                     raise StaleTensorError(self._stale[id(leaf)])
         known = _known(func, args) if args and id(args[0]) in self._uniform else None
-        result: Any = self._call(func, types, args, dict(kwargs or {})) if known is None else known
+        try:
+            result: Any = self._call(func, types, args, dict(kwargs or {})) if known is None else known
+        except DataDependentOutputException:
+            self._islands.stack = self._marks.path
+            if func not in (Tensor.__bool__, Tensor.item):
+                raise
+            result = self._undecided(func, args[0])
+        except Exception:
+            self._islands.stack = self._marks.path
+            raise
         if func is torch.rand and result.numel() == 1:
             self._uniform[id(result)] = result
         for leaf in (*_tensors(args), *_tensors(result)):
             self.live[id(leaf)] = leaf
         return result
+
+    def _undecided(self, func: Callable[..., Any], asked: Tensor) -> Any:
+        """The outcome of a comparison, as this trace assumes it; a number that Python reads stays a tensor."""
+        last = next(reversed(tracer().graph.nodes))
+        if last.target is torch.ops.aten._local_scalar_dense.default:  # torch has noted what it could not do
+            tracer().graph.erase_node(last)
+        number = asked.detach().reshape(())
+        if func is Tensor.__bool__:
+            return self._decisions.decide(number != 0, self._marks.source)
+        self.numbers[id(number)] = number
+        return number
 
     def _call(self, func: Callable[..., Any], types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if func is torch.autograd.grad and not self._plain:

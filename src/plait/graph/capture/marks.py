@@ -113,6 +113,16 @@ class Marks:
         """The path of the module that is running."""
         return self._path[-1]
 
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The modules that are running, from the outside in."""
+        return tuple(self._path)
+
+    @property
+    def source(self) -> str:
+        """The line of the user's that is running."""
+        return self._source
+
     def _leave(self) -> None:
         self._path.pop()
 

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from plait.errors import CaptureError
+from plait.graph.capture.branches import Decisions
 from plait.graph.capture.trace import StaleTensorError, Subject, Traced, trace
 from plait.graph.capture.watch import Change, Watch
 from plait.torch_private.fake import FakeTensor, FakeTensorMode
@@ -22,30 +23,35 @@ from plait.torch_private.modules import hooks_of_module
 _FIX = "keep it in a buffer and compute it with tensors to have it captured; plans single and ddp run it eagerly."
 
 
-def trace_steady(subject: Subject, mode: FakeTensorMode) -> Traced:
+def trace_steady(subject: Subject, mode: FakeTensorMode, decisions: Decisions) -> Traced:
     """The traced step; raises where the next one would not be the same."""
     roots = {"model": subject.model, "loss": subject.job.loss, "objective": subject.job.objective}
     watch = Watch(roots)
     try:
-        traced = trace(subject, mode)
+        traced = trace(subject, mode, decisions)
         changed = watch.changes()
-        return _traced_again(subject, mode, traced, changed, roots) if changed else traced
+        return _traced_again(subject, mode, decisions, traced, changed, roots) if changed else traced
     finally:
         watch.restore()
 
 
 def _traced_again(
-    subject: Subject, mode: FakeTensorMode, traced: Traced, changed: list[Change], roots: dict[str, Any]
+    subject: Subject,
+    mode: FakeTensorMode,
+    decisions: Decisions,
+    traced: Traced,
+    changed: list[Change],
+    roots: dict[str, Any],
 ) -> Traced:
     kept = {id(change.tensor): change.path for change in changed if change.tensor is not None}
     second = Watch(roots)
     try:
-        again = trace(subject, mode, kept)
+        again = trace(subject, mode, decisions, kept)
     except StaleTensorError as error:
         raise _refusal(subject, error.path, "is read in the next one") from None
     changes = second.changes()
     for change in changes:
-        if change.tensor is None:
+        if change.tensor is None or id(change.tensor) in again.numbers:
             raise _refusal(subject, change.path, "a graph would not do")
     if _written(again) != _written(traced):
         raise _refusal(subject, changed[0].path, "makes the second forward another one than the first")

@@ -16,7 +16,9 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 
 from plait.graph.capture.autocast import autocast_like
+from plait.graph.capture.branches import Decisions
 from plait.graph.capture.functions import FunctionCapture, NeedsPlainOpsError, StaleTensorError
+from plait.graph.capture.islands import Islands
 from plait.graph.capture.loss import Reading, read_pair, read_scalar, read_unknown
 from plait.graph.capture.marks import Marks
 from plait.graph.capture.stand_ins import stand_ins
@@ -51,6 +53,8 @@ class Subject:
     """Of the total, the weight and the tangent."""
     device_type: str
     """What the step will run on: autocast casts by its lists."""
+    islands: Islands
+    """Modules that run eagerly."""
 
     @property
     def trainable(self) -> list[str]:
@@ -63,12 +67,16 @@ class Traced:
     """The step as it was traced; it may still write in place."""
 
     module: fx.GraphModule
-    """(*parameters, *buffers, *leaves, key, tangent) -> (total, weight, *gradients)."""
+    """(*parameters, *buffers, *leaves, key, tangent) -> (total, weight, *gradients, *flags)."""
     reached: tuple[str, ...]
     """Parameters that have a gradient, in the order of the outputs."""
     static_weight: float | None
     """The weight as a number where it is constant."""
     notices: tuple[str, ...]
+    num_flags: int = 0
+    """What the step depends on, in the order in which Python asked: the last outputs."""
+    numbers: Mapping[int, Tensor]
+    """Tensors that the user's code takes for numbers, by id."""
 
 
 class _Objective(nn.Module):
@@ -92,25 +100,37 @@ class _Objective(nn.Module):
         return result
 
 
-def trace(subject: Subject, mode: FakeTensorMode, stale: Mapping[int, str] | None = None) -> Traced:
+def trace(
+    subject: Subject, mode: FakeTensorMode, decisions: Decisions, stale: Mapping[int, str] | None = None
+) -> Traced:
     """Trace the step; an objective that differentiates is traced with ops that can be differentiated again.
 
-    `stale` are tensors that must not be read, by id, with what to call them in a `StaleTensorError`.
+    `decisions`: where Python goes on when it asks for values. `stale` are tensors
+    that must not be read, by id, with what to call them in a `StaleTensorError`.
     """
     try:
-        return _Trace(subject, mode, stale or {}, plain=False).run()
+        return _Trace(subject, mode, decisions, stale or {}, plain=False).run()
     except NeedsPlainOpsError:
-        return _Trace(subject, mode, stale or {}, plain=True).run()
+        return _Trace(subject, mode, decisions, stale or {}, plain=True).run()
 
 
 class _Trace:
     """One attempt."""
 
-    def __init__(self, subject: Subject, mode: FakeTensorMode, stale: Mapping[int, str], plain: bool) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        mode: FakeTensorMode,
+        decisions: Decisions,
+        stale: Mapping[int, str],
+        plain: bool,
+    ) -> None:
+        decisions.begin()
+        self.decisions, self.plain = decisions, plain
         self.subject = subject
         self.mode = mode
         self.marks = Marks()
-        self.functions = FunctionCapture(self.marks, plain, stale)
+        self.functions = FunctionCapture(self.marks, plain, stale, decisions, subject.islands)
         self.wrapper = _Objective(subject.job, subject.model)
         self.reading: Reading | None = None
         self.tangent: fx.Node | None = None
@@ -126,6 +146,7 @@ class _Trace:
             stack.enter_context(_quiet())
             stack.enter_context(self.marks.modules_of(subject.model))
             stack.enter_context(stand_ins(self._checkpoint))
+            stack.enter_context(subject.islands.around(subject.model, allowed=not self.plain))
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
             module = make_fx(self._step, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
         assert self.reading is not None and self.tangent is not None
@@ -134,7 +155,9 @@ class _Trace:
             module=module,
             reached=self.reached,
             static_weight=self.reading.static_weight,
-            notices=(*self.reading.notices, *self._checkpoint_notices()),
+            notices=(*self.reading.notices, *self._checkpoint_notices(), *subject.islands.notices()),
+            num_flags=len(self.decisions.flags),
+            numbers=self.functions.numbers,
         )
 
     def _step(self, *flat: Tensor) -> list[Tensor]:
@@ -150,7 +173,7 @@ class _Trace:
             tangent = torch.ones((), dtype=scalars)
             self.tangent = next(iter(nodes_of([tangent])))
             gradients = self._differentiate(tail, tangent.to(tail.total.dtype), flat)
-            return [total, weight, *gradients]
+            return [total, weight, *gradients, *self.decisions.flags]
 
     @contextmanager
     def _checkpoint(self, function: Any) -> Iterator[None]:

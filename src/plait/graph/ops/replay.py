@@ -29,8 +29,11 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, nodes: Iterable[fx.Node], key: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        drawn = [n for n in nodes if n.op == "call_function" and n.target in random_ops.IMPLEMENTATIONS]
-        self._nodes: dict[int, fx.Node] = {node.args[1]: node for node in drawn}  # type: ignore[misc]
+        self._nodes: dict[int, list[fx.Node]] = {}
+        """By number; of a step that branches, those of every outcome."""
+        for node in nodes:
+            if node.target in random_ops.IMPLEMENTATIONS:
+                self._nodes.setdefault(node.args[1], []).append(node)  # type: ignore[arg-type]
         self._key = key
         self._next = 0
 
@@ -54,12 +57,14 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return like.copy_(value) if name in _IN_PLACE else value
 
     def _draw(self, like: Tensor, name: str, args: Sequence[Any]) -> Tensor:
-        node = self._nodes.get(self._next)
+        found = self._nodes.get(self._next, [])
         self._next += 1
-        if node is None and self._next <= max(self._nodes, default=-1):
+        if not found and self._next <= max(self._nodes, default=-1):
             return like  # nothing in the graph depends on it
-        if node is None or list(node.args[2]) != list(like.shape):  # type: ignore[arg-type]
+        suited = [node for node in found if _suits(node, like, name, args)]
+        if not suited or any(node.args[2:] != suited[0].args[2:] for node in suited):
             raise NotReplayableError
+        node = suited[0]
         value = random_ops.IMPLEMENTATIONS[node.target](self._key, *node.args[1:], **node.kwargs)
         target = node.target
         if "bernoulli" in name and target is torch.ops.plait.uniform.default:
@@ -68,3 +73,11 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             mean, std = (*args[:2], 1.0)[:2]
             value = value * std + mean
         return value.to(like.dtype)
+
+
+def _suits(node: fx.Node, like: Tensor, name: str, args: Sequence[Any]) -> bool:
+    """Whether a draw of the code's may be this one of the graph's."""
+    given = args[1] if name == "aten::bernoulli_" and len(args) > 1 else None
+    chance = node.args[4] if node.target is torch.ops.plait.bernoulli.default else None
+    same = not isinstance(given, float) or not isinstance(chance, float) or abs(given - chance) < 1e-9
+    return list(node.args[2]) == list(like.shape) and same  # type: ignore[arg-type]

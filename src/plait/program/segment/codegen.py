@@ -19,7 +19,9 @@ from torch import fx
 from plait.graph.cost import node_flops
 from plait.graph.ops import attention as attention_op
 from plait.graph.ops import batch_norm as batch_norm_op
+from plait.graph.ops import choice as choice_op
 from plait.graph.ops import grouped as grouped_op
+from plait.graph.ops import island as island_op
 from plait.graph.ops import lstm as lstm_op
 from plait.graph.ops import random as random_ops
 from plait.program.program import Segment
@@ -46,6 +48,8 @@ _OURS: dict[Any, Callable[..., Any]] = {
     **batch_norm_op.IMPLEMENTATIONS,
     **lstm_op.IMPLEMENTATIONS,
     **grouped_op.IMPLEMENTATIONS,
+    **choice_op.IMPLEMENTATIONS,
+    **island_op.IMPLEMENTATIONS,
     torch.ops.aten.view.default: view_or_copy,
 }
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from plait.graph.ops.choice import is_absent
 from plait.job.updates.clip import Clip
 from plait.plan.plan import DATA
 from plait.program.program import Bucket
@@ -34,6 +35,8 @@ class GradientStore:
         self._borrowed: dict[Bucket, Tensor] = {}
         self.frozen: frozenset[str] = frozenset()
         """Parameters that are not trained in this step: their gradients count as if there were none."""
+        self.conditional: frozenset[str] = frozenset()
+        """Parameters that a step may not have used: their gradients say so (`is_absent`)."""
         self._handed: set[str] = set()
         self.on_ready: Callable[[dict[str, Tensor]], None] | None = None
         """Called with all gradients, by parameter name, before the update: for verification."""
@@ -194,7 +197,7 @@ class GradientStore:
             for bucket in buckets
             if bucket.parameters
             for name, tensor in zip(bucket.parameters, self._parts(bucket), strict=True)
-            if name not in self.frozen
+            if name not in self.frozen and not (name in self.conditional and is_absent(tensor))
         }
 
     def _parts(self, bucket: Bucket) -> Sequence[Tensor]:

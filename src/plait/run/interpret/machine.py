@@ -142,7 +142,7 @@ class Machine:
     def execute(self, program: Program, step: int, shares: Sequence[Share]) -> Iterator[None]:
         """One step, under the caller's `torch.no_grad`: a generator must not change the mode of its caller."""
         now = self._steps.step(program, step, shares)
-        self.store.frozen = self.state.frozen(step)
+        self.store.frozen, self.store.conditional = self.state.frozen(step), program.conditional
         self._now, self._sums.norm, self._used = now, None, frozenset()
         self._undo.clear()
         self._values |= now.known.constants

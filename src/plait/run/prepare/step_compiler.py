@@ -52,6 +52,7 @@ class StepCompiler:
         """`several`: the job is one of several objectives."""
         self._job = job
         self._captures = captures
+        captures.islands.all_sizes |= _needs_inside(plan) is not None
         self._device = device
         self._several = several
         self.opaque = OpaqueSteps(job, captures, device)

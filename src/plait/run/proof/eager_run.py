@@ -27,6 +27,8 @@ from plait.job.order import micro_batch_sizes
 from plait.job.updates.clip import Clip
 from plait.job.updates.follow import TRAIN_LOSS
 from plait.plan.named import resolve
+from plait.program.instructions import Opaque
+from plait.run.eager.draws import SampleDraws
 from plait.run.eager.step import seed_of, total_and_weight
 from plait.run.hold.state import ModelState
 from plait.run.prepare.programs import Programs
@@ -101,7 +103,7 @@ def _gradients(
     loss, whole = 0.0, 0.0
     kept: list[Tensor | None] = [None] * len(state.named)
     for number, (own, batch, size, early) in enumerate(zip(nodes, placed, sizes, known, strict=True)):
-        with drawing(state.job, own, step, number, dtype, programs.captures.device_type):
+        with drawing(state.job, own, step, number, size, dtype, programs.captures.device_type):
             result = state.job.objective_of(state.model, batch)
             total, counted = total_and_weight(state.job, batch, size, result)
             mean = result if isinstance(result, Tensor) else total / counted
@@ -131,21 +133,23 @@ def _graph_of(captures: Captures, batch: Any, size: int) -> Graph | None:
         return None
 
 
-def _nodes_of(programs: Programs, batch: Any, size: int) -> list[fx.Node]:
+def _nodes_of(programs: Programs, batch: Any, size: int) -> list[fx.Node] | Opaque:
     """What one process runs: its random ops know which dims hold samples."""
-    if programs.capture_error is not None:
-        return []
     share = Share(batch=batch, ids=tuple(range(size)), sizes=(size,), offset=0, global_offset=0)
     (own,) = programs.for_step([share]).classes
+    opaque = next((entry for entry in own.instructions if isinstance(entry, Opaque)), None)
+    if opaque is not None:
+        return opaque
     return [node for segment in own.segments.values() for node in segment.nodes]
 
 
 @contextmanager
 def drawing(
     job: Job,
-    nodes: Sequence[fx.Node],
+    runs: Sequence[fx.Node] | Opaque,
     step: int,
     micro_batch: int,
+    num_samples: int,
     dtype: torch.dtype,
     device_type: str,
 ) -> Iterator[None]:
@@ -155,8 +159,12 @@ def drawing(
         stack.enter_context(torch.random.fork_rng(devices=[]))
         torch.manual_seed(seed_of(job, step, micro_batch))
         stack.enter_context(autocast_like(job, device_type))
-        draws = Draws(nodes, random_key(seed=job.seed, step=step, micro_batch=micro_batch))
-        if draws.any:  # what is checkpointed would draw twice
+        key = random_key(seed=job.seed, step=step, micro_batch=micro_batch)
+        draws = Draws(() if isinstance(runs, Opaque) else runs, key)
+        if isinstance(runs, Opaque):
+            if runs.watched:
+                stack.enter_context(SampleDraws(key, num_samples, runs.draw_dims))
+        elif draws.any:  # what is checkpointed would draw twice
             stack.enter_context(stand_ins())
             stack.enter_context(draws)
         stack.enter_context(default_dtype(dtype))

@@ -120,6 +120,8 @@ class SerialRanks:
                 machine.skip(step)
                 if machine.port is not None:
                     machine.port.skip(step)
+        for parts in self._gradients[: len(self.machines)]:
+            parts.clear()  # a parameter may have none in this step
         self.notices = (*self.programs.choices, *own[0].notices)
         self.rounds_to_float32 = self.rounds_to_float32 or _rounds(self.programs.at(step), by_rank[0][0])
         run_step(working, own, step, [by_rank[machine.rank] for machine in working], self.turn)
@@ -260,8 +262,11 @@ def _assemble(parts: list[dict[str, Tensor]], layout: Layout | None) -> dict[str
     if layout is None or layout.is_whole:
         return dict(parts[0])
     names = dict.fromkeys(name for part in parts for name in part)
-    nothing = torch.empty(0)
-    return {name: layout.assemble(name, [part.get(name, nothing) for part in parts]) for name in names}
+    found = {}
+    for name in names:
+        nothing = next(part[name] for part in parts if name in part).new_empty(0)
+        found[name] = layout.assemble(name, [part.get(name, nothing) for part in parts])
+    return found
 
 
 def _rounds(programs: Programs, share: Share) -> bool:

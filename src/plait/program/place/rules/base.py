@@ -13,14 +13,22 @@ from typing import Any
 import torch
 from torch import fx
 
-from plait.graph.ops import attention, batch_norm, grouped, lstm, random  # their import registers our ops
+from plait.graph.ops import (  # their import registers our ops
+    attention,
+    batch_norm,
+    choice,
+    grouped,
+    island,
+    lstm,
+    random,
+)
 from plait.program.place.placement import AxisShares, P, Placement, R, Shard, Strategy
 from plait.torch_private import pytree
 from plait.torch_private.ops import schema_of
 
 aten = torch.ops.aten
 ours = torch.ops.plait
-REGISTERED = (attention, batch_norm, grouped, lstm, random)
+REGISTERED = (attention, batch_norm, choice, grouped, island, lstm, random)
 """The modules whose ops are in `ours`."""
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from plait.program.place.rules.base import Op, P, Placement, R, Shard, Strategy, aten, rule
+from plait.program.place.rules.base import Op, P, Placement, R, Shard, Strategy, aten, can_be_sum, ours, rule
 
 _UNARY_LINEAR = {aten.neg.default, aten.clone.default, aten.lift_fresh_copy.default}
 _SUMS = {aten.add.Tensor, aten.sub.Tensor}
@@ -58,6 +58,31 @@ def _partial(op: Op) -> list[Strategy]:
         if target is aten.mul.Tensor and count == 2:
             found.append(Strategy((R, P), (P,)))
         return found
+    return []
+
+
+@rule(ours.chosen)
+def chosen(op: Op) -> list[Strategy]:
+    """What holds of two tensors, by a flag that all ranks know."""
+    count = len(op.tensors) - 1
+    cuts: list[Placement] = [Shard(dim) for dim in range(len(op.out))]
+    sums: list[Placement] = [P] if can_be_sum(op) else []
+    return [Strategy((R, *(cut,) * count), (cut,)) for cut in (*cuts, *sums)]
+
+
+@rule(ours.present)
+def present(op: Op) -> list[Strategy]:
+    return [*(op.same(Shard(dim)) for dim in range(len(op.out))), op.same(P)]
+
+
+@rule(ours.unless)
+def unless(op: Op) -> list[Strategy]:
+    return [Strategy((P, R), (P,))]
+
+
+@rule(ours.island, ours.island_backward)
+def island(op: Op) -> list[Strategy]:
+    """Nobody knows what is inside: it is given the whole micro-batch."""
     return []
 
 
