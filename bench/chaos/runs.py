@@ -141,6 +141,9 @@ def _everybody() -> list[tuple[int, list[str]]]:
 
 def _be_the_run(case: Case, folder: Path, resume: bool, pipe: int) -> None:
     os.setsid()
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # ignored, where this runs in the background of a shell
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     told: dict[str, Any] = {}
     notices: list[str] = []

@@ -127,5 +127,5 @@ def test_a_signal_to_any_host_saves_and_ends_all(tmp_path: Path) -> None:
     _started(tasks, tmp_path / "run")
     tasks[1].send_signal(signal.SIGTERM)
     (code, _, complaint), (other_code, _, other) = ended(tasks, timeout_s=60)
-    assert code == other_code == 1 and "interrupted and saved" in complaint and other == ""
+    assert code == other_code == 130 and "interrupted and saved" in complaint and other == ""
     assert load_checkpoint(tmp_path / "run").step > 0

@@ -121,7 +121,7 @@ def test_an_interrupted_run_saves_and_can_be_resumed(
     wait_for_step(folder, 5, process)
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
-    assert process.returncode == 1, (out, err)
+    assert process.returncode == 130, (out, err)
     assert "Traceback" not in err
     assert f"interrupted and saved; to go on: plait run --resume {folder}" in err
     step = load_checkpoint(folder).step

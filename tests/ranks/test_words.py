@@ -71,7 +71,7 @@ def test_the_second_ctrl_c_says_what_is_left(ranks: str, tmp_path: Path) -> None
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     out, told = process.communicate(timeout=30)
-    assert process.returncode == 1, (out, told)
+    assert process.returncode == 130, (out, told)
     assert f"interrupted and ended at once: nothing was saved after {newest};" in told
     assert f"to go on from there: plait run --resume {folder}" in told
     assert "Traceback" not in told

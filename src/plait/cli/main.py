@@ -1,7 +1,7 @@
 """The command line: `plait run`, `plan`, `predict`, `verify`, `report`, ...: one command a file of this folder, or two.
 
 Commands parse and print; what they do is in `plait`'s own functions, of the same names. Exit codes: 0 ok, 1 failed, 2
-bad usage. A traceback is shown only with --debug.
+bad usage, 130 interrupted. A traceback is shown only with --debug.
 """
 
 import os
@@ -22,17 +22,18 @@ from plait.cli.links_command import links
 from plait.cli.look_back import compare, export, report
 from plait.cli.plan_command import plan_
 from plait.cli.predict_command import measure, predict
-from plait.cli.run_command import FailedRunError, StoppedAtOnceError, run
+from plait.cli.run_command import FailedRunError, InterruptedRunError, run
 from plait.cli.validate_command import validate
 from plait.cli.verify_command import verify
 from plait.errors import ClusterError, EchoError, JobError, PlaitError, PlanError, UsageError
+from plait.run.start.watch.interrupts import raised_in_safety
 from plait.version import VERSION
 
 _BadCommandLine: Any = typer.BadParameter.__mro__[2]
 """ClickException: click's own, or that of the copy which newer versions of typer carry."""
 
 _CTRL_C = 130
-"""What typer makes of Ctrl-C."""
+"""What typer, and shells, make of Ctrl-C."""
 
 
 def _tell_version(asked: bool) -> None:
@@ -85,24 +86,25 @@ def call(arguments: Sequence[str]) -> int:
     try:
         given = [argument for argument in arguments if argument != "--debug"]
         COMMAND_LINE[:] = given
-        outcome: Any = app(args=given, prog_name="plait", standalone_mode=False)
+        with raised_in_safety():
+            outcome: Any = app(args=given, prog_name="plait", standalone_mode=False)
         if outcome == _CTRL_C:
             raise KeyboardInterrupt
         return int(outcome) if isinstance(outcome, int) else 0
     except typer.Exit as done:
         if done.exit_code == _CTRL_C:
             print("interrupted", file=sys.stderr)
-            return 1
         return int(done.exit_code)
     except _BadCommandLine as error:
         error.show()
         return 2
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
-        return 1
-    except StoppedAtOnceError as stopped:
-        print(stopped, file=sys.stderr)
-        return 1
+        return _CTRL_C
+    except InterruptedRunError as stopped:
+        if str(stopped):
+            print(stopped, file=sys.stderr)
+        return _CTRL_C
     except FailedRunError as failed:
         if debug:
             raise

@@ -1,6 +1,6 @@
 """`plait run`: train a job, show how it goes, leave a run folder.
 
-In: options. Out: a live display, or JSON; the exit code is 1 where the run was interrupted.
+In: options. Out: a live display, or JSON; the exit code is 130 where the run was interrupted.
 """
 
 import json
@@ -35,8 +35,8 @@ class FailedRunError(Exception):
         self.error = error
 
 
-class StoppedAtOnceError(Exception):
-    """The user did not wait for the end of a step and a last save; says what is left."""
+class InterruptedRunError(Exception):
+    """Somebody wanted the run to end; says what is left of it."""
 
 
 @flattened(TEXTS)
@@ -106,7 +106,9 @@ def run(
         else:
             raise UsageError("no job was given.", fix="name it: plait run path.py --plan ddp --ranks 2.")
     if is_silent:
-        raise typer.Exit(1 if result.stopped == "interrupted" else 0)
+        if result.stopped == "interrupted":
+            raise InterruptedRunError
+        raise typer.Exit(0)
     if trace:
         write_or_tell(
             lambda: plait.write_page(result.folder), lambda text: print(f"notice: {text}", file=sys.stderr)
@@ -125,8 +127,7 @@ def run(
         where = Text.assemble("run folder: ", (folder, "bold"), f"  (plait report {folder}{page})")
         told.print(where, soft_wrap=True)
     if result.stopped == "interrupted":
-        print(f"interrupted and saved; to go on: plait run --resume {result.folder}", file=sys.stderr)
-        raise typer.Exit(1)
+        raise InterruptedRunError(f"interrupted and saved; to go on: plait run --resume {result.folder}")
 
 
 @contextmanager
@@ -148,7 +149,7 @@ def _failing_after_start(listener: Listener, console: Console) -> Iterator[Liste
             raise FailedRunError(error) from error
         raise
     except KeyboardInterrupt as error:
-        raise StoppedAtOnceError(_left_behind(started)) from error
+        raise InterruptedRunError(_left_behind(started)) from error
 
 
 def _left_behind(folder: str | None) -> str:

@@ -70,6 +70,11 @@ class Agreement:
         return self.weights == "server" and self.order == "step" and self.alone
 
     @property
+    def mingles(self) -> bool:
+        """Whether weights hold shares of several steps at once: to save whole steps, workers wait for each other."""
+        return not self.marches and (self.weights == "shared" or self.order != "step")
+
+    @property
     def least_servers(self) -> int:
         """Ranks beside the workers that it takes at least."""
         return 1 if self.weights in ("server", "center") else 0

@@ -47,6 +47,7 @@ from plait.run.start.follower import Follower, Round
 from plait.run.start.guardian import Guardian
 from plait.run.start.party import facts_of, join, place_here, ranks_wanted, telling
 from plait.run.start.processes import Start
+from plait.run.start.watch.interrupts import raised_in_safety
 from plait.trace.files import read_trace, write_chrome
 from plait.trace.recorder import clock_offset_ns
 
@@ -54,6 +55,7 @@ _BEGIN_S = 600.0
 """For other tasks to come to where this one is: they have met before, and do the same."""
 
 
+@raised_in_safety()
 @kept_generators()
 def train(
     job: Job,

@@ -106,3 +106,19 @@ def test_a_disk_without_room_for_the_lock_is_told(tmp_path: Path, monkeypatch: p
     with pytest.raises(DiskError, match=r"run\.lock") as caught, locked(tmp_path):
         pass
     assert caught.value.fix
+
+
+def test_of_a_killed_holder_the_ranks_that_still_end_are_waited_for(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, time; from pathlib import Path; from plait.run.record.lock import locked\n"
+        "with locked(Path(sys.argv[1])):\n"
+        "    if os.fork(): print('held', flush=True); time.sleep(60)\n"
+        "    else: time.sleep(1.0)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+    holder.kill()
+    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
+    with locked(tmp_path):  # nobody has asked for it yet: it is dead all the same
+        pass
+    holder.communicate()

@@ -108,7 +108,10 @@ def read_manifest(path: Path, files: Sequence[str]) -> CompleteFolder:
         raise CheckpointError(f"{path / MANIFEST} does not list exactly {', '.join(sorted(files))}")
     for name in files:
         expected = manifest.files[name].bytes
-        size = (path / name).stat().st_size if (path / name).is_file() else 0
+        try:
+            size = (path / name).stat().st_size
+        except OSError:
+            size = 0
         if size != expected:
             raise CheckpointError(f"{path / name} is torn: {size} bytes of {expected}")
     sums = {name: manifest.files[name].sha256 for name in files}
@@ -118,7 +121,11 @@ def read_manifest(path: Path, files: Sequence[str]) -> CompleteFolder:
 def check_sums(folder: CompleteFolder) -> None:
     """Read every file and compare its SHA-256 sum; raises at the first that differs."""
     for name, expected in folder.sums.items():
-        if (actual := _sha256(folder.path / name)) != expected:
+        try:
+            actual = _sha256(folder.path / name)
+        except OSError as error:  # as where a run that goes on deletes it meanwhile
+            raise CheckpointError(f"{folder.path / name} cannot be read: {error.strerror}") from error
+        if actual != expected:
             raise CheckpointError(
                 f"{folder.path / name} is damaged: its SHA-256 is {actual[:12]}, written was {expected[:12]}"
             )
@@ -145,7 +152,7 @@ def remove_abandoned(parent: Path) -> None:
     """Delete temporary folders of processes that are gone."""
     for path in parent.iterdir():
         match = _TEMPORARY.fullmatch(path.name)
-        if match and not _is_alive(int(match[1])):
+        if match and not is_alive(int(match[1])):
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -193,11 +200,16 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether a process of this host still does anything; one that has ended and was not asked for yet does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except OSError:
         return True
-    return True
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state not in "ZX"

@@ -23,6 +23,7 @@ from plait.run.link.wire import (
     Streams,
     num_weights,
     part_of,
+    saved_name,
     weights_name,
 )
 from plait.torch_private import foreach
@@ -86,6 +87,13 @@ class Port:
         """Tell that nothing more comes."""
         for server in self._servers:
             self._streams.send(server, Head(kind=MessageKind.BYE, step=self.next_step, shares=self.shares))
+
+    def pause(self, step: int) -> None:
+        """Tell that all that this worker took of the steps before `step` is sent, and wait until it is saved."""
+        for server in self._servers:
+            self._streams.send(server, Head(kind=MessageKind.PAUSE, step=step))
+        for server in self._servers:
+            self._post.wait(saved_name(step), server, lambda message: None)
 
     def pull(self, index: int, step: int) -> Handle:
         """Ask for the weights of a bucket; those of all buckets are asked for at once, and are of one moment."""

@@ -19,7 +19,7 @@ from plait.program.instructions import Handler, Serve
 from plait.program.program import RankProgram
 from plait.program.serve.rule import Due, ServerRule, rule_of
 from plait.run.hold.state import ModelState
-from plait.run.link.wire import Head, MessageKind, Post, Streams, weights_name
+from plait.run.link.wire import Head, MessageKind, Post, Streams, saved_name, weights_name
 
 Part = tuple[Head, Tensor]
 """A message of a contribution, and its bytes."""
@@ -42,6 +42,8 @@ class Sender:
     shares: int = 0
     """Shares of steps that it says it has done."""
     left: bool = False
+    paused_at: int | None = None
+    """The step before which it waits for a save."""
 
 
 class Holder(Protocol):
@@ -92,6 +94,10 @@ class Service:
         """The step after the last one of any worker."""
         self.after_update: Callable[[], Iterator[None]] | None = None
         """Called after each update; may take its time."""
+        self.on_pause: Callable[[int], Iterator[None]] = lambda step: iter(())
+        """Called where all workers wait before a step, and all that they sent is applied; may take its time."""
+        self.on_wait: Callable[[int, bool], None] = lambda step, waits: None
+        """Called where some of them wait before a step and others are still to come, and (False) once all have."""
         self.is_gone: Callable[[int], bool] = lambda rank: False
         """Whether a rank has died."""
         self.on_work: Callable[[Handler | None, int], None] = lambda what, step: None
@@ -101,6 +107,7 @@ class Service:
 
     def execute(self) -> Iterator[None]:
         """Serve until all workers have left and nothing is to be done."""
+        busy_before = True
         while True:
             busy = self.poll()
             while (due := self.rule.due()) is not None and self.holder.is_ready(due):
@@ -109,11 +116,32 @@ class Service:
                     yield from self.after_update()
                 busy = True
             busy = self._answer() or busy
+            if (step := self._all_paused_at()) is not None:
+                yield from self._go_on(step)
+                continue
             if all(worker.left for worker in self.workers) and self.rule.due() is None:
                 return
             if not busy:
                 self._look_for_the_dead()
+                if (paused := [w.paused_at for w in self.workers if w.paused_at is not None]) and busy_before:
+                    self.on_wait(min(paused), True)
                 yield
+            busy_before = busy
+
+    def _all_paused_at(self) -> int | None:
+        """The step before which all wait who have not left, once all before it is applied."""
+        paused = [worker.paused_at for worker in self.workers if not worker.left]
+        steps = [step for step in paused if step is not None]
+        return min(steps) if steps and len(steps) == len(paused) and self.rule.due() is None else None
+
+    def _go_on(self, step: int) -> Iterator[None]:
+        """Have all before a step saved, and tell those who wait for it."""
+        self.on_wait(step, False)
+        yield from self.on_pause(step)
+        for rank, worker in enumerate(self.workers):
+            if worker.paused_at == step:
+                worker.paused_at = None
+                self.streams.send_named(saved_name(step), rank, Head(kind=MessageKind.PAUSE, step=step))
 
     def poll(self) -> bool:
         """Take at most one message from everybody; whether there was any."""
@@ -124,6 +152,9 @@ class Service:
         return found
 
     def _take(self, rank: int, head: Head, message: Tensor) -> None:
+        if head.kind is MessageKind.PAUSE:
+            self.workers[rank].paused_at = head.step
+            return
         self.on_work(_HANDLERS[head.kind], head.step)
         match head.kind:
             case MessageKind.STATE:
@@ -162,6 +193,7 @@ class Service:
         for rank, worker in enumerate(self.workers):
             if not worker.left and self.is_gone(rank):
                 worker.asks.clear()
+                worker.paused_at = None
                 self._leave(rank)
 
     @torch.no_grad()

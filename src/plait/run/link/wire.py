@@ -37,6 +37,8 @@ class MessageKind(IntEnum):
     """To the first server: what another one holds, for a checkpoint."""
     EXCHANGE = 7
     """To the rank that has the center: how far it moves (one float64), then flat weights to move towards."""
+    PAUSE = 8
+    """A worker has done all that it took of the steps before one, and waits until they are saved; and that they are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +130,11 @@ def part_of(bucket: Bucket, server: int, servers: int) -> tuple[int, int]:
     count = num_weights(bucket)
     size = -(-count // servers)
     return min(server * size, count), min((server + 1) * size, count)
+
+
+def saved_name(step: int) -> str:
+    """The message that all before a step is saved."""
+    return f"saved {step}"
 
 
 def weights_name(bucket: int, number: int) -> str:

@@ -2,7 +2,9 @@
 
 In: shares of steps, its own of every step or whatever is next. Out: events for the parent, who writes the journal, for
 any worker may die. The worker that has the last share of a step measures, on weights of the moment; the others go on.
-Who saves is whoever has the weights: a server, or the parent.
+Who saves is whoever has the weights: a server, or the parent. Where these hold shares of several steps at any moment,
+workers wait before a step at which it is time to save, until all shares before it are in: so what is saved is whole
+steps, and a run that goes on from there uses each share once.
 """
 
 from collections.abc import Iterable
@@ -12,6 +14,8 @@ from torch import Tensor
 
 from plait.job.data.share import LoadedStep
 from plait.run.interpret.machine import Machine
+from plait.run.loop.keeper import steps_between_saves
+from plait.run.loop.shared_model import SharedModel
 from plait.run.loop.task import Task
 from plait.run.loop.tickets import shared_count, shared_end, tickets
 from plait.run.loop.watch import Watch
@@ -21,12 +25,22 @@ from plait.run.record.evaluate import evaluate
 from plait.run.record.shares import ShareLog
 from plait.run.start.launch import Seat
 
+AWAITS_SAVE = "wait for the checkpoint"
+"""What a rank does that waits for others before a save."""
+
 
 class Apart:
     """One worker among others that may be anywhere."""
 
     def __init__(
-        self, task: Task, seat: Seat, programs: Programs, machine: Machine, watch: Watch, start: int
+        self,
+        task: Task,
+        seat: Seat,
+        programs: Programs,
+        machine: Machine,
+        watch: Watch,
+        start: int,
+        model: SharedModel | None = None,
     ) -> None:
         self.task, self.seat, self.programs, self.machine, self.watch = task, seat, programs, machine, watch
         self._agreement, self._workers = task.plan.agreement, task.plan.mesh.size
@@ -38,12 +52,35 @@ class Apart:
         )
         self.stopped: str | None = None
         self.is_best = False  # refused: what is measured here has changed before anybody could save it
+        self._model = model
+        every = task.checkpoint_every if model is not None else steps_between_saves(task)
+        self._every = every if self._agreement.mingles else None
+        self._next_save = (start // self._every + 1) * self._every if self._every is not None else None
+        """The step before which all wait next."""
         self._log = ShareLog(task.folder, seat.rank)
         self._gradients: list[dict[str, Tensor]] = []
         if task.record_gradients and seat.rank == 0:
             machine.store.on_ready = lambda found: self._gradients.append(
                 {name: gradient.clone() for name, gradient in found.items()}
             )
+
+    def awaits_save(self, step: int) -> bool:
+        """Whether all before some step up to this one is to be saved first."""
+        return self._next_save is not None and step >= self._next_save
+
+    def await_save(self, step: int) -> None:
+        """All that this worker took before is in the weights: wait until that is so of everybody's, and saved."""
+        assert self._next_save is not None and self._every is not None
+        while self._next_save <= step:
+            with self.watch.observer.beside(self._next_save - 1, "checkpoint"):
+                self.seat.board.enter(self._next_save, -1, AWAITS_SAVE, waiting=True)
+                if self.machine.port is not None:
+                    self.machine.port.pause(self._next_save)
+                else:
+                    assert self._model is not None
+                    self.seat.emit({"awaits_save": self._next_save})
+                    self._model.wait_until_saved(self._next_save)
+            self._next_save += self._every
 
     def did(self, loaded: LoadedStep) -> None:
         """Servers are told how far it is."""
@@ -103,6 +140,8 @@ class Apart:
 
     def close(self) -> dict[str, Any]:
         """Nothing more comes."""
+        if self._model is not None:
+            self.seat.emit({"awaits_save": None})
         self._log.close()
         write_gradients(self.task, self._gradients)
         port = self.machine.port

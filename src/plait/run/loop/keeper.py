@@ -1,8 +1,9 @@
 """Checkpoints of weights that servers hold.
 
-In: a server after each of its updates. Out: whole checkpoints, written by the first server; the others send it their
-parts. Saved are the start, every so many steps, and the end. The first server waits for the parts of the others, who
-reach the same update without it; where one does not come, the checkpoint is skipped and that is told.
+In: a server after each of its updates; where weights hold shares of several steps, when all workers wait for a save.
+Out: whole checkpoints, written by the first server; the others send it their parts. Saved are the start, every so many
+steps, and the end. The first server waits for the parts of the others, who reach the same update without it; where one
+does not come, the checkpoint is skipped and that is told.
 """
 
 import time
@@ -24,6 +25,11 @@ _LAST_PATIENCE_S = 60.0
 """The same for the last save of a run, after which there is no other."""
 
 
+def steps_between_saves(task: Task) -> int:
+    """Of a run with servers."""
+    return task.checkpoint_every or SAVE_EVERY
+
+
 class Keeper:
     """Saves what one server holds, or sends it to the one who saves."""
 
@@ -33,7 +39,7 @@ class Keeper:
         """`tell` is told what the user should know; `progress` is of the checkpoint from which the run went on."""
         self._server = server
         self._tell = tell
-        self._every = task.checkpoint_every or SAVE_EVERY
+        self._every = steps_between_saves(task)
         self._saved = -1
         self._extra = {
             "seed": task.job.seed,
@@ -52,6 +58,12 @@ class Keeper:
         """Save where it is time to."""
         step = self._server.state.steps_done
         if step % self._every == 0 and step != self._saved:
+            yield from self.save(_PATIENCE_S)
+
+    def before(self, step: int) -> Iterator[None]:
+        """Save all before a step: everybody waits there."""
+        self._server.state.steps_done = step
+        if step != self._saved:
             yield from self.save(_PATIENCE_S)
 
     def save(self, patience_s: float) -> Iterator[None]:

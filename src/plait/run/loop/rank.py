@@ -31,7 +31,7 @@ from plait.run.link.lanes import Lanes
 from plait.run.link.links import Links, ProcessLinks
 from plait.run.link.posts import posts_between
 from plait.run.link.wire import Post
-from plait.run.loop.apart import Apart
+from plait.run.loop.apart import AWAITS_SAVE, Apart
 from plait.run.loop.keeper import Keeper
 from plait.run.loop.shared_model import SharedModel
 from plait.run.loop.task import Task
@@ -98,6 +98,7 @@ class _Rank:
         stack: ExitStack,
     ) -> None:
         self.task, self.seat, self.programs, self.stack = task, seat, programs, stack
+        self._model = model
         self.program: Program = programs.full_step()
         self.watch = Watch.of(task, seat, device)
         links, post = self._links(device)
@@ -206,7 +207,7 @@ class _Rank:
     def _company(self) -> Company:
         task, seat = self.task, self.seat
         if not task.plan.agreement.marches:
-            return Apart(task, seat, self.programs, self.machine, self.watch, self.start_step)
+            return Apart(task, seat, self.programs, self.machine, self.watch, self.start_step, self._model)
         ledger = None
         if seat.rank == 0:
             below = self.start_step if task.resume is not None or task.attempt else None
@@ -232,7 +233,11 @@ class _Rank:
                 {name: gradient.clone() for name, gradient in found.items()}
             )
         keeper = Keeper(service, task, seat.emit, self.progress)
-        service.after_update = keeper.after_update
+        if task.plan.agreement.mingles:
+            service.on_pause = keeper.before
+            service.on_wait = lambda step, waits: seat.board.enter(step, -1, AWAITS_SAVE, waits)
+        else:
+            service.after_update = keeper.after_update
         patience = _Patience()
         for turns in (keeper.save(60.0), self.machine.execute(self.program, self.start_step, ())):
             for _ in turns:

@@ -146,7 +146,10 @@ def _interruptible() -> Iterator[Callable[[Callable[[int, dict[str, Any]], bool 
 
     def stop(number: int, frame: Any) -> None:
         if board.stop:
-            raise KeyboardInterrupt
+            again = before.get(signal.SIGINT)
+            if not callable(again):
+                raise KeyboardInterrupt
+            again(number, frame)
         board.stop = True
 
     in_main = threading.current_thread() is threading.main_thread()

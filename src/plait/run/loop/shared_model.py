@@ -6,6 +6,7 @@ they seldom meet. Who saves is in `shared_saver.py`.
 
 import mmap
 import os
+import time
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ _ZERO_AT_FIRST = (
 )
 """Optimizers whose state before the first step is what a step with gradients of zero leaves, but for its count."""
 
+_LOOK_S = 0.001
+"""Between two looks whether a checkpoint was made."""
 _ALIGNMENT = 64
 """Tensors in the shared region start at a cache line, so that workers of different tensors never write to one."""
 
@@ -62,9 +65,7 @@ class SharedModel:
         self._build(task)
         self._file, self._pid = anonymous_file("plait-model"), os.getpid()
         size = sum(_padded(tensor) for tensor in self._tensors())
-        os.posix_fallocate(
-            self._file, 0, max(1, size)
-        )  # a full host is an error here, not a crash at a later write
+        os.posix_fallocate(self._file, 0, size)  # a full host is an error here, not a crash at a later write
         self._move(self._file, write=True)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -86,6 +87,8 @@ class SharedModel:
         self._task = task
         self.state = ModelState(task.job, torch.device("cpu"), task.dtype)
         self.start_step = 0
+        self._saved = torch.zeros(1, dtype=torch.int64)
+        """The step before which all is saved: workers look at it, the parent sets it."""
         self.progress: dict[str, Any] = {}
         if task.resume is not None:
             before = load_checkpoint(task.resume)
@@ -107,13 +110,13 @@ class SharedModel:
     def _tensors(self) -> list[Tensor]:
         """All that is shared, in an order that is the same in every process."""
         states = [v for one in self._optimizers for entries in one.values() for v in entries.values()]
-        given = [*self.state.parameters.values(), *self.state.buffers.values(), *states]
+        given = [self._saved, *self.state.parameters.values(), *self.state.buffers.values(), *states]
         return [value.detach() for value in given if isinstance(value, Tensor)]
 
     def _move(self, file: int, *, write: bool) -> None:
         """Let all tensors lie in the file; `write`: with the values that they have here."""
         tensors = self._tensors()
-        memory = mmap.mmap(file, max(1, sum(_padded(tensor) for tensor in tensors)))
+        memory = mmap.mmap(file, sum(_padded(tensor) for tensor in tensors))
         places, start = [], 0
         for tensor in tensors:
             count, dtype = tensor.numel(), tensor.dtype
@@ -128,6 +131,7 @@ class SharedModel:
             for place, tensor in zip(places, tensors, strict=True):
                 place.copy_(tensor)
         moved = iter(places)
+        self._saved = next(moved)
         for parameter in self.state.parameters.values():
             parameter.data = next(moved)
         for name in list(self.state.buffers):
@@ -136,6 +140,15 @@ class SharedModel:
         for one in self._optimizers:
             for entries in one.values():
                 entries.update({key: next(moved) for key, v in entries.items() if isinstance(v, Tensor)})
+
+    def tell_saved(self, step: int) -> None:
+        """All before a step is saved: whoever waits for that goes on."""
+        self._saved.fill_(step)
+
+    def wait_until_saved(self, step: int) -> None:
+        """Until all before a step is saved; by the parent, without whom there is no worker."""
+        while int(self._saved) < step:
+            time.sleep(_LOOK_S)
 
     def adopt(self, rank: int) -> ModelState:
         """The model with the optimizer's state of one worker."""

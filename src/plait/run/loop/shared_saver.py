@@ -4,7 +4,6 @@ In: events of workers. Out: the shared model in checkpoints, on the way and at t
 memory, so no death of a worker loses anything but the share of a step that it was at.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
@@ -26,8 +25,10 @@ class ParentSaver:
 
     def __init__(self, task: Task, model: SharedModel, tell: Listener) -> None:
         self.task, self.model, self.tell = task, model, tell
-        self._done: Counter[int] = Counter()
-        """Shares done, by step."""
+        self._last = model.start_step - 1
+        """The last step of which a share is done."""
+        self._awaits: dict[int, int | None] = dict.fromkeys(range(task.plan.mesh.size), -1)
+        """By worker: the step before which it waits for a save; -1: it does not wait; None: it is done."""
         self._saver = Saver(
             task.folder / "checkpoints", keep=task.keep, time_limit_s=task.checkpoint_timeout_s
         )
@@ -42,28 +43,35 @@ class ParentSaver:
         """Run all ranks, and save what they have reached, also where they were interrupted."""
 
         def hear(rank: int, event: dict[str, Any]) -> bool:
+            if "awaits_save" in event:
+                self._awaits[rank] = event["awaits_save"]
+                self._save_where_all_wait()
+                return False
             if "share" in event:
-                self._take(int(event["share"]["step"]))
+                self._last = max(self._last, int(event["share"]["step"]))
+            if "lost" in event:
+                self._awaits[rank] = None
+                self._save_where_all_wait()
             return on_event(rank, event)
 
         try:
             results = run(hear, dispensable)
         except Interrupted as stop:
             if stop.returned:
-                self._close(self._steps_done())
+                self._close(self._last + 1)
             raise
-        self._close(max(self._done, default=self.model.start_step - 1) + 1)
+        self._close(self._last + 1)
         return results
 
-    def _take(self, step: int) -> None:
-        self._done[step] += 1
-        every = self.task.checkpoint_every
-        if every is not None and self._done[step] == self.task.plan.mesh.size and (step + 1) % every == 0:
-            self._save(self._steps_done())
-
-    def _steps_done(self) -> int:
-        """Whole steps that as many shares make as were done; of later ones, what was done is done again on resume."""
-        return self.model.start_step + self._done.total() // self.task.plan.mesh.size
+    def _save_where_all_wait(self) -> None:
+        """Where all who are left wait, all shares before that step are in the model: save it, and let them go."""
+        waiting = [step for step in self._awaits.values() if step is not None]
+        if waiting and min(waiting) >= 0:
+            self._save(min(waiting))
+            self.model.tell_saved(min(waiting))
+            for rank, step in self._awaits.items():
+                if step == min(waiting):
+                    self._awaits[rank] = -1
 
     def _save(self, steps_done: int) -> None:
         state, job = self.model.adopt(0), self.task.job

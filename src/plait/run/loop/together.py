@@ -87,6 +87,13 @@ class Together:
             else None
         )
 
+    def awaits_save(self, step: int) -> bool:
+        """Never: it takes part in every save."""
+        return False
+
+    def await_save(self, step: int) -> None:
+        """Never asked for."""
+
     def did(self, loaded: LoadedStep) -> None:
         """All have."""
 

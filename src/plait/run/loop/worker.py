@@ -40,6 +40,12 @@ class Company(Protocol):
     is_best: bool
     """Whether the model just measured better than ever, and is to be saved for it."""
 
+    def awaits_save(self, step: int) -> bool:
+        """Whether this worker must wait for a save before its share of a step."""
+
+    def await_save(self, step: int) -> None:
+        """Wait for it."""
+
     def did(self, loaded: LoadedStep) -> None:
         """This worker has had its share of a step."""
 
@@ -99,6 +105,9 @@ class Worker:
         started = time.perf_counter()
         with self._loader() as loader:
             for loaded in self._timed(loader):
+                if self.company.awaits_save(loaded.step):
+                    self._catch_up()
+                    self.company.await_save(loaded.step)
                 left_out = loaded.step in self.task.leave_out
                 if left_out:
                     self._leave_out(loaded)

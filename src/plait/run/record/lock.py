@@ -19,10 +19,17 @@ import msgspec
 
 from plait.errors import UsageError
 from plait.files.write import cannot_write
+from plait.run.checkpoint.files import is_alive
 
 NAME = "run.lock"
 _READ_BYTES = 4096
 """A lock names a process, a host and a time: less than this."""
+
+
+_LEFT_S = 10.0
+"""For the ranks of a run whose parent was killed to be gone, as is promised, and more."""
+_LOOK_S = 0.01
+"""Between two looks."""
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +53,7 @@ def locked(folder: Path) -> Iterator[None]:
         ) from error
     try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(file)
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise UsageError(
@@ -68,10 +75,31 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(file)
 
 
+def _take(file: int) -> None:
+    """Lock it; where its holder was killed, once the ranks that it had are gone too."""
+    deadline_s = time.monotonic() + _LEFT_S
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline_s or not _is_dead(_holder(file)):
+                raise
+            time.sleep(_LOOK_S)
+
+
+def _is_dead(holder: Holder | None) -> bool:
+    return holder is not None and holder.host == socket.gethostname() and not is_alive(holder.pid)
+
+
+def _holder(file: int) -> Holder | None:
+    try:
+        return msgspec.json.decode(os.pread(file, _READ_BYTES, 0), type=Holder)
+    except msgspec.DecodeError:
+        return None
+
+
 def _told(file: int) -> str:
     """The holder in words."""
-    try:
-        holder = msgspec.json.decode(os.pread(file, _READ_BYTES, 0), type=Holder)
-    except msgspec.DecodeError:
+    if (holder := _holder(file)) is None:
         return "another run"
     return f"process {holder.pid} on {holder.host}, since {holder.since}"
