@@ -75,3 +75,23 @@ def test_the_second_ctrl_c_says_what_is_left(ranks: str, tmp_path: Path) -> None
     assert f"interrupted and ended at once: nothing was saved after {newest};" in told
     assert f"to go on from there: plait run --resume {folder}" in told
     assert "Traceback" not in told
+
+
+def test_one_ctrl_c_ends_the_start_whenever_it_comes(tmp_path: Path) -> None:
+    """While libraries are imported, while the model is captured, while ranks start: one line, and nothing is left."""
+    began, waiting = time.monotonic(), []
+    for number, after_s in enumerate((0.5, 1.5, 2.5, 3.5)):
+        process = subprocess.Popen(
+            [PLAIT, "run", jobs.reference("slow"), "--plan", "ddp", "--ranks", "2", "--out", tmp_path / str(number)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+        )  # fmt: skip
+        waiting.append((after_s, process))
+    for after_s, process in waiting:
+        time.sleep(max(0.0, began + after_s - time.monotonic()))
+        process.send_signal(signal.SIGINT)
+    for _, process in waiting:
+        _, told = process.communicate(timeout=60)
+        assert process.returncode == 130, told
+        assert told.strip().splitlines()[-1].startswith("interrupted"), told
+        assert "Traceback" not in told

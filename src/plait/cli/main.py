@@ -5,13 +5,23 @@ bad usage, 130 interrupted. A traceback is shown only with --debug.
 """
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
 os.environ.setdefault(
     "TORCH_CPP_LOG_LEVEL", "ERROR"
 )  # before torch: c10d warns of host names that do not matter here
+
+from plait.run.start.watch.interrupts import end_at_once, raised_in_safety
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    and threading.current_thread() is threading.main_thread()
+):
+    signal.signal(signal.SIGINT, end_at_once)  # while all of this is imported
 
 import typer
 
@@ -26,8 +36,10 @@ from plait.cli.run_command import FailedRunError, InterruptedRunError, run
 from plait.cli.validate_command import validate
 from plait.cli.verify_command import verify
 from plait.errors import ClusterError, EchoError, JobError, PlaitError, PlanError, UsageError
-from plait.run.start.watch.interrupts import raised_in_safety
 from plait.version import VERSION
+
+if signal.getsignal(signal.SIGINT) is end_at_once:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _BadCommandLine: Any = typer.BadParameter.__mro__[2]
 """ClickException: click's own, or that of the copy which newer versions of typer carry."""

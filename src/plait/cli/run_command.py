@@ -153,10 +153,10 @@ def _failing_after_start(listener: Listener, console: Console) -> Iterator[Liste
 
 
 def _left_behind(folder: str | None) -> str:
-    from plait.run.checkpoint.store import locate_checkpoint  # torch takes seconds: help does not wait for it
-
     if folder is None:
         return "interrupted before training began: nothing was saved."
+    from plait.run.checkpoint.store import locate_checkpoint  # torch takes seconds: help does not wait for it
+
     try:
         last = locate_checkpoint(Path(folder), on_notice=lambda text: None)
     except CheckpointError:

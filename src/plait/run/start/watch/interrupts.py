@@ -4,6 +4,7 @@ In: signals. Out: their count, where ranks run; else, in this process, a Keyboar
 """
 
 import _thread
+import os
 import signal
 import sys
 import threading
@@ -12,8 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
+_CTRL_C = 130
+"""What shells make of Ctrl-C."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _OWN = str(Path(__file__).parents[3])
 """Where our own code is, in which an exception does no harm."""
@@ -63,7 +66,8 @@ def raised_in_safety() -> Iterator[None]:
 
     Python raises a KeyboardInterrupt wherever it happens to be. Within torch that may abort the process, and in a
     callback that nobody hears of it is dropped. So it is raised in our own code, which is seldom far, and again where
-    it does not come out. A second Ctrl-C is raised at once. Where somebody else listens to Ctrl-C nothing is changed.
+    it does not come out; while torch is being imported, the process ends at once. A second Ctrl-C is raised at once.
+    Where somebody else listens to Ctrl-C nothing is changed.
     """
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -95,6 +99,8 @@ class _Wish:
         """Of Ctrl-C, in the main thread, between two operations of `frame`."""
         ours, self._asks = self._asks, False
         now_s = time.monotonic()
+        if _is_half_imported("torch"):
+            end_at_once()
         if self._is_over:
             return
         if self._since_s is None:
@@ -127,10 +133,22 @@ class _Wish:
         self._is_asking = False
 
 
+def end_at_once(*_: object) -> NoReturn:
+    """Where nothing was begun, and an exception would be one too many: say so, and be gone."""
+    os.write(2, b"interrupted\n")
+    os._exit(_CTRL_C)
+
+
+def _is_half_imported(name: str) -> bool:
+    """Whether a module is being imported: of some, an exception then leaves what cannot be used or undone."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
+
+
 def _may_raise(frame: FrameType | None, waited_s: float) -> bool:
     file = frame.f_code.co_filename if frame is not None else _OWN
     if file.startswith(_OWN) or waited_s > _ANYWHERE_S:
         return True
     torch = sys.modules.get("torch")
     is_torch = torch is not None and file.startswith(str(Path(torch.__file__ or "").parent))
-    return waited_s > _ELSEWHERE_S and not is_torch
+    return waited_s > _ELSEWHERE_S and not is_torch and "importlib" not in file
