@@ -54,3 +54,11 @@ class UnderWay:
     def result(self) -> Tensor:
         """Wait for it; what it waits for has limits of its own."""
         return self._done.result()
+
+    def is_done(self) -> bool:
+        """Whether it is over, one way or the other."""
+        return self._done.done()
+
+    def tell(self, settle: Callable[[BaseException | None], None]) -> None:
+        """Have it told when it is over: with the error, where it failed."""
+        self._done.add_done_callback(lambda done: settle(done.exception()))

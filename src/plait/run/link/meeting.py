@@ -30,6 +30,7 @@ DTYPES = (
     torch.float8_e4m3fn, torch.float8_e5m2,
 )  # fmt: skip
 """Dtypes that ranks tell each other, by their number in signatures."""
+SAME_FIX = "let all ranks of a group call the same collectives in the same order, with tensors of one kind."
 LOOK_S = 0.2
 """Between two looks whether the others are still alive: a death is told within a second."""
 _BEHIND_S = 0.001
@@ -76,7 +77,7 @@ class Task:
 
     def describe(self) -> str:
         """For people."""
-        return _told(self.kind, self.dtype, self.operation, self.root, self.num_bytes)
+        return told(self.kind, self.dtype, self.operation, self.root, self.num_bytes)
 
 
 class Meeting:
@@ -160,6 +161,11 @@ class Meeting:
             for task in ended:
                 if task.first.told is not None:
                     task.first.told(None if task.first.is_done else self._error)
+
+    def give_up(self, error: BaseException) -> None:
+        """Let the others know that this rank does not go on, for another reason than what it waits for here."""
+        self._error = self._error or error
+        self._core.give_up(self.own)
 
     def look(self) -> None:
         """An error where somebody who is missing cannot come any more, or took too long."""
@@ -311,15 +317,16 @@ class Meeting:
         theirs = "another collective"
         if number == task.number and kind < len(KINDS):
             known = DTYPES[dtype] if dtype < len(DTYPES) else None
-            theirs = _told(KINDS[kind], known, operation - 1, root - 1, num_bytes)
+            theirs = told(KINDS[kind], known, operation - 1, root - 1, num_bytes)
         return RunError(
             f"the ranks do not do the same: {self._names[self.own]} has {task.describe()}, "
             f"{self._names[other]} has {theirs} (their collective number {task.number}).",
-            fix="let all ranks of a group call the same collectives in the same order, with tensors of one kind.",
+            fix=SAME_FIX,
         )
 
 
-def _told(kind: str, dtype: torch.dtype | None, operation: int, root: int, num_bytes: int) -> str:
+def told(kind: str, dtype: torch.dtype | None, operation: int, root: int, num_bytes: int) -> str:
+    """A collective, for people."""
     known = [OPERATIONS[operation]] if operation >= 0 else []
     known += [str(dtype)] if dtype is not None else []
     how = f" ({', '.join(known)})" if known else ""

@@ -7,7 +7,6 @@ away, ends with an error when a peer's process is gone, and can be interrupted. 
 devices, or on processors that reorder stores (`share_memory` says so and the caller falls back).
 """
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +29,7 @@ from plait.run.link.links import (
     with_halo_added,
 )
 from plait.run.link.meeting import Meeting, Task
-from plait.run.link.shared_memory import Arena, Region, flat_of, host, is_suitable
+from plait.run.link.shared_memory import Arena, Region, flat_of, host, is_suitable, open_arenas
 from plait.run.link.shared_messages import Mail
 from plait.run.wire.tell import tell
 
@@ -218,14 +217,6 @@ def share_memory(
     if arenas is None or not all(agreed):
         return None
     return SharedLinks(mesh, rank, arenas, timeout_s, native=native, first=first)
-
-
-def open_arenas(own: Arena, rank: int, told: Sequence[tuple[int, int]], num_meetings: int) -> list[Arena]:
-    """The memory of all ranks, from the (file, process) of each."""
-    return [
-        own if peer == rank else Arena(os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR), pid, num_meetings)
-        for peer, (file, pid) in enumerate(told)
-    ]
 
 
 def _attempt(make: Callable[[], Any]) -> Any:

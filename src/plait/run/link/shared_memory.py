@@ -7,6 +7,7 @@ used on processors that show stores in another order than they were made, which 
 import mmap
 import os
 import platform
+from collections.abc import Sequence
 from typing import Self
 
 import torch
@@ -84,6 +85,14 @@ class Arena:
         if offset not in self._regions:
             self._regions[offset] = Region(self.file, offset, size)
         return self._regions[offset]
+
+
+def open_arenas(own: Arena, rank: int, told: Sequence[tuple[int, int]], num_meetings: int) -> list[Arena]:
+    """The memory of all ranks, from the (file, process) of each."""
+    return [
+        own if peer == rank else Arena(os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR), pid, num_meetings)
+        for peer, (file, pid) in enumerate(told)
+    ]
 
 
 def flat_of(tensor: Tensor, *, read: bool = True) -> Tensor:

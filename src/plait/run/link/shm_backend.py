@@ -1,11 +1,11 @@
 """Makes a group of `plait_shm` where torch asks for one.
 
-In: torch's store, a rank. Out: a `ShmGroup` where all ranks are processes of this host that can open each other's
-memory, else an error that says why. Nothing has a name in the file system: memory goes with its processes.
+In: torch's store, a rank. Out: a `ShmGroup`: through memory where all ranks are processes of this host, else through
+memory within each host and over gloo between them. Nothing has a name in the file system: memory goes with its
+processes.
 """
 
 import json
-import os
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -16,8 +16,10 @@ from torch import Tensor
 
 from plait.errors import PlanError, RunError
 from plait.run.link import core
-from plait.run.link.shared_memory import Arena, host, is_suitable
+from plait.run.link.shared_memory import Arena, host, is_suitable, open_arenas
 from plait.run.link.shm_group import BACKEND, ShmGroup
+from plait.run.link.shm_hosts import HostWays
+from plait.run.link.shm_local import LocalWays
 
 
 def create_group(options: Any) -> dist.ProcessGroup:
@@ -27,21 +29,29 @@ def create_group(options: Any) -> dist.ProcessGroup:
     own = Arena.create(1) if is_suitable() else None
     here = [host(), own.pid if own else 0, own.file if own else -1, core.compiled() is not None]
     told = [json.loads(word) for word in _exchange(store, "where", rank, size, json.dumps(here), timeout)]
-    if own is None or any(place != host() or not pid for place, pid, _, _ in told):
+    unable = [peer for peer, (_, pid, _, _) in enumerate(told) if not pid]
+    if own is None or unable:
         raise RunError(
-            f"{BACKEND} needs all {size} ranks on one Linux host; they are on {len({entry[0] for entry in told})}.",
-            fix="use gloo between hosts.",
+            f"{BACKEND} needs Linux on x86-64: ranks {', '.join(map(str, unable))} of the group cannot share memory.",
+            fix="use gloo.",
         )
-    arenas = []
-    for peer, (_, pid, file, _) in enumerate(told):
-        if peer == rank:
-            arenas.append(own)
-        else:
-            arenas.append(Arena(os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR), pid, 1))
+    hosts = [
+        [peer for peer in range(size) if told[peer][0] == place]
+        for place in dict.fromkeys(e[0] for e in told)
+    ]
+    here_too = next(ranks for ranks in hosts if rank in ranks)
+    place = here_too.index(rank)
+    arenas = open_arenas(own, place, [(told[peer][2], told[peer][1]) for peer in here_too], 1)
     _exchange(store, "open", rank, size, "1", timeout)
-    ranks = list(options.global_ranks_in_group or range(size))
-    native = all(entry[3] for entry in told)
-    return ShmGroup(rank, arenas, ranks, timeout.total_seconds(), native=native)
+    names = [f"rank {(options.global_ranks_in_group or range(size))[peer]}" for peer in here_too]
+    native = all(told[peer][3] for peer in here_too)
+    local = LocalWays(place, arenas, names, timeout.total_seconds(), native=native)
+    if len(hosts) == 1:
+        return ShmGroup(rank, size, local)
+    everyone, leaders = _gloo("all", store, rank, size, timeout), None
+    if place == 0:
+        leaders = _gloo("hosts", store, hosts.index(here_too), len(hosts), timeout)
+    return ShmGroup(rank, size, HostWays(rank, hosts, local, leaders, everyone))
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, group: Any) -> Tensor:
@@ -60,6 +70,11 @@ def register() -> None:
         dist.Backend.register_backend(
             BACKEND, lambda options, unused: create_group(options), extended_api=True, devices=["cpu"]
         )
+
+
+def _gloo(name: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    within = dist.PrefixStore(f"plait_shm/{name}", store)  # type: ignore[attr-defined]
+    return dist.ProcessGroupGloo(within, rank, size, timeout)
 
 
 def _exchange(store: Any, what: str, rank: int, size: int, value: str, timeout: timedelta) -> list[str]:

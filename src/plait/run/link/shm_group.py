@@ -1,8 +1,8 @@
-"""A backend of torch.distributed for processes of one host: `dist.init_process_group("plait_shm")`.
+"""A backend of torch.distributed for processes of one host or of several: `dist.init_process_group("plait_shm")`.
 
 In: CPU tensors of any program of torch's: DDP, FSDP2, hand-written. Out: what gloo gives, through memory that the
-processes share; sums in the order of ranks, so every rank has the same bits. What the caller waits for at once is done
-in its own thread; the rest by a thread in the background. Ranks of several hosts are `hierarchy`'s affair.
+processes of a host share; every rank has the same bits. How the ranks reach each other is `shm_local`'s affair, and
+`shm_hosts`' where they are on several hosts.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,17 +13,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plait.errors import PlanError, RunError
-from plait.run.link.bell import Bells
-from plait.run.link.collectives import Collectives
-from plait.run.link.core import make_core
-from plait.run.link.meeting import Meeting, Task
-from plait.run.link.shared_memory import Arena, Region, flat_of
-from plait.run.link.shm_messages import Messages
-from plait.run.link.shm_work import Progress, ShmWork, Together
+from plait.run.link.meeting import Task
+from plait.run.link.shared_memory import flat_of
+from plait.run.link.shm_local import Ways
+from plait.run.link.shm_work import Together
 
 BACKEND = "plait_shm"
-_INLINE_BYTES = 1 << 15
-"""Up to this size a collective that need not be waited for is done at once where all others have come."""
 _OPERATIONS = (
     (dist.ReduceOp.SUM, "sum"),
     (dist.ReduceOp.AVG, "mean"),
@@ -35,25 +30,13 @@ _OPERATIONS = (
 
 
 class ShmGroup(dist.ProcessGroup):
-    """The ranks of one group, all of them processes of this host."""
+    """The ranks of one group."""
 
-    def __init__(
-        self, rank: int, arenas: Sequence[Arena], ranks: Sequence[int], timeout_s: float, *, native: bool
-    ) -> None:
-        super().__init__(rank, len(arenas))  # type: ignore[call-arg]
-        headers, slots = zip(*(arena.meeting(0) for arena in arenas), strict=True)
-        bells = [arena.bell for arena in arenas]
-        core = make_core(headers, bells, rank, native=native)
-        names = [f"rank {other}" for other in ranks]
-        pids = [arena.pid for arena in arenas]
+    def __init__(self, rank: int, size: int, ways: Ways) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]
         self._name = ""
-        self._buffers: dict[int, Region] = {}
-        self._arena = arenas[rank]
-        self._own, self._size = rank, len(arenas)
-        self._meeting = Meeting(core, slots, rank, names, pids, timeout_s)
-        self._collectives = Collectives(self._meeting, arenas, self._buffers)
-        self._progress = Progress(self._meeting, "plait_shm")
-        self._messages = Messages(arenas, rank, names, Bells(bells, rank, native=native), timeout_s)
+        self._own, self._size = rank, size
+        self._ways, self._collectives = ways, ways.collectives
 
     def getBackendName(self) -> str:  # noqa: N802
         return BACKEND
@@ -67,42 +50,32 @@ class ShmGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """As torch calls it when a group is destroyed."""
-        self._progress.close()
+        self._ways.close()
 
     abort = shutdown
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor in memory that all ranks of the group can read: sums of it are made where it lies."""
-        count = torch.Size(shape).numel()
-        region = self._arena.extend(count * dtype.itemsize)
-        self._buffers[region.bytes.data_ptr()] = region
-        return region.tensor(count, dtype).view(tuple(shape))
+        return self._ways.empty(torch.Size(shape).numel(), dtype).view(tuple(shape))
 
-    def _done(self, task: Task, outcome: Any, opts: Any, num_bytes: int) -> ShmWork:
-        work = ShmWork(self._meeting, task, outcome)
-        if opts is not None and not getattr(opts, "asyncOp", True):
-            self._meeting.finish(task)
-        elif not task.is_done:
-            if num_bytes <= _INLINE_BYTES:
-                self._meeting.progress()
-            if not task.is_done:
-                self._progress.wake()
-        return work
+    def _done(self, started: Any, outcome: Any, opts: Any, num_bytes: int) -> dist.Work:
+        waits = opts is not None and not getattr(opts, "asyncOp", True)
+        return self._ways.work(started, outcome, waits=waits, num_bytes=num_bytes)
 
     # What follows overrides torch's names.
-    def allreduce(self, tensors: Any, opts: Any = None) -> ShmWork:  # type: ignore[override]
+    def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # type: ignore[override]
         (tensor,) = tensors
         flat = flat_of(tensor)
         task = self._collectives.all_reduce(flat, _operation(opts), _back([tensor], [flat]))
         return self._done(task, tensors, opts, flat.nbytes)
 
-    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> ShmWork:
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
         parts = torch.split(flat, [tensor.numel() for tensor in tensors])
         task = self._collectives.all_reduce(flat, _operation(opts), _back(tensors, parts))
         return self._done(task, tensors, opts, flat.nbytes)
 
-    def reduce(self, tensors: Any, opts: Any = None) -> ShmWork:  # type: ignore[override]
+    def reduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # type: ignore[override]
         (tensor,) = tensors
         flat, root = flat_of(tensor), opts.rootRank
         out = flat if self._own == root else flat[:0]
@@ -111,7 +84,7 @@ class ShmGroup(dist.ProcessGroup):
             self._collectives.reduce(flat, out, root, _operation(opts), back), tensors, opts, flat.nbytes
         )
 
-    def broadcast(self, tensors: Any, opts: Any = None) -> ShmWork:  # type: ignore[override]
+    def broadcast(self, tensors: Any, opts: Any = None) -> dist.Work:  # type: ignore[override]
         (tensor,) = tensors
         root = opts.rootRank if opts is not None else 0
         flat = flat_of(tensor)
@@ -119,7 +92,7 @@ class ShmGroup(dist.ProcessGroup):
             self._collectives.broadcast(flat, root, _back([tensor], [flat])), tensors, opts, flat.nbytes
         )
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> ShmWork:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         (outs,), (own,) = outputs, inputs
         rooms, flat = [flat_of(out, read=False) for out in outs], flat_of(own)
         self._check_sizes("all_gather", rooms, [flat] * self._size)
@@ -127,7 +100,7 @@ class ShmGroup(dist.ProcessGroup):
             self._collectives.all_gather(rooms, flat, then=_back(outs, rooms)), outputs, opts, flat.nbytes
         )
 
-    def _allgather_base(self, output: Tensor, own: Tensor, opts: Any = None) -> ShmWork:
+    def _allgather_base(self, output: Tensor, own: Tensor, opts: Any = None) -> dist.Work:
         room, flat = flat_of(output, read=False), flat_of(own)
         rooms = self._pieces("all_gather", room)
         self._check_sizes("all_gather", rooms, [flat] * self._size)
@@ -139,14 +112,14 @@ class ShmGroup(dist.ProcessGroup):
         works = [self._allgather_base(out, own) for out, own in zip(outputs, inputs, strict=True)]
         return Together(works, outputs)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> ShmWork:  # type: ignore[override]
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # type: ignore[override]
         (out,), (pieces,) = outputs, inputs
         room, flats = flat_of(out, read=False), [flat_of(piece) for piece in pieces]
         self._check_sizes("reduce_scatter", [flats[self._own]], [room])
         task = self._collectives.reduce_scatter(room, flats, _operation(opts), _back([out], [room]))
         return self._done(task, outputs, opts, room.nbytes * self._size)
 
-    def _reduce_scatter_base(self, output: Tensor, whole: Tensor, opts: Any = None) -> ShmWork:
+    def _reduce_scatter_base(self, output: Tensor, whole: Tensor, opts: Any = None) -> dist.Work:
         room, flat = flat_of(output, read=False), flat_of(whole)
         pieces = self._pieces("reduce_scatter", flat)
         self._check_sizes("reduce_scatter", pieces, [room] * self._size)
@@ -159,7 +132,7 @@ class ShmGroup(dist.ProcessGroup):
         ]
         return Together(works, outputs)
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> ShmWork:  # type: ignore[override]
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # type: ignore[override]
         (own,), outs = inputs, outputs[0] if outputs else []
         rooms, flat = [flat_of(out, read=False) for out in outs], flat_of(own)
         if self._own == opts.rootRank:
@@ -167,7 +140,7 @@ class ShmGroup(dist.ProcessGroup):
         task = self._collectives.all_gather(rooms, flat, opts.rootRank, _back(outs, rooms))
         return self._done(task, outputs, opts, flat.nbytes)
 
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> ShmWork:  # type: ignore[override]
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # type: ignore[override]
         (out,), pieces = outputs, inputs[0] if inputs else []
         room, flats = flat_of(out, read=False), [flat_of(piece) for piece in pieces]
         if self._own == opts.rootRank:
@@ -175,14 +148,14 @@ class ShmGroup(dist.ProcessGroup):
         task = self._collectives.scatter(room, flats, opts.rootRank, _back([out], [room]))
         return self._done(task, outputs, opts, room.nbytes)
 
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> ShmWork:
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         rooms, flats = [flat_of(out, read=False) for out in outputs], [flat_of(piece) for piece in inputs]
         task = self._collectives.all_to_all(rooms, flats, _back(outputs, rooms))
         return self._done(task, outputs, opts, 0)
 
     def alltoall_base(
         self, output: Tensor, given: Tensor, output_splits: Any, input_splits: Any, opts: Any = None
-    ) -> ShmWork:
+    ) -> dist.Work:
         room, flat = flat_of(output, read=False), flat_of(given)
         rooms = _split("all_to_all", output, room, output_splits, self._size)
         pieces = _split("all_to_all", given, flat, input_splits, self._size)
@@ -190,17 +163,17 @@ class ShmGroup(dist.ProcessGroup):
             self._collectives.all_to_all(rooms, pieces, _back([output], [room])), output, opts, 0
         )
 
-    def barrier(self, opts: Any = None) -> ShmWork:
+    def barrier(self, opts: Any = None) -> dist.Work:
         return self._done(self._collectives.barrier(), [], opts, 0)
 
     def send(self, tensors: Any, to: int, tag: int) -> dist.Work:
-        return self._messages.send(tensors[0], to, tag)
+        return self._ways.send(tensors[0], to, tag)
 
     def recv(self, tensors: Any, source: int, tag: int) -> dist.Work:
-        return self._messages.receive(tensors[0], source, tag)
+        return self._ways.receive(tensors[0], source, tag)
 
     def recv_anysource(self, tensors: Any, tag: int) -> dist.Work:
-        return self._messages.receive(tensors[0], None, tag)
+        return self._ways.receive(tensors[0], None, tag)
 
     # As torch has called them since 2.13.
     all_gather_single = _allgather_base  # type: ignore[assignment]

@@ -100,7 +100,7 @@ class Progress:
 class Together(dist.Work):
     """Several collectives as one."""
 
-    def __init__(self, works: Sequence[ShmWork], outcome: Any) -> None:
+    def __init__(self, works: Sequence[dist.Work], outcome: Any) -> None:
         super().__init__()
         self._works, self._outcome = works, outcome
 
