@@ -33,7 +33,7 @@ def rewrite_random(graph: fx.Graph, key: fx.Node, num_samples: int | None = None
     """Replace every random op by its plait counterpart, which reads `key` (a node before all of them).
 
     `num_samples` is the number of samples in the micro-batch that was captured: a tensor whose first dim is a multiple
-    of it is taken to hold samples there. None: no tensor is; a later pass calls `place_batch` on the nodes it knows.
+    of it is taken to hold samples there. None: no tensor is.
     """
     unsupported: dict[str, None] = {}
     num_rewritten = 0
@@ -49,16 +49,6 @@ def rewrite_random(graph: fx.Graph, key: fx.Node, num_samples: int | None = None
         else:
             unsupported[str(node.target)] = None
     return RewriteOutcome(num_rewritten=num_rewritten, unsupported=tuple(unsupported))
-
-
-def place_batch(node: fx.Node, *, batch_dim: int, rows_per_sample: int = 1) -> None:
-    """Tell a plait random op which of its dims holds the samples (-1: none)."""
-    node.kwargs = {**node.kwargs, "batch_dim": batch_dim, "rows_per_sample": rows_per_sample}
-
-
-def is_random(node: fx.Node) -> bool:
-    """Whether the node is one of plait's random ops."""
-    return node.op == "call_function" and node.target in random_ops.IMPLEMENTATIONS
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:

@@ -35,7 +35,6 @@ class Port:
     def __init__(self, plan: Plan, post: Post, state: ModelState, own: RankProgram, *, waits: bool) -> None:
         """`waits`: an answer may be waited for; else others must move meanwhile."""
         self.waits = waits
-        self.received_bytes = 0
         self.shares = 0
         """Shares of steps that the worker has done; it counts them."""
         self.next_step = state.steps_done
@@ -150,9 +149,7 @@ class Port:
         return self._payload(index, message).to(self._state.device, copy=True)
 
     def _payload(self, index: int, message: Tensor) -> Tensor:
-        payload = message[HEADER_BYTES:]
-        self.received_bytes += payload.numel()
-        return payload.view(self._known[index].dtype)
+        return message[HEADER_BYTES:].view(self._known[index].dtype)
 
     @property
     def shards(self) -> range:

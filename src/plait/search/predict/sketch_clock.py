@@ -94,13 +94,6 @@ def course_times(run: Course, seconds: Callable[[Action], float], message_s: flo
     return PipelineTimes(ends_s=tuple(clock), busy_s=tuple(busy))
 
 
-def pipeline_times(
-    actions: Sequence[Sequence[Action]], stages: int, seconds: Callable[[Action], float], message_s: float
-) -> PipelineTimes:
-    """Run the actions of every rank in order; a stage's actions of one kind are alike but for the first micro-batch."""
-    return course_times(course(actions, stages), seconds, message_s)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overlap:
     """One unit on two lanes."""

@@ -18,7 +18,7 @@ from plait.run.measure.predict import predict_job
 from plait.search.choose.subject import state_bytes
 from plait.search.predict.model_costs import ModelCosts, with_blocks
 from plait.search.predict.sketch import Sketcher
-from plait.search.predict.sketch_clock import Overlap, overlapped, pipeline_times
+from plait.search.predict.sketch_clock import Overlap, course, course_times, overlapped
 from plait.search.predict.unit_costs import CAPTURED, model_costs
 from plait.search.published.style import Style
 
@@ -60,7 +60,7 @@ def test_pipelines_have_the_clocks_of_their_programs(name: str) -> None:
     def seconds(action: Action) -> float:
         return taken[action.kind]
 
-    found = pipeline_times(actions, stages, seconds, 0.05)
+    found = course_times(course(actions, stages), seconds, 0.05)
     trace = simulate(program_of_schedule(name, actions), durations(times, message=0.05))
     ends = [max(s.end_s for s in trace.spans if s.rank == r and s.lane == "compute") for r in range(4)]
     assert found.ends_s == pytest.approx(ends)
