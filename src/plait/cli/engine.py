@@ -14,8 +14,10 @@ from pathlib import Path
 from secrets import token_hex
 
 from plait.errors import RunError, UsageError
+from plait.files.document import Format, read_yaml
 from plait.run.engines.kubernetes import manifest
 from plait.run.engines.launchers import mpi, torchrun
+from plait.run.engines.ray import RayRun
 from plait.run.engines.request import Request
 from plait.run.engines.slurm import script
 
@@ -23,6 +25,7 @@ _OWN = {"--engine": 1, "--hosts": 1, "--engine-set": 1, "--dry-run": 0}
 """Options for the engine alone, and how many words follow each."""
 COMMAND_LINE: list[str] = []
 """What the user typed after `plait`."""
+_FORMAT = Format(noun="options of an engine", error=UsageError, fix="write lines like time: 1:00:00.")
 _LOOK_S = 1.0
 """Between two looks at a job of Slurm."""
 _OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
@@ -52,14 +55,16 @@ class Asked:
     """KEY=VALUE, for the engine alone."""
 
 
-def start(asked: Asked, arguments: Sequence[str], *, dry_run: bool, name: str, out: Path | None) -> int:
-    """Build it, and run it unless it is only to be shown."""
+def start(
+    asked: Asked, arguments: Sequence[str], *, dry_run: bool, name: str, out: Path | None, runs: bool = True
+) -> int:
+    """Build it, and run it unless it is only to be shown; `runs`: it is a run, which leaves a folder."""
     engine = asked.engine
     request = Request(
         arguments=without_engine(arguments),
         hosts=asked.hosts,
         ranks=asked.ranks if asked.ranks is not None else asked.hosts,
-        options=dict(_setting(text) for text in asked.settings),
+        options={name: value for text in asked.settings for name, value in _settings(text).items()},
     )
     if engine == "kubernetes":
         if not dry_run:
@@ -67,15 +72,22 @@ def start(asked: Asked, arguments: Sequence[str], *, dry_run: bool, name: str, o
             raise UsageError("plait starts nothing on Kubernetes.", fix=fix)
         print(manifest(request, name), end="")
         return 0
+    if engine == "ray":
+        if dry_run:
+            raise UsageError("--engine ray has nothing to show before it runs.", fix="drop --dry-run.")
+        run = RayRun(request, _token(), elastic="--elastic" in " ".join(arguments))
+        return run.run(lambda text: print(text, file=sys.stderr), _show_piece)
     if engine == "slurm":
-        text = script(request, name, str(out.absolute()) if out is not None else None)
+        text = script(request, name, str(out.absolute()) if out is not None else None, runs=runs)
         if dry_run:
             print(text, end="")
             return 0
         return _batch(text, name)
     makers = {"torchrun": torchrun, "mpi": mpi}
     if engine not in makers:
-        raise UsageError(f"--engine {engine} is not known.", fix="use torchrun, mpi, slurm or kubernetes.")
+        raise UsageError(
+            f"--engine {engine} is not known.", fix="use torchrun, mpi, slurm, ray or kubernetes."
+        )
     command = makers[engine](request)
     if dry_run:
         print(subprocess.list2cmdline(command))
@@ -83,20 +95,30 @@ def start(asked: Asked, arguments: Sequence[str], *, dry_run: bool, name: str, o
     return _wait_for(subprocess.Popen(command, env=_environment()))
 
 
-def _setting(text: str) -> tuple[str, str]:
+def _settings(text: str) -> dict[str, str]:
+    """One option, or those in a file."""
+    if text.endswith((".yaml", ".yml")) and "=" not in text:
+        found = read_yaml(Path(text), _FORMAT).values
+        if not isinstance(found, dict) or not all(isinstance(v, str | int | float) for v in found.values()):
+            raise UsageError(f"{text} holds no options of an engine.", fix="write lines like time: 1:00:00.")
+        return {str(name): str(value) for name, value in found.items()}
     name, equals, value = text.partition("=")
     if not equals:
         raise UsageError(
             f"--engine-set {text!r} is not KEY=VALUE.", fix="write it like --engine-set time=1:00:00."
         )
-    return name, value
+    return {name: value}
+
+
+def _token() -> dict[str, str]:
+    """A token for the run, unless the environment has one."""
+    given = {name: os.environ[name] for name in ("PLAIT_TOKEN_FILE", "PLAIT_TOKEN") if name in os.environ}
+    return given or {"PLAIT_TOKEN": token_hex(32)}
 
 
 def _environment() -> dict[str, str]:
-    """This one, with a token for the run, unless there is one."""
-    if "PLAIT_TOKEN_FILE" in os.environ or "PLAIT_TOKEN" in os.environ:
-        return dict(os.environ)
-    return {**os.environ, "PLAIT_TOKEN": token_hex(32)}
+    """This one, with a token for the run."""
+    return {**os.environ, **_token()}
 
 
 def _wait_for(process: "subprocess.Popen[bytes]") -> int:
@@ -139,9 +161,13 @@ def _show(log: Path, shown: int) -> int:
             piece = file.read()
     except OSError:
         return shown
+    _show_piece(piece)
+    return shown + len(piece)
+
+
+def _show_piece(piece: bytes) -> None:
     sys.stdout.write(piece.decode(errors="replace"))
     sys.stdout.flush()
-    return shown + len(piece)
 
 
 def _ask(command: list[str], env: dict[str, str] | None = None) -> str:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +22,15 @@ JobArgument = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="Of this machine: cpu or cuda.")]
 
+EngineOption = Annotated[
+    str | None, typer.Option(help="Have it started by torchrun, mpi, slurm or ray; or shown for kubernetes.")
+]
+HostsOption = Annotated[int, typer.Option(help="With --engine: hosts that share the ranks.")]
+EngineSetOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=VALUE", help="An option of the engine: time=1:00:00; or a .yaml file of them."),
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="With --engine: show what would be started.")]
 EmulateOption = Annotated[
     str | None, typer.Option(help="A network between hosts: bandwidth=1Gbit,latency=1ms,hosts=2x2.")
 ]
@@ -38,6 +48,11 @@ class How:
     """Ranks along each axis: data=2,tensor=2."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Change the job (batch=128) or the plan (sync.bucket_mib=4)."""
+
+    @property
+    def num_ranks(self) -> int | None:
+        """Ranks that it asks for in all; None: it does not say."""
+        return self.ranks if self.ranks is not None or not self.mesh else prod(self.mesh.values())
 
     @property
     def is_given(self) -> bool:

@@ -21,7 +21,7 @@ from plait.api.stored import SAVED, stored_saving, stored_settings
 from plait.cli.console import plain_console, prints_aside, speaks_elsewhere
 from plait.cli.engine import COMMAND_LINE, Asked, start
 from plait.cli.flatten import flattened
-from plait.cli.options import TEXTS, How, JsonOption
+from plait.cli.options import TEXTS, DryRunOption, EngineOption, EngineSetOption, HostsOption, How, JsonOption
 from plait.errors import CheckpointError, PlaitError, UsageError
 from plait.files.write import write_or_tell
 from plait.options import Limits, Listener, Saving, Trial
@@ -65,16 +65,10 @@ def run(
         bool, typer.Option(help="Resume with the job that the folder names, even if changed or another's.")
     ] = False,
     trace: Annotated[bool, typer.Option(help="Record every instruction of every rank.")] = True,
-    engine: Annotated[
-        str | None, typer.Option(help="Have it started by torchrun, mpi or slurm; or shown for kubernetes.")
-    ] = None,
-    hosts: Annotated[int, typer.Option(help="With --engine: hosts that share the ranks.")] = 1,
-    engine_set: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An option of the engine: time=1:00:00.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With --engine: show what would be started.")
-    ] = False,
+    engine: EngineOption = None,
+    hosts: HostsOption = 1,
+    engine_set: EngineSetOption = None,
+    dry_run: DryRunOption = False,
     json_: JsonOption = False,
     saving: Saving,
     limits: Limits,
@@ -83,7 +77,7 @@ def run(
 ) -> None:
     """Train JOB and leave a run folder with its plan, metrics, trace and checkpoints."""
     if engine is not None:
-        asked = Asked(engine=engine, hosts=hosts, ranks=how.ranks, settings=tuple(engine_set or ()))
+        asked = Asked(engine=engine, hosts=hosts, ranks=how.num_ranks, settings=tuple(engine_set or ()))
         name = Path((job or str(resume)).split(":")[0]).stem
         raise typer.Exit(start(asked, COMMAND_LINE, dry_run=dry_run, name=name, out=out or resume))
     told, is_silent = plain_console(to_stderr=json_), speaks_elsewhere()

@@ -6,6 +6,7 @@ exit code is 1 where there is one.
 
 import json
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,8 +17,20 @@ from rich.text import Text
 import plait
 from plait.api.progress import show_progress
 from plait.cli.console import plain_console, prints_aside, speaks_elsewhere
+from plait.cli.engine import COMMAND_LINE, Asked, start
 from plait.cli.flatten import flattened
-from plait.cli.options import TEXTS, DeviceOption, EmulateOption, How, JobArgument, JsonOption
+from plait.cli.options import (
+    TEXTS,
+    DeviceOption,
+    DryRunOption,
+    EmulateOption,
+    EngineOption,
+    EngineSetOption,
+    HostsOption,
+    How,
+    JobArgument,
+    JsonOption,
+)
 
 if TYPE_CHECKING:
     from plait.run.proof.compare import Difference
@@ -36,9 +49,17 @@ def verify(
     serial: Annotated[bool, typer.Option("--serial", help="All ranks in this process; 64 are fine.")] = False,
     device: DeviceOption = "cpu",
     emulate: EmulateOption = None,
+    engine: EngineOption = None,
+    hosts: HostsOption = 1,
+    engine_set: EngineSetOption = None,
+    dry_run: DryRunOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Run JOB both ways, under a plan and on one process, and compare loss, gradients, weights and buffers."""
+    if engine is not None:
+        asked = Asked(engine=engine, hosts=hosts, ranks=how.num_ranks, settings=tuple(engine_set or ()))
+        name = Path(job.split(":")[0]).stem
+        raise typer.Exit(start(asked, COMMAND_LINE, dry_run=dry_run, name=name, out=None, runs=False))
     is_silent, console = not serial and speaks_elsewhere(), plain_console(to_stderr=json_)
     with prints_aside(json_), show_progress(console, quiet=json_ or is_silent) as listener:
         outcome = plait.verify(

@@ -25,8 +25,8 @@ _AHEAD_S = 120
 """Before its end, a job is told: time for a checkpoint."""
 
 
-def script(request: Request, name: str, out: str | None) -> str:
-    """What sbatch is given; `out`: the run folder."""
+def script(request: Request, name: str, out: str | None, *, runs: bool = True) -> str:
+    """What sbatch is given; `out`: the run folder, where it is a run."""
     options = request.known(*_LINES, "container", "setup")
     folder = out if out is not None else f"runs/{name}-slurm-$SLURM_JOB_ID"
     lines = [
@@ -48,9 +48,15 @@ def script(request: Request, name: str, out: str | None) -> str:
     lines += [
         "",
         *([options["setup"]] if "setup" in options else []),
-        f"out={quoted}",
-        'more=(--out "$out")',
-        '[ -d "$out/checkpoints" ] && more=(--resume "$out")   # a job that was requeued goes on',
+        *(
+            (
+                f"out={quoted}",
+                'more=(--out "$out")',
+                '[ -d "$out/checkpoints" ] && more=(--resume "$out")   # a job that was requeued goes on',
+            )
+            if runs
+            else ("more=()",)
+        ),
         f'exec srun --kill-on-bad-exit=0{container} {arguments} "${{more[@]}}"',
         "",
     ]

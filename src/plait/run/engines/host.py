@@ -1,0 +1,124 @@
+"""One task of a run on a host of somebody else's cluster: the same command, as a process that is read and ended.
+
+In: the command line of `plait`, variables, the job's file. Out: what it prints, piece by piece, and how it ends. An
+actor of Ray and a task of Spark each hold one.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+_MOST_BYTES = 1 << 20
+"""Of what it printed that is kept for a reader who does not come."""
+
+
+_ENTRY = (
+    "from plait.run.engines.host import end_with_input; end_with_input(); "
+    "from plait.cli.main import main; main()"
+)
+
+
+def end_with_input() -> None:
+    """End this process when whoever started it is gone, however it went: its standard input ends then."""
+
+    def watch() -> None:
+        while os.read(0, 1 << 10):
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)  # its ranks go with it
+
+    threading.Thread(target=watch, name="plait input", daemon=True).start()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shipped:
+    """The file that a job comes from, for hosts that do not have it."""
+
+    word: str
+    """Which argument names it: path.py or path.py:function."""
+    content: bytes
+
+    @classmethod
+    def of(cls, arguments: Sequence[str]) -> "Shipped | None":
+        """The first argument that names a file of Python; None: the job is a module, or that of a run folder."""
+        for word in arguments:
+            path = Path(word.partition(":")[0])
+            if path.suffix == ".py" and path.is_file():
+                return cls(word=word, content=path.read_bytes())
+        return None
+
+    def arguments(self, given: Sequence[str], folder: Path) -> list[str]:
+        """The arguments on this host: with the file where it was, if that is the same here, else with a copy."""
+        path = Path(self.word.partition(":")[0])
+        with suppress(OSError):
+            if sha256(path.read_bytes()).digest() == sha256(self.content).digest():
+                return list(given)
+        copy = folder / path.name
+        copy.write_bytes(self.content)
+        return [f"{copy}{word[len(str(path)) :]}" if word == self.word else word for word in given]
+
+
+class HostTask:
+    """A process of `plait` on this host."""
+
+    def __init__(
+        self, arguments: Sequence[str], variables: Mapping[str, str], shipped: Shipped | None, cwd: str
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="plait-job-")
+        given = shipped.arguments(arguments, Path(self._folder.name)) if shipped is not None else arguments
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _ENTRY, *given],
+            env={**os.environ, **variables},
+            cwd=cwd if Path(cwd).is_dir() else None,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._said = bytearray()
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._listen, name="plait task", daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        stream = self._process.stdout
+        assert stream is not None
+        while piece := os.read(stream.fileno(), 1 << 16):
+            with self._changed:
+                self._said += piece
+                del self._said[:-_MOST_BYTES]
+                self._changed.notify_all()
+        stream.close()
+        self._process.wait()
+        with self._changed:
+            self._changed.notify_all()
+
+    def read(self, patience_s: float) -> tuple[bytes, int | None]:
+        """What it has printed since the last call, and its exit status once it has ended and all was read."""
+        with self._changed:
+            if not self._said and self._thread.is_alive():
+                self._changed.wait(patience_s)
+            said, self._said = bytes(self._said), bytearray()
+        return said, None if self._thread.is_alive() else self._process.returncode
+
+    def signal(self, number: int) -> None:
+        """Ctrl-C, or worse."""
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, number)
+
+    def close(self) -> None:
+        """End it, whatever it does, with all that it has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._thread.join()
+        self._folder.cleanup()
