@@ -99,9 +99,13 @@ EQUIVALENT = {
     ("run", "skip_bad"),
     # started elsewhere is this very command line, not a call
     ("run", "engine"),
+    ("verify", "engine"),
     ("run", "hosts"),
+    ("verify", "hosts"),
     ("run", "engine_set"),
+    ("verify", "engine_set"),
     ("run", "dry_run"),
+    ("verify", "dry_run"),
 }
 
 
