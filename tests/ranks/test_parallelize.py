@@ -147,3 +147,5 @@ def test_what_cannot_work_is_refused() -> None:
         _ = step.outcome
     with pytest.raises(UsageError, match="empty"):
         step(None)
+    with pytest.raises(PlanError, match="does not fit"):  # all that is checked before a run is checked here
+        plait.parallelize(jobs.plain(), "single", memory="1KiB")

@@ -45,6 +45,8 @@ def test_table_file_and_explanation(tmp_path: Path, capsys: pytest.CaptureFixtur
     comment = [line for line in path.read_text().splitlines() if "accumulate=" in line]
     assert comment[0].startswith("# ")
     assert "--set accumulate=" in text
+    assert "plait run" not in text  # nothing is to be run on devices that this machine has not
+    assert "it needs 2 devices" in " ".join(text.split())
 
 
 def test_complaint_01_plans_are_ranked_with_time_memory_and_reasons(

@@ -44,23 +44,25 @@ from plait.run.proof.reference import reference_of
     ("name", "schedule"),
     [
         *((name, schedule) for name in SMALL for schedule in SCHEDULES),
-        *((name, schedule) for name in LARGE for schedule in ("naive", "interleaved", "zero-bubble-2")),
+        *((name, schedule) for name in LARGE for schedule in ("1f1b", "interleaved", "zero-bubble-2")),
         *((name, schedule) for name in TRANSFORMERS for schedule in ("interleaved", "zero-bubble-2")),
+        ("hf_gpt2", "1f1b"), ("hf_bert", "zero-bubble"), ("hf_t5", "gpipe"), ("resnet_bn", "zero-bubble"),
     ],
-)
+)  # fmt: skip
 def test_four_stages_of_four_micro_batches(name: str, schedule: str) -> None:
-    """Large models under the schedules that cut most; under 1f1b and zero-bubble they are below."""
+    """Large models under the schedules that cut most; each other schedule with one or two of them."""
     compare(name, schedule, 4, 4)
 
 
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [
-        *((name, schedule) for name in SMALL for schedule in SCHEDULES),
-        *((name, schedule) for name in (*LARGE, *TRANSFORMERS) for schedule in ("1f1b", "zero-bubble")),
+        *((name, schedule) for name in SMALL for schedule in SCHEDULES if schedule != "naive"),
+        ("resnet_bn", "1f1b"), ("moe_capacity", "zero-bubble"), ("hf_gpt2", "1f1b"),
     ],
-)
+)  # fmt: skip
 def test_two_stages_of_seven_micro_batches(name: str, schedule: str) -> None:
+    """More micro-batches than stages is a matter of schedules, not of models: three large ones stand for all."""
     compare(name, schedule, 2, 7)
 
 
@@ -76,7 +78,7 @@ def test_other_numbers_of_stages_and_micro_batches(
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [
-        *((name, "interleaved") for name in (*SMALL, *LARGE)),
+        *((name, "interleaved") for name in (*SMALL, "moe_capacity", "resnet_bn")),
         *((name, "zero-bubble") for name in SMALL),
     ],
 )

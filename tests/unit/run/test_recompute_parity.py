@@ -50,9 +50,12 @@ def test_one_process_computes_the_same_bits(name: str, recompute: str) -> None:
 
 WAYS = ("full", "selective", "modules")
 TURNS = [
-    (name, plan, WAYS[(i + j) % len(WAYS)]) for i, name in enumerate(MODULES) for j, plan in enumerate(PLANS)
+    (name, plan, WAYS[(i + j) % len(WAYS)])
+    for i, name in enumerate(MODULES)
+    for j, plan in enumerate(PLANS)
+    if (i + j) % 2 == 0
 ]
-"""Every model under every plan, every way under every plan and on every model."""
+"""Every way under every plan and on every model: three models a plan, three plans a model."""
 
 
 @pytest.mark.parametrize(("name", "plan", "recompute"), TURNS)
