@@ -124,3 +124,28 @@ def test_mpirun(tmp_path: Path) -> None:
     more = [f"--engine-set={name}" for name in ("oversubscribe=1", "allow_root=1")]
     _done([*PLAIT, *run, "--engine", "mpi", "--hosts", "1", *more], environment(), ROOT)
     assert load_checkpoint(tmp_path / "run").step == 4
+
+
+PROVE = """
+import sys
+import plait
+from tests.ranks import jobs
+
+plan, mesh = sys.argv[1], dict((name, int(size)) for name, size in (e.split("=") for e in sys.argv[2].split(",")))
+found = plait.verify(jobs.dropout(), plan, mesh=mesh, steps=2, settings={"links": {"transport": "mpi"}})
+if found.differences:  # of the task that compares
+    print(plan, found.ok, found.first)
+"""
+
+
+@pytest.mark.parametrize(
+    ("plan", "mesh", "tasks"), [("ddp", "data=3", 3), ("zero3", "data=2", 2), ("1f1b", "data=2,pipe=2", 4)]
+)
+def test_links_through_mpi(plan: str, mesh: str, tasks: int, tmp_path: Path) -> None:
+    if shutil.which("mpirun") is None:
+        pytest.skip("needs mpirun: apt-get install openmpi-bin")
+    pytest.importorskip("mpi4py", reason="needs mpi4py: pip install plait[mpi]")
+    script = tmp_path / "prove.py"
+    script.write_text(PROVE)
+    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(tasks)]
+    assert f"{plan} True None" in _done([*mpirun, PLAIT[0], str(script), plan, mesh], environment(), ROOT)

@@ -18,7 +18,7 @@ Recompute = Literal["none", "selective", "full"]
 Compression = Literal["none", "fp16", "bf16", "powersgd", "topk"]
 Variant = Literal["round-robin", "sync", "async"]
 Compile = Literal["auto", "on", "off"]
-Transport = Literal["auto", "shared", "sockets", "nccl"]
+Transport = Literal["auto", "shared", "sockets", "mpi", "nccl"]
 Algorithm = Literal[
     "auto", "backend", "shared", "ring", "tree", "double-tree", "recursive-halving", "hierarchical"
 ]
@@ -231,7 +231,8 @@ class Links:
 
     transport: Transport = "auto"
     """`auto`: shared memory between processes of one host, NCCL where every rank has a GPU; or one of them by name.
-    `nccl` also with ranks that share a GPU, over NCCL's sockets: slow, to try what runs on many."""
+    `mpi`: by mpi4py, under mpirun with a task a rank. `nccl` also with ranks that share a GPU, over NCCL's sockets:
+    slow, to try what runs on many."""
     algorithm: Algorithm = "backend"
     """How sums and gathers are made: `backend` or `shared`: as the transport does it; `ring`, `tree`, `double-tree`,
     `recursive-halving`, `hierarchical`: as messages between ranks, hop by hop; `auto`: each as is cheapest by cost."""
@@ -242,6 +243,11 @@ class Links:
         check_choice("links.transport", self.transport, get_args(Transport))
         check_choice("links.algorithm", self.algorithm, get_args(Algorithm))
         check_count("links.groups", self.groups, 1)
+        if self.transport == "mpi" and (self.by_hops or self.groups > 1):
+            raise PlanError(
+                "links.transport=mpi makes collectives as MPI does, in one group.",
+                fix="leave out links.algorithm and links.groups, or set links.transport=auto.",
+            )
         if self.algorithm == "shared" and self.transport not in ("auto", "shared"):
             raise PlanError(
                 f"links.algorithm=shared needs memory that ranks share, not links.transport={self.transport}.",

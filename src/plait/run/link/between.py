@@ -22,6 +22,7 @@ from plait.run.link.hop_links import HopLinks
 from plait.run.link.host_links import HostLinks, HostMesh
 from plait.run.link.lanes import Lanes
 from plait.run.link.links import Links, NoLinks, ProcessLinks, axes_that_meet
+from plait.run.link.mpi_links import MpiLinks
 from plait.run.link.shared_links import share_memory
 from plait.run.link.shared_memory import host
 from plait.run.wire.tell import tell
@@ -56,6 +57,8 @@ def links_of_plan(
 ) -> Links:
     """As the plan wants them: by which transport and algorithm, and spread over how many groups."""
     mesh, wanted = plan.mesh, plan.links
+    if wanted.transport == "mpi" and mesh.size > 1:
+        return MpiLinks(mesh, rank)
     share = wanted.transport != "sockets"
     network = network_here(emulation) if mesh.size > 1 and device.type == "cpu" else None
 

@@ -29,6 +29,7 @@ from plait.run.interpret.optimized import Optimized
 from plait.run.link.between import links_of_plan
 from plait.run.link.lanes import Lanes
 from plait.run.link.links import Links, ProcessLinks
+from plait.run.link.mpi_links import MpiLinks
 from plait.run.link.posts import posts_between
 from plait.run.link.wire import Post
 from plait.run.loop.apart import AWAITS_SAVE, Apart
@@ -69,7 +70,11 @@ def run_rank(task: Task, seat: Seat, programs: Programs, model: SharedModel | No
             if task.emulation is not None:
                 os.environ["PLAIT_HOST"] = f"emulated {task.emulation.host_of(seat.rank)}"
                 seat.store.peers().emulate(Wire.between(task.emulation, seat.rank))
-        return _Rank(task, seat, programs, device, model, stack).run()
+        rank = _Rank(task, seat, programs, device, model, stack)
+        summary = rank.run()
+        if isinstance(rank.links, MpiLinks):
+            rank.links.close()
+        return summary
 
 
 def _backend(task: Task) -> GroupKind:
@@ -101,7 +106,8 @@ class _Rank:
         self._model = model
         self.program: Program = programs.full_step()
         self.watch = Watch.of(task, seat, device)
-        links, post = self._links(device)
+        self.links, post = self._links(device)
+        links = self.links
         if seat.rank == 0 and task.plan.links.algorithm == "auto" and isinstance(links, Lanes):
             for line in choices_of(self.program, links.network):
                 seat.emit({"notice": line})

@@ -4,11 +4,17 @@ In: a number of ranks. Out: for each backend and operation whether it gave the r
 backend that this torch or this machine lacks is said to be untried, never guessed.
 """
 
+import json
+import os
+import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +25,7 @@ from plait.run.link.shm_backend import register
 from plait.run.start.launch import Seat, launch
 
 BACKENDS = ("gloo", "plait_shm", "mpi", "nccl")
-"""The columns; nccl on GPUs, the others on processors."""
+"""The columns; nccl on GPUs, the others on processors; mpi through mpi4py, with which `links.transport=mpi` works."""
 OPERATIONS = (
     "send", "recv", "broadcast", "all_reduce", "reduce", "all_gather", "gather", "scatter", "reduce_scatter",
     "all_to_all", "barrier",
@@ -46,6 +52,9 @@ def try_backends(ranks: int) -> tuple[Tried, ...]:
     found: list[Tried] = []
     for backend in BACKENDS:
         why = _absent(backend)
+        if backend == "mpi" and not why:
+            found += _try_mpi()
+            continue
         if why:
             found += [Tried(backend=backend, operation=name, works=None, why=why) for name in OPERATIONS]
             continue
@@ -58,11 +67,31 @@ def try_backends(ranks: int) -> tuple[Tried, ...]:
 
 
 def _absent(backend: str) -> str:
-    if backend == "mpi" and not dist.is_mpi_available():
-        return "this torch is built without MPI"
+    if backend == "mpi" and (shutil.which("mpirun") is None or find_spec("mpi4py") is None):
+        return "there is no mpirun or no mpi4py (apt-get install openmpi-bin, pip install plait[mpi])"
     if backend == "nccl" and not (dist.is_nccl_available() and torch.cuda.is_available()):
         return "there is no GPU"
     return ""
+
+
+def _try_mpi() -> list[Tried]:
+    """Through mpi4py, as `links.transport=mpi` has it, between two processes that mpirun starts."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_", "PMI_"))
+    }
+    kept |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    command = ["mpirun", "--oversubscribe", "-n", "2", sys.executable, "-m", "plait.run.measure.mpi_table"]
+    try:
+        done = subprocess.run(
+            command, env=kept, capture_output=True, text=True, timeout=3 * _TIMEOUT_S, check=False
+        )
+        rows = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
+        why = "" if rows is not None else (done.stderr.strip().splitlines() or ["mpirun failed"])[-1][:120]
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        rows, why = None, str(error).splitlines()[0][:120]
+    if rows is None:
+        return [Tried(backend="mpi", operation=name, works=False, why=why) for name in OPERATIONS]
+    return [Tried(backend="mpi", operation=name, works=not wrong, why=wrong) for name, wrong in rows]
 
 
 def _rank(seat: Seat, backend: str, folder: Path) -> list[str]:

@@ -6,6 +6,7 @@ In: what the user asked for, and the rank. Out: a device, made this process's ow
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -43,11 +44,24 @@ def check_suits_device(plan: Plan, device: str) -> None:
             else "the stages of a pipeline wait for each other"
         )
         raise UsageError(f"graphs=on asks for CUDA graphs, but {why}.", fix="use graphs=auto.")
+    if transport == "mpi":
+        _check_mpi(plan, device)
     if transport == "shared" and device != "cpu":
         raise UsageError(
             "links.transport=shared is memory of processors; this run is on GPUs.",
             fix="use links.transport=auto.",
         )
+
+
+def _check_mpi(plan: Plan, device: str) -> None:
+    if device != "cpu" or plan.ranks != plan.mesh.size:
+        why = "this run is on GPUs" if device != "cpu" else f"plan {plan.name} has servers"
+        raise UsageError(
+            f"links.transport=mpi is for ranks on processors that meet; {why}.",
+            fix="use links.transport=auto.",
+        )
+    if find_spec("mpi4py") is None:
+        raise UsageError("links.transport=mpi needs mpi4py.", fix="pip install plait[mpi].")
 
 
 def choose_device(device: str, rank: int) -> torch.device:
