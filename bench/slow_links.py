@@ -38,13 +38,15 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "ddp, no overlap": ("ddp", {"sync": {"bucket_mib": 1, "overlap": False}}),
     "ddp, a bucket a tensor": ("ddp", {"sync": {"bucket_mib": 0}}),
     "ddp, one bucket": ("ddp", {"sync": {"bucket_mib": 1024}}),
+    "ddp, a bucket a tensor, 3 groups": ("ddp", {"sync": {"bucket_mib": 0}, "links": {"groups": 3}}),
+    "ddp, a bucket a tensor, 5 groups": ("ddp", {"sync": {"bucket_mib": 0}, "links": {"groups": 5}}),
     "ddp, bf16": ("ddp", {"sync": {"bucket_mib": 1, "compress": "bf16"}}),
     "zero1": ("zero1", {"sync": {"bucket_mib": 1}}),
     "zero3": ("zero3", {"sync": {"bucket_mib": 1}}),
     "local-sgd, every 8": ("local-sgd", {"average": {"every": 8}}),
 }
 """Ways to train, by what people call them."""
-PAYS = (("ddp", "ddp, no overlap"), ("ddp", "ddp, one bucket"), ("local-sgd, every 8", "ddp"))
+PAYS = (("ddp", "ddp, no overlap"), ("ddp, bf16", "ddp"), ("local-sgd, every 8", "ddp"))
 """What is faster on a slow link than what."""
 WIDTH, LAYERS, BATCH = 512, 8, 256
 """Of the model: 8 MiB of weights, which take 0.34 s at 200 Mbit/s."""
@@ -136,7 +138,8 @@ def main() -> None:
             f"{plain / row.measured_s:.2f}x",
         )  # fmt: skip
     console.print(table)
-    worst = max(abs(row.error) for row in rows)
+    # The simulator has one collective after the other: it does not know of groups.
+    worst = max(abs(row.error) for row in rows if "groups" not in row.name)
     bars = [(f"worst prediction off by {100 * worst:.0f} %, at most {100 * WORST:.0f} %", worst <= WORST)]
     by_name = {row.name: row.measured_s for row in rows}
     bars += [

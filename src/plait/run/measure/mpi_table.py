@@ -83,14 +83,9 @@ def main() -> None:
             wrong.append((name, str(error).splitlines()[0][:120] or type(error).__name__))
     told = world.gather(wrong, 0)
     if told is not None:
-        print(
-            json.dumps(
-                [
-                    [name, next((row[at][1] for row in told if row[at][1]), "")]
-                    for at, (name, _) in enumerate(wrong)
-                ]
-            )
-        )
+        names = [name for name, _ in wrong]
+        worst = [next((row[at][1] for row in told if row[at][1]), "") for at in range(len(names))]
+        print(json.dumps(list(zip(names, worst, strict=True))))
 
 
 if __name__ == "__main__":
