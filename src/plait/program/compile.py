@@ -17,6 +17,7 @@ from plait.job.updates.clip import Bound, Clip
 from plait.plan.plan import DATA, PIPE, Plan
 from plait.program.check.soundness import check_program
 from plait.program.layout import Layout
+from plait.program.local.cross_entropy import without_log_probabilities
 from plait.program.local.ends import ends_of
 from plait.program.local.local_graph import LocalGraph
 from plait.program.local.localize import localize
@@ -203,6 +204,7 @@ class _Compiler:
             ends=self.ends,
             stages=self.stages.get(key[0]),
         )
+        without_log_probabilities(local.graph)
         setting, graph, stages = self.plan.memory.recompute, self.graphs[key[0]], self.stages.get(key[0])
         if setting != "none" or checkpointed(local):
             if (
