@@ -3,6 +3,7 @@
     python -m bench.gpu [--cases gpt-1.4b,resnet50] [--repetitions 5] [--systems eager,compile,off,on]
 
 Of plait: `off` launches op by op, `graphs` segments as CUDA graphs, `on` is compiled, `both` is both, `auto` decides.
+`weights` is `on` with weights in bfloat16; `half` is torch.compile of a model whose weights are bfloat16.
 Prints, per case and system, the median step in ms, its ratio to torch.compile's (or eager's), TFLOP/s of the model's
 matrix products where the case counts them, and peak memory.
 """
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -30,10 +31,11 @@ OURS = {
     "graphs": {"compile": "off", "graphs": "on"},
     "on": {"compile": "on", "graphs": "off"},
     "both": {"compile": "on", "graphs": "on"},
+    "weights": {"compile": "on", "graphs": "off", "precision": "bf16-weights"},
     "auto": {},
 }
-"""Settings of plait's plan `single`, by what the table calls them."""
-SYSTEMS = ("eager", "compile", *OURS)
+"""Settings of plait's plan `single`, by what the table calls them; `precision` is the job's."""
+SYSTEMS = ("eager", "compile", "half", *OURS)
 Batch = tuple[torch.Tensor, ...]
 
 
@@ -116,7 +118,9 @@ CASES = {
 
 
 def plait_step(job: Job, batch: Batch, settings: dict[str, str]) -> Callable[[], None]:
-    step = parallelize(job, "single", device="cuda", settings=settings, listener=tell)
+    plan = dict(settings)
+    job = replace(job, precision=plan.pop("precision", job.precision))  # type: ignore[arg-type]
+    step = parallelize(job, "single", device="cuda", settings=plan, listener=tell)
 
     def run() -> None:
         step(batch)
@@ -136,6 +140,7 @@ def run_case(name: str, systems: list[str], repetitions: int) -> None:
     made: dict[str, Callable[[], Callable[[], None]]] = {
         "eager": lambda: eager_step(job, batch),
         "compile": lambda: eager_step(job, batch, compiled=True),
+        "half": lambda: eager_step(job, batch, compiled=True, short=True),
         **{system: partial(plait_step, job, batch, settings) for system, settings in OURS.items()},
     }
     steps: dict[str, Callable[[], None]] = {}

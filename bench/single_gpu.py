@@ -85,9 +85,15 @@ def conv_job(precision: Precision) -> Job:
     )  # fmt: skip
 
 
-def eager_step(job: Job, batch: tuple[torch.Tensor, ...], *, compiled: bool = False) -> Callable[[], None]:
-    """A step as a user would write it, its loss read every time as plait's is; `compiled`: by torch.compile."""
+def eager_step(
+    job: Job, batch: tuple[torch.Tensor, ...], *, compiled: bool = False, short: bool = False
+) -> Callable[[], None]:
+    """A step as a user would write it, its loss read every time as plait's is; `compiled`: by torch.compile.
+
+    `short`: weights and optimizer state in bfloat16, without masters.
+    """
     model = job.build_model().cuda()
+    model = model.bfloat16() if short else model
     optimizer = job.build_optimizer(list(model.named_parameters()))
     forward = torch.compile(model) if compiled else model
 

@@ -24,6 +24,9 @@ Algorithm = Literal[
 ]
 COMPILE: tuple[str, ...] = get_args(Compile)
 """Whether segments are compiled."""
+Layout = Literal["auto", "channels-last", "as-is"]
+LAYOUTS: tuple[str, ...] = get_args(Layout)
+"""How the weights and inputs of convolutions lie in memory."""
 Graphs = Literal["auto", "on", "off"]
 GRAPHS: tuple[str, ...] = get_args(Graphs)
 """Whether segments are launched as CUDA graphs."""

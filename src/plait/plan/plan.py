@@ -21,12 +21,14 @@ from plait.plan.agreement import AGREEMENTS, Agreement
 from plait.plan.decisions import (
     COMPILE,
     GRAPHS,
+    LAYOUTS,
     Average,
     Compile,
     Domain,
     Elastic,
     Graphs,
     Hogwild,
+    Layout,
     Links,
     Memory,
     Pipe,
@@ -58,7 +60,7 @@ _GROUPS: Mapping[str, type] = {
     "pipe": Pipe,
     "links": Links,
 }
-_SCALARS = ("compile", "graphs")
+_SCALARS = ("compile", "graphs", "layout")
 """Decisions that are no group."""
 _ON_OFF = {True: "on", False: "off"}
 """What YAML makes of `on` and `off`."""
@@ -107,6 +109,9 @@ class Plan:
     """Whether segments of the step are put through Inductor: `auto`, where that is expected to pay."""
     graphs: Graphs = "auto"
     """Whether segments are launched as CUDA graphs: `auto`, where a GPU would wait for its host."""
+    layout: Layout = "auto"
+    """How convolutions have their weights and inputs in memory: `auto`, channels last on GPUs where they are most of
+    the work; `as-is`, as the model was made."""
     placements: tuple[AxisPlacements, ...] = ()
     """Placements along axes other than `data`; what a person wrote stays, the rest is resolved before compiling."""
 
@@ -115,6 +120,8 @@ class Plan:
             raise PlanError(f"compile={self.compile!r} is not known.", fix=f"use {', '.join(COMPILE)}.")
         if self.graphs not in GRAPHS:
             raise PlanError(f"graphs={self.graphs!r} is not known.", fix=f"use {', '.join(GRAPHS)}.")
+        if self.layout not in LAYOUTS:
+            raise PlanError(f"layout={self.layout!r} is not known.", fix=f"use {', '.join(LAYOUTS)}.")
         if self.sync.rule not in AGREEMENTS:
             raise PlanError(
                 f"sync.rule={self.sync.rule!r} is unknown.", fix=f"use one of {', '.join(AGREEMENTS)}."

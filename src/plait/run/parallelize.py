@@ -24,6 +24,7 @@ from plait.job.updates.follow import TRAIN_LOSS
 from plait.options import Listener
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
+from plait.program.cost.layouts import prefers_channels_last
 from plait.program.segment.compiled import compiled_where_it_pays
 from plait.run.checkpoint.state import TrainingState, snapshot
 from plait.run.hold.state import ModelState
@@ -63,7 +64,10 @@ class Step:
         if isinstance(links, ProcessLinks):
             for part in programs.parts:
                 links.meet(part.full_step().pairs(), device)
-        self._state = ModelState(job, device, holding=self._programs.holding(rank, links, device))
+        self._state = ModelState(
+            job, device, holding=self._programs.holding(rank, links, device),
+            channels_last=prefers_channels_last(plan, programs.full_step(), device),
+        )  # fmt: skip
         compiled = compiled_where_it_pays(plan, programs.full_step(), device)
         self._machine = Machine(rank, self._state, links, Unobserved(), compiled)
         self._machine.captured = captured_where_it_pays(plan, device, lambda text: tell({"notice": text}))

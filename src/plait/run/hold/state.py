@@ -45,6 +45,8 @@ class ModelState:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         holding: Holding | None = None,
+        *,
+        channels_last: bool = False,
     ) -> None:
         self.job = job
         self.device = device
@@ -60,6 +62,10 @@ class ModelState:
             model = in_dtype(model, dtype)
         self.dtype = scalar_dtype(model.parameters(), dtype)
         """Of totals, weights and tangents."""
+        self._channels_last = channels_last and holding is None
+        """Whether images and the weights of convolutions lie that way; flat groups of parameters have no strides."""
+        if self._channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model: nn.Module = (model.to(device) if holding is None else model).train()
         self._digest = self._digest_of_model() if holding is not None else None
         """Of the whole model, where this rank is about to let go of it."""
@@ -142,7 +148,10 @@ class ModelState:
 
     def to_device(self, leaf: Tensor) -> Tensor:
         """A tensor of a batch on this rank's device, in the dtype that the model takes."""
-        return leaf.to(self.device, leaf_dtype(leaf.dtype, self.asked, self.narrow), non_blocking=True)
+        dtype = leaf_dtype(leaf.dtype, self.asked, self.narrow)
+        if self._channels_last and leaf.ndim == 4:
+            return leaf.to(self.device, dtype, non_blocking=True, memory_format=torch.channels_last)
+        return leaf.to(self.device, dtype, non_blocking=True)
 
     @contextmanager
     def whole_model(self, exchange: ShardFetcher | None) -> Iterator[nn.Module]:

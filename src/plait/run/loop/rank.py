@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from plait.errors import SpoiledError
+from plait.program.cost.layouts import prefers_channels_last
 from plait.program.hops.price import choices_of
 from plait.program.program import Program
 from plait.program.segment.compiled import compiled_where_it_pays
@@ -119,7 +120,8 @@ class _Rank:
             self.state = model.adopt(seat.rank)
         else:
             holding = programs.holding(seat.rank, links, device)
-            self.state = ModelState(task.job, device, task.dtype, holding)
+            last = prefers_channels_last(task.plan, self.program, device)
+            self.state = ModelState(task.job, device, task.dtype, holding, channels_last=last)
         self.state.narrow = any(part.captures.narrow for part in programs.parts)
         self._agree("initial weights", self.state.digest())
         self._agree("program", "".join(part.full_step().digest() for part in programs.parts))
