@@ -25,8 +25,11 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("ranks", [1, 2])
+SHARED = ["resnet_bn", "lstm", "gpt_dropout", "hf_bert", "ignore_index"]
+"""Those that two ranks train as well: statistics, random numbers and weights of losses over both."""
+
+
+@pytest.mark.parametrize(("name", "ranks"), [*((name, 1) for name in CASES), *((name, 2) for name in SHARED)])
 def test_float64_on_the_gpu_equals_one_cpu_process(name: str, ranks: int) -> None:
     job = ZOO[name].job(7, 3, optimizer="adamw", num_samples=19, clip_norm=1.0)
     outcome = verify(job, "ddp", ranks, device="cuda")
