@@ -1,6 +1,5 @@
 """A loss of many classes without log-probabilities: found by dataflow, equal to torch's, under every plan."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +18,9 @@ CLASSES = 40
 
 
 @pytest.fixture(autouse=True)
-def _few_classes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _few_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cross_entropy, "_FEWEST_CLASSES", CLASSES)
     monkeypatch.setattr(cross_entropy, "_CHUNK_ELEMENTS", {"cpu": 3 * CLASSES})
-    return None
 
 
 class Tokens(nn.Module):
