@@ -145,7 +145,7 @@ class Layout:
         return any(group.whole for group in self.groups)
 
     def is_updated(self, name: str, rank: int) -> bool:
-        """Whether a rank's optimizer has a part of a parameter."""
+        """Whether a rank's optimizer has a shard of a parameter."""
         if not self.is_held(name, rank) or not self.whole_tensors:
             return self.is_held(name, rank)
         group, index = self.place_of(name)
@@ -160,7 +160,7 @@ class Layout:
         return all(self.mesh.coordinate(rank, axis) == 0 for axis in same)
 
     def cut_axes(self, name: str) -> tuple[str, ...]:
-        """The axes whose ranks hold different parts of a parameter and of its gradient."""
+        """The axes whose ranks hold different shards of a parameter and of its gradient."""
         held = self.parameters[name]
         cut = [
             axis.name

@@ -72,8 +72,8 @@ class Meeting:
     def __init__(self, rank: int, brought: list[Any], barrier: Barrier) -> None:
         self._rank, self._brought, self._barrier = rank, brought, barrier
 
-    def __call__(self, name: str, part: Tensor) -> list[Tensor]:
-        return [tensor for _, tensor in self.tell((name, part.clone()))]  # as a message: the sender goes on
+    def __call__(self, name: str, shard: Tensor) -> list[Tensor]:
+        return [tensor for _, tensor in self.tell((name, shard.clone()))]  # as a message: the sender goes on
 
     def tell(self, value: Any) -> list[Any]:
         self._brought[self._rank] = value

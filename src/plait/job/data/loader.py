@@ -174,21 +174,21 @@ def _stream_steps(
         else:
             samples = source.samples(epoch)
         entered = None
-        chunk = tuple(itertools.islice(samples, batch))
-        if not chunk:
+        current = tuple(itertools.islice(samples, batch))
+        if not current:
             raise DataError(
                 f"the stream has 0 samples in epoch {epoch}.",
                 fix="give data that can be read again from its start, or the function that makes it.",
             )
-        while chunk:
+        while current:
             following = tuple(itertools.islice(samples, batch))
             while position is not None and position[0] == step:
-                ids = torch.arange(begin, begin + len(chunk))
-                yield reader.cut.outline(step, position[1], epoch, not following, ids, chunk)
+                ids = torch.arange(begin, begin + len(current))
+                yield reader.cut.outline(step, position[1], epoch, not following, ids, current)
                 position = next(wanted, None)
             if position is None:
                 return
-            step, begin, chunk = step + 1, begin + len(chunk), following
+            step, begin, current = step + 1, begin + len(current), following
 
 
 def _entered(source: Stream, batch: int, step: int) -> Iterator[Any] | None:

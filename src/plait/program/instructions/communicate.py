@@ -17,9 +17,9 @@ class Collective(Instruction):
     axis: str
     """A mesh axis, or several joined by `+`: the ranks that meet differ in these coordinates alone."""
     dim: int = 0
-    """Dim on which pieces are joined or cut."""
+    """Dim on which shards are joined or cut."""
     extents: tuple[int, ...] = ()
-    """Extents of the pieces of an all_gather or reduce_scatter, one per rank."""
+    """Extents of the shards of an all_gather or reduce_scatter, one per rank."""
     before: int = 0
     """Rows of the rank before that a halo holds."""
     after: int = 0

@@ -59,7 +59,7 @@ class Accumulate(Instruction):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Keep(Instruction):
-    """Keep this rank's part of a summed bucket: taken over where fresh, else added."""
+    """Keep this rank's shard of a summed bucket: taken over where fresh, else added."""
 
     kind: TimeKind = "backward"
     bucket: int

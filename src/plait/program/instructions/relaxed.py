@@ -56,7 +56,7 @@ class Mix(Instruction):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Push(Instruction):
-    """Send a bucket's gradients to the servers, each its part; the worker does not wait."""
+    """Send a bucket's gradients to the servers, each its shard; the worker does not wait."""
 
     kind: TimeKind = "communication"
     lane: Lane = "communication"

@@ -19,7 +19,7 @@ def all_reduce(x: Tensor, axis: str) -> Tensor:
 
 
 def all_gather(x: Tensor, axis: str, dim: int, extents: Sequence[int]) -> Tensor:
-    """All ranks' pieces joined on `dim`; `extents` are the extents of the pieces."""
+    """All ranks' shards joined on `dim`; `extents` are the extents of the shards."""
     shape = list(x.shape)
     shape[dim] = sum(extents)
     return x.new_empty(shape)

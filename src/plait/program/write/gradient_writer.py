@@ -183,7 +183,7 @@ class GradientWriter:
         )
 
     def _settle(self) -> None:
-        """Take this rank's part of the bucket that has travelled longest."""
+        """Take this rank's shard of the bucket that has travelled longest."""
         index, fresh, number = self.travelling.pop(0)
         bucket, shard = self.builder.buckets[index], Value.shard(index)
         assert bucket.group is not None

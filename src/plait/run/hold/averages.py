@@ -1,4 +1,4 @@
-"""Averaged weights on one rank: of whatever part of each parameter it holds.
+"""Averaged weights on one rank: of whatever shard of each parameter it holds.
 
 In: the parameters and buffers of a rank after a step. Out: their averages, and the way to train's own place and back:
 whoever assembles, runs or saves parameters does the same with averages while they are shown.

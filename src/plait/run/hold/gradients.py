@@ -110,7 +110,7 @@ class GradientStore:
         self._views.pop(bucket)
 
     def take(self, bucket: Bucket, summed: Tensor) -> None:
-        """This rank's part of a bucket, or all of it, that was summed elsewhere."""
+        """This rank's shard of a bucket, or all of it, that was summed elsewhere."""
         if bucket.group is not None:
             self._kept[bucket] = summed
         else:

@@ -48,7 +48,7 @@ def digest(tensor: Tensor) -> Tensor:
 
 
 def replicas_of(layout: Layout | None, name: str, ranks: int, device: str) -> list[list[int]]:
-    """The ranks that hold the same part of a parameter and update it alike, group by group.
+    """The ranks that hold the same shard of a parameter and update it alike, group by group.
 
     On a GPU only along `data`, where all use one summed gradient: elsewhere each computes its own, and kernels that add
     in any order may round differently.

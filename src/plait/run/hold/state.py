@@ -37,7 +37,7 @@ from plait.run.setup.agreement import digest_of
 
 
 class ModelState:
-    """One rank's part of what is trained: all of it, or what a `Holding` says."""
+    """One rank's shard of what is trained: all of it, or what a `Holding` says."""
 
     def __init__(
         self,
@@ -162,8 +162,8 @@ class ModelState:
         assert exchange is not None
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
-                part = self._part(name, parameter.dtype)
-                parameter.data = self.holding.assemble(name, part, exchange).to(self.device)
+                shard = self._shard(name, parameter.dtype)
+                parameter.data = self.holding.assemble(name, shard, exchange).to(self.device)
             self._share_buffers(exchange)
         try:
             yield self.model
@@ -183,8 +183,8 @@ class ModelState:
         finally:
             self._let_go()
 
-    def _part(self, name: str, dtype: torch.dtype) -> Tensor:
-        """This rank's part of a parameter: nothing where another stage has it."""
+    def _shard(self, name: str, dtype: torch.dtype) -> Tensor:
+        """This rank's shard of a parameter: nothing where another stage has it."""
         if name in self.parameters:
             return self.parameters[name].detach()
         return torch.empty(0, dtype=dtype, device=self.device)
@@ -207,14 +207,14 @@ class ModelState:
             parameter.data = torch.empty(0, dtype=parameter.dtype, device=self.device)
 
     def to_checkpoint(self, extra: dict[str, Any], exchange: ShardFetcher | None = None) -> TrainingState:
-        """Everything that the next step depends on; where ranks hold parts, all of them must call it."""
+        """Everything that the next step depends on; where ranks hold shards, all of them must call it."""
         parameters, buffers, aliases, transient = collect_model(self.model)
         optimizer = collect_optimizer(self.optimizer, self.named)
         if self.holding is not None:
             assert exchange is not None
             self._share_buffers(exchange)
             parameters = {
-                name: self.holding.assemble(name, self._part(name, held.dtype), exchange)
+                name: self.holding.assemble(name, self._shard(name, held.dtype), exchange)
                 for name, held in parameters.items()
             }
             optimizer = whole_optimizer(optimizer, self.holding, exchange, self._groups, self._shapes)

@@ -1,7 +1,7 @@
 """Weights on a server that its optimizer updates, by gradients that workers push.
 
-In: contributions of workers: buckets with their scalars, and buffers. Out: optimizer steps on this server's part of the
-weights. Several servers clip by the norm over all of them: each tells the others the squares of its part.
+In: contributions of workers: buckets with their scalars, and buffers. Out: optimizer steps on this server's shard of
+the weights. Several servers clip by the norm over all of them: each tells the others the squares of its shard.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from plait.plan.plan import DATA
 from plait.program.program import Bucket
 from plait.program.serve.rule import Due
 from plait.run.hold.gradients import GradientStore
-from plait.run.hold.parts import group_of
+from plait.run.hold.server_shards import group_of
 from plait.run.interpret.service import Parts, Service
 from plait.run.link.links import NoLinks
 from plait.run.link.wire import Head, MessageKind
@@ -43,7 +43,7 @@ class Optimized:
         return self._service.rule.steps
 
     def give(self, index: int) -> Sequence[Tensor]:
-        """This server's part of the weights of a bucket."""
+        """This server's shard of the weights of a bucket."""
         return [self._service.state.parameters[name] for name in self._buckets[index].parameters]
 
     def completed(self, worker: int) -> None:
@@ -80,7 +80,7 @@ class Optimized:
         return due.workers[0], worker.number - len(worker.pushed) + 1
 
     def _tell_squares(self, key: tuple[int, int], pushed: Sequence[Parts]) -> None:
-        """Compute the squares of this server's part of an update, and send them to the others."""
+        """Compute the squares of this server's shard of an update, and send them to the others."""
         squares = torch.zeros(len(self._clip.norms), dtype=torch.float64)
         frozen = self._service.state.frozen(key[1]) if self._each_step else frozenset()
         own_buckets = iter(self._own_buckets)
@@ -101,7 +101,7 @@ class Optimized:
                 self._service.streams.send(first + shard, head, squares)
 
     def take(self, shard: int, head: Head, message: Tensor) -> None:
-        """The squares of another server's part."""
+        """The squares of another server's shard."""
         squares = message.view(torch.float64).clone()
         self._squares.setdefault((head.index, head.number), {})[shard] = squares
 

@@ -56,7 +56,7 @@ class Port:
         return self._streams.sent_bytes
 
     def push(self, index: int, bucket: Bucket, flat: Tensor, step: int) -> None:
-        """Send every server its part of a bucket; the scalars go to all."""
+        """Send every server its shard of a bucket; the scalars go to all."""
         assert bucket == self._known[index], "all steps of a run have the same buckets"
         scalars = flat[num_weights(bucket) :]
         for shard, server in enumerate(self._servers):
@@ -131,7 +131,7 @@ class Port:
             self._streams.send(server, head)
 
     def take(self, index: int, number: int, shard: int, use: Callable[[Tensor], None]) -> bool:
-        """Where a server's part of a bucket's weights is there: have it used."""
+        """Where a server's shard of a bucket's weights is there: have it used."""
         return self._post.take(weights_name(index, number), self._servers[shard], use)
 
     def wait(self, index: int, number: int, shard: int, use: Callable[[Tensor], None]) -> None:
@@ -139,7 +139,7 @@ class Port:
         self._post.wait(weights_name(index, number), self._servers[shard], use)
 
     def put(self, index: int, shard: int, message: Tensor) -> None:
-        """Write a server's part of a bucket's weights into the model."""
+        """Write a server's shard of a bucket's weights into the model."""
         bucket = self._known[index]
         begin, end = part_of(bucket, shard, len(self._servers))
         put_part(bucket, self._state.parameters, self._payload(index, message), begin, end)

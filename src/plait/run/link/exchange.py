@@ -1,7 +1,7 @@
-"""Fetch every rank's part of a tensor, for checkpoints, evaluation and verification: rare, so plain.
+"""Fetch every rank's shard of a tensor, for checkpoints, evaluation and verification: rare, so plain.
 
-In: this rank's part of a tensor that is held like a parameter. Out: the parts of all ranks. All ranks ask for the same,
-in the same order.
+In: this rank's shard of a tensor that is held like a parameter. Out: the shards of all ranks, who ask for the same in
+the same order.
 """
 
 from typing import Any
@@ -20,13 +20,13 @@ class ProcessShardFetcher:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
 
-    def __call__(self, name: str, part: Tensor) -> list[Tensor]:
-        """Every rank's part of a tensor like the parameter `name`, in the order of ranks."""
+    def __call__(self, name: str, shard: Tensor) -> list[Tensor]:
+        """Every rank's shard of a tensor like the parameter `name`, in the order of ranks."""
         ranks = range(self._layout.mesh.size)
         shapes = [torch.Size(self._layout.held_shape(name, rank)) for rank in ranks]
-        device = part.device if dist.get_backend() == "nccl" else torch.device("cpu")
-        own = torch.zeros(max(shape.numel() for shape in shapes), dtype=part.dtype, device=device)
-        own[: part.numel()] = part.detach().reshape(-1)
+        device = shard.device if dist.get_backend() == "nccl" else torch.device("cpu")
+        own = torch.zeros(max(shape.numel() for shape in shapes), dtype=shard.dtype, device=device)
+        own[: shard.numel()] = shard.detach().reshape(-1)
         found = [torch.empty_like(own) for _ in ranks]
         dist.all_gather(found, own)
         return [flat[: shape.numel()].view(shape) for flat, shape in zip(found, shapes, strict=True)]

@@ -22,7 +22,7 @@ class MessageKind(IntEnum):
     """What a message is."""
 
     PUSH = 0
-    """A server's part of a bucket, then the bucket's scalars."""
+    """A server's shard of a bucket, then the bucket's scalars."""
     BUFFERS = 1
     """The buffers of a model, after a step."""
     SKIP = 2

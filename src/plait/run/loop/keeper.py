@@ -12,7 +12,7 @@ from typing import Any
 
 from plait.errors import CheckpointError
 from plait.run.checkpoint.saver import Notice, Saver
-from plait.run.hold.parts import Given, Taken
+from plait.run.hold.server_shards import Given, Taken
 from plait.run.interpret.service import Service
 from plait.run.link.wire import Head, MessageKind
 from plait.run.loop.task import Task
@@ -82,13 +82,13 @@ class Keeper:
         if server.shard > 0:
             given = Given(holding.layout)
             state.to_checkpoint(self._extra, given)
-            server.streams.send(first, Head(kind=MessageKind.STATE, step=step), *given.parts)
+            server.streams.send(first, Head(kind=MessageKind.STATE, step=step), *given.shards)
             return
         others = [(shard, step) for shard in range(1, server.plan.sync.servers)]
         limit = time.monotonic() + patience_s
         while any(key not in server.states for key in others):
             if time.monotonic() > limit:
-                why = f"a server's part did not come in {patience_s:g} s."
+                why = f"a server's shard did not come in {patience_s:g} s."
                 self._tell({"notice": f"the checkpoint of step {step} is skipped: {why}"})
                 self._saved = -1
                 return
@@ -111,7 +111,7 @@ class Keeper:
         self._tell_all(notices)
         lost = [n.message for n in notices if n.kind != "saved" and n.step == step]
         if lost or self._saved != step:
-            reason = lost[-1] if lost else "a server's part did not come."
+            reason = lost[-1] if lost else "a server's shard did not come."
             raise CheckpointError(f"the last checkpoint was not saved: {reason}")
 
     def _tell_all(self, notices: Sequence[Notice]) -> None:

@@ -280,7 +280,7 @@ class _Patience:
 
 
 def _write_parts(task: Task, shard: int, gradients: list[dict[str, Tensor]]) -> None:
-    """For verification: this server's part of every update's gradients."""
+    """For verification: this server's shard of every update's gradients."""
     for number, entry in enumerate(gradients):
         save_file({name: part.contiguous() for name, part in entry.items()}, _part(task, number, shard))
 

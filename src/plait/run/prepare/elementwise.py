@@ -73,7 +73,7 @@ def _try(
     except PlaitError:
         raise
     except Exception as error:
-        return kind_of(optimizer), f"it fails on a part of a tensor: {type(error).__name__}: {error}"
+        return kind_of(optimizer), f"it fails on a shard of a tensor: {type(error).__name__}: {error}"
     for whole, own in pairs:
         there = whole.detach().reshape(-1)[: own.numel()].reshape(own.shape)
         if not torch.allclose(there, own.detach(), rtol=1e-9, atol=1e-12):

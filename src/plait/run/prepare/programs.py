@@ -24,7 +24,7 @@ from plait.program.layout import Layout
 from plait.program.program import Program
 from plait.program.write.averaging import Flat, flats_of
 from plait.run.hold.holding import Holding
-from plait.run.hold.parts import server_layout
+from plait.run.hold.server_shards import server_layout
 from plait.run.link.links import Links, NoLinks
 from plait.run.prepare.step_compiler import StepCompiler
 from plait.run.prepare.varying import Varying

@@ -59,7 +59,7 @@ def collective_of(have: Placement, want: Placement) -> str | None:
 
 
 def share_kept(placement: Placement, num_ranks: int) -> float:
-    """The part of a tensor that a rank holds."""
+    """The shard of a tensor that a rank holds."""
     return 1 / num_ranks if isinstance(placement, Shard) else 1.0
 
 

@@ -1,7 +1,7 @@
-"""What each of several servers holds: its chunk of every bucket's parameters, as one flat tensor.
+"""What each of several servers holds: its shard of every bucket's parameters, as one flat tensor.
 
-In: buckets, the shapes of all parameters. Out: a `Layout` over servers, so that holding, saving and resuming parts work
-as they do wherever parameters are cut. Chunks of a bucket are of equal bytes, whatever its tensors: large ones are
+In: buckets, the shapes of all parameters. Out: a `Layout` over servers, so that shards are held, saved and resumed as
+they are wherever parameters are cut. Shards of a bucket are of equal bytes, whatever its tensors: large ones are
 split, and every server has as much to do.
 """
 
@@ -51,16 +51,16 @@ def server_layout(buckets: Sequence[Bucket], parameters: Mapping[str, Tensor], s
 
 
 class Given:
-    """An `Exchange` of a server that gives its parts to the first one."""
+    """A `ShardFetcher` of a server that gives its shards to the first one."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self.parts: list[Tensor] = []
+        self.shards: list[Tensor] = []
 
-    def __call__(self, name: str, part: Tensor) -> list[Tensor]:
-        """Note the part; what is put together here is not used."""
-        self.parts.append(as_bytes(part).clone())
-        return _rooms(self._layout, name, part)
+    def __call__(self, name: str, shard: Tensor) -> list[Tensor]:
+        """Note the shard; what is put together here is not used."""
+        self.shards.append(as_bytes(shard).clone())
+        return _rooms(self._layout, name, shard)
 
     def tell(self, value: Any) -> list[Any]:
         """Never asked for: there is no pipeline."""
@@ -68,21 +68,21 @@ class Given:
 
 
 class Taken:
-    """An `Exchange` of the first server, who has been given the parts of all others."""
+    """A `ShardFetcher` of the first server, who has been given the shards of all others."""
 
     def __init__(self, layout: Layout, given: Callable[[int], Tensor]) -> None:
-        """`given`: the bytes of a server's parts, one after the other, by its shard."""
+        """`given`: the bytes of a server's shards, one after the other, by its number."""
         self._layout = layout
-        self._given = {shard: given(shard) for shard in range(1, layout.mesh.size)}
+        self._given = {server: given(server) for server in range(1, layout.mesh.size)}
 
-    def __call__(self, name: str, part: Tensor) -> list[Tensor]:
-        """All parts, in the order in which all servers note them."""
-        found = _rooms(self._layout, name, part)
-        found[0] = part
-        for shard, room in enumerate(found[1:], start=1):
+    def __call__(self, name: str, shard: Tensor) -> list[Tensor]:
+        """All shards, in the order in which all servers note them."""
+        found = _rooms(self._layout, name, shard)
+        found[0] = shard
+        for server, room in enumerate(found[1:], start=1):
             size = room.numel() * room.element_size()
-            room.view(torch.uint8).copy_(self._given[shard][:size])
-            self._given[shard] = self._given[shard][size:]
+            room.view(torch.uint8).copy_(self._given[server][:size])
+            self._given[server] = self._given[server][size:]
         return found
 
     def tell(self, value: Any) -> list[Any]:
@@ -90,6 +90,6 @@ class Taken:
         raise AssertionError("servers have nothing to tell")
 
 
-def _rooms(layout: Layout, name: str, part: Tensor) -> list[Tensor]:
-    """A flat tensor for each server's part of a tensor like a parameter."""
-    return [part.new_empty(layout.held_shape(name, shard)) for shard in range(layout.mesh.size)]
+def _rooms(layout: Layout, name: str, shard: Tensor) -> list[Tensor]:
+    """A flat tensor for each server's shard of a tensor like a parameter."""
+    return [shard.new_empty(layout.held_shape(name, server)) for server in range(layout.mesh.size)]
