@@ -49,10 +49,12 @@ class Run:
         self._num_ranks = case.resolved().ranks
         self._board: Board | None = None
         read_end, write_end = os.pipe()
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))  # until it can hear it
         self.pid = os.fork()
         if self.pid == 0:
             os.close(read_end)
             _be_the_run(case, folder, resume, write_end)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
         os.close(write_end)
         self._pipe = read_end
         self.code: int | None = None
@@ -79,6 +81,8 @@ class Run:
         if self._num_ranks == 1:
             return "training" if (self.folder / "environment.json").exists() else "start"
         board = self._find_board()
+        if board is None and (self.folder / "metrics.jsonl").exists():
+            return "ending"  # there was one
         entries = [entry for entry in board.read_all() if entry is not None] if board is not None else []
         labels = {entry.label for entry in entries if entry.state is not State.GONE}
         for label, phase in _LABELS.items():
@@ -149,6 +153,7 @@ def _be_the_run(case: Case, folder: Path, resume: bool, pipe: int) -> None:
     notices: list[str] = []
     code = 1
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
         result = plait.train(
             job(), case.resolved(), out=folder, trace=False,
             resume=folder if resume else None, limits=plait.Limits(hang_s=HANG_S),
