@@ -20,6 +20,7 @@ from plait.run.engines.launchers import mpi, torchrun
 from plait.run.engines.ray import RayRun
 from plait.run.engines.request import Request
 from plait.run.engines.slurm import script
+from plait.run.engines.spark import run_command
 
 _OWN = {"--engine": 1, "--hosts": 1, "--engine-set": 1, "--dry-run": 0}
 """Options for the engine alone, and how many words follow each."""
@@ -77,6 +78,10 @@ def start(
             raise UsageError("--engine ray has nothing to show before it runs.", fix="drop --dry-run.")
         run = RayRun(request, _token(), elastic="--elastic" in " ".join(arguments))
         return run.run(lambda text: print(text, file=sys.stderr), _show_piece)
+    if engine == "spark":
+        if dry_run:
+            raise UsageError("--engine spark has nothing to show before it runs.", fix="drop --dry-run.")
+        return run_command(request, _token(), _show_piece)
     if engine == "slurm":
         text = script(request, name, str(out.absolute()) if out is not None else None, runs=runs)
         if dry_run:
@@ -86,7 +91,7 @@ def start(
     makers = {"torchrun": torchrun, "mpi": mpi}
     if engine not in makers:
         raise UsageError(
-            f"--engine {engine} is not known.", fix="use torchrun, mpi, slurm, ray or kubernetes."
+            f"--engine {engine} is not known.", fix="use torchrun, mpi, slurm, ray, spark or kubernetes."
         )
     command = makers[engine](request)
     if dry_run:

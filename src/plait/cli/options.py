@@ -23,7 +23,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for a progr
 DeviceOption = Annotated[str, typer.Option("--device", help="Of this machine: cpu or cuda.")]
 
 EngineOption = Annotated[
-    str | None, typer.Option(help="Have it started by torchrun, mpi, slurm or ray; or shown for kubernetes.")
+    str | None,
+    typer.Option(help="Have it started by torchrun, mpi, slurm, ray or spark; or shown for kubernetes."),
 ]
 HostsOption = Annotated[int, typer.Option(help="With --engine: hosts that share the ranks.")]
 EngineSetOption = Annotated[

@@ -20,10 +20,8 @@ _MOST_BYTES = 1 << 20
 """Of what it printed that is kept for a reader who does not come."""
 
 
-_ENTRY = (
-    "from plait.run.engines.host import end_with_input; end_with_input(); "
-    "from plait.cli.main import main; main()"
-)
+_GUARD = "from plait.run.engines.host import end_with_input; end_with_input(); "
+_ENTRY = "from plait.cli.main import main; main()"
 
 
 def end_with_input() -> None:
@@ -69,12 +67,18 @@ class HostTask:
     """A process of `plait` on this host."""
 
     def __init__(
-        self, arguments: Sequence[str], variables: Mapping[str, str], shipped: Shipped | None, cwd: str
+        self,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        shipped: Shipped | None,
+        cwd: str,
+        entry: str | None = None,
     ) -> None:
+        """`entry`: Python to run instead of plait's command line."""
         self._folder = tempfile.TemporaryDirectory(prefix="plait-job-")
         given = shipped.arguments(arguments, Path(self._folder.name)) if shipped is not None else arguments
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _ENTRY, *given],
+            [sys.executable, "-c", _GUARD + (entry or _ENTRY), *given],
             env={**os.environ, **variables},
             cwd=cwd if Path(cwd).is_dir() else None,
             stdin=subprocess.PIPE,

@@ -1,0 +1,160 @@
+"""Tasks of a run as barrier tasks of Spark: one a rank, all at once, on the executors of a session that is there.
+
+In: a session, the command of a task, perhaps a DataFrame. Out: how each task ended and what it said. Rows go from each
+partition to a file of the task that has it, and never through the driver.
+"""
+
+import importlib
+import json
+import os
+import pickle
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import cloudpickle
+
+from plait.errors import UsageError
+from plait.run.engines.host import HostTask, Shipped
+from plait.run.engines.request import Request
+
+_LOOK_S = 0.5
+"""Between two looks at whether Spark wants a task to end."""
+_KEPT_BYTES = 1 << 16
+"""Of what a task said that comes back."""
+
+
+def spark() -> Any:
+    """The package."""
+    try:
+        return importlib.import_module("pyspark")
+    except ImportError as error:
+        raise UsageError("Spark needs the package pyspark.", fix="pip install 'plait[spark]'.") from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """How a task of Spark ended."""
+
+    task: int
+    code: int
+    said: str
+    """The end of what it printed."""
+    value: bytes | None
+    """What it left in the file that PLAIT_VALUE names."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SparkTask:
+    """What every task does."""
+
+    arguments: tuple[str, ...]
+    """Of `plait`; or, with `entry`, of that."""
+    shipped: Shipped | None
+    variables: Mapping[str, str]
+    entry: str | None = None
+    """Python to run instead of plait's command line."""
+    given: bytes = b""
+    """What the task finds in the file that PLAIT_GIVEN names."""
+
+    def __call__(self, rows: Iterator[Any]) -> Iterator[Ended]:
+        """On an executor."""
+        context = importlib.import_module("pyspark").BarrierTaskContext.get()
+        hosts = [info.address.rpartition(":")[0] for info in context.getTaskInfos()]
+        task = int(context.partitionId())
+        with tempfile.TemporaryDirectory(prefix="plait-spark-") as made:
+            folder = Path(made)
+            (folder / "given").write_bytes(self.given)
+            count = _write_rows(folder / "rows", rows)
+            counts = [int(text) for text in context.allGather(str(count))]
+            names = [str(name) for name in context.allGather(os.uname().nodename)]
+            variables = {
+                **self.variables,
+                "PLAIT_ENGINE": "Spark",
+                "PLAIT_TASKS": str(len(hosts)),
+                "PLAIT_TASK": str(task),
+                "PLAIT_LOCAL_TASKS": str(names.count(names[task])),
+                "PLAIT_FIRST_ADDRESS": hosts[0],
+                "PLAIT_GIVEN": str(folder / "given"),
+                "PLAIT_VALUE": str(folder / "value"),
+                "PLAIT_ROWS": json.dumps({"path": str(folder / "rows"), "counts": counts, "own": task}),
+            }
+            with closing(
+                HostTask(self.arguments, variables, self.shipped, os.getcwd(), self.entry)
+            ) as process:
+                said, code = b"", None
+                while code is None:
+                    piece, code = process.read(_LOOK_S)
+                    said = (said + piece)[-_KEPT_BYTES:]
+            value = folder / "value"
+            yield Ended(
+                task=task, code=code, said=said.decode(errors="replace"),
+                value=value.read_bytes() if value.exists() else None,
+            )  # fmt: skip
+
+
+def _write_rows(path: Path, rows: Iterable[Any]) -> int:
+    """The rows of a partition, one after the other; how many there are."""
+    count = 0
+    with path.open("wb") as file:
+        for row in rows:
+            pickle.dump(row.asDict(recursive=True) if hasattr(row, "asDict") else row, file)
+            count += 1
+    return count
+
+
+def run_on(session: Any, task: SparkTask, ranks: int, data: Any = None) -> list[Ended]:
+    """Run all tasks at once; those of `data` each have a partition of it."""
+    context = session.sparkContext
+    tasks = context.parallelize((), ranks) if data is None else data.repartition(ranks).rdd
+    return sorted(tasks.barrier().mapPartitions(task).collect(), key=lambda ended: ended.task)
+
+
+def session_here(master: str | None, ranks: int) -> Any:
+    """The session that there is; else a new one, at `master` or on this host."""
+    spark()
+    builder = importlib.import_module("pyspark.sql").SparkSession
+    found = builder.getActiveSession()
+    return found or builder.builder.master(master or f"local[{ranks}]").appName("plait").getOrCreate()
+
+
+def run_command(request: Request, given: Mapping[str, str], show: Callable[[bytes], None]) -> int:
+    """`plait ... --engine spark`: the exit status of the first rank, after what it said."""
+    options = request.known("master")
+    session = session_here(options.get("master"), request.ranks)
+    task = SparkTask(
+        arguments=request.arguments, shipped=Shipped.of(request.arguments), variables={**variables(), **given}
+    )
+    try:
+        first = run_on(session, task, request.ranks)[0]
+    finally:
+        session.stop()
+    show(first.said.encode())
+    return first.code
+
+
+def variables() -> dict[str, str]:
+    """The token and the name of a new run."""
+    return {"PLAIT_TOKEN": token_hex(32), "PLAIT_RUN_ID": uuid.uuid4().hex}
+
+
+def call_everywhere(session: Any, function: Callable[[], Any], ranks: int) -> list[Any]:
+    """What a function returns in a process of each task, by rank."""
+    entry = (
+        "import os, cloudpickle; from pathlib import Path; "
+        "value = cloudpickle.loads(Path(os.environ['PLAIT_GIVEN']).read_bytes())(); "
+        "Path(os.environ['PLAIT_VALUE']).write_bytes(cloudpickle.dumps(value))"
+    )
+    task = SparkTask(
+        arguments=(), shipped=None, variables=variables(), entry=entry, given=cloudpickle.dumps(function)
+    )
+    found = run_on(session, task, ranks)
+    for ended in found:
+        if ended.code or ended.value is None:
+            raise UsageError(f"rank {ended.task} ended with exit status {ended.code}:\n{ended.said.rstrip()}")
+    return [cloudpickle.loads(ended.value) for ended in found]
