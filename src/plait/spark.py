@@ -100,8 +100,8 @@ def train(
     chosen = resolve(plan, count)
     if data is not None and chosen.data_ranks != chosen.ranks:
         raise UsageError(
-            f"plan {plan} on {count} ranks gives the same samples to several of them; of a DataFrame each rank reads its "
-            "own partition.",
+            f"plan {plan} on {count} ranks gives the same samples to several of them; of a DataFrame each rank reads "
+            "its own partition.",
             fix="use ddp, zero1, zero2 or zero3.",
         )
     packed = base64.b64encode(cloudpickle.dumps((job, sample))).decode()
