@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from plait.errors import PlaitError
@@ -22,8 +21,6 @@ from plait.program.program import Program
 from plait.program.segment.compiled import CompiledSegments
 from plait.program.sized import Numbers
 from plait.program.value import TOTAL, WEIGHT, Value
-from plait.run.eager.company import Company, Meet, Turns, at_once
-from plait.run.eager.step import run_eagerly
 from plait.run.hold.averaging import Averaging
 from plait.run.hold.gradients import GradientStore
 from plait.run.hold.state import ModelState
@@ -38,6 +35,7 @@ from plait.run.interpret.service import Service
 from plait.run.interpret.step import Step, Steps, compare_sizes, leaves_of
 from plait.run.interpret.sums import Sums
 from plait.run.interpret.traffic import Traffic
+from plait.run.interpret.user_code import UserCode
 from plait.run.interpret.worker_side import WorkerSide
 from plait.run.link.links import Links
 from plait.run.link.wire import Post
@@ -85,17 +83,15 @@ class Machine:
         """Whether weights are those of no step."""
         self._undo: dict[str, Tensor] = {}
         """Buffers that this step has changed, as they were."""
-        self.turns: Turns | None = None
-        """Of the user's code, where it met others of this process last."""
         self._values: dict[Value, Any] = state.values()
         self._traffic = Traffic(links, state, self.store, self._values)
         self._sums = Sums(state, self.store, Compressor(links), self._values)
         self._side = WorkerSide(state, self.store, self.averaging, self._traffic, self._values)
         self._steps = Steps(rank, state)
+        self.user_code = UserCode(links, state, self.store, self._values)
+        """Runs what is not captured."""
         self._now: Step | None = None
         """The step that is executed; None: none yet."""
-        self._used: frozenset[str] = frozenset()
-        """Parameters that code which is not captured has used in this step, on any rank."""
         self._run: dict[type, Callable[[Step, Any], None]] = {
             ins.Load: self._load,
             ins.Compute: self._compute,
@@ -143,7 +139,7 @@ class Machine:
         """One step, under the caller's `torch.no_grad`: a generator must not change the mode of its caller."""
         now = self._steps.step(program, step, shares)
         self.store.frozen, self.store.conditional = self.state.frozen(step), program.conditional
-        self._now, self._sums.norm, self._used = now, None, frozenset()
+        self._now, self._sums.norm, self.user_code.used = now, None, frozenset()
         self._undo.clear()
         self._values |= now.known.constants
         if now.own.same_sizes and shares:
@@ -162,7 +158,7 @@ class Machine:
                 return
             elif isinstance(instruction, ins.Opaque):
                 entering(step, instruction, False)
-                yield from self._opaque(instruction)
+                yield from self.user_code.execute(now, instruction)
                 self._delay(start)
             else:
                 entering(step, instruction, False)
@@ -279,26 +275,6 @@ class Machine:
         """Take as much longer as a straggler would."""
         if self.slowdown > 1:
             time.sleep((self.slowdown - 1) * (time.perf_counter_ns() - start_ns) / 1e9)
-
-    def _opaque(self, instruction: ins.Opaque) -> Iterator[None]:
-        now, number = self._at, instruction.micro_batch
-        assert number is not None
-        ranks = 1 if now.program.plan.agreement.alone else now.program.plan.data_ranks
-
-        def work(meet: Meet) -> tuple[list[Tensor], frozenset[str]]:
-            company = Company(ranks, meet, self.state.device) if ranks > 1 else None
-            with torch.no_grad(), self.state.lent(self._values):
-                return run_eagerly(self.state, now.shares[number], instruction, now.number, number, company)
-
-        if ranks == 1 or not self.links.takes_turns:
-            results, used = work(at_once(self.links))
-        else:
-            self.turns = Turns(self.links)
-            yield from self.turns.run(work)
-            results, used = self.turns.result
-        self._used |= used  # torch's optimizers leave parameters without a gradient alone
-        self.store.frozen = self.state.frozen(now.number) | (frozenset(instruction.parameters) - self._used)
-        self._values.update(zip(instruction.writes, results, strict=True))
 
     def _stash(self, now: Step, instruction: ins.Stash) -> None:
         for source, name in zip(instruction.reads, instruction.writes, strict=True):

@@ -236,5 +236,6 @@ def run_step(
 
 def _place(machine: Machine) -> tuple[Instruction | None, int]:
     """Where a rank is: its instruction, and how often the user's code has met others in it."""
-    met = machine.turns.num_met if machine.turns is not None else 0
+    turns = machine.user_code.turns
+    met = turns.num_met if turns is not None else 0
     return getattr(machine.observer, "place", None), met
