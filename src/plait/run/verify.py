@@ -76,6 +76,8 @@ def verify(
 ) -> Verification:
     """Run `steps` steps both ways and compare; `against` is this job's reference where it is known already.
 
+    Of several objectives, each has at least one turn.
+
     Without a plan it is ddp, or what the axes of `mesh` say; a named plan without `ranks` is run on 2.
     """
     if emulate is not None and serial:
@@ -96,6 +98,7 @@ def verify(
             fix="verify it with accumulate=1, for which both must agree.",
         )
     _refuse_what_depends_on_time(chosen)
+    steps = max(steps, sum(entry.repeat for entry in job.objectives))  # each objective has its turn
     tell = listener if listener is not None else (lambda event: None)
     party = join(place, chosen.ranks) if place is not None else None
     if isinstance(party, Follower):

@@ -26,6 +26,8 @@ from plait.errors import JobError, PlanError
 from plait.job.job import Job
 from plait.job.updates.average import Average
 from plait.job.updates.objectives import Objective
+from plait.run.interpret.serial import add_up
+from plait.run.verify import verify
 
 ALLOWED = {"single": "ddp", "ddp": "zero1", "zero3": "megatron", "zero1": "single"}
 """Plans, and those under which their runs are resumed."""
@@ -174,3 +176,21 @@ def test_one_objective_may_train_a_part_of_the_model() -> None:
     ranks.run(0)
     moved = {name for name, weight in ranks.weights().items() if not torch.equal(weight, before[name])}
     assert moved and all(name.startswith("generator.") for name in moved)
+
+
+def test_verify_compares_every_objective_with_the_users_loop() -> None:
+    proof = verify(gan(), "ddp", 2, steps=1, serial=True)
+    assert proof.steps == 4  # a whole round
+    assert proof.first is None and proof.eager and proof.eager_first is None, (proof.first, proof.eager_first)
+
+
+def test_verify_sees_what_one_objective_alone_gets_wrong() -> None:
+    def halved(parts: list[Tensor]) -> Tensor:
+        summed = add_up(parts)
+        return (
+            summed * 0.5 if summed.numel() > 100 else summed
+        )  # gradients of the generator are the largest bucket
+
+    proof = verify(gan(), "ddp", 2, serial=True, reduce=halved)
+    assert proof.first is not None
+    assert proof.first.kind == "gradient" and proof.first.name.startswith("generator"), proof.first

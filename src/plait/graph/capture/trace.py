@@ -188,9 +188,12 @@ class _Trace:
         if not self._checkpointed:
             return []
         names = ", ".join(name or "the model itself" for name in self._checkpointed)
+        wrapped = [self.subject.model.get_submodule(name) for name in self._checkpointed]
+        writes = any(True for module in wrapped for _ in module.buffers())
         return [
             f"torch.utils.checkpoint around {names}: what it wraps is computed again in the backward, as it says, "
             "unless the plan sets memory.recompute."
+            + (" Its buffers change once a step, where torch's would change twice." if writes else "")
         ]
 
     def _state(self, flat: Sequence[Tensor]) -> dict[str, Tensor]:

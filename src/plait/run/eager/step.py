@@ -6,7 +6,7 @@ batch norm knows the samples of all ranks, random numbers belong to samples, and
 the mean over all. What remains is told: Python state, branches and other sums over the batch are those of a share.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -55,7 +55,7 @@ def run_eagerly(
         with (
             torch.enable_grad(),
             _seeded(state, step, micro_batch),
-            _trained_alone(list(named.items()), model.parameters),
+            trained_alone(list(named.items()), model.parameters),
         ):
             with state.job.autocast(state.device.type), default_dtype(state.asked), entered(modes):
                 result = job.objective_of(state.model, batch)
@@ -80,7 +80,7 @@ def run_eagerly(
 
 
 @contextmanager
-def _trained_alone(named: Sequence[tuple[str, nn.Parameter]], names: tuple[str, ...]) -> Iterator[None]:
+def trained_alone(named: Sequence[tuple[str, nn.Parameter]], names: Collection[str]) -> Iterator[None]:
     """What another objective trains needs no gradient now."""
     others = [p for name, p in named if p.requires_grad and name not in names]
     for parameter in others:

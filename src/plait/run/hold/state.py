@@ -18,6 +18,7 @@ from plait.job.job import Job
 from plait.job.schedule import Schedule
 from plait.job.updates.follow import TRAIN_LOSS
 from plait.job.updates.optimizers import Optimizers
+from plait.job.updates.patterns import as_patterns, first_of
 from plait.job.updates.schedules import Schedules
 from plait.plan.plan import PIPE
 from plait.program.value import Value
@@ -105,6 +106,11 @@ class ModelState:
     def part(self, step: int) -> Job:
         """The job of the objective whose turn a step is."""
         return self.parts[self.job.turn(step).objective]
+
+    def trained_in(self, step: int) -> frozenset[str]:
+        """The parameters that the objective of a step trains."""
+        patterns = as_patterns(self.part(step).trains or "*")
+        return frozenset(name for name, _ in self.named if first_of(patterns, name) is not None)
 
     def _at(self, step: int) -> tuple[torch.optim.Optimizer, Schedule | Schedules]:
         """The optimizer of a step, with the rates of that step, and its schedule."""

@@ -29,7 +29,7 @@ from plait.job.updates.follow import TRAIN_LOSS
 from plait.plan.named import resolve
 from plait.program.instructions import Opaque
 from plait.run.eager.draws import SampleDraws
-from plait.run.eager.step import seed_of, total_and_weight
+from plait.run.eager.step import seed_of, total_and_weight, trained_alone
 from plait.run.hold.state import ModelState
 from plait.run.prepare.programs import Programs
 from plait.run.proof.serial_run import Record
@@ -39,7 +39,12 @@ from plait.torch_private import pytree
 def run_eager(job: Job, steps: int, dtype: torch.dtype, captures: Captures) -> Record:
     """Train for `steps` steps in the way that people write it; raises NotReplayableError."""
     job = job.in_steps(captures.source.num_samples)
-    programs = Programs(job, captures.source, resolve("single", 1), torch.device("cpu"), dtype, captures)
+    one, device = resolve("single", 1), torch.device("cpu")
+    programs = (
+        Programs.several(job, captures.source, one, device, dtype)
+        if job.objectives
+        else Programs(job, captures.source, one, device, dtype, captures)
+    )
     state = ModelState(job, torch.device("cpu"), dtype)
     state.narrow = bool(captures.narrow)
     order = job.order(captures.source.num_samples)
@@ -51,11 +56,12 @@ def run_eager(job: Job, steps: int, dtype: torch.dtype, captures: Captures) -> R
             ids = order.at(step).ids
             sizes = micro_batch_sizes(len(ids), job.accumulate)
             batches = [captures.source.fetch(part) for part in torch.split(ids, list(sizes))]
-            losses.append(_gradients(state, programs, batches, sizes, step, dtype))
+            losses.append(_gradients(state, programs.at(step), batches, sizes, step, dtype))
             frozen = state.frozen(step)
             for name, parameter in state.named:
                 parameter.grad = None if name in frozen else parameter.grad
-            norms += _clip(Clip.of(job.clip_norm, job.clip_value), state.named)
+            part = state.part(step)
+            norms += _clip(Clip.of(part.clip_norm, part.clip_value), state.named)
             gradients.append(
                 {n: p.grad.to_dense().detach().clone() for n, p in state.named if p.grad is not None}
             )
@@ -81,7 +87,7 @@ def _clip(clip: Clip, named: Sequence[tuple[str, nn.Parameter]]) -> list[float]:
         own = [p for name, p in named if clip.norm_of(name) == position]
         norms.append(float(nn.utils.clip_grad_norm_(own, norm)))
     for name, parameter in named:
-        if (value := clip.value_of(name)) is not None:
+        if (value := clip.value_of(name)) is not None and parameter.grad is not None:
             nn.utils.clip_grad_value_([parameter], value)
     return [math.hypot(*norms)] if norms else []
 
@@ -96,6 +102,7 @@ def _gradients(
 ) -> float:
     """One step's gradients into the parameters; returns the loss of the whole batch."""
     state.optimizer.zero_grad(set_to_none=True)
+    job, trained = state.part(step), state.trained_in(step)
     graphs = [_graph_of(programs.captures, batch, size) for batch, size in zip(batches, sizes, strict=True)]
     nodes = [_nodes_of(programs, batch, size) for batch, size in zip(batches, sizes, strict=True)]
     placed = [pytree.tree_map_only(Tensor, state.to_device, batch) for batch in batches]
@@ -103,9 +110,12 @@ def _gradients(
     loss, whole = 0.0, 0.0
     kept: list[Tensor | None] = [None] * len(state.named)
     for number, (own, batch, size, early) in enumerate(zip(nodes, placed, sizes, known, strict=True)):
-        with drawing(state.job, own, step, number, size, dtype, programs.captures.device_type):
-            result = state.job.objective_of(state.model, batch)
-            total, counted = total_and_weight(state.job, batch, size, result)
+        with (
+            trained_alone(state.named, trained),
+            drawing(job, own, step, number, size, dtype, programs.captures.device_type),
+        ):
+            result = job.objective_of(state.model, batch)
+            total, counted = total_and_weight(job, batch, size, result)
             mean = result if isinstance(result, Tensor) else total / counted
             weight = early if early is not None else float(counted)
             if mean.requires_grad and weight > 0:
