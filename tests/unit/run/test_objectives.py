@@ -2,6 +2,7 @@
 losses, gradients, weights, buffers, optimizer state; under every plan that allows it, and resumed under another.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -185,11 +186,13 @@ def test_verify_compares_every_objective_with_the_users_loop() -> None:
 
 
 def test_verify_sees_what_one_objective_alone_gets_wrong() -> None:
-    def halved(parts: list[Tensor]) -> Tensor:
+    def halved(parts: Sequence[Tensor]) -> Tensor:
         summed = add_up(parts)
         return (
             summed * 0.5 if summed.numel() > 100 else summed
         )  # gradients of the generator are the largest bucket
 
     proof = verify(gan(), "ddp", 2, serial=True, reduce=halved)
-    assert proof.first is not None and proof.first.name.endswith("step 3"), proof.first  # the generator's turn
+    assert proof.first is not None and proof.first.name.endswith("step 3"), (
+        proof.first
+    )  # the generator's turn
