@@ -20,6 +20,7 @@ from plait.run.link.collectives import Then
 from plait.run.link.meeting import DTYPES, KINDS, SAME_FIX, Task, told
 from plait.run.link.shared_memory import flat_of
 from plait.run.link.shm_local import LocalWays
+from plait.run.link.shm_work import Copied, HostWork
 
 _GLOO_OPERATIONS = {
     "sum": dist.ReduceOp.SUM,
@@ -43,7 +44,7 @@ class HostWays:
 
     def work(self, started: UnderWay, outcome: Any, *, waits: bool, num_bytes: int) -> dist.Work:
         """See `Ways`."""
-        work = _HostWork(started, outcome)
+        work = HostWork(started, outcome)
         if waits:
             work.wait()
         return work
@@ -57,14 +58,14 @@ class HostWays:
             work.wait()
             return flat
 
-        return _HostWork(self._sending.start(wait), [])
+        return HostWork(self._sending.start(wait), [])
 
     def receive(self, tensor: Tensor, source: int | None, tag: int) -> dist.Work:
         """See `Ways`."""
         room = flat_of(tensor, read=False)
         came = self._everyone.recv if source is not None else self._everyone.recv_anysource
         work: dist.Work = came([room], source, tag) if source is not None else came([room], tag)
-        return work if room.data_ptr() == tensor.data_ptr() else _Copied(work, tensor, room)
+        return work if room.data_ptr() == tensor.data_ptr() else Copied(work, tensor, room)
 
     def empty(self, count: int, dtype: torch.dtype) -> Tensor:
         """See `Ways`."""
@@ -306,54 +307,6 @@ class HostCollectives:
                     f"rank {rank} has {_described(theirs)} (their collective number {words[0]}).",
                     fix=SAME_FIX,
                 )
-
-
-class _HostWork(dist.Work):
-    """A collective under way."""
-
-    def __init__(self, started: UnderWay, outcome: Any) -> None:
-        super().__init__()
-        self._started, self._outcome = started, outcome
-
-    def is_completed(self) -> bool:
-        return self._started.is_done()
-
-    def wait(self, timeout: Any = None) -> bool:
-        self._started.result()
-        return True
-
-    def result(self) -> Any:
-        self.wait()
-        return self._outcome
-
-    def get_future(self) -> "torch.futures.Future[Any]":
-        future: torch.futures.Future[Any] = torch.futures.Future()
-
-        def settle(error: BaseException | None) -> None:
-            if error is not None:
-                future.set_exception(RuntimeError(str(error)))
-            else:
-                future.set_result(self._outcome)
-
-        self._started.tell(settle)
-        return future
-
-
-class _Copied(dist.Work):
-    """A message for a tensor that is not contiguous."""
-
-    def __init__(self, work: dist.Work, tensor: Tensor, room: Tensor) -> None:
-        super().__init__()
-        self._work, self._tensor, self._room = work, tensor, room
-
-    def is_completed(self) -> bool:
-        return self._work.is_completed()
-
-    def wait(self, timeout: Any = None) -> bool:
-        self._work.wait()
-        with torch.no_grad():
-            self._tensor.copy_(self._room.view(self._tensor.shape))
-        return True
 
 
 def _bytes(flat: Tensor) -> Tensor:

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from plait.run.link.background import UnderWay
 from plait.run.link.meeting import Meeting, Task
 
 _TURN_S = 0.2
@@ -115,3 +117,51 @@ class Together(dist.Work):
     def get_future(self) -> "torch.futures.Future[Any]":
         futures = [work.get_future() for work in self._works]
         return torch.futures.collect_all(futures).then(lambda _: self._outcome)
+
+
+class HostWork(dist.Work):
+    """A collective of several hosts, or a message between them, under way on a thread."""
+
+    def __init__(self, started: UnderWay, outcome: Any) -> None:
+        super().__init__()
+        self._started, self._outcome = started, outcome
+
+    def is_completed(self) -> bool:
+        return self._started.is_done()
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._started.result()
+        return True
+
+    def result(self) -> Any:
+        self.wait()
+        return self._outcome
+
+    def get_future(self) -> "torch.futures.Future[Any]":
+        future: torch.futures.Future[Any] = torch.futures.Future()
+
+        def settle(error: BaseException | None) -> None:
+            if error is not None:
+                future.set_exception(RuntimeError(str(error)))
+            else:
+                future.set_result(self._outcome)
+
+        self._started.tell(settle)
+        return future
+
+
+class Copied(dist.Work):
+    """A message for a tensor that is not contiguous."""
+
+    def __init__(self, work: dist.Work, tensor: Tensor, room: Tensor) -> None:
+        super().__init__()
+        self._work, self._tensor, self._room = work, tensor, room
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._work.wait()
+        with torch.no_grad():
+            self._tensor.copy_(self._room.view(self._tensor.shape))
+        return True
