@@ -2,13 +2,19 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
     get_proxy_mode,
     get_proxy_slot,
     make_fx,
 )
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+_ROWS = 8191
+"""The size that stands for any number of rows: a prime that no other size is likely to be."""
 
 
 def tracer() -> Any:
@@ -27,4 +33,44 @@ def node_of(tensor: Tensor) -> fx.Node | None:
 untraced = disable_proxy_modes_tracing
 """While active, ops are run and not traced."""
 
-__all__ = ["make_fx", "node_of", "tracer", "untraced"]
+
+class Sizes:
+    """Fake tensors in which two sizes are left open: how many rows there are, and how many others each row sees."""
+
+    def __init__(self, others: int) -> None:
+        self._shapes = ShapeEnv(duck_shape=False)
+        self.mode = FakeTensorMode(shape_env=self._shapes, allow_non_fake_inputs=True)
+        self._rows = self._open(_ROWS)
+        self._others = self._open(others) if others > 1 else others
+
+    def _open(self, size: int) -> Any:
+        context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+        return self.mode.from_tensor(torch.empty(size, device="meta"), symbolic_context=context).shape[0]
+
+    def fake(self, like: Tensor, *, rows: bool = False, others: bool = False) -> Tensor:
+        """One like `like`, with one of it for each row, and for each of the others that a row sees."""
+        sizes = (*((self._rows,) if rows else ()), *((self._others,) if others else ()), *like.shape)
+        with self.mode:
+            return torch.empty(sizes, dtype=like.dtype, device=like.device)
+
+    def is_rows(self, size: Any) -> bool:
+        """Whether a size is the number of rows, and nothing computed from it."""
+        return isinstance(size, torch.SymInt) and size.node.expr == self._rows.node.expr
+
+    def has_rows(self, size: Any) -> bool:
+        """Whether a size depends on the number of rows."""
+        return isinstance(size, torch.SymInt) and self._rows.node.expr in size.node.expr.free_symbols
+
+    def fits(self, others: int) -> bool:
+        """Whether what was traced is right for so many others: no branch was taken that they would not take."""
+        if not isinstance(self._others, torch.SymInt):
+            return others == self._others
+        known = {self._others.node.expr: others}
+        open_ = self._others.node._expr
+        fixed = self._shapes.replacements.get(open_)
+        if others < 2 or (fixed is not None and fixed.subs({open_: others}) != others):
+            return False
+        return all(guard.expr.subs(known | {open_: others}) != False for guard in self._shapes.guards)  # noqa: E712
+
+
+__all__ = ["Sizes", "make_fx", "node_of", "tracer", "untraced"]

@@ -1,0 +1,1 @@
+"""Models whose graph differs from sample to sample, evaluated in batches all the same."""

@@ -1,0 +1,115 @@
+"""In which order the vertices of a batch are evaluated, and together with which others.
+
+In: the structures of a batch's samples. Out: groups of vertices of one level that are of one kind and see as many
+others: each is one call. The states of all vertices lie in one buffer in the order of evaluation, so that a group
+writes a slice of it; what a group sees is gathered from there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plait.dynamic.structure import Array, Structure
+
+
+class Family(NamedTuple):
+    """Vertices that one traced function serves, with buffers of one shape."""
+
+    kind: Any
+    has_input: bool
+    num_children: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Vertices that are evaluated at once."""
+
+    family: Family
+    start: int
+    """Its first row among all vertices; the others follow."""
+    within: int
+    """Its first row among those of its family."""
+    num_rows: int
+    children: Tensor
+    """Rows of what its vertices see, one vertex after the other."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """A batch, in the order of evaluation."""
+
+    groups: tuple[Group, ...]
+    rows: dict[Family, Tensor]
+    """The rows of a family's vertices, in the order of its groups."""
+    inputs: dict[Family, Tensor]
+    """Which rows of the batch's inputs they take."""
+    vertices: Tensor
+    """Where each vertex's row is, sample by sample in the order of the user."""
+    roots: Tensor
+    """The rows of all roots, sample by sample."""
+    num_roots: tuple[int, ...]
+    sizes: tuple[int, ...]
+    """Vertices of each sample."""
+
+    @property
+    def num_vertices(self) -> int:
+        return sum(self.sizes)
+
+
+def scheduled(samples: Sequence[Structure]) -> Schedule:
+    """The schedule of a batch."""
+    names, kinds = _kinds(samples)
+    levels, has_input = (np.concatenate([getattr(s, field) for s in samples]) for field in ("levels", "has_input"))
+    counts = np.concatenate([np.diff(s.first) for s in samples])
+    sizes = np.array([len(s) for s in samples])
+    offsets = np.cumsum(sizes) - sizes
+    children = np.concatenate([s.children + offset for s, offset in zip(samples, offsets, strict=True)])
+    first = np.cumsum(counts) - counts
+
+    order = np.lexsort((counts, has_input, kinds, levels))
+    row_of = np.empty(len(order), dtype=np.int64)
+    row_of[order] = np.arange(len(order))
+    keys = np.stack([levels, kinds, has_input, counts])[:, order]
+    starts = np.flatnonzero(np.concatenate(([True], (keys[:, 1:] != keys[:, :-1]).any(0))))
+    ends = np.append(starts[1:], len(order))
+    input_of = np.cumsum(has_input) - 1
+
+    groups: list[Group] = []
+    members: dict[Family, list[Array]] = {}
+    reached: dict[Family, int] = {}
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        _, kind, given, number = keys[:, start].tolist()
+        family = Family(names[kind], bool(given), number)
+        vertices = order[start:end]
+        seen = row_of[children[(first[vertices][:, None] + np.arange(number)).reshape(-1)]] if number else first[:0]
+        within = reached.get(family, 0)
+        reached[family] = within + end - start
+        members.setdefault(family, []).append(vertices)
+        groups.append(
+            Group(family=family, start=start, within=within, num_rows=end - start, children=torch.from_numpy(seen))
+        )
+    together = {family: np.concatenate(parts) for family, parts in members.items()}
+    roots = np.concatenate([s.roots + offset for s, offset in zip(samples, offsets, strict=True)])
+    return Schedule(
+        groups=tuple(groups),
+        rows={family: torch.from_numpy(row_of[vertices]) for family, vertices in together.items()},
+        inputs={f: torch.from_numpy(input_of[vertices]) for f, vertices in together.items() if f.has_input},
+        vertices=torch.from_numpy(row_of),
+        roots=torch.from_numpy(row_of[roots]),
+        num_roots=tuple(len(s.roots) for s in samples),
+        sizes=tuple(sizes.tolist()),
+    )
+
+
+def _kinds(samples: Sequence[Structure]) -> tuple[list[Any], Array]:
+    """Kinds by one numbering for all samples."""
+    index: dict[Any, int] = {}
+    for sample in samples:
+        for name in sample.names:
+            index.setdefault(name, len(index))
+    tables = [np.array([index[name] for name in sample.names])[sample.kinds] for sample in samples]
+    return list(index), np.concatenate(tables)
