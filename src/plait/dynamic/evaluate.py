@@ -1,11 +1,11 @@
-"""Evaluates the groups of a schedule in order, and differentiates them in the opposite order.
+"""Evaluates groups of rows in order, and differentiates them in the opposite order.
 
-In: a schedule, traced functions for its families, parameters and inputs. Out: the states of all vertices, in rows.
-The backward of a group goes only as far as the states that it saw; what the parameters get is computed afterwards, for
-all groups of a family at once.
+In: groups, each of rows of one traced function, with where the states that they see are and where their own go;
+parameters and inputs. Out: the states of all rows. The backward of a group goes only as far as the states that it saw;
+what the parameters get is computed afterwards, for all groups of a family at once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,21 +14,36 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from plait.dynamic.rows import Part, RowFunction
-from plait.dynamic.schedule import Family, Group, Schedule
 
 Values = dict[str, Tensor]
+Family = Hashable
+"""What rows have in common that one function serves with buffers of one shape."""
+Rows = Tensor | slice
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Rows that are evaluated at once."""
+
+    family: Family
+    within: int
+    """Its first row among those of its family."""
+    num_rows: int
+    seen: tuple[tuple[int, Rows], ...]
+    """For each state that its function sees: the buffer, and which of its rows, one row of the group after the other."""
+    into: tuple[tuple[int, int], ...]
+    """For each state that it makes: the buffer, and the first of the rows where it goes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
     """What is evaluated."""
 
-    schedule: Schedule
+    groups: tuple[Group, ...]
     functions: Mapping[Family, RowFunction]
-    parameters: tuple[str, ...]
-    """Names of the parameters that are given, in order."""
-    states: tuple[Tensor, ...]
-    """An example of each state."""
+    num_rows: Mapping[Family, int]
+    buffers: tuple[tuple[int, Tensor], ...]
+    """For each buffer its rows, and an example of one."""
 
 
 @dataclass(slots=True)
@@ -41,126 +56,142 @@ class _Kin:
     kept: dict[int, Values] = field(default_factory=dict)
     """Of one group each, by its first row."""
 
-    def given(self, group: Group, local: Values) -> Values:
-        """What the graphs of a level can ask for."""
-        rows = slice(group.within, group.within + group.num_rows)
-        return _Sliced(self.whole, self.function.by_row, rows, local)
 
+class _Given(dict[str, Tensor]):
+    """What the graphs of a level can ask for: values of one group; those of all rows are cut to its own."""
 
-class _Sliced(dict[str, Tensor]):
-    """Values of one group; those of all rows are cut to its own."""
-
-    def __init__(self, whole: Values, by_row: frozenset[str], rows: slice, local: Values) -> None:
+    def __init__(self, kin: _Kin, group: Group, local: Values) -> None:
         super().__init__(local)
-        self._whole, self._by_row, self._rows = whole, by_row, rows
+        self._kin, self._rows = kin, slice(group.within, group.within + group.num_rows)
 
     def __missing__(self, name: str) -> Tensor:
-        value = self._whole[name]
-        return value[self._rows] if name in self._by_row else value
+        value = self._kin.whole[name]
+        return value[self._rows] if name in self._kin.function.by_row else value
 
 
-def states_of(work: Work, parameters: Sequence[Tensor], inputs: Tensor | None) -> tuple[Tensor, ...]:
-    """The states of all vertices, one tensor for each of `work.states`, in the schedule's rows."""
-    given = () if inputs is None else (inputs,)
-    out: tuple[Tensor, ...] = _Evaluation.apply(work, *parameters, *given)
+def evaluated(
+    work: Work, parameters: Mapping[str, Tensor], inputs: Mapping[Family, Sequence[Tensor]]
+) -> tuple[Tensor, ...]:
+    """The buffers, filled. `inputs` are those of all rows of a family, in the order of its groups."""
+    families = tuple(family for family in work.num_rows if inputs.get(family))
+    counts = tuple(len(inputs[family]) for family in families)
+    given = [value for family in families for value in inputs[family]]
+    names = tuple(parameters)
+    out: tuple[Tensor, ...] = _Evaluation.apply(work, (names, families, counts), *parameters.values(), *given)
     return out
 
 
 class _Evaluation(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, work: Work, *tensors: Tensor) -> tuple[Tensor, ...]:
-        count = len(work.parameters)
-        parameters = dict(zip(work.parameters, tensors[:count], strict=True))
-        inputs = tensors[count] if len(tensors) > count else None
+    def forward(ctx: Any, work: Work, names: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        known, families, counts = names
+        parameters = dict(zip(known, tensors, strict=False))
+        rest = iter(tensors[len(known) :])
+        inputs = {family: [next(rest) for _ in range(count)] for family, count in zip(families, counts, strict=True)}
         buffers, kin = _forward(work, parameters, inputs, keeps=any(ctx.needs_input_grad))
-        ctx.work, ctx.kin, ctx.shapes = work, kin, [t.shape for t in tensors]
+        ctx.work, ctx.kin, ctx.names = work, kin, names
+        ctx.mark_non_differentiable(*(b for b in buffers if not (b.is_floating_point() or b.is_complex())))
         return buffers
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        work: Work = ctx.work
-        by_parameter, of_inputs = _backward(work, ctx.kin, grads, ctx.shapes[len(work.parameters) :])
+        known, families, counts = ctx.names
+        by_parameter, by_input = _backward(ctx.work, ctx.kin, grads)
         ctx.kin = None
-        found = [by_parameter.get(name) for name in work.parameters]
-        return (None, *found, *((of_inputs,) if len(ctx.shapes) > len(work.parameters) else ()))
+        of_inputs = [by_input.get((f, i)) for f, count in zip(families, counts, strict=True) for i in range(count)]
+        return (None, None, *(by_parameter.get(name) for name in known), *of_inputs)
 
 
-def _run(part: Part, num_rows: int, values: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    return part.run(num_rows, *[values[name] for name in part.inputs])
+def _run(part: Part, num_rows: int, values: Mapping[str, Tensor]) -> Values:
+    return dict(zip(part.outputs, part.run(num_rows, *[values[name] for name in part.inputs]), strict=True))
 
 
 def _forward(
-    work: Work, parameters: Values, inputs: Tensor | None, *, keeps: bool
+    work: Work, parameters: Values, inputs: Mapping[Family, Sequence[Tensor]], *, keeps: bool
 ) -> tuple[tuple[Tensor, ...], dict[Family, _Kin]]:
-    number = work.schedule.num_vertices
-    buffers = tuple(like.new_empty((number, *like.shape)) for like in work.states)
-    kin = {family: _begun(work, family, parameters, inputs) for family in work.schedule.rows}
-    for group in work.schedule.groups:
+    buffers = tuple(like.new_empty((number, *like.shape)) for number, like in work.buffers)
+    kin = {family: _begun(work, family, parameters, inputs.get(family, ())) for family in work.num_rows}
+    for group in work.groups:
         own = kin[group.family]
-        rows = slice(group.within, group.within + group.num_rows)
-        sizes = (group.num_rows * group.family.num_children,)
-        for name, buffer in zip(own.function.states, buffers, strict=True):
-            flat = own.whole[name][rows].view(*sizes, *buffer.shape[1:])
-            torch.index_select(buffer, 0, group.children, out=flat)
-        values = own.given(group, {})
-        made = dict(zip(own.function.forward.outputs, _run(own.function.forward, group.num_rows, values), strict=True))
-        values.update(made)
-        for name, buffer in zip(own.function.out, buffers, strict=True):
-            buffer[group.start : group.start + group.num_rows] = values[name]
+        function = own.function
+        local: Values = {}
+        for name, (buffer, rows) in zip(function.states, group.seen, strict=True):
+            local[name] = _seen(own.whole.get(name), buffers[buffer], rows, group, function.others)
+        made = _run(function.forward, group.num_rows, _Given(own, group, local))
+        for name, (buffer, start) in zip(function.out, group.into, strict=True):
+            value = made[name] if name in made else _Given(own, group, local)[name]
+            buffers[buffer][start : start + group.num_rows] = value
         if keeps:
-            own.kept[group.start] = made
+            own.kept[group.within] = local | made
     return buffers, kin
 
 
-def _begun(work: Work, family: Family, parameters: Values, inputs: Tensor | None) -> _Kin:
-    """A family with what needs no state, and room for what its rows will see."""
-    function = work.functions[family]
-    whole = dict(zip(function.parameters, parameters.values(), strict=True))
-    if function.inputs:
-        assert inputs is not None
-        whole[function.inputs[0]] = inputs.index_select(0, work.schedule.inputs[family])
-    number = len(work.schedule.rows[family])
-    made = _run(function.before, number, whole)
-    whole |= dict(zip(function.before.outputs, made, strict=True))
-    for name, like in zip(function.states, work.states, strict=True):
-        whole[name] = like.new_empty((number, family.num_children, *like.shape))
+def _seen(room: Tensor | None, buffer: Tensor, rows: Rows, group: Group, others: bool) -> Tensor:
+    """States that a group sees, in the family's room for them if it has one."""
+    shape = (group.num_rows, -1, *buffer.shape[1:]) if others else (group.num_rows, *buffer.shape[1:])
+    if room is None:
+        found = buffer[rows] if isinstance(rows, slice) else buffer.index_select(0, rows)
+        return found.view(shape)
+    here = room[group.within : group.within + group.num_rows]
+    flat = here.view(-1, *buffer.shape[1:])
+    if isinstance(rows, slice):
+        flat.copy_(buffer[rows])
+    else:
+        torch.index_select(buffer, 0, rows, out=flat)
+    return here
+
+
+def _begun(work: Work, family: Family, parameters: Values, inputs: Sequence[Tensor]) -> _Kin:
+    """A family with what needs no state, and room for those states that are needed of all rows at once."""
+    function, number = work.functions[family], work.num_rows[family]
+    whole = {value: parameters[name] for name, value in function.parameters.items()}
+    whole |= dict(zip(function.inputs, inputs, strict=True))
+    whole |= _run(function.before, number, whole)
+    example = next(group for group in work.groups if group.family == family)
+    for name, (buffer, rows) in zip(function.states, example.seen, strict=True):
+        if name in function.after.inputs:
+            like = work.buffers[buffer][1]
+            count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+            others = (count // example.num_rows,) if function.others else ()
+            whole[name] = like.new_empty((number, *others, *like.shape))
     return _Kin(function=function, whole=whole)
 
 
 def _backward(
-    work: Work, kin: dict[Family, _Kin], grads: Sequence[Tensor], shapes: Sequence[torch.Size]
-) -> tuple[Values, Tensor | None]:
+    work: Work, kin: dict[Family, _Kin], grads: Sequence[Tensor]
+) -> tuple[Values, dict[tuple[Family, int], Tensor]]:
     flows = [grad.clone(memory_format=torch.contiguous_format) for grad in grads]
     kept: dict[Family, dict[str, list[Tensor]]] = {family: {} for family in kin}
-    for group in reversed(work.schedule.groups):
+    for group in reversed(work.groups):
         own = kin[group.family]
         function = own.function
-        here = [flow[group.start : group.start + group.num_rows] for flow in flows]
-        local = own.kept.pop(group.start) | dict(zip(function.grads, here, strict=True))
-        values = own.given(group, local)
-        made = dict(zip(function.backward.outputs, _run(function.backward, group.num_rows, values), strict=True))
-        for flow, name in zip(flows, function.passed, strict=True):
-            if name is not None and group.family.num_children:
-                flow.index_add_(0, group.children, made[name].reshape(-1, *flow.shape[1:]))
+        local = own.kept.pop(group.within)
+        for name, (buffer, start) in zip(function.grads, group.into, strict=True):
+            if name is not None:
+                local[name] = flows[buffer][start : start + group.num_rows]
+        made = _run(function.backward, group.num_rows, _Given(own, group, local))
+        for name, (buffer, rows) in zip(function.passed, group.seen, strict=True):
+            if name is not None and isinstance(rows, slice):
+                flows[buffer][rows] += made[name].reshape(-1, *flows[buffer].shape[1:])
+            elif name is not None and len(rows):  # type: ignore[arg-type]
+                flows[buffer].index_add_(0, rows, made[name].reshape(-1, *flows[buffer].shape[1:]))
         for name in function.after.inputs:
-            if (value := made.get(name, local.get(name))) is not None and name not in function.grads:
-                kept[group.family].setdefault(name, []).append(value)
+            if name not in own.whole:
+                kept[group.family].setdefault(name, []).append(made[name] if name in made else local[name])
 
-    of_inputs: Tensor | None = None
     by_parameter: Values = {}
+    by_input: dict[tuple[Family, int], Tensor] = {}
     for family, own in kin.items():
-        function, rows = own.function, work.schedule.rows[family]
+        function = own.function
         values = own.whole | {name: torch.cat(parts[::-1]) for name, parts in kept[family].items()}
-        values |= {name: flow.index_select(0, rows) for name, flow in zip(function.grads, flows, strict=True)}
-        found = dict(zip(function.after.outputs, _run(function.after, len(rows), values), strict=True))
-        names = dict(zip(function.parameters, work.parameters, strict=True))
+        found = _run(function.after, work.num_rows[family], values)
+        named = {value: name for name, value in function.parameters.items()}
         for leaf, gradient in function.trained:
             value = found[gradient]
-            if leaf in names:
-                known = by_parameter.get(names[leaf])
-                by_parameter[names[leaf]] = value if known is None else known.add_(value)
+            if leaf in named:
+                known = by_parameter.get(named[leaf])
+                by_parameter[named[leaf]] = value if known is None else known.add_(value)
             else:
-                of_inputs = value.new_zeros(shapes[0]) if of_inputs is None else of_inputs
-                of_inputs.index_add_(0, work.schedule.inputs[family], value)
-    return by_parameter, of_inputs
+                by_input[family, function.inputs.index(leaf)] = value
+    return by_parameter, by_input

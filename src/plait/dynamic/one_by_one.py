@@ -1,6 +1,7 @@
 """The same as `evaluate`, one vertex after the other, in plain PyTorch: what batches are compared with."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,16 +18,17 @@ def states_one_by_one(
     """The states of all vertices, in the schedule's rows."""
     made: list[Sequence[Tensor]] = []
     for group in schedule.groups:
-        number = group.family.num_children
+        family: Any = group.family
+        number = family.num_children
         for row in range(group.num_rows):
             own: list[Tensor] = []
-            if group.family.has_input:
+            if family.has_input:
                 assert inputs is not None
-                own = [inputs[int(schedule.inputs[group.family][group.within + row])]]
-            seen = group.children[row * number : (row + 1) * number].tolist()
+                own = [inputs[int(schedule.inputs[family][group.within + row])]]
+            seen = [] if not number else group.seen[0][1][row * number : (row + 1) * number].tolist()  # type: ignore[union-attr, index]
             states = [
                 torch.stack([made[child][index] for child in seen]) if seen else like.new_empty((0, *like.shape))
                 for index, like in enumerate(examples)
             ]
-            made.append(function(group.family, own, states))
+            made.append(function(family, own, states))
     return tuple(torch.stack(parts) for parts in zip(*made, strict=True))

@@ -49,10 +49,12 @@ class RowFunction:
     """The rows of a level. Outputs: gradients of the states first, then what `after` keeps."""
     after: Part
     """All rows, after all levels. Outputs: gradients of parameters, then of inputs, in the order of `trained`."""
-    parameters: tuple[str, ...]
+    parameters: Mapping[str, str]
+    """The value that stands for each parameter."""
     inputs: tuple[str, ...]
     states: tuple[str, ...]
-    grads: tuple[str, ...]
+    grads: tuple[str | None, ...]
+    """The gradient of each new state; None: it can have none."""
     out: tuple[str, ...]
     """The new states: names of `before` or `forward`."""
     passed: tuple[str | None, ...]
@@ -61,6 +63,8 @@ class RowFunction:
     """(parameter or input, its gradient), for all that have one."""
     by_row: frozenset[str]
     """Values with one entry for each row, in their first dim."""
+    others: bool
+    """Whether a row sees several of each state, in the first dim."""
     fits: Callable[[int], bool]
     """Whether it serves rows that see so many others."""
 
@@ -70,46 +74,56 @@ def row_function(
     parameters: Mapping[str, Tensor],
     inputs: Sequence[Tensor],
     states: Sequence[Tensor],
-    others: int,
+    others: int | None = None,
+    out: Sequence[Tensor] | None = None,
 ) -> RowFunction:
-    """Trace `function(parameters, inputs, states of others)` of one row, which gives its own new states.
+    """Trace `function(parameters, inputs, states)` of one row, which gives new states like `out`.
 
-    `inputs` and `states` are examples for one row and one state. Parameters that require it get gradients.
+    `inputs` and `states` are examples for one row and one state; with `others` a row sees so many of each state, in its
+    first dim, and makes one of each. Parameters and inputs that can get gradients.
     """
-    trained = {name for name, value in parameters.items() if value.requires_grad}
-    numbered = [value.is_floating_point() for value in inputs]
+    is_number = [value.requires_grad for value in parameters.values()]
+    is_number += [value.is_floating_point() or value.is_complex() for value in (*inputs, *states)]
+    made = states if out is None else out
+    has_grad = [value.is_floating_point() or value.is_complex() for value in made]
+    names, num_inputs = tuple(parameters), len(inputs)
 
-    def joint(parameters: Any, inputs: Any, states: Any, grads: Any) -> Any:
-        def of(floats: Any, numbers: Any, states: Any) -> Any:
-            given = iter(numbers)
-            own = [next(given) if is_float else value for value, is_float in zip(inputs, numbered, strict=True)]
+    def joint(given: Sequence[Tensor], grads: Sequence[Tensor]) -> Any:
+        def of(*numbers: Tensor) -> Any:
+            known = iter(numbers)
+            every = [next(known) if number else value for value, number in zip(given, is_number, strict=True)]
+            known_parameters = dict(zip(names, every, strict=False))
+            rest = every[len(names) :]
             batched = vmap(function, in_dims=(None, 0, 0), randomness="different")
-            return tuple(batched({**parameters, **floats}, own, states))
+            made = tuple(batched(known_parameters, rest[:num_inputs], rest[num_inputs:]))
+            return tuple(value for value, number in zip(made, has_grad, strict=True) if number), made
 
-        floats = {name: value for name, value in parameters.items() if name in trained}
-        numbers = [value for value, is_float in zip(inputs, numbered, strict=True) if is_float]
-        out, back = vjp(of, floats, numbers, states)
-        return out, back(grads)
+        numbers = [value for value, number in zip(given, is_number, strict=True) if number]
+        if not (numbers and grads):
+            return of(*numbers)[1], [torch.zeros_like(value) for value in numbers]
+        _, back, out = vjp(of, *numbers, has_aux=True)
+        return out, back(tuple(grads))
 
-    sizes = Sizes(others)
-    known = {name: sizes.fake(value) for name, value in parameters.items()}
-    own = [sizes.fake(value, rows=True) for value in inputs]
-    given = [sizes.fake(value, rows=True, others=True) for value in states]
-    grads = tuple(sizes.fake(value, rows=True) for value in states)
+    sizes = Sizes(others or 0)
+    given = [sizes.fake(value) for value in parameters.values()]
+    given += [sizes.fake(value, rows=True) for value in inputs]
+    given += [sizes.fake(value, rows=True, others=others is not None) for value in states]
+    grads = [sizes.fake(value, rows=True) for value, number in zip(made, has_grad, strict=True) if number]
     with sizes.mode:
         functional: Any = functionalize(joint, remove="mutations")
-        traced = make_fx(functional, tracing_mode="real", _allow_non_fake_inputs=True)(known, own, given, grads)
-    counts = (len(known), len(own), len(given), len(given))
-    return _cut(traced, sizes, counts, [*(name in trained for name in known), *numbered])
+        traced = make_fx(functional, tracing_mode="real", _allow_non_fake_inputs=True)(given, grads)
+    counts = (len(names), num_inputs, len(states), len(grads))
+    return _cut(_Cut(traced, sizes, counts), names, is_number, has_grad, others=others is not None)
 
 
 class _Cut:
     """Cuts a joint graph in four. A value that a graph needs of an earlier one is handed over, or made again."""
 
     def __init__(self, traced: fx.GraphModule, sizes: Sizes, counts: Sequence[int]) -> None:
-        self._traced, self._sizes = traced, sizes
-        self._nodes: list[fx.Node] = list(traced.graph.nodes)
-        placed = iter([node for node in self._nodes if node.op == "placeholder"])
+        traced.graph.eliminate_dead_code()
+        self._traced, self.sizes = traced, sizes
+        self.nodes: list[fx.Node] = list(traced.graph.nodes)
+        placed = iter([node for node in self.nodes if node.op == "placeholder"])
         self.given = [[next(placed) for _ in range(count)] for count in counts]
         self.out: list[fx.Node] = pytree.tree_leaves(traced.graph.output_node().args)
         self.of_states, self.of_grads = (self._reached(given) for given in self.given[2:])
@@ -128,7 +142,7 @@ class _Cut:
 
     def _reached(self, given: Iterable[fx.Node]) -> set[fx.Node]:
         found = set(given)
-        for node in self._nodes:
+        for node in self.nodes:
             if not found.isdisjoint(node.all_input_nodes):
                 found.add(node)
         return found
@@ -143,7 +157,7 @@ class _Cut:
         for node in needed:
             if node in inputs:
                 made[node] = graph.create_node("placeholder", node.name, name=node.name)
-            elif self._sizes.is_rows(node.meta.get("val")):
+            elif self.sizes.is_rows(node.meta.get("val")):
                 made[node] = number
             else:
                 made[node] = graph.node_copy(node, made.__getitem__)
@@ -163,9 +177,9 @@ class _Cut:
             needed.add(node)
             if node.op == "placeholder" or (node not in members and self._is_kept(node, late)):
                 inputs.add(node)
-            elif not self._sizes.is_rows(node.meta.get("val")):
+            elif not self.sizes.is_rows(node.meta.get("val")):
                 todo += node.all_input_nodes
-        return [node for node in self._nodes if node in needed]
+        return [node for node in self.nodes if node in needed]
 
     def _is_kept(self, node: fx.Node, late: bool) -> bool:
         value = node.meta.get("val")
@@ -173,26 +187,26 @@ class _Cut:
             return False
         if node in self.level and not late:
             return True
-        return (self.is_by_row(node) or not any(map(self._sizes.has_rows, value.shape))) and not (late and _is_view(node))
+        return (self.is_by_row(node) or not any(map(self.sizes.has_rows, value.shape))) and not (late and _is_view(node))
 
     def is_by_row(self, node: fx.Node) -> bool:
         """Whether a value has one entry for each row, in its first dim."""
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or not value.dim():
             return False
-        return self._sizes.is_rows(value.shape[0]) and not any(map(self._sizes.has_rows, value.shape[1:]))
+        return self.sizes.is_rows(value.shape[0]) and not any(map(self.sizes.has_rows, value.shape[1:]))
 
 
-def _cut(traced: fx.GraphModule, sizes: Sizes, counts: Sequence[int], floats: Sequence[bool]) -> RowFunction:
-    traced.graph.eliminate_dead_code()
-    cut = _Cut(traced, sizes, counts)
+def _cut(
+    cut: _Cut, names: Sequence[str], is_number: Sequence[bool], has_grad: Sequence[bool], *, others: bool
+) -> RowFunction:
     parameters, inputs, states, grads = cut.given
-    out = cut.out[: len(states)]
-    leaves = [leaf for leaf, is_float in zip((*parameters, *inputs), floats, strict=True) if is_float]
-    gradients = dict(zip((*leaves, *states), cut.out[len(states) :], strict=True))
+    out = cut.out[: len(has_grad)]
+    leaves = [leaf for leaf, number in zip((*parameters, *inputs, *states), is_number, strict=True) if number]
+    gradients = dict(zip(leaves, cut.out[len(has_grad) :], strict=True))
     reaching = {leaf: gradient for leaf, gradient in gradients.items() if gradient in cut.of_grads}
     passed = [reaching[state] for state in states if state in reaching]
-    trained = [(leaf, reaching[leaf]) for leaf in leaves if leaf in reaching]
+    trained = [(leaf, reaching[leaf]) for leaf in (*parameters, *inputs) if leaf in reaching]
 
     first, second = cut.ancestors(out), cut.ancestors(passed)
     forward = {node for node in (first | second) if node in cut.of_states and node not in cut.of_grads}
@@ -202,7 +216,8 @@ def _cut(traced: fx.GraphModule, sizes: Sizes, counts: Sequence[int], floats: Se
     late_only = {node for node in late if node in cut.of_states or node in cut.of_grads}
     early = (first | second | late) - cut.level - late_only
 
-    by_name = {node.name: node for node in traced.graph.nodes}
+    given = iter(grads)
+    by_name = {node.name: node for node in cut.nodes}
     after = cut.part(late_only, [gradient for _, gradient in trained], late=True)
     kept = [by_name[name] for name in after.inputs if by_name[name] in backward]
     behind = cut.part(backward, [*passed, *kept])
@@ -216,15 +231,16 @@ def _cut(traced: fx.GraphModule, sizes: Sizes, counts: Sequence[int], floats: Se
         forward=ahead,
         backward=behind,
         after=after,
-        parameters=_names(parameters),
+        parameters=dict(zip(names, _names(parameters), strict=True)),
         inputs=_names(inputs),
         states=_names(states),
-        grads=_names(grads),
+        grads=tuple(next(given).name if number else None for number in has_grad),
         out=_names(out),
         passed=tuple(reaching[state].name if state in reaching else None for state in states),
         trained=tuple((leaf.name, gradient.name) for leaf, gradient in trained),
-        by_row=frozenset(node.name for node in traced.graph.nodes if cut.is_by_row(node)),
-        fits=sizes.fits,
+        by_row=frozenset(node.name for node in cut.nodes if cut.is_by_row(node)),
+        others=others,
+        fits=cut.sizes.fits,
     )
 
 

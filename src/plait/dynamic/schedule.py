@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from plait.dynamic.evaluate import Group
 from plait.dynamic.structure import Array, Structure
 
 
@@ -25,26 +26,12 @@ class Family(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
-    """Vertices that are evaluated at once."""
-
-    family: Family
-    start: int
-    """Its first row among all vertices; the others follow."""
-    within: int
-    """Its first row among those of its family."""
-    num_rows: int
-    children: Tensor
-    """Rows of what its vertices see, one vertex after the other."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
     """A batch, in the order of evaluation."""
 
     groups: tuple[Group, ...]
-    rows: dict[Family, Tensor]
-    """The rows of a family's vertices, in the order of its groups."""
+    num_rows: dict[Family, int]
+    """Vertices of each family."""
     inputs: dict[Family, Tensor]
     """Which rows of the batch's inputs they take."""
     vertices: Tensor
@@ -60,8 +47,8 @@ class Schedule:
         return sum(self.sizes)
 
 
-def scheduled(samples: Sequence[Structure]) -> Schedule:
-    """The schedule of a batch."""
+def scheduled(samples: Sequence[Structure], num_states: int) -> Schedule:
+    """The schedule of a batch whose states have so many parts, each with a buffer of its own."""
     names, kinds = _kinds(samples)
     levels, has_input = (np.concatenate([getattr(s, field) for s in samples]) for field in ("levels", "has_input"))
     counts = np.concatenate([np.diff(s.first) for s in samples])
@@ -89,14 +76,21 @@ def scheduled(samples: Sequence[Structure]) -> Schedule:
         within = reached.get(family, 0)
         reached[family] = within + end - start
         members.setdefault(family, []).append(vertices)
+        rows = torch.from_numpy(seen)
         groups.append(
-            Group(family=family, start=start, within=within, num_rows=end - start, children=torch.from_numpy(seen))
+            Group(
+                family=family,
+                within=within,
+                num_rows=end - start,
+                seen=tuple((part, rows) for part in range(num_states)),
+                into=tuple((part, start) for part in range(num_states)),
+            )
         )
     together = {family: np.concatenate(parts) for family, parts in members.items()}
     roots = np.concatenate([s.roots + offset for s, offset in zip(samples, offsets, strict=True)])
     return Schedule(
         groups=tuple(groups),
-        rows={family: torch.from_numpy(row_of[vertices]) for family, vertices in together.items()},
+        num_rows=reached,
         inputs={f: torch.from_numpy(input_of[vertices]) for f, vertices in together.items() if f.has_input},
         vertices=torch.from_numpy(row_of),
         roots=torch.from_numpy(row_of[roots]),

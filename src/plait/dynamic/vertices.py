@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from plait.dynamic.evaluate import Work, states_of
+from plait.dynamic.evaluate import Work, evaluated
 from plait.dynamic.one_by_one import states_one_by_one
 from plait.dynamic.rows import RowFunction, row_function
 from plait.dynamic.schedule import Family, Schedule, scheduled
@@ -122,7 +122,7 @@ class Vertices(nn.Module):
         samples = [self._read(number, graph) for number, graph in enumerate(graphs)]
         if not samples:
             raise DataError("there is no graph in the batch.", fix="give at least one sample.")
-        schedule = scheduled(samples)
+        schedule = scheduled(samples, len(self._shapes))
         took = time.perf_counter() - began
         self.last = Scheduling(
             num_vertices=schedule.num_vertices,
@@ -177,13 +177,19 @@ class Vertices(nn.Module):
         self, schedule: Schedule, examples: tuple[Tensor, ...], inputs: Tensor | None
     ) -> tuple[Tensor, ...] | None:
         parameters = {**dict(self.cell.named_parameters()), **dict(self.cell.named_buffers())}
-        functions = {family: self._function(family, parameters, examples, inputs) for family in schedule.rows}
+        functions = {family: self._function(family, parameters, examples, inputs) for family in schedule.num_rows}
         traced = {family: function for family, function in functions.items() if function is not None}
         if len(traced) < len(functions):
             return None
-        work = Work(schedule=schedule, functions=traced, parameters=tuple(parameters), states=examples)
+        work = Work(
+            groups=schedule.groups,
+            functions=traced,
+            num_rows=schedule.num_rows,
+            buffers=tuple((schedule.num_vertices, example) for example in examples),
+        )
+        own = {family: (inputs[rows.to(inputs.device)],) for family, rows in schedule.inputs.items() if inputs is not None}
         with torch.autocast(examples[0].device.type, enabled=False):
-            return states_of(work, tuple(parameters.values()), inputs)
+            return evaluated(work, parameters, own)
 
     def _function(
         self, family: Family, parameters: Mapping[str, Tensor], examples: Sequence[Tensor], inputs: Tensor | None

@@ -1,0 +1,135 @@
+"""`Batched`: a module written for one sample, evaluated for many at once.
+
+In: a module whose forward takes one sample, with any Python in it: recursion, branches on the sample's structure. Out:
+one that takes a list of samples. What the forward does is written down for each sample, operations that are alike run
+together. Where the code does what cannot be written down, samples run one by one, and it is said why.
+"""
+
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait.dynamic.agenda import GIVEN, Agenda, Planned
+from plait.dynamic.evaluate import evaluated
+from plait.dynamic.lazy import CannotBatchError, Lazy, Recorder, Recording, Signature, Signatures
+from plait.dynamic.rows import RowFunction, row_function
+from plait.dynamic.vertices import Scheduling
+from plait.errors import DataError
+from plait.torch_private import pytree
+
+_MOST_SIGNATURES = 4096
+"""Signatures that are kept; beyond, all are forgotten and met again."""
+
+
+class Batched(nn.Module):
+    """Evaluates `module`, whose forward takes one sample, for all samples of a batch together.
+
+    Called with a list of samples, it gives what the module gives for each, stacked where shapes are equal, else a list.
+    Further arguments are given to every call. Operations of all samples that are alike, the same function of the same
+    shapes, run as one. Code that branches on a number gets it, at the price of computing it for that sample alone.
+
+        model = plait.Batched(TreeModel())          # its forward(tree) calls itself for subtrees
+        logits = model([tree_1, tree_2, tree_3])
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.batched = True
+        """False: one sample after the other, as it is."""
+        self.last: Scheduling | None = None
+        """What the last batch was like."""
+        self._why: str | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._signatures = Signatures()
+        self._functions: dict[Any, RowFunction] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        dropped = ("_signatures", "_functions")
+        return {k: v for k, v in super().__getstate__().items() if k not in dropped} | {"last": None}  # type: ignore[misc]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget()
+
+    def forward(self, samples: Iterable[Any], *arguments: Any, **keywords: Any) -> Any:
+        samples = list(samples)
+        if not samples:
+            raise DataError("there is no sample in the batch.", fix="give at least one.")
+        made: Sequence[Any] | None = None
+        if self.batched and self._why is None:
+            try:
+                made = self._together(samples, arguments, keywords)
+            except CannotBatchError as error:
+                self._why = str(error)
+                warnings.warn(f"samples run one by one: {error}", stacklevel=2)
+        if made is None:
+            made = [self.module(sample, *arguments, **keywords) for sample in samples]
+        return _stacked(made)
+
+    def _together(self, samples: Sequence[Any], arguments: Any, keywords: Any) -> list[Any]:
+        if len(self._signatures.known) > _MOST_SIGNATURES:
+            self._forget()
+        shared = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        recording = Recording(shared, self._signatures)
+        with Recorder(recording):
+            outs = [self.module(sample, *arguments, **keywords) for sample in samples]
+        began = time.perf_counter()
+        planned = Planned(recording, Agenda.of(recording))
+        took = time.perf_counter() - began
+        self.last = Scheduling(
+            num_vertices=len(recording.kinds),
+            group_sizes=tuple(group.num_rows for group in planned.groups),
+            schedule_s=took,
+        )
+        functions = {family: self._function(family, recording.parameters, planned) for family in planned.num_rows}
+        buffers = evaluated(planned.work(functions), recording.parameters, planned.inputs) if planned.groups else ()
+
+        def real(value: Any) -> Any:
+            if type(value) is not Lazy:
+                return value
+            buffer, row = planned.where(value._number, value._like)
+            return buffers[buffer][row]
+
+        return [pytree.tree_map(real, out) for out in outs]
+
+    def _function(self, family: Any, parameters: Mapping[str, Tensor], planned: Planned) -> RowFunction:
+        if not isinstance(family, Signature):
+            assert family[0] == GIVEN
+            example = planned.inputs[family][0][0].detach()
+            key: Any = (GIVEN, tuple(example.shape), example.dtype, example.device)
+            if key not in self._functions:
+                self._functions[key] = row_function(lambda _, own, __: (own[0],), {}, [example], [], None, [example])
+            return self._functions[key]
+        needed = {name: parameters[name] for name in family.parameters}
+        key = (family.number, self.training, tuple(value.requires_grad for value in needed.values()))
+        if key not in self._functions:
+            try:
+                self._functions[key] = row_function(
+                    lambda known, _, states: family.call(states, known),
+                    needed, [], family.sees, None, family.makes,
+                )  # fmt: skip
+            except Exception as error:  # an op that torch cannot batch
+                name = getattr(family.function, "__name__", str(family.function))
+                raise CannotBatchError(f"{name} cannot be batched: {str(error).splitlines()[0]}") from error
+        return self._functions[key]
+
+
+def _stacked(made: Sequence[Any]) -> Any:
+    """Results of all samples as tensors with a first dim of samples, where shapes allow."""
+    flat = [pytree.tree_flatten(each) for each in made]
+    leaves, spec = flat[0]
+    if any(other != spec for _, other in flat[1:]):
+        return list(made)
+    joined = []
+    for parts in zip(*(each for each, _ in flat), strict=True):
+        if not all(isinstance(part, Tensor) and part.shape == parts[0].shape for part in parts):
+            return list(made)
+        joined.append(torch.stack(parts))
+    return pytree.tree_unflatten(joined, spec) if leaves else list(made)
