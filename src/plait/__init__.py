@@ -11,6 +11,8 @@ What to call. Names and options are those of the command line; `help(plait.train
     describe    Job, Until             what is trained: network, data, loss, optimizer
                 Objective              one of several that are trained in turn (GANs)
                 Freeze, Average        parameters not trained for a while; averaged weights (EMA, SWA)
+                Vertices, Structure    a function of one vertex, over graphs that differ by sample (tree-LSTMs)
+                Batched                code for one sample, run for many at once
                 load_job               a job from a file, as on the command line: "path.py:function"
                 resolve                a Plan from a name, a .yaml file, ranks, a mesh, settings
     look        capture                the dataflow graph of a step             plait graph
@@ -65,6 +67,9 @@ if TYPE_CHECKING:
         StepDone,
         Stop,
     )
+    from plait.dynamic.batched import Batched
+    from plait.dynamic.structure import Structure
+    from plait.dynamic.vertices import States, Vertices
     from plait.errors import PlaitError
     from plait.job.job import Job, Until
     from plait.job.reference import load_job
@@ -86,6 +91,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Average": "job.updates.average",
+    "Batched": "dynamic.batched",
     "Callback": "callbacks",
     "Choice": "api.choose",
     "Comparison": "report.compare",
@@ -110,13 +116,16 @@ _HOME = {
     "Saving": "options",
     "Search": "options",
     "Started": "callbacks",
+    "States": "dynamic.vertices",
     "Step": "run.parallelize",
     "StepDone": "callbacks",
     "Stop": "callbacks",
+    "Structure": "dynamic.structure",
     "Trial": "options",
     "Until": "job.job",
     "Validation": "api.validate",
     "Verification": "run.verify",
+    "Vertices": "dynamic.vertices",
     "capture": "api.graphs",
     "choose": "api.choose",
     "compare": "report.compare",
@@ -157,6 +166,7 @@ _ROOMS = (
 __version__ = _VERSION
 __all__ = [
     "Average",
+    "Batched",
     "Callback",
     "Choice",
     "Comparison",
@@ -181,13 +191,16 @@ __all__ = [
     "Saving",
     "Search",
     "Started",
+    "States",
     "Step",
     "StepDone",
     "Stop",
+    "Structure",
     "Trial",
     "Until",
     "Validation",
     "Verification",
+    "Vertices",
     "__version__",
     "capture",
     "choose",

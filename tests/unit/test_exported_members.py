@@ -20,11 +20,11 @@ FUNCTIONS = {
     "placements", "predict", "read_run", "resolve", "resume", "scale", "train", "validate", "verify", "write_page",
 }  # fmt: skip
 VALUES = {
-    "Average", "Callback", "Choice", "Comparison", "Diagnosis", "Ended", "EpochDone", "Evaluated", "Failed",
+    "Average", "Batched", "Callback", "Choice", "Comparison", "Diagnosis", "Ended", "EpochDone", "Evaluated", "Failed",
     "Freeze", "Job", "Limits", "LinkReport",
     "Measured", "Objective", "Placed", "PlaitError", "Plan", "Predicted", "Result",
-    "RunRecord", "Saved", "Saving", "Search", "Started", "Step", "StepDone", "Stop", "Trial", "Until",
-    "Validation", "Verification",
+    "RunRecord", "Saved", "Saving", "Search", "Started", "States", "Step", "StepDone", "Stop", "Structure", "Trial", "Until",
+    "Validation", "Verification", "Vertices",
 }  # fmt: skip
 COMMANDS = {
     "run": ("train", "resume"), "graph": ("capture", "placements"), "plan": ("choose", "scale", "export_plan"),

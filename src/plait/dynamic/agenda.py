@@ -5,7 +5,7 @@ operations that could run now, the one goes first whose remaining operations lie
 wait until more of theirs are ready; among equals, the one with more (DyNet's agenda: Neubig et al., NeurIPS 2017).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from plait.dynamic.evaluate import Group, Rows, Work
-from plait.dynamic.lazy import Recording, Signature
+from plait.dynamic.lazy import Recording
 from plait.dynamic.rows import RowFunction
+from plait.dynamic.signatures import Signature
 from plait.dynamic.structure import Array
 
 GIVEN = "given"
@@ -164,7 +165,8 @@ class Planned:
             takes, calls = takes[order], calls[order]
         first = self._firsts[calls]
         seen = tuple(
-            (self._buffers[id(like)], _rows(self._rows[takes[:, index]])) for index, like in enumerate(signature.sees)
+            (self._buffers[id(like)], _rows(self._rows[takes[:, index]]))
+            for index, like in enumerate(signature.sees)
         )
         into = []
         for index, like in enumerate(signature.makes):

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from plait.dynamic.agenda import GIVEN, Agenda, Planned
 from plait.dynamic.evaluate import evaluated
-from plait.dynamic.lazy import CannotBatchError, Lazy, Recorder, Recording, Signature, Signatures
+from plait.dynamic.lazy import Lazy, Recorder, Recording
 from plait.dynamic.rows import RowFunction, row_function
+from plait.dynamic.signatures import CannotBatchError, Signature, Signatures
 from plait.dynamic.vertices import Scheduling
 from plait.errors import DataError
 from plait.torch_private import pytree
@@ -51,11 +52,11 @@ class Batched(nn.Module):
         self._functions: dict[Any, RowFunction] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        dropped = ("_signatures", "_functions")
-        return {k: v for k, v in super().__getstate__().items() if k not in dropped} | {"last": None}  # type: ignore[misc]
+        kept: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        return {k: v for k, v in kept.items() if k not in ("_signatures", "_functions")} | {"last": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._forget()
 
     def forward(self, samples: Iterable[Any], *arguments: Any, **keywords: Any) -> Any:
@@ -88,8 +89,12 @@ class Batched(nn.Module):
             group_sizes=tuple(group.num_rows for group in planned.groups),
             schedule_s=took,
         )
-        functions = {family: self._function(family, recording.parameters, planned) for family in planned.num_rows}
-        buffers = evaluated(planned.work(functions), recording.parameters, planned.inputs) if planned.groups else ()
+        functions = {
+            family: self._function(family, recording.parameters, planned) for family in planned.num_rows
+        }
+        buffers = (
+            evaluated(planned.work(functions), recording.parameters, planned.inputs) if planned.groups else ()
+        )
 
         def real(value: Any) -> Any:
             if type(value) is not Lazy:
@@ -105,7 +110,9 @@ class Batched(nn.Module):
             example = planned.inputs[family][0][0].detach()
             key: Any = (GIVEN, tuple(example.shape), example.dtype, example.device)
             if key not in self._functions:
-                self._functions[key] = row_function(lambda _, own, __: (own[0],), {}, [example], [], None, [example])
+                self._functions[key] = row_function(
+                    lambda _, own, __: (own[0],), {}, [example], [], None, [example]
+                )
             return self._functions[key]
         needed = {name: parameters[name] for name in family.parameters}
         key = (family.number, self.training, tuple(value.requires_grad for value in needed.values()))

@@ -5,7 +5,7 @@ parameters and inputs. Out: the states of all rows. The backward of a group goes
 what the parameters get is computed afterwards, for all groups of a family at once.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from plait.dynamic.rows import Part, RowFunction
 
 Values = dict[str, Tensor]
-Family = Hashable
+Family = Any
 """What rows have in common that one function serves with buffers of one shape."""
 Rows = Tensor | slice
 
@@ -30,7 +30,7 @@ class Group:
     """Its first row among those of its family."""
     num_rows: int
     seen: tuple[tuple[int, Rows], ...]
-    """For each state that its function sees: the buffer, and which of its rows, one row of the group after the other."""
+    """For each state that its function sees: the buffer, and which of its rows, one row after the other."""
     into: tuple[tuple[int, int], ...]
     """For each state that it makes: the buffer, and the first of the rows where it goes."""
 
@@ -77,7 +77,8 @@ def evaluated(
     counts = tuple(len(inputs[family]) for family in families)
     given = [value for family in families for value in inputs[family]]
     names = tuple(parameters)
-    out: tuple[Tensor, ...] = _Evaluation.apply(work, (names, families, counts), *parameters.values(), *given)
+    apply: Any = _Evaluation.apply
+    out: tuple[Tensor, ...] = apply(work, (names, families, counts), *parameters.values(), *given)
     return out
 
 
@@ -87,19 +88,23 @@ class _Evaluation(torch.autograd.Function):
         known, families, counts = names
         parameters = dict(zip(known, tensors, strict=False))
         rest = iter(tensors[len(known) :])
-        inputs = {family: [next(rest) for _ in range(count)] for family, count in zip(families, counts, strict=True)}
+        inputs = {
+            family: [next(rest) for _ in range(count)] for family, count in zip(families, counts, strict=True)
+        }
         buffers, kin = _forward(work, parameters, inputs, keeps=any(ctx.needs_input_grad))
         ctx.work, ctx.kin, ctx.names = work, kin, names
         ctx.mark_non_differentiable(*(b for b in buffers if not (b.is_floating_point() or b.is_complex())))
         return buffers
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         known, families, counts = ctx.names
         by_parameter, by_input = _backward(ctx.work, ctx.kin, grads)
         ctx.kin = None
-        of_inputs = [by_input.get((f, i)) for f, count in zip(families, counts, strict=True) for i in range(count)]
+        of_inputs = [
+            by_input.get((f, i)) for f, count in zip(families, counts, strict=True) for i in range(count)
+        ]
         return (None, None, *(by_parameter.get(name) for name in known), *of_inputs)
 
 
@@ -172,10 +177,14 @@ def _backward(
                 local[name] = flows[buffer][start : start + group.num_rows]
         made = _run(function.backward, group.num_rows, _Given(own, group, local))
         for name, (buffer, rows) in zip(function.passed, group.seen, strict=True):
-            if name is not None and isinstance(rows, slice):
-                flows[buffer][rows] += made[name].reshape(-1, *flows[buffer].shape[1:])
-            elif name is not None and len(rows):  # type: ignore[arg-type]
-                flows[buffer].index_add_(0, rows, made[name].reshape(-1, *flows[buffer].shape[1:]))
+            if name is None:
+                continue
+            flow, made_here = flows[buffer], made[name].reshape(-1, *flows[buffer].shape[1:])
+            if isinstance(rows, slice):
+                flow[rows] += made_here
+            elif len(rows):
+                passes = made_here.untyped_storage().data_ptr() == flow.untyped_storage().data_ptr()
+                flow.index_add_(0, rows, made_here.clone() if passes else made_here)
         for name in function.after.inputs:
             if name not in own.whole:
                 kept[group.family].setdefault(name, []).append(made[name] if name in made else local[name])

@@ -25,9 +25,11 @@ def states_one_by_one(
             if family.has_input:
                 assert inputs is not None
                 own = [inputs[int(schedule.inputs[family][group.within + row])]]
-            seen = [] if not number else group.seen[0][1][row * number : (row + 1) * number].tolist()  # type: ignore[union-attr, index]
+            seen = [] if not number else group.seen[0][1][row * number : (row + 1) * number].tolist()  # type: ignore[index]
             states = [
-                torch.stack([made[child][index] for child in seen]) if seen else like.new_empty((0, *like.shape))
+                torch.stack([made[child][index] for child in seen])
+                if seen
+                else like.new_empty((0, *like.shape))
                 for index, like in enumerate(examples)
             ]
             made.append(function(family, own, states))

@@ -21,7 +21,18 @@ from plait.torch_private.tracing import Sizes, make_fx
 ROWS = "num_rows"
 """The input of every graph that says how many rows it gets."""
 _VIEWS = (
-    *("t", "view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "select", "slice", "transpose", "permute"),
+    *(
+        "t",
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "unsqueeze",
+        "squeeze",
+        "select",
+        "slice",
+        "transpose",
+        "permute",
+    ),
     *("expand", "split", "split_with_sizes", "detach", "alias", "unbind"),
 )
 """Ops that copy nothing: made again where they are needed rather than kept."""
@@ -101,7 +112,8 @@ def row_function(
         numbers = [value for value, number in zip(given, is_number, strict=True) if number]
         if not (numbers and grads):
             return of(*numbers)[1], [torch.zeros_like(value) for value in numbers]
-        _, back, out = vjp(of, *numbers, has_aux=True)
+        derived: Any = vjp(of, *numbers, has_aux=True)
+        _, back, out = derived
         return out, back(tuple(grads))
 
     sizes = Sizes(others or 0)
@@ -163,7 +175,11 @@ class _Cut:
                 made[node] = graph.node_copy(node, made.__getitem__)
         graph.output(tuple(made[node] for node in wanted))
         module = fx.GraphModule(self._traced, graph)
-        return Part(run=module.forward, inputs=_names(node for node in needed if node in inputs), outputs=_names(wanted))
+        return Part(
+            run=module.forward,
+            inputs=_names(node for node in needed if node in inputs),
+            outputs=_names(wanted),
+        )
 
     def _needed(
         self, members: set[fx.Node], wanted: Sequence[fx.Node], late: bool, inputs: set[fx.Node]
@@ -187,7 +203,9 @@ class _Cut:
             return False
         if node in self.level and not late:
             return True
-        return (self.is_by_row(node) or not any(map(self.sizes.has_rows, value.shape))) and not (late and _is_view(node))
+        return (self.is_by_row(node) or not any(map(self.sizes.has_rows, value.shape))) and not (
+            late and _is_view(node)
+        )
 
     def is_by_row(self, node: fx.Node) -> bool:
         """Whether a value has one entry for each row, in its first dim."""
@@ -225,7 +243,9 @@ def _cut(
     of_level = [node for node in out if node in forward]
     ahead = cut.part(forward, [*of_level, *(n for n in asked if n in forward and n.op != "placeholder")])
     asked = list(dict.fromkeys((*(by_name[name] for name in ahead.inputs), *asked, *out)))
-    before = cut.part(early, [node for node in asked if node in early and node.op != "placeholder"], late=False)
+    before = cut.part(
+        early, [node for node in asked if node in early and node.op != "placeholder"], late=False
+    )
     return RowFunction(
         before=before,
         forward=ahead,

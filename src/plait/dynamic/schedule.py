@@ -50,7 +50,9 @@ class Schedule:
 def scheduled(samples: Sequence[Structure], num_states: int) -> Schedule:
     """The schedule of a batch whose states have so many parts, each with a buffer of its own."""
     names, kinds = _kinds(samples)
-    levels, has_input = (np.concatenate([getattr(s, field) for s in samples]) for field in ("levels", "has_input"))
+    levels, has_input = (
+        np.concatenate([getattr(s, field) for s in samples]) for field in ("levels", "has_input")
+    )
     counts = np.concatenate([np.diff(s.first) for s in samples])
     sizes = np.array([len(s) for s in samples])
     offsets = np.cumsum(sizes) - sizes
@@ -72,7 +74,11 @@ def scheduled(samples: Sequence[Structure], num_states: int) -> Schedule:
         _, kind, given, number = keys[:, start].tolist()
         family = Family(names[kind], bool(given), number)
         vertices = order[start:end]
-        seen = row_of[children[(first[vertices][:, None] + np.arange(number)).reshape(-1)]] if number else first[:0]
+        seen = (
+            row_of[children[(first[vertices][:, None] + np.arange(number)).reshape(-1)]]
+            if number
+            else first[:0]
+        )
         within = reached.get(family, 0)
         reached[family] = within + end - start
         members.setdefault(family, []).append(vertices)

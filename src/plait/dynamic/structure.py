@@ -56,7 +56,8 @@ class Structure:
         if len(pairs) and (pairs.min() < 0 or pairs.max() >= num_vertices):
             bad = int(np.argmax((pairs.min(1) < 0) | (pairs.max(1) >= num_vertices)))
             raise DataError(
-                f"edge {bad}, {tuple(pairs[bad].tolist())}, names a vertex that is not there: there are {num_vertices}, from 0.",
+                f"edge {bad}, {tuple(pairs[bad].tolist())}, names a vertex that is not there; "
+                f"there are {num_vertices}, from 0.",
                 fix="count vertices from 0, or give num_vertices as many as there are.",
             )
         order = np.argsort(pairs[:, 1], kind="stable")
@@ -64,12 +65,15 @@ class Structure:
         rows = [None] * num_vertices if inputs is None else inputs
         if len(rows) != num_vertices:
             raise DataError(
-                f"{len(rows)} inputs for {num_vertices} vertices.", fix="give one for each vertex, None where one has none."
+                f"{len(rows)} inputs for {num_vertices} vertices.",
+                fix="give one for each vertex, None where one has none.",
             )
         return _made(np.concatenate(([0], np.cumsum(counts))), pairs[order, 0], rows, kinds)
 
     @classmethod
-    def of_parents(cls, parents: Sequence[int], *, inputs: Any = None, kinds: Sequence[Any] | None = None) -> "Structure":
+    def of_parents(
+        cls, parents: Sequence[int], *, inputs: Any = None, kinds: Sequence[Any] | None = None
+    ) -> "Structure":
         """From each vertex's parent, -1 for a root."""
         edges = [(child, parent) for child, parent in enumerate(parents) if parent >= 0]
         return cls.of_edges(len(parents), edges, inputs=inputs, kinds=kinds)
@@ -86,7 +90,8 @@ class Structure:
         pairs = _pairs(edges)
         own = np.stack([np.arange(num_vertices)] * 2, 1)
         step = np.concatenate([own, pairs]) if len(pairs) else own
-        every = np.concatenate([step + (r * num_vertices, (r + 1) * num_vertices) for r in range(rounds)] or [step[:0]])
+        shifts = [np.array((r, r + 1)) * num_vertices for r in range(rounds)]
+        every = np.concatenate([step[:0], *(step + shift for shift in shifts)])
         total = num_vertices * (rounds + 1)
         kinds = ["start"] * num_vertices + ["round"] * (total - num_vertices)
         rows = [*inputs] + [None] * (total - num_vertices)
@@ -162,7 +167,9 @@ def _pairs(edges: Any) -> Array:
     if pairs.ndim == 2 and pairs.shape[0] == 2 and isinstance(edges, Tensor):
         pairs = pairs.T
     if pairs.ndim != 2 or pairs.shape[1] != 2:
-        raise DataError(f"edges have the shape {pairs.shape}.", fix="give pairs (seen, seeing), or a tensor of 2 rows.")
+        raise DataError(
+            f"edges have the shape {pairs.shape}.", fix="give pairs (seen, seeing), or a tensor of 2 rows."
+        )
     return pairs
 
 
@@ -170,7 +177,8 @@ def _of_library(sample: Any) -> Structure | None:
     """A graph of torch_geometric or networkx."""
     if hasattr(sample, "edge_index"):
         inputs = getattr(sample, "x", None)
-        number = int(sample.num_nodes) if getattr(sample, "num_nodes", None) is not None else len(inputs)
+        number = getattr(sample, "num_nodes", None)
+        number = int(number if number is not None else len(inputs))  # type: ignore[arg-type]
         return Structure.of_edges(number, sample.edge_index, inputs=inputs)
     if hasattr(sample, "nodes") and hasattr(sample, "edges") and hasattr(sample, "is_directed"):
         numbers = {node: number for number, node in enumerate(sample.nodes)}
@@ -238,9 +246,14 @@ def _stacked(inputs: Any, num_vertices: int) -> tuple[Tensor | None, Array]:
         return None, has_input
     if isinstance(given[0], Tensor):
         for vertex, value in zip(np.flatnonzero(has_input), given, strict=True):
-            if not isinstance(value, Tensor) or value.shape != given[0].shape or value.dtype != given[0].dtype:
+            if (
+                not isinstance(value, Tensor)
+                or value.shape != given[0].shape
+                or value.dtype != given[0].dtype
+            ):
+                other = int(np.argmax(has_input))
                 raise DataError(
-                    f"the input of vertex {vertex} is {_shape(value)}, that of vertex {int(np.argmax(has_input))} {_shape(given[0])}.",
+                    f"the input of vertex {vertex} is {_shape(value)}, that of vertex {other} {_shape(given[0])}.",
                     fix="give all vertices inputs of one shape and type.",
                 )
         return torch.stack(given), has_input

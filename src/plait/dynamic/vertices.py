@@ -115,7 +115,8 @@ class Vertices(nn.Module):
         """What the last batch was like."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_functions": {}, "last": None}  # type: ignore[misc]
+        kept: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        return {**kept, "_functions": {}, "last": None}
 
     def forward(self, graphs: Iterable[Any], inputs: Tensor | None = None) -> States:
         began = time.perf_counter()
@@ -154,7 +155,9 @@ class Vertices(nn.Module):
         like = next((p for p in self.cell.parameters() if p.is_floating_point()), torch.empty(0))
         return tuple(torch.empty(shape, dtype=like.dtype, device=like.device) for shape in self._shapes)
 
-    def _inputs(self, samples: Sequence[Structure], inputs: Tensor | None, device: torch.device) -> Tensor | None:
+    def _inputs(
+        self, samples: Sequence[Structure], inputs: Tensor | None, device: torch.device
+    ) -> Tensor | None:
         number = sum(int(sample.has_input.sum()) for sample in samples)
         if inputs is None:
             given = [sample.inputs for sample in samples if sample.inputs is not None]
@@ -177,7 +180,9 @@ class Vertices(nn.Module):
         self, schedule: Schedule, examples: tuple[Tensor, ...], inputs: Tensor | None
     ) -> tuple[Tensor, ...] | None:
         parameters = {**dict(self.cell.named_parameters()), **dict(self.cell.named_buffers())}
-        functions = {family: self._function(family, parameters, examples, inputs) for family in schedule.num_rows}
+        functions = {
+            family: self._function(family, parameters, examples, inputs) for family in schedule.num_rows
+        }
         traced = {family: function for family, function in functions.items() if function is not None}
         if len(traced) < len(functions):
             return None
@@ -187,17 +192,26 @@ class Vertices(nn.Module):
             num_rows=schedule.num_rows,
             buffers=tuple((schedule.num_vertices, example) for example in examples),
         )
-        own = {family: (inputs[rows.to(inputs.device)],) for family, rows in schedule.inputs.items() if inputs is not None}
+        own: dict[Family, tuple[Tensor]] = {}
+        if inputs is not None:
+            own = {family: (inputs[rows.to(inputs.device)],) for family, rows in schedule.inputs.items()}
         with torch.autocast(examples[0].device.type, enabled=False):
             return evaluated(work, parameters, own)
 
     def _function(
-        self, family: Family, parameters: Mapping[str, Tensor], examples: Sequence[Tensor], inputs: Tensor | None
+        self,
+        family: Family,
+        parameters: Mapping[str, Tensor],
+        examples: Sequence[Tensor],
+        inputs: Tensor | None,
     ) -> RowFunction | None:
         own = [inputs[0]] if family.has_input and inputs is not None else []
         key = (
             *(family.kind, self.training, torch.is_autocast_enabled(examples[0].device.type)),
-            *((value.dtype, value.device, tuple(value.shape), value.requires_grad) for value in (*own, *examples)),
+            *(
+                (value.dtype, value.device, tuple(value.shape), value.requires_grad)
+                for value in (*own, *examples)
+            ),
             *((value.dtype, value.requires_grad) for value in parameters.values()),
         )
         known = self._functions.setdefault(key, [])
@@ -209,13 +223,18 @@ class Vertices(nn.Module):
             return self._called(family, own, states, parameters)
 
         try:
-            function = row_function(of, parameters, [value.detach() for value in own], examples, family.num_children)
+            function = row_function(
+                of, parameters, [value.detach() for value in own], examples, family.num_children
+            )
         except JobError:
             raise
         except Exception as error:  # whatever the user's code and torch's tracer make of each other
-            self._untraced = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+            self._untraced = (
+                f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+            )
             warnings.warn(
-                f"the function of a vertex cannot be batched and runs one by one: {self._untraced}", stacklevel=4
+                f"the function of a vertex cannot be batched and runs one by one: {self._untraced}",
+                stacklevel=4,
             )
             return None
         known.append(function)
@@ -238,13 +257,16 @@ class Vertices(nn.Module):
         if parameters is None:
             made = cell(*arguments)
         else:
-            owned = {name[len(prefix) :]: value for name, value in parameters.items() if name.startswith(prefix)}
+            owned = {
+                name[len(prefix) :]: value for name, value in parameters.items() if name.startswith(prefix)
+            }
             made = functional_call(cell, owned, arguments)
         parts = (made,) if isinstance(made, Tensor) else tuple(made)
         shapes = tuple(tuple(part.shape) for part in parts)
         if shapes != self._shapes or isinstance(made, Tensor) != self._single:
             raise JobError(
-                f"the function of a vertex{_told(family)} gives {_listed(shapes)}, its state is {_listed(self._shapes)}.",
+                f"the function of a vertex{_told(family)} gives {_listed(shapes)}; "
+                f"its state is {_listed(self._shapes)}.",
                 fix="give all vertices states of one shape, that of state=.",
             )
         return parts
