@@ -117,8 +117,10 @@ class Planned:
         for signature, calls in agenda.order:
             self._place(signature, calls)
 
-    def work(self, functions: Mapping[Any, RowFunction]) -> Work:
+    def work(self, functions: Mapping[Any, RowFunction], read: Sequence[tuple[int, int]]) -> Work:
+        """All of it, of which the values at `read` are looked at."""
         return Work(
+            read=tuple(read),
             groups=tuple(self.groups),
             functions=functions,
             num_rows=self.num_rows,

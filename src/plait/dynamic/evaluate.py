@@ -44,6 +44,8 @@ class Work:
     num_rows: Mapping[Family, int]
     buffers: tuple[tuple[int, Tensor], ...]
     """For each buffer its rows, and an example of one."""
+    read: tuple[tuple[int, int], ...] | None = None
+    """(buffer, row) of what a loss may read; None: everything. What it cannot depend on gets no gradient, not zeros."""
 
 
 @dataclass(slots=True)
@@ -163,12 +165,33 @@ def _begun(work: Work, family: Family, parameters: Values, inputs: Sequence[Tens
     return _Kin(function=function, whole=whole)
 
 
+def _reached(work: Work) -> list[Family]:
+    """The families with rows that a loss can depend on, through gradients."""
+    reached = [torch.full((number,), work.read is None) for number, _ in work.buffers]
+    for buffer, row in work.read or ():
+        reached[buffer][row] = True
+    families: dict[Family, None] = {}
+    for group in reversed(work.groups):
+        function = work.functions[group.family]
+        if any(
+            name is not None and bool(reached[buffer][start : start + group.num_rows].any())
+            for name, (buffer, start) in zip(function.grads, group.into, strict=True)
+        ):
+            families[group.family] = None
+            for name, (buffer, rows) in zip(function.passed, group.seen, strict=True):
+                if name is not None:
+                    reached[buffer][rows] = True
+    return list(families)
+
+
 def _backward(
     work: Work, kin: dict[Family, _Kin], grads: Sequence[Tensor]
 ) -> tuple[Values, dict[tuple[Family, int], Tensor]]:
     flows = [grad.clone(memory_format=torch.contiguous_format) for grad in grads]
-    kept: dict[Family, dict[str, list[Tensor]]] = {family: {} for family in kin}
+    kept: dict[Family, dict[str, list[Tensor]]] = {family: {} for family in _reached(work)}
     for group in reversed(work.groups):
+        if group.family not in kept:
+            continue
         own = kin[group.family]
         function = own.function
         local = own.kept.pop(group.within)
@@ -191,7 +214,8 @@ def _backward(
 
     by_parameter: Values = {}
     by_input: dict[tuple[Family, int], Tensor] = {}
-    for family, own in kin.items():
+    for family in kept:
+        own = kin[family]
         function = own.function
         values = own.whole | {name: torch.cat(parts[::-1]) for name, parts in kept[family].items()}
         found = _run(function.after, work.num_rows[family], values)

@@ -119,7 +119,9 @@ def sizes_by_value(self: Any, x: Tensor) -> Tensor:
     return self.one(x)[x > 0].sum().reshape(1)
 
 
-@pytest.mark.parametrize("code", [views_in_place, writes, index_of_one, sizes_by_value], ids=lambda code: code.__name__)
+@pytest.mark.parametrize(
+    "code", [views_in_place, writes, index_of_one, sizes_by_value], ids=lambda code: code.__name__
+)
 def test_what_cannot_be_recorded_runs_one_by_one_and_is_named(code: Any) -> None:
     torch.manual_seed(1)
     model = Batched(Code(code))
