@@ -5,7 +5,7 @@ operations that could run now, the one goes first whose remaining operations lie
 wait until more of theirs are ready; among equals, the one with more (DyNet's agenda: Neubig et al., NeurIPS 2017).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 

@@ -92,9 +92,9 @@ class Batched(nn.Module):
         functions = {
             family: self._function(family, recording.parameters, planned) for family in planned.num_rows
         }
-        buffers = (
-            evaluated(planned.work(functions), recording.parameters, planned.inputs) if planned.groups else ()
-        )
+        lazies = [value for value in pytree.tree_leaves(outs) if type(value) is Lazy]
+        work = planned.work(functions, [planned.where(value._number, value._like) for value in lazies])
+        buffers = evaluated(work, recording.parameters, planned.inputs) if planned.groups else ()
 
         def real(value: Any) -> Any:
             if type(value) is not Lazy:
