@@ -9,7 +9,8 @@ FAKE_LOGGER = "torch._subclasses.fake_tensor"
 
 def storage_of(tensor: Tensor) -> int:
     """What tensors have in common that share memory, fake ones too."""
-    return tensor.untyped_storage()._cdata
+    address: int = tensor.untyped_storage()._cdata
+    return address
 
 
 __all__ = ["FAKE_LOGGER", "DataDependentOutputException", "FakeTensor", "FakeTensorMode", "storage_of"]
