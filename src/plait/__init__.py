@@ -26,6 +26,9 @@ What to call. Names and options are those of the command line; `help(plait.train
     do          train                  run it, here                             plait run
                 resume                 go on with a run, on any ranks           plait run --resume
                 parallelize            a step inside a loop of your own
+                wrap                   a model in a loop of your own: what DistributedDataParallel is
+                prepare                the loop's model, optimizer, DataLoader and scheduler
+                launch                 call a function in several processes
     check       verify                 does a plan compute what one process does    plait verify
                 doctor                 what works on this machine               plait doctor
                 links                  how fast its processes reach each other  plait links
@@ -85,6 +88,7 @@ if TYPE_CHECKING:
     from plait.run.measure.link_times import LinkReport
     from plait.run.measure.machine import Measured
     from plait.run.measure.predict import Predicted
+    from plait.run.own_loop import launch, prepare, wrap
     from plait.run.parallelize import Step, parallelize
     from plait.run.record.result import Result
     from plait.run.verify import Verification
@@ -132,12 +136,14 @@ _HOME = {
     "doctor": "api.doctor",
     "export": "api.runs",
     "export_plan": "api.choose",
+    "launch": "run.own_loop",
     "links": "api.links",
     "load_job": "job.reference",
     "measure": "api.machine",
     "parallelize": "run.parallelize",
     "placements": "api.graphs",
     "predict": "api.predict",
+    "prepare": "run.own_loop",
     "read_run": "report.record",
     "resolve": "plan.named",
     "resume": "api.train",
@@ -145,6 +151,7 @@ _HOME = {
     "train": "api.train",
     "validate": "api.validate",
     "verify": "api.proof",
+    "wrap": "run.own_loop",
     "write_page": "report.page",
 }
 """Where each name lives. It is imported when it is first asked for: torch takes seconds, `import plait` should not."""
@@ -208,12 +215,14 @@ __all__ = [
     "doctor",
     "export",
     "export_plan",
+    "launch",
     "links",
     "load_job",
     "measure",
     "parallelize",
     "placements",
     "predict",
+    "prepare",
     "read_run",
     "resolve",
     "resume",
@@ -221,6 +230,7 @@ __all__ = [
     "train",
     "validate",
     "verify",
+    "wrap",
     "write_page",
 ]
 

@@ -16,8 +16,9 @@ from plait.options import SYSTEMS
 from plait.search.export import EXPORTERS
 
 FUNCTIONS = {
-    "capture", "choose", "compare", "doctor", "export", "export_plan", "links", "load_job", "measure", "parallelize",
-    "placements", "predict", "read_run", "resolve", "resume", "scale", "train", "validate", "verify", "write_page",
+    "capture", "choose", "compare", "doctor", "export", "export_plan", "launch", "links", "load_job", "measure",
+    "parallelize", "placements", "predict", "prepare", "read_run", "resolve", "resume", "scale", "train", "validate",
+    "verify", "wrap", "write_page",
 }  # fmt: skip
 VALUES = {
     "Average", "Batched", "Callback", "Choice", "Comparison", "Diagnosis", "Ended", "EpochDone", "Evaluated", "Failed",

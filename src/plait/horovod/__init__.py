@@ -16,7 +16,7 @@ from torch import Tensor
 from plait.errors import UsageError
 from plait.run.link.shared_memory import host
 from plait.run.start.launch import disconnect
-from plait.run.start.party import meet
+from plait.run.start.party import TIMEOUT_S, meet
 from plait.run.wire.tell import tell
 
 __all__ = [
@@ -47,8 +47,6 @@ Op = Literal["average", "sum", "adasum"]
 Average: Op = "average"
 Sum: Op = "sum"
 Adasum: Op = "adasum"
-_TIMEOUT_S = 1800.0
-"""How long a rank waits for another before it gives up, as torch's process groups do."""
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32)
 _JOIN, _REDUCE = 0, 1
 """What a rank comes to a meeting for: nothing more comes from it, or a sum."""
@@ -68,7 +66,7 @@ def init(*unused: Any, **options: Any) -> None:
     if "hosts" in _here:
         return
     if not dist.is_initialized():
-        meet("plait", _TIMEOUT_S)
+        meet("plait", TIMEOUT_S)
     _here["hosts"] = [str(told) for told in tell(host())] if dist.is_initialized() else [host()]
 
 

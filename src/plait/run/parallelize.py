@@ -41,10 +41,7 @@ from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
 from plait.run.setup.agreement import check_agreement
 from plait.run.setup.device import check_device, check_suits_device, choose_device
-from plait.run.start.party import meet, place_here
-
-_TIMEOUT_S = 1800.0
-"""How long a rank waits for another before it gives up, as torch's process groups do."""
+from plait.run.start.party import TIMEOUT_S, meet, place_here
 
 
 class Step:
@@ -60,7 +57,7 @@ class Step:
         self._device = device
         self._source = programs.captures.source
         self._programs = programs
-        links = links_of_plan(plan, rank, device, timeout_s=_TIMEOUT_S)
+        links = links_of_plan(plan, rank, device, timeout_s=TIMEOUT_S)
         if isinstance(links, ProcessLinks):
             for part in programs.parts:
                 links.meet(part.full_step().pairs(), device)
@@ -250,5 +247,5 @@ def parallelize(
     placed = choose_device(device, rank)
     if place is not None:
         own_gpus = placed.type == "cuda" and place.local_tasks <= torch.cuda.device_count()
-        meet("nccl" if own_gpus else "plait", _TIMEOUT_S)
+        meet("nccl" if own_gpus else "plait", TIMEOUT_S)
     return Step(programs.whole, programs, rank, placed, tell)

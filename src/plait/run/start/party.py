@@ -25,6 +25,8 @@ from plait.version import VERSION
 
 _JOIN_S = 60.0
 """For all tasks to come, which an engine starts within moments; imports and busy hosts take the rest."""
+TIMEOUT_S = 1800.0
+"""How long a rank of a user's own loop waits for another before it gives up, as torch's process groups do."""
 _joined: dict[int, First | Follower] = {}
 """This process's party, by process id: a fork has none."""
 

@@ -1,0 +1,138 @@
+"""What a hand-written loop is made of, prepared for several ranks: model, optimizer, DataLoader, scheduler.
+
+In: torch's own objects. Out: the same loop runs on every rank: a DataLoader gives this rank's share of each of its
+batches (which may be empty: then its tensors have 0 rows), the model's gradients are those of the whole batch. Batches
+are those of one process: `batch_size` counts the samples of all ranks together.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader
+
+from plait.errors import PlanError, UsageError
+from plait.job.batch import describe, map_tensors
+from plait.job.data.loader import Loader
+from plait.job.data.open import open_data
+from plait.job.data.source import Stream
+from plait.job.data.torch_loader import batch_of, collate_of, order_of
+from plait.job.order import SampleOrder
+from plait.plan.named import resolve
+from plait.run.start import launch as starting
+from plait.run.start.launch import Seat, connect, disconnect
+from plait.run.start.party import TIMEOUT_S, place_here
+from plait.run.wrap import Wrapped, join_ranks
+
+
+class ShareLoader:
+    """This rank's share of every batch of a DataLoader; each pass over it is an epoch."""
+
+    def __init__(
+        self, loader: DataLoader[Any], *, device: torch.device | None = None, times: int = 1, seed: int = 0
+    ) -> None:
+        """`times` as many samples are in a batch as the DataLoader says."""
+        rank, ranks = join_ranks(device or torch.device("cpu"))
+        self.dataset, self.loader, self._device = loader.dataset, loader, device
+        self.batch_size = batch_of(loader) * times
+        """Samples of a batch, over all ranks."""
+        self._source = open_data(loader.dataset, collate_of(loader))
+        self._order: SampleOrder | None = None
+        if not isinstance(self._source, Stream):
+            assert self._source.num_samples is not None
+            self._order = SampleOrder(
+                num_samples=self._source.num_samples, batch=self.batch_size, seed=seed, **order_of(loader)
+            )
+        self._rank, self._ranks = rank, ranks
+        self.epoch = 0
+        """The next pass."""
+        self.sizes: tuple[int, ...] = ()
+        """Samples of each rank in the batch that was given last."""
+        self.at_end = False
+        """Whether that was the last batch of its epoch."""
+
+    def __len__(self) -> int:
+        if self._order is None:
+            raise TypeError("a stream has no length")
+        return self._order.num_steps_per_epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which pass the next one is."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        steps = len(self) if self._order is not None else 0
+        with Loader(
+            source=self._source, order=self._order, batch=self.batch_size, rank=self._rank, ranks=self._ranks,
+            start_step=epoch * steps, stop_step=(epoch + 1) * steps if steps else None,
+            epochs=None if steps else 1, workers=self.loader.num_workers,
+            depth=self.loader.prefetch_factor or 2,
+        ) as loaded:  # fmt: skip
+            for step in loaded:
+                (share,) = step.micro_batches
+                self.sizes, self.at_end = share.sizes, step.ends_epoch
+                yield self._placed(share.batch)
+
+    def _placed(self, batch: Any) -> Any:
+        if self._device is None or self._device.type == "cpu":
+            return batch
+        return map_tensors(lambda tensor: tensor.to(self._device, non_blocking=True), batch)
+
+
+def wrap(model: nn.Module) -> Wrapped:
+    """What `DistributedDataParallel(model)` is, exact also where ranks have different numbers of samples."""
+    return model if isinstance(model, Wrapped) else Wrapped(model)
+
+
+def prepare(*parts: Any, plan: str = "ddp", seed: int = 0) -> Any:
+    """Models, optimizers, DataLoaders and schedulers of a loop of the user's own, in the order in which they are given.
+
+    `seed` decides the order of DataLoaders that shuffle. Plans that cut the model, or its state, see a whole step:
+    those are for `plait.parallelize` and jobs.
+    """
+    if (chosen := resolve(plan, 2)).name != "ddp":
+        raise PlanError(
+            f"plan {chosen.name} decides about a step as a whole, of which a loop of your own shows nothing.",
+            fix="use plan='ddp' here, or give the model, the loss and the optimizer to plait.parallelize(job, plan).",
+        )
+    device = next(
+        (p.device for part in parts if isinstance(part, nn.Module) for p in part.parameters()), None
+    )
+    made = tuple(_prepared(part, device, seed) for part in parts)
+    return made[0] if len(made) == 1 else made
+
+
+def _prepared(part: Any, device: torch.device | None, seed: int) -> Any:
+    if isinstance(part, nn.Module):
+        return wrap(part)
+    if isinstance(part, DataLoader):
+        return ShareLoader(part, device=device, seed=seed)
+    if isinstance(part, ShareLoader | torch.optim.Optimizer) or hasattr(part, "get_last_lr"):
+        return part
+    if isinstance(part, torch.optim.lr_scheduler.LRScheduler | torch.optim.lr_scheduler.ReduceLROnPlateau):
+        return part
+    raise UsageError(
+        f"{describe(part)} cannot be prepared.", fix="give models, optimizers, DataLoaders and schedulers."
+    )
+
+
+def launch(function: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
+    """Call `function(*args)` in so many processes; what each returned, by rank, as JSON has it.
+
+    Where torchrun, srun or mpirun started this process among others, it is a rank already, and calls it once.
+    """
+    if place_here() is not None or dist.is_initialized():
+        return [function(*args)]
+
+    def main(seat: Seat) -> Any:
+        if seat.ranks > 1:
+            connect(seat, timeout_s=TIMEOUT_S)
+        try:
+            return function(*args)
+        finally:
+            disconnect()
+
+    return starting.launch(main, ranks=ranks)
