@@ -88,12 +88,8 @@ def two_models() -> list[float]:
     fake = first(given)
     second(fake.detach()).pow(2).mean().backward()
     second(fake).mean().backward()
-    return [
-        number
-        for model in (first, second)
-        for p in model.parameters()
-        for number in p.grad.flatten().tolist()
-    ]  # type: ignore[union-attr]
+    parameters = [*first.parameters(), *second.parameters()]
+    return [number for p in parameters if p.grad is not None for number in p.grad.flatten().tolist()]
 
 
 def both() -> list[Any]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from plait.errors import UsageError
 from plait.run.link.shared_memory import host
+from plait.run.own_loop import gathered
 from plait.run.start.launch import disconnect
 from plait.run.start.party import TIMEOUT_S, meet
 from plait.run.wire.tell import tell
@@ -159,16 +160,7 @@ def allreduce(
 
 def allgather(tensor: Tensor, name: str | None = None) -> Tensor:
     """The tensors of all ranks one after the other along dim 0, in which they may differ."""
-    if size() == 1:
-        return tensor.detach().clone()
-    own = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
-    counts = [int(count) for count in tell(own.shape[0])]
-    padded = own.new_zeros((max(counts), *own.shape[1:]))
-    padded[: own.shape[0]] = own
-    found = [torch.empty_like(padded) for _ in counts]
-    if padded.numel():
-        dist.all_gather(found, padded)
-    return torch.cat([part[:count] for part, count in zip(found, counts, strict=True)])
+    return gathered(tensor)
 
 
 def broadcast_(tensor: Tensor, root_rank: int, name: str | None = None) -> Tensor:

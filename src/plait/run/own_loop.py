@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from plait.errors import PlanError, UsageError
@@ -24,6 +24,7 @@ from plait.plan.named import resolve
 from plait.run.start import launch as starting
 from plait.run.start.launch import Seat, connect, disconnect
 from plait.run.start.party import TIMEOUT_S, place_here
+from plait.run.wire.tell import tell
 from plait.run.wrap import Wrapped, join_ranks
 
 
@@ -52,6 +53,9 @@ class ShareLoader:
         """Samples of each rank in the batch that was given last."""
         self.at_end = False
         """Whether that was the last batch of its epoch."""
+        self.is_read = False
+        """Whether a pass over it is under way."""
+        self._skipped = 0
 
     def __len__(self) -> int:
         if self._order is None:
@@ -62,12 +66,25 @@ class ShareLoader:
         """Which pass the next one is."""
         self.epoch = epoch
 
+    def skipping(self, batches: int) -> "ShareLoader":
+        """The same; its next pass begins after so many batches, which are not read."""
+        self._skipped = batches
+        return self
+
     def __iter__(self) -> Iterator[Any]:
+        self.is_read = True
+        try:
+            yield from self._pass()
+        finally:
+            self.is_read = False
+
+    def _pass(self) -> Iterator[Any]:
         epoch, self.epoch = self.epoch, self.epoch + 1
+        skipped, self._skipped = self._skipped, 0
         steps = len(self) if self._order is not None else 0
         with Loader(
             source=self._source, order=self._order, batch=self.batch_size, rank=self._rank, ranks=self._ranks,
-            start_step=epoch * steps, stop_step=(epoch + 1) * steps if steps else None,
+            start_step=epoch * steps + skipped, stop_step=(epoch + 1) * steps if steps else None,
             epochs=None if steps else 1, workers=self.loader.num_workers,
             depth=self.loader.prefetch_factor or 2,
         ) as loaded:  # fmt: skip
@@ -117,6 +134,20 @@ def _prepared(part: Any, device: torch.device | None, seed: int) -> Any:
     raise UsageError(
         f"{describe(part)} cannot be prepared.", fix="give models, optimizers, DataLoaders and schedulers."
     )
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """The tensors of all ranks one after the other along dim 0, in which they may differ."""
+    own = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return own.clone()
+    counts = [int(count) for count in tell(own.shape[0])]
+    padded = own.new_zeros((max(counts), *own.shape[1:]))
+    padded[: own.shape[0]] = own
+    found = [torch.empty_like(padded) for _ in counts]
+    if padded.numel():
+        dist.all_gather(found, padded)
+    return torch.cat([part[:count] for part, count in zip(found, counts, strict=True)])
 
 
 def launch(function: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:

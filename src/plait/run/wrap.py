@@ -67,7 +67,7 @@ class Wrapped(nn.Module):
         if self.ranks > 1:
             self._equalize()
             for number, parameter in enumerate(self._trained):
-                parameter.register_post_accumulate_grad_hook(self._toucher(number))
+                parameter.register_post_accumulate_grad_hook(self._toucher(number))  # type: ignore[no-untyped-call]
             _wrapped.append(weakref.ref(self))
             _watch_backward()
 
@@ -169,13 +169,20 @@ def _watch_backward() -> None:
     torch.autograd.backward = _backward  # `Tensor.backward` calls it by this name
 
 
-def _backward(tensors: Any, grad_tensors: Any = None, *args: Any, inputs: Any = None, **kwargs: Any) -> None:
+def _backward(
+    tensors: Any,
+    grad_tensors: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    grad_variables: Any = None,
+    inputs: Any = None,
+) -> None:
     """torch's, with the loss weighed among those of all ranks; then gradients are summed."""
     root = tensors if isinstance(tensors, Tensor) else tensors[0] if len(tensors) == 1 else None
     alive = [one for one in (known() for known in _wrapped) if one is not None]
     waiting = [one for one in alive if one._num_samples is not None]
     if not waiting or root is None or root.numel() != 1 or inputs is not None:
-        return _original(tensors, grad_tensors, *args, inputs=inputs, **kwargs)
+        return _original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
     lead = waiting[0]
     assert lead._num_samples is not None
     company = lead._company()
@@ -189,7 +196,7 @@ def _backward(tensors: Any, grad_tensors: Any = None, *args: Any, inputs: Any = 
                 grad_tensors if isinstance(grad_tensors, Tensor) or grad_tensors is None else grad_tensors[0]
             )
             scale = torch.full_like(root, fraction) if given is None else given * fraction
-            _original(root, scale, *args, **kwargs)
+            _original(root, scale, retain_graph, create_graph)
         elif normalizing._normalizes() and normalizing._outputs:
             # the loss may be no number, but this rank's samples are in the statistics of others
             outputs = normalizing._outputs

@@ -1,0 +1,116 @@
+"""A script that was written for Accelerate, with its import changed: the weights of plain PyTorch on all samples."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import plait
+from plait.accelerate import Accelerator, DistributedType, skip_first_batches
+from plait.errors import UsageError
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(21, 4, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (21,), generator=generator)
+    y[[0, 3, 4]] = -100
+    return TensorDataset(x, y)
+
+
+def parts(batch: int) -> tuple[Any, ...]:
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=20)
+    return (
+        model,
+        optimizer,
+        DataLoader(data(), batch_size=batch),
+        DataLoader(data(), batch_size=batch),
+        scheduler,
+    )
+
+
+def script(folder: str) -> dict[str, Any]:
+    """The loop of accelerate's examples/by_feature/gradient_accumulation.py and checkpointing.py."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model, optimizer, train, evaluate, scheduler = accelerator.prepare(*parts(2))
+    norms = []
+    for epoch in range(2):
+        model.train()
+        for x, y in train:
+            with accelerator.accumulate(model):
+                loss = F.cross_entropy(model(x), y)
+                accelerator.backward(loss)
+                norm = accelerator.clip_grad_norm_(model.parameters(), 0.5)
+                norms += [] if norm is None else [float(norm)]
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+        if epoch == 0:
+            accelerator.save_state(folder)
+    model.eval()
+    seen = []
+    for x, y in evaluate:
+        with torch.no_grad():
+            found, labels = accelerator.gather_for_metrics((model(x).argmax(-1), y))
+        seen += (found == labels).tolist()
+    weights = {name: value.tolist() for name, value in accelerator.unwrap_model(model).state_dict().items()}
+    again = Accelerator(cpu=True)
+    _, _, train, _, _ = again.prepare(*parts(2))
+    again.load_state(folder)
+    rest = [len(x) for x, _ in skip_first_batches(train, 4)]
+    kind = accelerator.distributed_type == DistributedType.MULTI_CPU
+    return {
+        "weights": weights, "norms": norms, "seen": seen, "lr": scheduler.get_last_lr(), "rest": rest, "kind": kind,
+        "sum": float(accelerator.reduce(torch.tensor(1.0 + accelerator.process_index))), "epoch": train.epoch,
+    }  # fmt: skip
+
+
+def plain() -> dict[str, Any]:
+    """The same in one process: batches of four, since two ranks have two samples each."""
+    model, optimizer, train, evaluate, scheduler = parts(4)
+    norms = []
+    for _ in range(2):
+        model.train()
+        for number, (x, y) in enumerate(train):
+            (F.cross_entropy(model(x), y) / 2).backward()
+            if number % 2 == 1 or number == len(train) - 1:
+                norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
+                optimizer.step()
+                scheduler.step()
+                scheduler.step()  # once for each rank, as Accelerate does
+                optimizer.zero_grad()
+    model.eval()
+    seen = [hit for x, y in evaluate for hit in (model(x).argmax(-1) == y).tolist()]
+    return {"model": model, "norms": norms, "seen": seen, "lr": scheduler.get_last_lr()}
+
+
+def test_a_script_of_accelerates(tmp_path: Path) -> None:
+    expected = plain()
+    for rank, found in enumerate(plait.launch(script, 2, str(tmp_path / "state"))):
+        assert found["norms"] == pytest.approx(expected["norms"], rel=1e-9)
+        assert found["lr"] == pytest.approx(expected["lr"])
+        assert found["seen"] == expected["seen"] and len(found["seen"]) == 21
+        assert found["sum"] == 3.0 and found["kind"]
+        assert found["rest"] == ([2, 1] if rank == 0 else [2, 0]) and found["epoch"] == 2
+        for name, value in expected["model"].state_dict().items():
+            assert torch.allclose(
+                torch.tensor(found["weights"][name], dtype=value.dtype), value, rtol=1e-9, atol=1e-12
+            )
+
+
+def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="log_with"):
+        Accelerator(log_with="wandb")
+    with pytest.raises(UsageError, match="fp16"):
+        Accelerator(mixed_precision="fp16")
+    with pytest.raises(UsageError, match="holds no state"):
+        Accelerator(cpu=True).load_state(tmp_path)
