@@ -48,6 +48,12 @@ def test_torchrun() -> None:
     assert torchrun(request(options=options))[6:10] == ["--nnodes", "2", "--node-rank", "1"]
 
 
+def test_a_job_of_slurm_stays_when_a_node_is_lost_of_an_elastic_run() -> None:
+    elastic = request(arguments=("run", "job.py", "--ranks", "4", "--elastic", "2:4"))
+    assert script(elastic, "job", None).count("--no-kill") == 2
+    assert "--no-kill" not in script(request(), "job", None)
+
+
 def test_the_token_is_on_no_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAIT_TOKEN", "a secret of this test")
     for made in (

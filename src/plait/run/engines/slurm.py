@@ -42,6 +42,10 @@ def script(request: Request, name: str, out: str | None, *, runs: bool = True) -
     for option in _LINES:
         if option in options:
             lines.append(f"#SBATCH --{option}={_word(options[option])}")
+    outlives = any(word.partition("=")[0] == "--elastic" for word in request.arguments)
+    if outlives:
+        lines.append("#SBATCH --no-kill")
+    stays = " --no-kill" if outlives else ""  # a node that is lost ends neither the job nor the step
     container = f" --container-image={_word(options['container'])}" if "container" in options else ""
     arguments = " ".join(shlex.quote(word) for word in request.command)
     quoted = shlex.quote(out) if out is not None else f'"{folder}"'
@@ -57,7 +61,7 @@ def script(request: Request, name: str, out: str | None, *, runs: bool = True) -
             if runs
             else ("more=()",)
         ),
-        f'exec srun --kill-on-bad-exit=0{container} {arguments} "${{more[@]}}"',
+        f'exec srun --kill-on-bad-exit=0{stays}{container} {arguments} "${{more[@]}}"',
         "",
     ]
     return "\n".join(lines)

@@ -69,7 +69,7 @@ def launch(
     told what was `lost`, the others find it by `seat.board.is_gone`, and its result is None. A plait error
     that a worker raised is raised here as it was; any other failure as `WorkerError`, ranks that wait in vain
     as `HangError`. The first Ctrl-C or SIGTERM sets `seat.stop_requested()` and gives the workers `grace_s`
-    to save and return, the second ends them; both raise `Interrupted`, a KeyboardInterrupt with the results.
+    to save and return, a second Ctrl-C ends them; both raise `Interrupted`, a KeyboardInterrupt with the results.
     With a `party`, the ranks are shared with other tasks, which are told `told` and given the checkpoint `resume`, and
     whose files come to `run_dir`. Where the run `outlives` ranks, a loss of some is a `LostError`; where each of them
     `holds_all`, once one of the others has written that down. Whatever happens, no worker is left at return; in

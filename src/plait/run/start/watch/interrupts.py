@@ -51,6 +51,8 @@ class Interrupts:
             signal.signal(number, previous if previous is not None else signal.SIG_DFL)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.count and number != signal.SIGINT:
+            return  # Slurm and its srun both pass on one wish; only a person at the keyboard asks twice
         self.count += 1
         self.number = number
 
