@@ -82,6 +82,7 @@ def test_what_the_command_line_can_python_can() -> None:
         shown = {"json_", "html", "explain", "svg"}  # how it is shown, and where; a value can be asked
         spelled = {
             "set_": "settings",
+            "arg": "args",
             "scale": "counts",
             "export": "to",
             "folders": "runs",

@@ -94,13 +94,14 @@ def choose(
     cluster: str | Cluster = "this",
     batch: int | None = None,
     settings: Mapping[str, Any] | None = None,
+    args: Mapping[str, Any] | None = None,
     search: Search = Search(),
 ) -> Choice:
     """Rank the plans for a job, or for a model on paper (`gpt3-175b`, `gpt:layers=24,...`), on a cluster."""
     _check(job, model, batch)
     request = _request(search)
     devices = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
-    subject = _subject_of(job, model, batch, settings)
+    subject = _subject_of(job, model, batch, settings, args)
     ranking = rank_plans(subject, devices, request)
     notices = (*ranking.notices, *_proposals(subject, devices))
     return Choice(subject=subject, ranking=replace(ranking, notices=notices))
@@ -115,6 +116,7 @@ def scale(
     cluster: str | Cluster = "this",
     batch: int | None = None,
     settings: Mapping[str, Any] | None = None,
+    args: Mapping[str, Any] | None = None,
     same_batch: bool = False,
     search: Search = Search(),
 ) -> list[Scaled]:
@@ -122,19 +124,23 @@ def scale(
     _check(job, model, batch)
     request = replace(_request(search), top=1)
     devices = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
-    subject = _subject_of(job, model, batch, settings)
+    subject = _subject_of(job, model, batch, settings, args)
     oracle = oracle_for(subject, part_of(devices, max(counts, default=1)), request)
     return scaling(oracle, counts, request, grow=not same_batch)
 
 
 def _subject_of(
-    job: Job | str | None, model: str | None, batch: int | None, settings: Mapping[str, Any] | None
+    job: Job | str | None,
+    model: str | None,
+    batch: int | None,
+    settings: Mapping[str, Any] | None,
+    args: Mapping[str, Any] | None,
 ) -> Subject:
     """What is planned for: a job, or a model on paper."""
     paper = subject_of_paper(model, batch) if model is not None else None
     named = paper.job if paper is not None else job
     assert named is not None
-    given, of_plan = given_job(named, settings)
+    given, of_plan = given_job(named, settings, args)
     if of_plan:
         raise UsageError(
             f"--set {', '.join(of_plan)} belongs to a plan, which is what is searched for.",

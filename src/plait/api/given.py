@@ -9,24 +9,31 @@ from pathlib import Path
 from typing import Any
 
 from plait.api.settings import split_settings
-from plait.errors import JobError
+from plait.errors import JobError, UsageError
 from plait.job.job import Job
 from plait.job.reference import load_job
 
 
-def given_job(job: Job | str, settings: Mapping[str, Any] | None = None) -> tuple[Job, dict[str, Any]]:
+def given_job(
+    job: Job | str, settings: Mapping[str, Any] | None = None, args: Mapping[str, Any] | None = None
+) -> tuple[Job, dict[str, Any]]:
     """The job with its part of the settings, and the plan's part.
 
     Text is a reference as on the command line: `path.py:function`, `module:function`. Settings are plain fields of the
-    job ({"batch": 128}) and groups of the plan ({"sync": {"bucket_mib": 4}}).
+    job ({"batch": 128}) and groups of the plan ({"sync": {"bucket_mib": 4}}); `args` are arguments of its function.
     """
     if not isinstance(job, (Job, str)):
         raise JobError(
             f"a plait.Job, or text that names one, was expected, not {type(job).__name__}.",
             fix="call your job function first: train(job()).",
         )
+    if args and not isinstance(job, str):
+        raise UsageError(
+            f"args ({', '.join(args)}) are for a job that is named, and this is a Job that has been made.",
+            fix='call your function with them: train(job(lr=3e-4)), or name it: train("path.py:job", args=...).',
+        )
     of_job, of_plan = split_settings(settings or {})
-    return job_with(load_job(job) if isinstance(job, str) else job, of_job), of_plan
+    return job_with(load_job(job, args) if isinstance(job, str) else job, of_job), of_plan
 
 
 def name_of(job: Job | str) -> str:

@@ -38,13 +38,13 @@ class Placed:
 
 
 @kept_generators()
-def capture(job: Job | str, *, batch: int | None = None) -> Graph:
+def capture(job: Job | str, *, batch: int | None = None, args: Mapping[str, Any] | None = None) -> Graph:
     """The dataflow graph of one micro-step of `batch` samples; those of the job's own micro-batch by default.
 
     Raises `CaptureError`, with the line, where the model cannot be captured.
     """
     _check_batch(batch)
-    given, _ = given_job(job)
+    given, _ = given_job(job, None, args)
     return Captures(given).of_size(batch if batch is not None else -(-given.batch // given.accumulate))
 
 
@@ -56,12 +56,13 @@ def placements(
     *,
     mesh: Mapping[str, int] | None = None,
     settings: Mapping[str, Any] | None = None,
+    args: Mapping[str, Any] | None = None,
     batch: int | None = None,
 ) -> Placed:
     """Where every tensor of a step is under a plan, and what ranks exchange; `batch` as for `capture`."""
     _check_batch(batch)
     ranks = ranks if ranks is not None or mesh else usual_ranks(plan)
-    given, of_plan = given_job(job, settings)
+    given, of_plan = given_job(job, settings, args)
     chosen = resolve(plan, ranks, of_plan, mesh)
     if chosen.num_stages > 1:
         raise UsageError(

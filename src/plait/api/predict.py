@@ -33,6 +33,7 @@ def predict(
     *,
     mesh: Mapping[str, int] | None = None,
     settings: Mapping[str, Any] | None = None,
+    args: Mapping[str, Any] | None = None,
     cluster: str | Cluster | None = None,
     memory: str | None = None,
     device: str = "cpu",
@@ -54,7 +55,7 @@ def predict(
     known = cluster if isinstance(cluster, Cluster) else None
     if isinstance(cluster, str) and cluster != THIS:
         known = parse_cluster(cluster)
-    given, of_plan = given_job(job, settings)
+    given, of_plan = given_job(job, settings, args)
     if network is not None and known is not None:
         raise UsageError(
             f"a network is emulated on this machine, not on {known.name}.", fix="drop cluster or emulate."

@@ -22,6 +22,7 @@ def verify(
     *,
     mesh: Mapping[str, int] | None = None,
     settings: Mapping[str, Any] | None = None,
+    args: Mapping[str, Any] | None = None,
     steps: int = 3,
     fp32: bool = False,
     serial: bool = False,
@@ -34,7 +35,7 @@ def verify(
     Without a plan it is ddp, or what the axes of `mesh` say; a named plan without `ranks` is run on 2. `serial` runs
     all ranks in this process, `fp32` compares in float32 instead of float64, `emulate` is as in `Trial`.
     """
-    given, of_plan = given_job(job, settings)
+    given, of_plan = given_job(job, settings, args)
     return proving.verify(
         given, plan, ranks, mesh=mesh, settings=of_plan, steps=steps, fp32=fp32, serial=serial, device=device,
         emulate=emulate, listener=listener,

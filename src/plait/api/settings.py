@@ -1,4 +1,4 @@
-"""Settings of a job and of a plan, as people write them: plain fields of the job, groups of the plan.
+"""Settings of a job and of a plan, as people write them: plain fields of the job, groups of the plan. And arguments.
 
 In: `KEY=VALUE` entries, or a mapping {"batch": 128, "sync": {"bucket_mib": 4}}. Out: the other one, or its two parts.
 """
@@ -15,6 +15,8 @@ _VALUE = Format(noun="a value", error=UsageError, fix="quote it, or use a plain 
 
 _PLAN_GROUPS = tuple(dict.fromkeys(s.partition(".")[0] for s in SETTINGS if "." in s))
 _PLAN_KEYS = (*_PLAN_GROUPS, *(s for s in SETTINGS if "." not in s))
+_PLAIN = (bool, int, float, str, type(None))
+"""Types that text can be read back as."""
 _JOB_KEYS = (
     "batch",
     "epochs",
@@ -49,6 +51,30 @@ def parse_settings(entries: Sequence[str]) -> dict[str, Any]:
         else:
             raise UsageError(f"--set {key}: there is no such setting.", fix=_known())
     return found
+
+
+def parse_arguments(entries: Sequence[str]) -> dict[str, str]:
+    """`name=value` entries as texts by name."""
+    found: dict[str, str] = {}
+    for entry in entries:
+        name, separator, text = entry.partition("=")
+        if not separator or not name.isidentifier():
+            raise UsageError(f"--arg {entry!r} is not NAME=VALUE.", fix="write it like --arg lr=3e-4.")
+        if name in found:
+            raise UsageError(f"--arg {name} is given twice.", fix="give each argument once.")
+        found[name] = text
+    return found
+
+
+def write_arguments(args: Mapping[str, Any]) -> list[str]:
+    """As `parse_arguments` reads them."""
+    odd = next((name for name, value in args.items() if not isinstance(value, _PLAIN)), None)
+    if odd is not None:
+        raise UsageError(
+            f"args: {odd} is a {type(args[odd]).__name__}, which a run folder cannot keep for a resume.",
+            fix="give numbers and text, or call the function yourself: train(job(...)).",
+        )
+    return [f"{name}={value}" for name, value in args.items()]
 
 
 def write_settings(settings: Mapping[str, Any]) -> list[str]:

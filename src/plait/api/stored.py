@@ -17,7 +17,7 @@ from plait.plan.plan import read_plan
 
 SAVED = ("checkpoint_every", "record_samples", "keep", "keep_best", "log")
 """Fields of `Saving` that a run writes down."""
-REMEMBERED = ("job", "settings", "steps", "device", *SAVED)
+REMEMBERED = ("job", "settings", "args", "steps", "device", *SAVED)
 """What a run writes down of how it was started, and `resume` takes from there unless it is given anew."""
 _OF_JOB = ("job_file", "job_sha256")
 """What a run remembers of its job's file."""
@@ -27,6 +27,7 @@ _FORMAT = Format(noun="the environment of a run", error=UsageError, fix="give JO
 class _Remembered(msgspec.Struct):
     job: str | None = None
     settings: list[str] | None = None
+    args: list[str] | None = None
     steps: int | None = None
     device: str | None = None
     checkpoint_every: int | None = None

@@ -12,7 +12,13 @@ from plait.api.auto import choose_for_run
 from plait.api.given import given_job, name_of
 from plait.api.loggers import loggers
 from plait.api.progress import shown
-from plait.api.settings import merged, parse_settings, write_settings
+from plait.api.settings import (
+    merged,
+    parse_arguments,
+    parse_settings,
+    write_arguments,
+    write_settings,
+)
 from plait.api.stored import SAVED, stored_saving, stored_settings
 from plait.api.trust import check_remembered, fingerprint
 from plait.callbacks import Callback
@@ -36,6 +42,7 @@ def train(
     *,
     mesh: Mapping[str, int] | None = None,
     settings: Mapping[str, Any] | None = None,
+    args: Mapping[str, Any] | None = None,
     steps: int | None = None,
     out: str | Path | None = None,
     device: str = "cpu",
@@ -51,7 +58,8 @@ def train(
     """Train `job` under `plan` and leave a run folder with its plan, metrics, trace and checkpoints.
 
     `plan` is a name, a .yaml file, a `Plan`, or `auto`; `ranks` counts every process. `mesh` sizes axes ({"data": 2,
-    "tensor": 2}) and `settings` change the plan ({"sync": {"bucket_mib": 4}}). `out` is the run folder, `resume` one to
+    "tensor": 2}), `settings` change the plan ({"sync": {"bucket_mib": 4}}), `args` are those of a job function that is
+    named ({"lr": 3e-4}). `out` is the run folder, `resume` one to
     go on with, and `listener` is told what happens meanwhile. All names are those of `plait run --help`.
 
     In a terminal and in a notebook it shows how it goes; `progress=False` does not, True does everywhere. `callbacks`
@@ -59,8 +67,8 @@ def train(
     """
     with shown(progress, listener) as hears:
         return _train(
-            job, plan, ranks, mesh=mesh, settings=settings, steps=steps, out=out, device=device, resume=resume,
-            trace=trace, listener=hears, saving=saving, limits=limits, trial=trial, callbacks=callbacks,
+            job, plan, ranks, mesh=mesh, settings=settings, args=args, steps=steps, out=out, device=device,
+            resume=resume, trace=trace, listener=hears, saving=saving, limits=limits, trial=trial, callbacks=callbacks,
         )  # fmt: skip
 
 
@@ -70,6 +78,7 @@ def _train(
     ranks: int | None,
     *,
     settings: Mapping[str, Any] | None,
+    args: Mapping[str, Any] | None,
     mesh: Mapping[str, int] | None,
     steps: int | None,
     device: str,
@@ -79,9 +88,9 @@ def _train(
     callbacks: Sequence[Callback],
     **others: Any,
 ) -> Result:
-    given, of_plan = given_job(job, settings)
+    given, of_plan = given_job(job, settings, args)
     if isinstance(job, str):
-        saving = _remembering(saving, job, settings or {}, steps, device)
+        saving = _remembering(saving, job, settings or {}, args or {}, steps, device)
     if plan == AUTO:
         if mesh:
             axes = ",".join(f"{name}={size}" for name, size in mesh.items())
@@ -106,12 +115,18 @@ def _stages(listener: Listener | None) -> Any:
 
 
 def _remembering(
-    saving: Saving, job: str, settings: Mapping[str, Any], steps: int | None, device: str
+    saving: Saving,
+    job: str,
+    settings: Mapping[str, Any],
+    args: Mapping[str, Any],
+    steps: int | None,
+    device: str,
 ) -> Saving:
     """With what `resume` needs to know of a run that was started from a job that is named."""
     remembered = {
         "job": _anywhere(job),
         "settings": write_settings(settings),
+        "args": write_arguments(args),
         "steps": steps,
         "device": device,
         **{name: getattr(saving, name) for name in SAVED},
@@ -130,6 +145,7 @@ def resume(
     plan: str | Path | Plan | None = None,
     mesh: Mapping[str, int] | None = None,
     settings: Mapping[str, Any] | None = None,
+    args: Mapping[str, Any] | None = None,
     steps: int | None = None,
     out: str | Path | None = None,
     device: str | None = None,
@@ -160,8 +176,10 @@ def resume(
             listener({"told": f"resume: {told}"})
     same = ranks is None and not mesh
     plan = plan or (stored["plan_file"] if "plan_file" in stored and same else stored.get("plan"))
+    kept = parse_arguments(stored.get("args", [])) if isinstance(given, str) else {}
     return train(
-        given, plan, ranks, mesh=mesh, settings=merged(parse_settings(stored.get("settings", [])), settings or {}),
+        given, plan, ranks, mesh=mesh, args={**kept, **(args or {})},
+        settings=merged(parse_settings(stored.get("settings", [])), settings or {}),
         steps=steps if steps is not None else stored.get("steps"), out=out or folder,
         device=device or stored.get("device", "cpu"), resume=folder, trace=trace, listener=listener,
         saving=saving if saving is not None else stored_saving(stored), limits=limits, trial=trial,

@@ -14,9 +14,10 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 import plait
+from plait.api.settings import parse_arguments
 from plait.cli.console import plain_console, prints_aside, waiting
 from plait.cli.flatten import flattened
-from plait.cli.options import TEXTS, How, JobArgument, JsonOption
+from plait.cli.options import TEXTS, ArgOption, How, JobArgument, JsonOption
 from plait.errors import CaptureError, DiskError, UsageError
 from plait.files.write import write_whole
 
@@ -34,6 +35,7 @@ def graph(
         typer.Option("--placements", help="Show where every tensor is under a plan, and what is exchanged."),
     ] = False,
     how: How,
+    arg: ArgOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Show what one training step of JOB computes: parameters, ops, FLOPs, memory, the costliest modules.
@@ -44,12 +46,13 @@ def graph(
         raise UsageError(
             "--plan, --ranks, --mesh and --set say how a step is run.", fix="add --placements to see it."
         )
+    args = parse_arguments(arg or ())
     progress = plain_console(
         to_stderr=json_
     )  # a machine reads standard output; what is going on is for a person
     try:
         with prints_aside(json_), waiting(progress, f"Reading {job}"):
-            found = _placed(job, batch, how) if placements else _captured(job, batch)
+            found = _placed(job, batch, how, args) if placements else _captured(job, batch, args)
     except CaptureError as error:
         _refuse(error, job, json_, progress)
         raise typer.Exit(1) from error
@@ -64,12 +67,12 @@ def graph(
         progress.print(Text(f"Wrote {html}", style="green"))
 
 
-def _captured(job: str, batch: int | None) -> tuple[Any, RenderableType, Any]:
+def _captured(job: str, batch: int | None, args: dict[str, str]) -> tuple[Any, RenderableType, Any]:
     from plait.cli.views.graph import summary_values, summary_view  # torch takes seconds: help does not wait
     from plait.graph.show.draw import draw_html
     from plait.graph.show.summary import summarize, to_json
 
-    graph = plait.capture(job, batch=batch)
+    graph = plait.capture(job, batch=batch, args=args)
     summary = summarize(graph)
     view = summary_view(job, graph, summary)
     return (
@@ -79,11 +82,13 @@ def _captured(job: str, batch: int | None) -> tuple[Any, RenderableType, Any]:
     )
 
 
-def _placed(job: str, batch: int | None, how: How) -> tuple[Any, RenderableType, Any]:
+def _placed(job: str, batch: int | None, how: How, args: dict[str, str]) -> tuple[Any, RenderableType, Any]:
     from plait.cli.views.placements import listing_view  # likewise
     from plait.report.placements_page import placements_page
 
-    placed = plait.placements(job, how.plan, how.ranks, mesh=how.mesh, settings=how.settings, batch=batch)
+    placed = plait.placements(
+        job, how.plan, how.ranks, mesh=how.mesh, settings=how.settings, args=args, batch=batch
+    )
     listing, notices = placed.listing, placed.notices
     view = Group(Text(job, style="bold"), *listing_view(listing, notices))
     return (

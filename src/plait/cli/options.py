@@ -19,6 +19,10 @@ JobArgument = Annotated[
         metavar="JOB", help="path.py[:function] or module:function; the function is `job` by default."
     ),
 ]
+ArgOption = Annotated[
+    list[str] | None,
+    typer.Option("--arg", metavar="NAME=VALUE", help="An argument of the job's function: lr=3e-4."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="Of this machine: cpu or cuda.")]
 

@@ -12,10 +12,10 @@ import typer
 from rich.text import Text
 
 import plait
-from plait.api.settings import parse_settings
+from plait.api.settings import parse_arguments, parse_settings
 from plait.cli.console import plain_console, prints_aside
 from plait.cli.flatten import flattened
-from plait.cli.options import JsonOption, parse_counts
+from plait.cli.options import ArgOption, JsonOption, parse_counts
 from plait.errors import PlanError, UsageError
 from plait.options import SYSTEMS, Search
 
@@ -57,6 +57,7 @@ def plan_(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the job: batch=128.")
     ] = None,
+    arg: ArgOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Rank the plans for JOB on a cluster: step time, memory, money; what does not fit, and why."""
@@ -66,7 +67,7 @@ def plan_(
         raise UsageError(f"--export {export!r} is not known.", fix=f"use one of {', '.join(SYSTEMS)}.")
     what: dict[str, Any] = {
         "job": job, "model": model, "cluster": cluster, "batch": batch, "settings": parse_settings(set_ or []),
-        "search": search,
+        "args": parse_arguments(arg or ()), "search": search,
     }  # fmt: skip
     if scale is not None:
         with prints_aside(json_):
@@ -80,7 +81,8 @@ def plan_(
         written += plait.export_plan(choice, export, out)
     elif out is not None:
         out.write_text(choice.to_yaml())
-        written.append(f"wrote {out}: {choice.to_use(out, job, cluster)}")
+        named = job and " ".join([job, *(f"--arg {entry}" for entry in arg or ())])
+        written.append(f"wrote {out}: {choice.to_use(out, named, cluster)}")
     _show(choice, written, explain, json_)
 
 

@@ -13,9 +13,10 @@ import typer
 
 import plait
 from plait.api.progress import show_progress
+from plait.api.settings import parse_arguments
 from plait.cli.console import plain_console, prints_aside, waiting
 from plait.cli.flatten import flattened
-from plait.cli.options import TEXTS, DeviceOption, EmulateOption, How, JobArgument, JsonOption
+from plait.cli.options import TEXTS, ArgOption, DeviceOption, EmulateOption, How, JobArgument, JsonOption
 from plait.cluster.parse import measured_path
 
 
@@ -24,6 +25,7 @@ def predict(
     job: JobArgument,
     *,
     how: How,
+    arg: ArgOption = None,
     cluster: Annotated[
         str | None,
         typer.Option(help="8xA100, 64x8xH100, a YAML file; this machine by default, measured if need be."),
@@ -42,8 +44,8 @@ def predict(
     """
     with prints_aside(json_), waiting(plain_console(to_stderr=json_), f"reading {job}") as say:
         found = plait.predict(
-            job, how.plan, how.ranks, mesh=how.mesh, settings=how.settings, cluster=cluster, memory=memory,
-            device=device, emulate=emulate, listener=lambda event: say(event["stage"]),
+            job, how.plan, how.ranks, mesh=how.mesh, settings=how.settings, args=parse_arguments(arg or ()),
+            cluster=cluster, memory=memory, device=device, emulate=emulate, listener=lambda event: say(event["stage"]),
         )  # fmt: skip
     from plait.cli.views.predict import print_prediction  # torch takes seconds: help does not wait for it
     from plait.trace.files import write_chrome

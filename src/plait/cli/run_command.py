@@ -17,11 +17,21 @@ from rich.text import Text
 
 import plait
 from plait.api.progress import show_progress
+from plait.api.settings import parse_arguments
 from plait.api.stored import SAVED, stored_saving, stored_settings
 from plait.cli.console import plain_console, prints_aside, speaks_elsewhere
 from plait.cli.engine import COMMAND_LINE, Asked, start
 from plait.cli.flatten import flattened
-from plait.cli.options import TEXTS, DryRunOption, EngineOption, EngineSetOption, HostsOption, How, JsonOption
+from plait.cli.options import (
+    TEXTS,
+    ArgOption,
+    DryRunOption,
+    EngineOption,
+    EngineSetOption,
+    HostsOption,
+    How,
+    JsonOption,
+)
 from plait.errors import CheckpointError, PlaitError, UsageError
 from plait.files.write import write_or_tell
 from plait.options import Limits, Listener, Saving, Trial
@@ -49,6 +59,7 @@ def run(
     ] = None,
     *,
     how: How,
+    arg: ArgOption = None,
     steps: Annotated[int | None, typer.Option(help="Stop after this many optimizer steps.")] = None,
     workers: Annotated[
         int | None, typer.Option(help="Processes of each rank that read samples; a thread by default.")
@@ -89,7 +100,8 @@ def run(
         reading = {k: v for k, v in (("workers", workers), ("skip_bad", skip_bad)) if v is not None}
         options: dict[str, Any] = {
             "plan": how.plan, "ranks": how.ranks, "mesh": how.mesh, "settings": {**how.settings, **reading},
-            "steps": steps, "out": out, "trace": trace, "listener": heard, "limits": limits, "trial": trial,
+            "args": parse_arguments(arg or ()), "steps": steps, "out": out, "trace": trace, "listener": heard,
+            "limits": limits, "trial": trial,
         }  # fmt: skip
         if resume is not None:
             own = {name: getattr(saving, name) for name in given & set(SAVED)}

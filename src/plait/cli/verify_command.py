@@ -16,11 +16,13 @@ from rich.text import Text
 
 import plait
 from plait.api.progress import show_progress
+from plait.api.settings import parse_arguments
 from plait.cli.console import plain_console, prints_aside, speaks_elsewhere
 from plait.cli.engine import COMMAND_LINE, Asked, start
 from plait.cli.flatten import flattened
 from plait.cli.options import (
     TEXTS,
+    ArgOption,
     DeviceOption,
     DryRunOption,
     EmulateOption,
@@ -44,6 +46,7 @@ def verify(
     job: JobArgument,
     *,
     how: How,
+    arg: ArgOption = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps to compare.")] = 3,
     fp32: Annotated[bool, typer.Option("--fp32", help="Compare in float32 instead of float64.")] = False,
     serial: Annotated[bool, typer.Option("--serial", help="All ranks in this process; 64 are fine.")] = False,
@@ -63,7 +66,8 @@ def verify(
     is_silent, console = not serial and speaks_elsewhere(), plain_console(to_stderr=json_)
     with prints_aside(json_), show_progress(console, quiet=json_ or is_silent) as listener:
         outcome = plait.verify(
-            job, how.plan, how.ranks, mesh=how.mesh, settings=how.settings, steps=steps, fp32=fp32, serial=serial,
+            job, how.plan, how.ranks, mesh=how.mesh, settings=how.settings, args=parse_arguments(arg or ()),
+            steps=steps, fp32=fp32, serial=serial,
             device=device, emulate=emulate, listener=listener,
         )  # fmt: skip
     if not is_silent:

@@ -7,6 +7,7 @@ processes.
     job.py        Job, Until: the description itself, checked where it is made
     checks.py     contradictions between the job, its data and the number of ranks
     reference.py  `path.py:function` or `module:function` -> Job
+    arguments.py  what that function is called with
     schedule.py   the learning rate of optimizer step k
     order.py      which samples are in step k, and how a step is split
     data.py       datasets, tensors, streams -> Source (columns.py, parquet.py, huggingface.py: one kind each)

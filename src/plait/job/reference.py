@@ -1,8 +1,8 @@
 """A job named on the command line.
 
-Goes in: `path.py`, `path.py:function`, `module:function`. Comes out: the Job that the function returns. As
-with `python path.py`, the file's folder stays at the front of sys.path, so that what the job imports later
-is found too, and the module is registered, so that its classes can be found by name. Never runs anything
+Goes in: `path.py`, `path.py:function`, `module:function`, and arguments of the function. Comes out: the Job that the
+function returns. As with `python path.py`, the file's folder stays at the front of sys.path, so that what the job
+imports later is found too, and the module is registered, so that its classes can be found by name. Never runs anything
 but the import and that one function.
 """
 
@@ -10,12 +10,13 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from plait.errors import JobError, PlaitError, UsageError
+from plait.job.arguments import bound_arguments
 from plait.job.batch import describe
 from plait.job.job import Job
 from plait.job.origin import where
@@ -23,8 +24,11 @@ from plait.job.origin import where
 _DEFAULT = "job"
 
 
-def load_job(reference: str) -> Job:
-    """The Job behind `path.py[:function]` or `module[:function]`; the function is `job` when none is named."""
+def load_job(reference: str, args: Mapping[str, Any] | None = None) -> Job:
+    """The Job behind `path.py[:function]` or `module[:function]`; the function is `job` when none is named.
+
+    `args` are its arguments; text is read as the parameter's own type: {"lr": "3e-4"}.
+    """
     source, name = _parts(reference)
     is_file = source.endswith(".py") or "/" in source
     module = _module_of_file(Path(source)) if is_file else _module_by_name(source)
@@ -35,7 +39,15 @@ def load_job(reference: str) -> Job:
             f"{source} has no function {name!r}; it has {', '.join(others) if others else 'no functions'}.",
             fix=f"write {source}:{others[0]}." if others else "define `def job() -> plait.Job` in it.",
         )
-    job = _guarded(found, f"{source}:{name}") if callable(found) else found
+    job = found
+    if callable(found):
+        given = bound_arguments(found, args or {}, f"{source}:{name}")
+        job = _guarded(lambda: found(**given), f"{source}:{name}")
+    elif args:
+        raise UsageError(
+            f"{source}:{name} is {describe(found)}, which takes no arguments (--arg {', '.join(args)}).",
+            fix=f"make it a function: `def {name}({', '.join(args)}) -> plait.Job`.",
+        )
     if not isinstance(job, Job):
         raise JobError(
             f"{source}:{name} returned {describe(job)}, not a plait.Job.",
@@ -126,7 +138,7 @@ def _guarded(function: Callable[[], Any], noun: str) -> Any:
         line = where(error)
         raise JobError(
             f"{noun} failed{f' at {line}' if line else ''}: {type(error).__name__}: {error}",
-            fix="mend that line; the job's function is called without arguments.",
+            fix="mend that line; arguments of the job's function are given with --arg NAME=VALUE.",
         ) from error
 
 

@@ -166,9 +166,58 @@ def test_an_error_of_the_job_itself_passes_unchanged(folder: Path) -> None:
 
 def test_a_function_with_required_arguments_is_reported(folder: Path) -> None:
     text = JOB + "\ndef needs(size):\n    return job(size)\n"
-    with pytest.raises(JobError, match="missing 1 required positional argument"):
+    with pytest.raises(UsageError, match="needs size"):
         load_job(write(folder, "some_job.py", text) + ":needs")
 
 
 def test_the_result_is_a_job(folder: Path) -> None:
     assert isinstance(load_job(write(folder, "some_job.py")), Job)
+
+
+ARGUMENTS = """
+from typing import Literal
+import torch
+from torch import nn
+from plait.job import Job
+seen = []
+
+def job(lr: float, width=64, *, kind: Literal["sgd", "adam"] = "sgd", deep: bool | None = None, tag="x"):
+    seen.append((lr, width, kind, deep, tag))
+    return Job(model=lambda: nn.Linear(2, width), data=torch.zeros(4, 2), objective=lambda m, b: m(b).mean(),
+               optimizer=torch.optim.SGD, batch=4)
+
+ready = job(0.1)
+"""
+
+
+def test_arguments_are_read_as_the_parameters_own_types(folder: Path) -> None:
+    path = write(folder, "argued_job.py", ARGUMENTS)
+    load_job(path, {"lr": "3", "width": "16", "kind": "adam", "deep": "true", "tag": "7"})
+    assert sys.modules["argued_job"].seen[-1] == (3.0, 16, "adam", True, "7")
+    load_job(path, {"lr": 1, "deep": "none"})
+    assert sys.modules["argued_job"].seen[-1] == (1.0, 64, "sgd", None, "x")
+    assert type(sys.modules["argued_job"].seen[-1][0]) is float
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ({}, r"needs lr.*--arg lr=VALUE"),
+        ({"lr": "1", "depth": "2"}, r"--arg depth: .*width=64.* has no such parameter.*use lr, width, kind"),
+        ({"lr": "fast"}, r"--arg lr: .* takes float, not 'fast'"),
+        ({"lr": "1", "width": "1.5"}, r"--arg width: .* takes int, not '1.5'"),
+        ({"lr": "1", "kind": "lion"}, r"takes 'sgd' or 'adam', not 'lion'"),
+    ],
+)
+def test_wrong_arguments_are_told_with_the_functions_parameters(
+    folder: Path, args: dict[str, str], told: str
+) -> None:
+    path = write(folder, "argued_job.py", ARGUMENTS)
+    with pytest.raises(UsageError, match=f"(?s){told}"):
+        load_job(path, args)
+
+
+def test_a_job_that_is_made_takes_no_arguments(folder: Path) -> None:
+    path = write(folder, "argued_job.py", ARGUMENTS)
+    with pytest.raises(UsageError, match="takes no arguments"):
+        load_job(f"{path}:ready", {"lr": 1})
