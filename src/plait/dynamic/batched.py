@@ -18,6 +18,7 @@ from plait.dynamic.evaluate import evaluated
 from plait.dynamic.lazy import Lazy, Recorder, Recording
 from plait.dynamic.rows import RowFunction, row_function
 from plait.dynamic.signatures import CannotBatchError, Signature, Signatures
+from plait.dynamic.structure import refuse_tracing
 from plait.dynamic.vertices import Scheduling
 from plait.errors import DataError
 from plait.torch_private import pytree
@@ -60,6 +61,7 @@ class Batched(nn.Module):
         self._forget()
 
     def forward(self, samples: Iterable[Any], *arguments: Any, **keywords: Any) -> Any:
+        refuse_tracing()
         samples = list(samples)
         if not samples:
             raise DataError("there is no sample in the batch.", fix="give at least one.")

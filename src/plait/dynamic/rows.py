@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.func import functionalize, vjp, vmap
+from torch.fx.node import map_aggregate
 
 from plait.torch_private import pytree
+from plait.torch_private.dispatch import without_modes
 from plait.torch_private.tracing import Sizes, make_fx
 
 ROWS = "num_rows"
@@ -116,14 +118,17 @@ def row_function(
         _, back, out = derived
         return out, back(tuple(grads))
 
-    sizes = Sizes(others or 0)
-    given = [sizes.fake(value) for value in parameters.values()]
-    given += [sizes.fake(value, rows=True) for value in inputs]
-    given += [sizes.fake(value, rows=True, others=others is not None) for value in states]
-    grads = [sizes.fake(value, rows=True) for value, number in zip(made, has_grad, strict=True) if number]
-    with sizes.mode:
-        functional: Any = functionalize(joint, remove="mutations")
-        traced = make_fx(functional, tracing_mode="real", _allow_non_fake_inputs=True)(given, grads)
+    for symbols in (True, False):
+        sizes = Sizes(others or 0, symbols=symbols)
+        given = [sizes.fake(value) for value in parameters.values()]
+        given += [sizes.fake(value, rows=True) for value in inputs]
+        given += [sizes.fake(value, rows=True, others=others is not None) for value in states]
+        grads = [sizes.fake(value, rows=True) for value, number in zip(made, has_grad, strict=True) if number]
+        with without_modes(), sizes.mode:
+            functional: Any = functionalize(joint, remove="mutations")
+            traced = make_fx(functional, tracing_mode="real", _allow_non_fake_inputs=True)(given, grads)
+        if sizes.is_open:
+            break
     counts = (len(names), num_inputs, len(states), len(grads))
     return _cut(_Cut(traced, sizes, counts), names, is_number, has_grad, others=others is not None)
 
@@ -173,6 +178,7 @@ class _Cut:
                 made[node] = number
             else:
                 made[node] = graph.node_copy(node, made.__getitem__)
+                made[node].args = map_aggregate(made[node].args, self._counted(graph, number, made[node]))
         graph.output(tuple(made[node] for node in wanted))
         module = fx.GraphModule(self._traced, graph)
         return Part(
@@ -180,6 +186,17 @@ class _Cut:
             inputs=_names(node for node in needed if node in inputs),
             outputs=_names(wanted),
         )
+
+    def _counted(self, graph: fx.Graph, number: fx.Node, node: fx.Node) -> Callable[[Any], Any]:
+        """Numbers that are so many times the rows as what they are."""
+
+        def counted(item: Any) -> Any:
+            if not (times := self.sizes.times_rows(item)):
+                return item
+            with graph.inserting_before(node):
+                return number if times == 1 else graph.call_function(operator.mul, (number, times))
+
+        return counted
 
     def _needed(
         self, members: set[fx.Node], wanted: Sequence[fx.Node], late: bool, inputs: set[fx.Node]

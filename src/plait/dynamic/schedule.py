@@ -88,7 +88,7 @@ def scheduled(samples: Sequence[Structure], num_states: int) -> Schedule:
                 family=family,
                 within=within,
                 num_rows=end - start,
-                seen=tuple((part, rows) for part in range(num_states)),
+                seen=tuple((part, rows) for part in range(num_states if number else 0)),
                 into=tuple((part, start) for part in range(num_states)),
             )
         )

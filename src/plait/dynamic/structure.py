@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plait.errors import DataError
+from plait.errors import CaptureError, DataError
+from plait.torch_private.tracing import is_tracing
 
 Array = np.ndarray[Any, Any]
 
@@ -154,6 +155,15 @@ class Reader:
         if isinstance(vertex, (tuple, list)):
             return None
         return getattr(vertex, "input", None) if hasattr(vertex, "children") else vertex
+
+
+def refuse_tracing() -> None:
+    """Graphs of samples are read in Python: code that is being captured would hold the first batch's for good."""
+    if is_tracing():
+        raise CaptureError(
+            "its graph differs from sample to sample.",
+            fix="nothing: it runs eagerly, in batches of its own.",
+        )
 
 
 def _is_shared(vertex: Any) -> bool:

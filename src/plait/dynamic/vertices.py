@@ -18,7 +18,7 @@ from plait.dynamic.evaluate import Work, evaluated
 from plait.dynamic.one_by_one import states_one_by_one
 from plait.dynamic.rows import RowFunction, row_function
 from plait.dynamic.schedule import Family, Schedule, scheduled
-from plait.dynamic.structure import Reader, Structure
+from plait.dynamic.structure import Reader, Structure, refuse_tracing
 from plait.errors import DataError, JobError
 
 _MOST_FUNCTIONS = 64
@@ -119,6 +119,7 @@ class Vertices(nn.Module):
         return {**kept, "_functions": {}, "last": None}
 
     def forward(self, graphs: Iterable[Any], inputs: Tensor | None = None) -> States:
+        refuse_tracing()
         began = time.perf_counter()
         samples = [self._read(number, graph) for number, graph in enumerate(graphs)]
         if not samples:
@@ -219,13 +220,14 @@ class Vertices(nn.Module):
             if function.fits(family.num_children):
                 return function
 
+        number, given = family.num_children, [value.detach() for value in own]
+
         def of(parameters: dict[str, Tensor], own: list[Tensor], states: list[Tensor]) -> Sequence[Tensor]:
-            return self._called(family, own, states, parameters)
+            seen = states if number else [like.new_empty((0, *like.shape)) for like in examples]
+            return self._called(family, own, seen, parameters)
 
         try:
-            function = row_function(
-                of, parameters, [value.detach() for value in own], examples, family.num_children
-            )
+            function = row_function(of, parameters, given, examples if number else (), number or None, examples)
         except JobError:
             raise
         except Exception as error:  # whatever the user's code and torch's tracer make of each other

@@ -13,8 +13,8 @@ from torch.fx.experimental.proxy_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-_ROWS = 8191
-"""The size that stands for any number of rows: a prime that no other size is likely to be."""
+_ROWS = 1_000_003
+"""The size that stands for any number of rows: a prime of which no other size is likely to be a multiple."""
 
 
 def tracer() -> Any:
@@ -34,14 +34,23 @@ untraced = disable_proxy_modes_tracing
 """While active, ops are run and not traced."""
 
 
-class Sizes:
-    """Fake tensors in which two sizes are left open: how many rows there are, and how many others each row sees."""
+def is_tracing() -> bool:
+    """Whether ops are being traced now."""
+    return get_proxy_mode() is not None
 
-    def __init__(self, others: int) -> None:
-        self._shapes = ShapeEnv(duck_shape=False)
+
+class Sizes:
+    """Fake tensors in which two sizes are left open: how many rows there are, and how many others each row sees.
+
+    Open sizes are symbols. Some of torch's rules for batches cannot have them: without `symbols` the rows are so many as
+    nothing else is, and the others are as they are.
+    """
+
+    def __init__(self, others: int, *, symbols: bool) -> None:
+        self._shapes = ShapeEnv(duck_shape=False) if symbols else None
         self.mode = FakeTensorMode(shape_env=self._shapes, allow_non_fake_inputs=True)
-        self._rows = self._open(_ROWS)
-        self._others = self._open(others) if others > 1 else others
+        self._rows: Any = self._open(_ROWS) if symbols else _ROWS
+        self._others: Any = self._open(others) if symbols and others > 1 else others
 
     def _open(self, size: int) -> Any:
         context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
@@ -55,15 +64,29 @@ class Sizes:
 
     def is_rows(self, size: Any) -> bool:
         """Whether a size is the number of rows, and nothing computed from it."""
+        if self._shapes is None:
+            return isinstance(size, int) and size == _ROWS
         return isinstance(size, torch.SymInt) and size.node.expr == self._rows.node.expr
 
     def has_rows(self, size: Any) -> bool:
         """Whether a size depends on the number of rows."""
+        if self._shapes is None:
+            return bool(self.times_rows(size))
         return isinstance(size, torch.SymInt) and self._rows.node.expr in size.node.expr.free_symbols
+
+    def times_rows(self, number: Any) -> int:
+        """How many times the rows a plain number is; 0: it has nothing to do with them."""
+        is_known = self._shapes is None and type(number) is int and number != 0
+        return number // _ROWS if is_known and number % _ROWS == 0 else 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether what was traced is right for any number of rows."""
+        return self._shapes is None or self._rows.node._expr not in self._shapes.replacements
 
     def fits(self, others: int) -> bool:
         """Whether what was traced is right for so many others: no branch was taken that they would not take."""
-        if not isinstance(self._others, torch.SymInt):
+        if self._shapes is None or not isinstance(self._others, torch.SymInt):
             return others == self._others
         known = {self._others.node.expr: others}
         open_ = self._others.node._expr
@@ -73,4 +96,4 @@ class Sizes:
         return all(guard.expr.subs(known | {open_: others}) != False for guard in self._shapes.guards)  # noqa: E712
 
 
-__all__ = ["Sizes", "make_fx", "node_of", "tracer", "untraced"]
+__all__ = ["Sizes", "is_tracing", "make_fx", "node_of", "tracer", "untraced"]

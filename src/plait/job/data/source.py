@@ -6,14 +6,14 @@ decides which samples, or in which order.
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.utils.data import default_collate
 
 from plait.errors import DataError
-from plait.job.batch import describe, no_rows, with_objects
+from plait.job.batch import Objects, describe, no_rows, with_objects
 from plait.job.data.damage import Damage
 
 Collate = Callable[[list[Any]], Any]
@@ -204,10 +204,25 @@ def collated(collate: Collate | None, samples: list[Any]) -> Any:
     if collate is not None:
         return with_objects(collate(samples))
     try:
-        return with_objects(default_collate(samples))
+        return with_objects(_gathered(samples))
     except (TypeError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(
             f"{len(samples)} samples cannot be put into one batch; the first is {describe(samples[0])}: {reason}.",
             fix="give collate=(list of samples) -> batch, which pads or converts them.",
         ) from error
+
+
+def _gathered(samples: list[Any]) -> Any:
+    """By torch's function, which knows tensors, arrays, numbers, text and what holds them; other objects in a list."""
+    first = samples[0]
+    try:
+        return default_collate(samples)
+    except TypeError:
+        if isinstance(first, tuple | list) and all(len(sample) == len(first) for sample in samples):
+            return [_gathered(list(column)) for column in zip(*samples, strict=True)]
+        if isinstance(first, Mapping):
+            return {key: _gathered([sample[key] for sample in samples]) for key in first}
+        if isinstance(first, Tensor | tuple | list | int | float | str | bytes) or hasattr(first, "__array__"):
+            raise
+        return Objects(samples)
