@@ -1,7 +1,7 @@
 """A child-sum tree-LSTM on syntax trees of Python's standard library: what is the expression at the root?
 
-Every sample is a graph of its own: the syntax tree of an expression. Vertices know their type, but for the root's, which
-is to be told from what is below it. `plait.Vertices` evaluates all vertices of a batch level by level.
+Every sample is a graph of its own: the syntax tree of an expression. Vertices know their type, but for the root's,
+which is to be told from what is below it. `plait.Vertices` evaluates all vertices of a batch level by level.
 
     plait run examples/tree_lstm_ast.py --plan ddp --ranks 2
 """
@@ -17,9 +17,22 @@ from torch import Tensor, nn
 
 import plait
 
-MODULES = ("argparse", "ast", "inspect", "tarfile", "zipfile", "statistics", "textwrap", "datetime", "fractions", "csv")
+MODULES = (
+    "argparse",
+    "ast",
+    "inspect",
+    "tarfile",
+    "zipfile",
+    "statistics",
+    "textwrap",
+    "datetime",
+    "fractions",
+    "csv",
+)
 KINDS = (ast.BinOp, ast.BoolOp, ast.Call, ast.Compare, ast.IfExp, ast.Subscript, ast.Tuple, ast.List)
-TYPES = sorted(name for name, value in vars(ast).items() if isinstance(value, type) and issubclass(value, ast.AST))
+TYPES = sorted(
+    name for name, value in vars(ast).items() if isinstance(value, type) and issubclass(value, ast.AST)
+)
 HIDDEN = len(TYPES)
 """The input of a root: it is not told what it is."""
 
@@ -106,3 +119,8 @@ def job() -> plait.Job:
         evaluate=Expressions(held_out=True),
         metrics={"accuracy": accuracy},
     )
+
+
+if __name__ == "__main__":
+    result = plait.train(job(), "ddp", 2)
+    print(f"held-out accuracy: {result.evaluation['accuracy']:.3f}")

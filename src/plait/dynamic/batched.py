@@ -19,7 +19,7 @@ from plait.dynamic.lazy import Lazy, Recorder, Recording
 from plait.dynamic.rows import RowFunction, row_function
 from plait.dynamic.signatures import CannotBatchError, Signature, Signatures
 from plait.dynamic.structure import refuse_tracing
-from plait.dynamic.vertices import Scheduling
+from plait.dynamic.vertices import Scheduling, Vertices
 from plait.errors import DataError
 from plait.torch_private import pytree
 
@@ -142,3 +142,10 @@ def _stacked(made: Sequence[Any]) -> Any:
             return list(made)
         joined.append(torch.stack(parts))
     return pytree.tree_unflatten(joined, spec) if leaves else list(made)
+
+
+def run_one_by_one(model: nn.Module) -> None:
+    """Turn batches off wherever the model has them: each vertex, each sample by itself, in plain PyTorch."""
+    for part in model.modules():
+        if isinstance(part, Batched | Vertices):
+            part.batched = False

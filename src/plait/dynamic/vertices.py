@@ -227,7 +227,9 @@ class Vertices(nn.Module):
             return self._called(family, own, seen, parameters)
 
         try:
-            function = row_function(of, parameters, given, examples if number else (), number or None, examples)
+            function = row_function(
+                of, parameters, given, examples if number else (), number or None, examples
+            )
         except JobError:
             raise
         except Exception as error:  # whatever the user's code and torch's tracer make of each other

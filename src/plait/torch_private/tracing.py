@@ -42,8 +42,8 @@ def is_tracing() -> bool:
 class Sizes:
     """Fake tensors in which two sizes are left open: how many rows there are, and how many others each row sees.
 
-    Open sizes are symbols. Some of torch's rules for batches cannot have them: without `symbols` the rows are so many as
-    nothing else is, and the others are as they are.
+    Open sizes are symbols. Some of torch's rules for batches cannot have them: without `symbols` the rows are so many
+    as nothing else is, and the others are as they are.
     """
 
     def __init__(self, others: int, *, symbols: bool) -> None:

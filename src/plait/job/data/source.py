@@ -223,6 +223,8 @@ def _gathered(samples: list[Any]) -> Any:
             return [_gathered(list(column)) for column in zip(*samples, strict=True)]
         if isinstance(first, Mapping):
             return {key: _gathered([sample[key] for sample in samples]) for key in first}
-        if isinstance(first, Tensor | tuple | list | int | float | str | bytes) or hasattr(first, "__array__"):
+        if isinstance(first, Tensor | tuple | list | int | float | str | bytes) or hasattr(
+            first, "__array__"
+        ):
             raise
         return Objects(samples)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from plait.dynamic.batched import run_one_by_one
 from plait.errors import CaptureError
 from plait.graph.capture.autocast import autocast_like
 from plait.graph.capture.stand_ins import stand_ins
@@ -47,6 +48,7 @@ def run_eager(job: Job, steps: int, dtype: torch.dtype, captures: Captures) -> R
     )
     state = ModelState(job, torch.device("cpu"), dtype)
     state.narrow = bool(captures.narrow)
+    run_one_by_one(state.model)
     order = job.order(captures.source.num_samples)
     assert order is not None, "a stream has no order of its own"
     losses, norms, gradients = [], [], []
