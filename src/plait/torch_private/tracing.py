@@ -65,7 +65,7 @@ class Sizes:
     def is_rows(self, size: Any) -> bool:
         """Whether a size is the number of rows, and nothing computed from it."""
         if self._shapes is None:
-            return isinstance(size, int) and size == _ROWS
+            return type(size) is int and size == _ROWS
         return isinstance(size, torch.SymInt) and size.node.expr == self._rows.node.expr
 
     def has_rows(self, size: Any) -> bool:
@@ -87,7 +87,7 @@ class Sizes:
     def fits(self, others: int) -> bool:
         """Whether what was traced is right for so many others: no branch was taken that they would not take."""
         if self._shapes is None or not isinstance(self._others, torch.SymInt):
-            return others == self._others
+            return bool(others == self._others)
         known = {self._others.node.expr: others}
         open_ = self._others.node._expr
         fixed = self._shapes.replacements.get(open_)
