@@ -10,6 +10,7 @@ from typing import Any
 
 from plait.api.settings import split_settings
 from plait.errors import JobError, UsageError
+from plait.job.data.fold import Fold
 from plait.job.job import Job
 from plait.job.reference import load_job
 
@@ -42,13 +43,29 @@ def name_of(job: Job | str) -> str:
 
 
 def job_with(job: Job, settings: Mapping[str, Any]) -> Job:
-    """The job with some of its plain fields replaced."""
+    """The job with some of its plain fields replaced; `fold` is last, the data without a part of it."""
     if not settings:
         return job
     changed = dict(settings)
+    fold = changed.pop("fold", None)
     if "steps" in changed and "epochs" not in changed:
         changed["epochs"] = None
     if "epochs" in changed and "steps" not in changed:
         changed["steps"] = None
     assert set(changed) <= {field.name for field in fields(Job)}
-    return replace(job, **changed)
+    changed_job = replace(job, **changed)
+    return changed_job if fold is None else _held_out(changed_job, fold)
+
+
+def _held_out(job: Job, text: str) -> Job:
+    """The job that trains on all but a part of its data, and is evaluated on that part alone."""
+    if job.sampler is not None:
+        raise UsageError(
+            f"fold={text}: the job's own sampler says which samples are read, and may name those held out.",
+            fix="leave out Job(sampler=...), or give data and evaluate of your own for each fold.",
+        )
+    fold = Fold.parse(text, job.data)
+    lengths = job.lengths
+    if lengths is not None:
+        lengths = [lengths[index] for index in fold.ids(len(lengths)).tolist()]
+    return replace(job, data=fold, evaluate=replace(fold, held_out=True), lengths=lengths)

@@ -32,6 +32,7 @@ _JOB_KEYS = (
     "workers",
     "prefetch",
     "skip_bad",
+    "fold",
 )
 
 

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from plait.errors import DataError, PlaitError
 from plait.job.batch import describe
 from plait.job.data.columns import columns, is_array
+from plait.job.data.fold import Fold
 from plait.job.data.huggingface import huggingface, is_huggingface
 from plait.job.data.parquet import parquet
 from plait.job.data.source import Collate, Picked, Samples, Source, Stream
@@ -39,6 +40,9 @@ def open_data(data: Any, collate: Collate | None = None, *, skip_bad: int = 0) -
 
     Up to `skip_bad` samples may be damaged.
     """
+    if isinstance(data, Fold):
+        whole = open_data(data.data, collate, skip_bad=skip_bad)
+        return Picked(whole, data.ids(whole.num_samples))
     made = _call(data) if _is_function(data) else data
     if isinstance(made, DataLoader) and made is not data:
         raise DataError(

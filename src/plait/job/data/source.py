@@ -33,6 +33,9 @@ class Source(ABC):
         """Damaged samples that were met since this was asked last."""
         return self.damage.news() if self.damage is not None else {}
 
+    def keep_to(self, ids: Tensor) -> None:  # noqa: B027 (what is in memory is never damaged)
+        """Only these samples may ever be read, also in the place of a damaged one."""
+
     @property
     @abstractmethod
     def num_samples(self) -> int | None:
@@ -50,6 +53,7 @@ class Samples(Source):
         self._samples = samples
         self._collate = collate
         self._get_many = getattr(samples, "__getitems__", None)
+        self._among: Sequence[int] | None = None
         self._empty: Any = None
         self.damage: Damage = Damage()
 
@@ -57,10 +61,13 @@ class Samples(Source):
     def num_samples(self) -> int:
         return len(self._samples)
 
+    def keep_to(self, ids: Tensor) -> None:
+        self._among = ids.tolist()
+
     def fetch(self, ids: Tensor) -> Any:
         if len(ids) == 0:
             if self._empty is None:
-                self._empty = no_rows(collated(self._collate, self._read([0])))
+                self._empty = no_rows(collated(self._collate, self._read([self._ids()[0]])))
             return self._empty
         return collated(self._collate, self._read(ids.tolist()))
 
@@ -79,7 +86,7 @@ class Samples(Source):
 
     def _one(self, index: int) -> Any:
         """A sample; in place of a damaged one, where that is allowed, the next in the data, on whatever rank."""
-        for number in itertools.chain(range(index, self.num_samples), range(index)):
+        for number in self._from(index):
             try:
                 if self.before is not None:
                     self.before(number)
@@ -87,6 +94,16 @@ class Samples(Source):
             except Exception as error:
                 self.damage.take(number, error)
         raise DataError("no sample can be read.", fix="check the paths in the data.")
+
+    def _from(self, index: int) -> Iterator[int]:
+        """This sample, then those after it, then those before."""
+        yield index
+        ids = self._ids()
+        start = ids.index(index)
+        yield from itertools.chain(ids[start + 1 :], ids[:start])
+
+    def _ids(self) -> Sequence[int]:
+        return range(self.num_samples) if self._among is None else self._among
 
 
 class Picked(Source):
@@ -96,6 +113,10 @@ class Picked(Source):
         self._source = source
         self._indices = indices
         self.damage = source.damage
+        source.keep_to(indices)
+
+    def keep_to(self, ids: Tensor) -> None:
+        self._source.keep_to(self._indices[ids])
 
     @property
     def num_samples(self) -> int:
