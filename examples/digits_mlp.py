@@ -34,12 +34,12 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
     return (output.argmax(1) == target).float().mean()
 
 
-def job() -> plait.Job:
+def job(lr: float = 0.1) -> plait.Job:
     return plait.Job(
         model=network,
         data=digits,
         loss=nn.CrossEntropyLoss(),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
         batch=64,
         epochs=20,
         evaluate=lambda: digits(held_out=True),

@@ -29,6 +29,7 @@ What to call. Names and options are those of the command line; `help(plait.train
                 wrap                   a model in a loop of your own: what DistributedDataParallel is
                 prepare                the loop's model, optimizer, DataLoader and scheduler
                 launch                 call a function in several processes
+    tune        tune                   several arguments on folds of the data   plait try
     check       verify                 does a plan compute what one process does    plait verify
                 doctor                 what works on this machine               plait doctor
                 links                  how fast its processes reach each other  plait links
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from plait.api.proof import verify
     from plait.api.runs import export
     from plait.api.train import resume, train
+    from plait.api.tune import Tried, Tuned, tune
     from plait.api.validate import Validation, validate
     from plait.callbacks import (
         Callback,
@@ -126,6 +128,8 @@ _HOME = {
     "Stop": "callbacks",
     "Structure": "dynamic.structure",
     "Trial": "options",
+    "Tried": "api.tune",
+    "Tuned": "api.tune",
     "Until": "job.job",
     "Validation": "api.validate",
     "Verification": "run.verify",
@@ -149,6 +153,7 @@ _HOME = {
     "resume": "api.train",
     "scale": "api.choose",
     "train": "api.train",
+    "tune": "api.tune",
     "validate": "api.validate",
     "verify": "api.proof",
     "wrap": "run.own_loop",
@@ -204,6 +209,8 @@ __all__ = [
     "Stop",
     "Structure",
     "Trial",
+    "Tried",
+    "Tuned",
     "Until",
     "Validation",
     "Verification",
@@ -228,6 +235,7 @@ __all__ = [
     "resume",
     "scale",
     "train",
+    "tune",
     "validate",
     "verify",
     "wrap",

@@ -17,7 +17,8 @@ from plait.search.export import EXPORTERS
 
 FUNCTIONS = {
     "capture", "choose", "compare", "doctor", "export", "export_plan", "launch", "links", "load_job", "measure",
-    "parallelize", "placements", "predict", "prepare", "read_run", "resolve", "resume", "scale", "train", "validate",
+    "parallelize", "placements", "predict", "prepare", "read_run", "resolve", "resume", "scale", "train", "tune",
+    "validate",
     "verify", "wrap", "write_page",
 }  # fmt: skip
 VALUES = {
@@ -25,13 +26,13 @@ VALUES = {
     "Freeze", "Job", "Limits", "LinkReport",
     "Measured", "Objective", "Placed", "PlaitError", "Plan", "Predicted", "Result",
     "RunRecord", "Saved", "Saving", "Search", "Started", "States", "Step", "StepDone", "Stop", "Structure", "Trial",
-    "Until", "Validation", "Verification", "Vertices",
+    "Tried", "Tuned", "Until", "Validation", "Verification", "Vertices",
 }  # fmt: skip
 COMMANDS = {
     "run": ("train", "resume"), "graph": ("capture", "placements"), "plan": ("choose", "scale", "export_plan"),
     "predict": ("predict",), "measure": ("measure",), "validate": ("validate",), "verify": ("verify",),
     "report": ("read_run", "write_page"), "compare": ("compare",), "export": ("export",),
-    "doctor": ("doctor",), "links": ("links",),
+    "doctor": ("doctor",), "links": ("links",), "try": ("tune",),
 }  # fmt: skip
 """Which functions do what a command does."""
 

@@ -20,7 +20,7 @@ from plait.api.settings import (
     write_settings,
 )
 from plait.api.stored import SAVED, stored_saving, stored_settings
-from plait.api.trust import check_remembered, fingerprint
+from plait.api.trust import anywhere, check_remembered, fingerprint
 from plait.callbacks import Callback
 from plait.errors import UsageError
 from plait.job.generators import kept_generators
@@ -124,7 +124,7 @@ def _remembering(
 ) -> Saving:
     """With what `resume` needs to know of a run that was started from a job that is named."""
     remembered = {
-        "job": _anywhere(job),
+        "job": anywhere(job),
         "settings": write_settings(settings),
         "args": write_arguments(args),
         "steps": steps,
@@ -185,9 +185,3 @@ def resume(
         saving=saving if saving is not None else stored_saving(stored), limits=limits, trial=trial,
         callbacks=callbacks, progress=progress,
     )  # fmt: skip
-
-
-def _anywhere(reference: str) -> str:
-    """The reference with a path that holds from every folder, for resuming."""
-    path, colon, function = reference.partition(":")
-    return f"{Path(path).resolve()}{colon}{function}" if path.endswith(".py") else reference

@@ -26,6 +26,12 @@ def fingerprint(reference: str) -> dict[str, str]:
         return {}
 
 
+def anywhere(reference: str) -> str:
+    """The reference with a path that holds from every folder, for resuming."""
+    path, colon, function = reference.partition(":")
+    return f"{Path(path).resolve()}{colon}{function}" if path.endswith(".py") else reference
+
+
 def check_remembered(folder: Path, stored: Mapping[str, Any], *, trust: bool) -> str:
     """Say what will be imported; refuse what the user cannot know unless `trust`."""
     reference, file, before = stored["job"], stored.get("job_file"), stored.get("job_sha256")

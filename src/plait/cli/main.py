@@ -33,6 +33,7 @@ from plait.cli.look_back import compare, export, report
 from plait.cli.plan_command import plan_
 from plait.cli.predict_command import measure, predict
 from plait.cli.run_command import FailedRunError, InterruptedRunError, run
+from plait.cli.try_command import try_
 from plait.cli.validate_command import validate
 from plait.cli.verify_command import verify
 from plait.errors import ClusterError, EchoError, JobError, PlaitError, PlanError, UsageError
@@ -72,6 +73,7 @@ def _plait(
 
 for _command in (
     run,
+    try_,
     graph,
     plan_,
     predict,

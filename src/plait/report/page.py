@@ -51,8 +51,7 @@ def page(record: RunRecord) -> str:
     ranks = breakdown(record.trace) if record.trace else []
     title = f"plait run {record.folder.resolve().name}"
     facts = [fact for fact in (_plan_fact(record), environment_line(record)) if fact]
-    body = [
-        f"<header><h1>{escape(title)}</h1><p>{escape(' · '.join(facts))}</p></header><main>",
+    parts = [
         _cards(summary, ranks),
         _notes(record),
         _charts(record),
@@ -61,6 +60,15 @@ def page(record: RunRecord) -> str:
         timeline_section(record.trace),
         _details("Plan", record.plan),
         _details("Environment", json.dumps(record.environment, indent=2) if record.environment else None),
+    ]
+    return document(title, facts, parts)
+
+
+def document(title: str, facts: Sequence[str], parts: Sequence[str]) -> str:
+    """A page with its styles and script inside: a heading, what there is to say in a line, and sections."""
+    body = [
+        f"<header><h1>{escape(title)}</h1><p>{escape(' · '.join(facts))}</p></header><main>",
+        *parts,
         "</main>",
     ]
     return (

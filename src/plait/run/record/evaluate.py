@@ -111,17 +111,15 @@ _FALLS = ("loss", "error", "perplexity", "mae", "mse", "rmse", "wer", "cer", "bp
 """In the name of a metric that is better when it is smaller."""
 
 
-def aim_of(text: str, job: Job) -> Aim:
+def aim_of(text: str, job: Job, option: str = "--keep-best") -> Aim:
     """What `keep_best` means: `accuracy`, `max:accuracy`, `min:perplexity`; refused where it is not measured."""
     mode, _, metric = text.rpartition(":")
     names = ["loss", *(job.metrics or {})]
     if job.evaluate is None:
-        raise UsageError(
-            f"--keep-best {text}: the job has no evaluation data.", fix="give Job(evaluate=...)."
-        )
+        raise UsageError(f"{option} {text}: the job has no evaluation data.", fix="give Job(evaluate=...).")
     if metric not in names or mode not in ("", "min", "max"):
         raise UsageError(
-            f"--keep-best {text} is not a metric of this job.",
+            f"{option} {text} is not a metric of this job.",
             fix=f"use one of {', '.join(names)}, or min:NAME.",
         )
     if not mode and job.until is not None and job.until.metric == metric:
