@@ -4,31 +4,27 @@ In: a job that is named, and what its arguments may be. Out: a `Tuned`, and a fo
 and fold, results.jsonl, and a page. The same call goes on with what is in that folder.
 """
 
-import hashlib
-import json
 import math
-import os
 import shlex
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import torch
-
 from plait.api.given import given_job, name_of
-from plait.api.settings import write_arguments, write_settings
+from plait.api.settings import write_arguments
 from plait.api.train import AUTO
 from plait.api.trials.board import REDUCTION, Board, Key
+from plait.api.trials.request import Request, claim, places_for
 from plait.api.trials.runs import Running, interrupt, outcome_of, start
-from plait.api.trials.space import proposer, read_space
-from plait.api.trust import anywhere, fingerprint
+from plait.api.trials.space import one_by_one, proposer, read_space
+from plait.api.trust import anywhere
 from plait.errors import UsageError
 from plait.files.write import write_whole
-from plait.job.data.open import open_data
 from plait.job.generators import kept_generators
+from plait.job.reference import check_arguments
 from plait.options import Listener
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
@@ -90,49 +86,6 @@ class Tuned:
         return self.tried[0] if self.tried and self.tried[0].state == "finished" else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Request:
-    """What is tried, and how its runs are started."""
-
-    job: str
-    plan: str | None
-    ranks: int | None
-    mesh: Mapping[str, int]
-    settings: Mapping[str, Any]
-    steps: int | None
-    device: str
-    folds: int
-    seed: int
-    args: Mapping[str, Any] = field(default_factory=dict)
-
-    def command(self, args: Mapping[str, Any]) -> list[str]:
-        """The arguments of `plait run` for these arguments of the job, on all of the data."""
-        words = [self.job, *(word for entry in write_arguments(args) for word in ("--arg", entry))]
-        words += ["--plan", self.plan] if self.plan is not None else []
-        words += ["--ranks", str(self.ranks)] if self.ranks is not None else []
-        words += (
-            ["--mesh", ",".join(f"{name}={size}" for name, size in self.mesh.items())] if self.mesh else []
-        )
-        words += [word for entry in write_settings(self.settings) for word in ("--set", entry)]
-        return words + (["--device", self.device] if self.device != "cpu" else [])
-
-    def fold(self, fold: int) -> dict[str, str]:
-        """The setting that holds out a part."""
-        return {"fold": f"{fold + 1}/{self.folds}:{self.seed}"} if self.folds > 1 else {}
-
-    def total_steps(self, args: Mapping[str, Any]) -> int:
-        """Of a whole trial."""
-        if self.steps is not None:
-            return self.steps
-        job, _ = given_job(self.job, {**self.settings, **self.fold(0)}, args)
-        total = job.total_steps(open_data(job.data, job.collate).num_samples)
-        if total is None:
-            raise UsageError(
-                "--search asha: a stream does not say how many steps there are.", fix="give --steps."
-            )
-        return total
-
-
 @kept_generators()
 def tune(
     job: str,
@@ -151,6 +104,9 @@ def tune(
     parallel: int | None = None,
     out: str | Path | None = None,
     device: str = "cpu",
+    engine: str | None = None,
+    hosts: int = 1,
+    engine_set: Sequence[str] = (),
     listener: Listener | None = None,
 ) -> Tuned:
     """Train `job` with several arguments and compare its last evaluations; the same call goes on after a kill.
@@ -158,7 +114,8 @@ def tune(
     `args` is what may be tried: {"lr": [1e-4, 3e-4], "width": "64:256", "wd": "1e-5:1e-1:log"}, as on the command line.
     With `folds` each trial is trained so many times, each time on all but one part of the data, and evaluated on that
     part; without, on the job's own `evaluate`. `search`: every combination (`grid`), at random, by `optuna`, or `asha`,
-    at random where losers are stopped early. `parallel` trials run side by side, as many as fit by default.
+    at random where losers are stopped early. `parallel` trials run side by side, as many as fit by default. With
+    `engine` (slurm, ray, ...) each run is started by it, one at a time unless `parallel` says more.
     """
     _check(search, folds, trials, parallel)
     space = read_space(args)
@@ -167,12 +124,14 @@ def tune(
         raise UsageError(
             "tune starts runs that are told their plan by name.", fix="give a name, or a .yaml file."
         )
-    request = _Request(
+    request = Request(
         job=anywhere(job), plan=None if plan is None else str(plan), ranks=ranks, mesh=mesh or {},
         settings=settings or {}, steps=steps, device=device, folds=folds, seed=seed, args=args,
+        engine=_engine(engine, hosts, ranks, engine_set),
     )  # fmt: skip
     first = proposer("random", space, 1, seed, "min")(0, {}, {})
     assert first is not None
+    check_arguments(request.job, one_by_one(space, first))
     given, of_plan = given_job(request.job, {**request.settings, **request.fold(0)}, first)
     if given.evaluate is None:
         raise UsageError(
@@ -181,9 +140,9 @@ def tune(
         )
     aim = aim_of(metric, given, "--metric")
     chosen = 0 if plan == AUTO else resolve(plan, ranks, of_plan, mesh).ranks
-    folder = _claim(folder, request, search, metric)
+    folder = claim(folder, request, search, metric)
     rungs = _RUNGS if search == "asha" else 1
-    places = _places(device, chosen, parallel)
+    places = places_for(request, chosen, parallel)
     with locked(folder):
         board = Board(
             folder / "results.jsonl", folds=folds, rungs=rungs, mode=aim.mode,
@@ -198,6 +157,14 @@ def tune(
     return tuned
 
 
+def _engine(engine: str | None, hosts: int, ranks: int | None, options: Sequence[str]) -> tuple[str, ...]:
+    if engine is None:
+        return ()
+    several = [] if ranks is None else ["--ranks", str(ranks)]
+    given = [word for entry in options for word in ("--engine-set", entry)]
+    return ("--engine", engine, "--hosts", str(hosts), *several, *given)
+
+
 def _check(search: str, folds: int, trials: int, parallel: int | None) -> None:
     if search not in get_args(Searching):
         raise UsageError(
@@ -208,51 +175,9 @@ def _check(search: str, folds: int, trials: int, parallel: int | None) -> None:
             raise UsageError(f"--{name} {value} leaves nothing to run.", fix="use 1 or more.")
 
 
-def _claim(folder: Path | None, request: _Request, search: str, metric: str) -> Path:
-    """The folder of this try, which holds no other: the same request has the same one."""
-    said = {
-        "job": request.job, "args": {name: str(value) for name, value in request.args.items()}, "plan": request.plan,
-        "ranks": request.ranks, "mesh": dict(request.mesh), "settings": write_settings(request.settings),
-        "steps": request.steps, "device": request.device, "folds": request.folds, "seed": request.seed,
-        "search": search, "metric": metric, **fingerprint(request.job),
-    }  # fmt: skip
-    text = json.dumps(said, indent=2) + "\n"
-    if folder is None:
-        folder = Path("tries") / f"{name_of(request.job)}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    path = folder / "try.json"
-    if path.exists():
-        before = json.loads(path.read_text())
-        changed = [name for name in said if before.get(name) != said[name]]
-        if changed:
-            raise UsageError(
-                f"{folder} holds another try: {', '.join(changed)} changed since.",
-                fix="choose another --out.",
-            )
-    elif folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is no folder of a try.", fix="choose a new folder.")
-    else:
-        write_whole(path, text)
-    return folder
-
-
-def _places(device: str, ranks: int, parallel: int | None) -> list[dict[str, str]]:
-    """Places for runs on this machine, each with variables of its own; `ranks` 0: a run takes all."""
-    if device == "cpu":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        count = parallel or (max(1, cores // ranks) if ranks else 1)
-        threads = str(max(1, cores // (count * max(ranks, 1))))
-        return [{} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": threads}] * count
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = seen.split(",") if seen else [str(number) for number in range(torch.cuda.device_count())]
-    ranks = ranks or len(devices)
-    fit = max(1, len(devices) // max(ranks, 1))
-    groups = [devices[place % fit * ranks :][:ranks] for place in range(parallel or fit)]
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(group)} for group in groups]
-
-
 def _work(
     board: Board,
-    request: _Request,
+    request: Request,
     folder: Path,
     metric: str,
     rungs: int,
@@ -261,23 +186,22 @@ def _work(
 ) -> None:
     """Run what the board wants, until it wants nothing more."""
     running: dict[Key, Running] = {}
+    totals: dict[int, int] = {}
     with _ended(running):
         while True:
             free = [
                 place for place in range(len(places)) if place not in {run.slot for run in running.values()}
             ]
             while free and (key := board.next()) is not None:
-                steps = request.steps
-                if rungs > 1:
-                    steps = max(
-                        1, request.total_steps(board.args[key.trial]) // REDUCTION ** (rungs - 1 - key.rung)
-                    )
-                place = free.pop(0)
-                words = request.command(board.args[key.trial])
-                words += [
-                    word for entry in write_settings(request.fold(key.fold)) for word in ("--set", entry)
-                ]
-                running[key] = start(words, _folder(folder, request, key), place, places[place], steps)
+                args, place = board.args[key.trial], free.pop(0)
+                if rungs > 1 and key.trial not in totals:
+                    totals[key.trial] = request.total_steps(args)
+                part = REDUCTION ** (rungs - 1 - key.rung)
+                steps = max(1, totals[key.trial] // part) if rungs > 1 else request.steps
+                own = _folder(folder, request, key)
+                running[key] = start(
+                    request.words(args, key.fold), own, place, places[place], steps, request.engine
+                )
             if not running:
                 return
             for key, run in list(running.items()):
@@ -301,19 +225,19 @@ def _ended(running: dict[Key, Running]) -> Iterator[None]:
             run.task.close()
 
 
-def _folder(folder: Path, request: _Request, key: Key) -> Path:
+def _folder(folder: Path, request: Request, key: Key) -> Path:
     part = f"-fold{key.fold + 1}" if request.folds > 1 else ""
     return folder.absolute() / "trials" / f"{key.trial:03d}{part}"
 
 
-def _line(board: Board, request: _Request, key: Key, metric: str) -> str:
+def _line(board: Board, request: Request, key: Key, metric: str) -> str:
     outcome, part = board.outcomes[key], f" fold {key.fold + 1}/{request.folds}" if request.folds > 1 else ""
     what = f"{metric} {outcome.score:.5g}" if outcome.score is not None else f"failed: {outcome.failed}"
     named = " ".join(write_arguments(board.args[key.trial]))
     return f"trial {key.trial}{part} ({named}): {what}, {outcome.steps} steps in {outcome.seconds:.1f} s"
 
 
-def _tuned(board: Board, request: _Request, folder: Path, metric: str, mode: str, rungs: int) -> Tuned:
+def _tuned(board: Board, request: Request, folder: Path, metric: str, mode: str, rungs: int) -> Tuned:
     rows = []
     for trial, args in board.args.items():
         rung, why = board.rung(trial), board.failed(trial)

@@ -5,6 +5,8 @@ The exit code is 1 where all trials failed.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +19,17 @@ import plait
 from plait.api.settings import parse_arguments
 from plait.cli.console import plain_console, prints_aside
 from plait.cli.flatten import flattened
-from plait.cli.options import TEXTS, DeviceOption, How, JobArgument, JsonOption
+from plait.cli.options import (
+    TEXTS,
+    DeviceOption,
+    EngineOption,
+    EngineSetOption,
+    HostsOption,
+    How,
+    JobArgument,
+    JsonOption,
+)
+from plait.cli.run_command import InterruptedRunError
 from plait.errors import UsageError
 
 
@@ -52,6 +64,9 @@ def try_(
         typer.Option(help="Folder of the try; tries/NAME-SUM by default. The same command goes on in it."),
     ] = None,
     device: DeviceOption = "cpu",
+    engine: EngineOption = None,
+    hosts: HostsOption = 1,
+    engine_set: EngineSetOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Train JOB with several arguments, side by side, and tell which are best, with their spread over folds."""
@@ -62,17 +77,25 @@ def try_(
     def say(event: dict[str, Any]) -> None:
         told.print(event["told"], highlight=False, soft_wrap=True, markup=False)
 
-    with prints_aside(json_):
+    with prints_aside(json_), _told_how_to_go_on():
         tuned = plait.tune(
             job, how.plan, how.ranks, args=parse_arguments(arg), mesh=how.mesh, settings=how.settings, folds=folds,
             search=search, trials=trials, metric=metric, seed=seed, steps=steps, parallel=parallel, out=out,  # type: ignore[arg-type]
-            device=device, listener=say,
+            device=device, engine=engine, hosts=hosts, engine_set=engine_set or (), listener=say,
         )  # fmt: skip
     if json_:
         _print_json(tuned)
     else:
         _print_table(tuned)
     raise typer.Exit(0 if tuned.best is not None else 1)
+
+
+@contextmanager
+def _told_how_to_go_on() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise InterruptedRunError("interrupted, and what ran was saved; the same command goes on.") from error
 
 
 def _print_json(tuned: "plait.Tuned") -> None:

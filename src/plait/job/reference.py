@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +29,36 @@ def load_job(reference: str, args: Mapping[str, Any] | None = None) -> Job:
 
     `args` are its arguments; text is read as the parameter's own type: {"lr": "3e-4"}.
     """
+    found, noun = _named(reference)
+    given = _bound(found, args or {}, noun)
+    job = _guarded(lambda: found(**given), noun) if callable(found) else found
+    if not isinstance(job, Job):
+        raise JobError(
+            f"{noun} returned {describe(job)}, not a plait.Job.", fix="return plait.Job(...) from it."
+        )
+    return job
+
+
+def check_arguments(reference: str, several: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse arguments that the function does not take, without calling it."""
+    found, noun = _named(reference)
+    for args in several:
+        _bound(found, args, noun)
+
+
+def _bound(found: Any, args: Mapping[str, Any], noun: str) -> dict[str, Any]:
+    if callable(found):
+        return bound_arguments(found, args, noun)
+    if args:
+        raise UsageError(
+            f"{noun} is {describe(found)}, which takes no arguments (--arg {', '.join(args)}).",
+            fix=f"make it a function: `def {noun.rpartition(':')[2]}({', '.join(args)}) -> plait.Job`.",
+        )
+    return {}
+
+
+def _named(reference: str) -> tuple[Any, str]:
+    """What a reference names, and what to call it."""
     source, name = _parts(reference)
     is_file = source.endswith(".py") or "/" in source
     module = _module_of_file(Path(source)) if is_file else _module_by_name(source)
@@ -39,21 +69,7 @@ def load_job(reference: str, args: Mapping[str, Any] | None = None) -> Job:
             f"{source} has no function {name!r}; it has {', '.join(others) if others else 'no functions'}.",
             fix=f"write {source}:{others[0]}." if others else "define `def job() -> plait.Job` in it.",
         )
-    job = found
-    if callable(found):
-        given = bound_arguments(found, args or {}, f"{source}:{name}")
-        job = _guarded(lambda: found(**given), f"{source}:{name}")
-    elif args:
-        raise UsageError(
-            f"{source}:{name} is {describe(found)}, which takes no arguments (--arg {', '.join(args)}).",
-            fix=f"make it a function: `def {name}({', '.join(args)}) -> plait.Job`.",
-        )
-    if not isinstance(job, Job):
-        raise JobError(
-            f"{source}:{name} returned {describe(job)}, not a plait.Job.",
-            fix="return plait.Job(...) from it.",
-        )
-    return job
+    return found, f"{source}:{name}"
 
 
 def _parts(reference: str) -> tuple[str, str]:

@@ -226,11 +226,25 @@ def test_what_cannot_be_tried_is_told_before_anything_runs(path: str) -> None:
         ("--search best is not known", {"search": "best"}),
         ("--metric accuracy is not a metric", {"folds": 2, "metric": "accuracy"}),
         ("--folds 0 leaves nothing", {"folds": 0}),
+        ("takes float, not 'fast'", {"folds": 2, "args": {"lr": "0.1,fast"}}),
         ("has no such parameter", {"folds": 2, "args": {"width": "1,2"}}),
     ):
         with pytest.raises(UsageError, match=told):
             plait.tune(path, **{"args": {"lr": "0.1,1"}, **options})  # type: ignore[arg-type]
     assert not Here.started and call(["try", path]) == 2
+
+
+def test_an_engine_starts_each_run(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere(Here):
+        def __init__(self, words: Sequence[str], *others: object) -> None:
+            self.started.append(words)
+            self.code = 1
+
+    monkeypatch.setattr(runs, "HostTask", Elsewhere)
+    options = ["--engine", "slurm", "--hosts", "2", "--ranks", "4", "--engine-set", "time=1:00:00"]
+    assert call(["try", path, "--arg", "lr=1,2", "--folds", "2", *options]) == 1, "all failed"
+    assert len(Here.started) == 2, "one fold of each"
+    assert all(" ".join(words).endswith(" ".join(options)) for words in Here.started)
 
 
 def test_the_same_command_goes_on_after_a_kill(tmp_path: Path, path: str) -> None:

@@ -49,10 +49,15 @@ class Running:
 
 
 def start(
-    arguments: Sequence[str], folder: Path, slot: int, variables: Mapping[str, str], steps: int | None
+    arguments: Sequence[str],
+    folder: Path,
+    slot: int,
+    variables: Mapping[str, str],
+    steps: int | None,
+    engine: Sequence[str] = (),
 ) -> Running:
     """Begin a run, or go on with it; `arguments` are those of a new one."""
-    told = ["--no-trace", *(("--steps", str(steps)) if steps is not None else ())]
+    told = ["--no-trace", *(("--steps", str(steps)) if steps is not None else ()), *engine]
     if _has_checkpoint(folder):
         words = ["run", "--resume", str(folder), *told]
     else:

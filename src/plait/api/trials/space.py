@@ -112,6 +112,15 @@ def drawn(space: Space, trials: int, seed: int) -> list[dict[str, Any]]:
     return found
 
 
+def one_by_one(space: Space, first: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Some arguments, and with each value of each in turn: what tells whether a function takes them all."""
+    ends = {
+        name: (values.at(0), values.at(1)) if isinstance(values, Range) else values
+        for name, values in space.items()
+    }
+    return [{**first, name: value} for name, values in ends.items() for value in values]
+
+
 Propose = Callable[[int, Mapping[int, float], Mapping[int, Mapping[str, Any]]], dict[str, Any] | None]
 """(number of a trial, scores of finished ones, arguments of all) -> its arguments; None: there are no more."""
 
