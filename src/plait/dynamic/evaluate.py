@@ -6,7 +6,7 @@ what the parameters get is computed afterwards, for all groups of a family at on
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -80,21 +80,24 @@ def evaluated(
     given = [value for family in families for value in inputs[family]]
     names = tuple(parameters)
     apply: Any = _Evaluation.apply
-    out: tuple[Tensor, ...] = apply(work, (names, families, counts), *parameters.values(), *given)
+    groups = _on_device(work)
+    out: tuple[Tensor, ...] = apply(work, groups, (names, families, counts), *parameters.values(), *given)
     return out
 
 
 class _Evaluation(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, work: Work, names: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, work: Work, groups: Sequence[Group], names: Any, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         known, families, counts = names
         parameters = dict(zip(known, tensors, strict=False))
         rest = iter(tensors[len(known) :])
         inputs = {
             family: [next(rest) for _ in range(count)] for family, count in zip(families, counts, strict=True)
         }
-        buffers, kin = _forward(work, parameters, inputs, keeps=any(ctx.needs_input_grad))
-        ctx.work, ctx.kin, ctx.names = work, kin, names
+        buffers, kin = _forward(work, groups, parameters, inputs, keeps=any(ctx.needs_input_grad))
+        ctx.work, ctx.groups, ctx.kin, ctx.names = work, groups, kin, names
         ctx.mark_non_differentiable(*(b for b in buffers if not (b.is_floating_point() or b.is_complex())))
         return buffers
 
@@ -102,12 +105,26 @@ class _Evaluation(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         known, families, counts = ctx.names
-        by_parameter, by_input = _backward(ctx.work, ctx.kin, grads)
+        by_parameter, by_input = _backward(ctx.work, ctx.groups, ctx.kin, grads)
         ctx.kin = None
         of_inputs = [
             by_input.get((f, i)) for f, count in zip(families, counts, strict=True) for i in range(count)
         ]
-        return (None, None, *(by_parameter.get(name) for name in known), *of_inputs)
+        return (None, None, None, *(by_parameter.get(name) for name in known), *of_inputs)
+
+
+def _on_device(work: Work) -> tuple[Group, ...]:
+    """The groups with their rows where the buffers are: all of them in one transfer."""
+    device = next((like.device for _, like in work.buffers), torch.device("cpu"))
+    rows = {id(r): r for group in work.groups for _, r in group.seen if isinstance(r, Tensor)}
+    if device.type == "cpu" or not rows:
+        return work.groups
+    moved = torch.cat(list(rows.values())).to(device).split([len(r) for r in rows.values()])
+    there = dict(zip(rows, moved, strict=True))
+    return tuple(
+        replace(group, seen=tuple((buffer, there.get(id(r), r)) for buffer, r in group.seen))
+        for group in work.groups
+    )
 
 
 def _run(part: Part, num_rows: int, values: Mapping[str, Tensor]) -> Values:
@@ -115,11 +132,16 @@ def _run(part: Part, num_rows: int, values: Mapping[str, Tensor]) -> Values:
 
 
 def _forward(
-    work: Work, parameters: Values, inputs: Mapping[Family, Sequence[Tensor]], *, keeps: bool
+    work: Work,
+    groups: Sequence[Group],
+    parameters: Values,
+    inputs: Mapping[Family, Sequence[Tensor]],
+    *,
+    keeps: bool,
 ) -> tuple[tuple[Tensor, ...], dict[Family, _Kin]]:
     buffers = tuple(like.new_empty((number, *like.shape)) for number, like in work.buffers)
     kin = {family: _begun(work, family, parameters, inputs.get(family, ())) for family in work.num_rows}
-    for group in work.groups:
+    for group in groups:
         own = kin[group.family]
         function = own.function
         local: Values = {}
@@ -185,11 +207,11 @@ def _reached(work: Work) -> list[Family]:
 
 
 def _backward(
-    work: Work, kin: dict[Family, _Kin], grads: Sequence[Tensor]
+    work: Work, groups: Sequence[Group], kin: dict[Family, _Kin], grads: Sequence[Tensor]
 ) -> tuple[Values, dict[tuple[Family, int], Tensor]]:
     flows = [grad.clone(memory_format=torch.contiguous_format) for grad in grads]
     kept: dict[Family, dict[str, list[Tensor]]] = {family: {} for family in _reached(work)}
-    for group in reversed(work.groups):
+    for group in reversed(groups):
         if group.family not in kept:
             continue
         own = kin[group.family]

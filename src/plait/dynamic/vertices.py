@@ -193,9 +193,12 @@ class Vertices(nn.Module):
             num_rows=schedule.num_rows,
             buffers=tuple((schedule.num_vertices, example) for example in examples),
         )
-        own: dict[Family, tuple[Tensor]] = {}
-        if inputs is not None:
-            own = {family: (inputs[rows.to(inputs.device)],) for family, rows in schedule.inputs.items()}
+        own: dict[Family, tuple[Tensor, ...]] = {}
+        for family, number in schedule.num_rows.items():
+            if family.has_input and inputs is not None:
+                own[family] = (inputs[schedule.inputs[family].to(inputs.device)],)
+            elif not family.num_children:
+                own[family] = (examples[0].new_zeros(number),)
         with torch.autocast(examples[0].device.type, enabled=False):
             return evaluated(work, parameters, own)
 
@@ -220,11 +223,13 @@ class Vertices(nn.Module):
             if function.fits(family.num_children):
                 return function
 
-        number, given = family.num_children, [value.detach() for value in own]
+        number = family.num_children
+        # With neither input nor children nothing says how many rows there are: one number each does.
+        given = [value.detach() for value in own] or ([examples[0].new_zeros(())] if not number else [])
 
         def of(parameters: dict[str, Tensor], own: list[Tensor], states: list[Tensor]) -> Sequence[Tensor]:
             seen = states if number else [like.new_empty((0, *like.shape)) for like in examples]
-            return self._called(family, own, seen, parameters)
+            return self._called(family, own if family.has_input else (), seen, parameters)
 
         try:
             function = row_function(
