@@ -126,7 +126,7 @@ def torch_step(forward: Callable[[], Tensor], model: nn.Module) -> Callable[[], 
 
     def step() -> None:
         optimizer.zero_grad()
-        forward().square().sum().backward()  # type: ignore[no-untyped-call]
+        forward().square().sum().backward()
         optimizer.step()
 
     return step

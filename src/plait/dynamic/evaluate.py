@@ -119,7 +119,7 @@ def _on_device(work: Work) -> tuple[Group, ...]:
     rows = {id(r): r for group in work.groups for _, r in group.seen if isinstance(r, Tensor)}
     if device.type == "cpu" or not rows:
         return work.groups
-    moved = torch.cat(list(rows.values())).to(device).split([len(r) for r in rows.values()])
+    moved = torch.split(torch.cat(list(rows.values())).to(device), [len(r) for r in rows.values()])
     there = dict(zip(rows, moved, strict=True))
     return tuple(
         replace(group, seen=tuple((buffer, there.get(id(r), r)) for buffer, r in group.seen))

@@ -18,6 +18,7 @@ from torch.fx.node import map_aggregate
 
 from plait.torch_private import pytree
 from plait.torch_private.dispatch import without_modes
+from plait.torch_private.ops import schema_of
 from plait.torch_private.tracing import Sizes, make_fx
 
 ROWS = "num_rows"
@@ -125,12 +126,33 @@ def row_function(
         given += [sizes.fake(value, rows=True, others=others is not None) for value in states]
         grads = [sizes.fake(value, rows=True) for value, number in zip(made, has_grad, strict=True) if number]
         with without_modes(), sizes.mode:
-            functional: Any = functionalize(joint, remove="mutations")
-            traced = make_fx(functional, tracing_mode="real", _allow_non_fake_inputs=True)(given, grads)
+            traced = _traced(joint, given, grads)
         if sizes.is_open:
             break
     counts = (len(names), num_inputs, len(states), len(grads))
     return _cut(_Cut(traced, sizes, counts), names, is_number, has_grad, others=others is not None)
+
+
+def _traced(joint: Callable[..., Any], *given: Sequence[Tensor]) -> fx.GraphModule:
+    """The graph of a function, without changes in place."""
+    try:
+        functional: Any = functionalize(joint, remove="mutations")
+        return make_fx(functional, tracing_mode="real", _allow_non_fake_inputs=True)(*given)
+    except RuntimeError as error:
+        if "INTERNAL ASSERT" not in str(error):  # torch 2.11 cannot trace through its own functionalize
+            raise
+    traced = make_fx(joint, tracing_mode="real", _allow_non_fake_inputs=True)(*given)
+    for node in list(traced.graph.nodes):
+        if (
+            node.op == "call_function"
+            and schema_of(node.target) is not None
+            and schema_of(node.target).is_mutable
+        ):
+            if node.target is not torch.ops.aten.squeeze_.dims:
+                raise ValueError(f"{node.target} changes a tensor in place")
+            # Of torch's own rules for batches: nobody else has the tensor that they change the shape of.
+            node.target = torch.ops.aten.squeeze.dims
+    return traced
 
 
 class _Cut:
