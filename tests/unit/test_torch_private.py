@@ -13,7 +13,7 @@ from plait.torch_private import TRIED
 
 ROOM = Path(plait.__file__).parent / "torch_private"
 PRIVATE = re.compile(r"_[a-z0-9]\w*", re.IGNORECASE)
-PYTHONS_OWN = {"_asdict", "_exit", "_fields", "_getframe"}
+PYTHONS_OWN = {"_asdict", "_exit", "_fields", "_getframe", "_initializing"}
 """Names with an underscore that Python documents."""
 
 

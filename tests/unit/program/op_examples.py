@@ -189,6 +189,8 @@ LOSSES = (
 )  # fmt: skip
 
 PRODUCTS = (
+    e(ours.chosen.default, torch.tensor(True), x(12, 6), x(12, 6)), e(ours.chosen.default, torch.tensor(False), x(12, 6), None),
+    e(ours.present.default, x(12, 6)), e(ours.unless.default, x(), torch.tensor(True), False, "raised"),
     e(ours.grouped_product.default, x(6, 12), x(3, 12, 6), torch.tensor([1, 4, 6], dtype=torch.int32)),
     e(ours.grouped_outer.default, x(6, 12), x(6, 6), torch.tensor([1, 4, 6], dtype=torch.int32)),
     e(aten.mm.default, x(12, 6), x(6, 12)), e(aten.bmm.default, x(6, 12, 6), x(6, 6, 12)), e(aten.addmm.default, x(12), x(6, 6), x(6, 12)),

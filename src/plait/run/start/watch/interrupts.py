@@ -151,6 +151,6 @@ def _may_raise(frame: FrameType | None, waited_s: float) -> bool:
     file = frame.f_code.co_filename if frame is not None else _OWN
     if file.startswith(_OWN) or waited_s > _ANYWHERE_S:
         return True
-    torch = sys.modules.get("torch")
-    is_torch = torch is not None and file.startswith(str(Path(torch.__file__ or "").parent))
+    library = sys.modules.get("torch")
+    is_torch = library is not None and file.startswith(str(Path(library.__file__ or "").parent))
     return waited_s > _ELSEWHERE_S and not is_torch and "importlib" not in file
