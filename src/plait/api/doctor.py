@@ -30,6 +30,7 @@ OPTIONAL = {
     "transformers": ("4.48", "models of Hugging Face"),
     "datasets": ("3.0", "datasets of Hugging Face as data"),
     "pyarrow": ("17.0", "Parquet files as data"),
+    "optuna": ("4.0", "plait try --search optuna"),
     "scikit-learn": ("1.5", "the examples with handwritten digits"),
 }
 """Packages that are used where they are there: the oldest version, and what for."""

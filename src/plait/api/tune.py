@@ -19,7 +19,7 @@ from plait.api.train import AUTO
 from plait.api.trials.board import REDUCTION, Board, Key
 from plait.api.trials.request import Request, claim, places_for
 from plait.api.trials.runs import Running, interrupt, outcome_of, start
-from plait.api.trials.space import one_by_one, proposer, read_space
+from plait.api.trials.space import as_taken, one_by_one, proposer, read_space
 from plait.api.trust import anywhere
 from plait.errors import UsageError
 from plait.files.write import write_whole
@@ -131,7 +131,8 @@ def tune(
     )  # fmt: skip
     first = proposer("random", space, 1, seed, "min")(0, {}, {})
     assert first is not None
-    check_arguments(request.job, one_by_one(space, first))
+    taken = check_arguments(request.job, [first, *one_by_one(space, first)])
+    space = as_taken(space, taken[0])
     given, of_plan = given_job(request.job, {**request.settings, **request.fold(0)}, first)
     if given.evaluate is None:
         raise UsageError(
@@ -143,13 +144,15 @@ def tune(
     folder = claim(folder, request, search, metric)
     rungs = _RUNGS if search == "asha" else 1
     places = places_for(request, chosen, parallel)
+    tell = listener or (lambda event: None)
+    tell({"told": f"{len(places)} at a time; {folder} keeps what is done, and the same call goes on in it"})
     with locked(folder):
         board = Board(
             folder / "results.jsonl", folds=folds, rungs=rungs, mode=aim.mode,
             propose=proposer(search, space, trials, seed, aim.mode),
         )  # fmt: skip
         try:
-            _work(board, request, folder, aim.metric, rungs, places, listener or (lambda event: None))
+            _work(board, request, folder, aim.metric, rungs, places, tell)
         finally:
             board.close()
         tuned = _tuned(board, request, folder, aim.metric, aim.mode, rungs)

@@ -39,11 +39,10 @@ def load_job(reference: str, args: Mapping[str, Any] | None = None) -> Job:
     return job
 
 
-def check_arguments(reference: str, several: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse arguments that the function does not take, without calling it."""
+def check_arguments(reference: str, several: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What the function would be called with; refused where it does not take it. It is not called."""
     found, noun = _named(reference)
-    for args in several:
-        _bound(found, args, noun)
+    return [_bound(found, args, noun) for args in several]
 
 
 def _bound(found: Any, args: Mapping[str, Any], noun: str) -> dict[str, Any]:

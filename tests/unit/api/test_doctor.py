@@ -94,6 +94,8 @@ def test_it_looks_for_what_the_project_declares() -> None:
     project = tomllib.loads(PYPROJECT.read_text())["project"]
     assert [f"{name}>={least}" for name, least in REQUIRED.items()] == project["dependencies"]
     extras = {
-        entry for name in ("hf", "parquet", "examples") for entry in project["optional-dependencies"][name]
+        entry
+        for name in ("hf", "parquet", "examples", "optuna")
+        for entry in project["optional-dependencies"][name]
     }
     assert {f"{name}>={least}" for name, (least, _) in OPTIONAL.items()} == extras

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import plait
 from plait.api.trials import runs
 from plait.api.trials.board import Board, Key, Outcome
-from plait.api.trials.space import Range, drawn, grid, proposer, read_space
+from plait.api.trials.space import Range, as_taken, drawn, grid, proposer, read_space
 from plait.cli.main import call
 from plait.errors import UsageError
 
@@ -83,10 +84,13 @@ def test_what_people_write_for_arguments() -> None:
         and space["n"] == (1, 2)
         and space["k"] == (3,)
     )
-    assert space["width"] == Range(low=64, high=256, is_whole=True, is_log=False)
+    width = Range(low=64, high=256, is_whole=True, is_log=False)
+    assert space["width"] == width
     assert len(grid(space)) == 2 * 3 * 3 * 2
     assert {args["width"] for args in grid(space)} == {64, 160, 256}
     assert sorted({args["wd"] for args in grid(space)}) == [1e-5, 1e-3, 1e-1]
+    assert as_taken(space, dict.fromkeys(space, 1.0))["width"] == replace(width, is_whole=False)
+    assert as_taken(space, dict.fromkeys(space, 1)) == space
     for text in ("3:1", "0:1:log"):
         with pytest.raises(UsageError, match="is no range"):
             read_space({"lr": text})

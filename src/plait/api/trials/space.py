@@ -9,7 +9,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from plait.errors import UsageError
@@ -110,6 +110,16 @@ def drawn(space: Space, trials: int, seed: int) -> list[dict[str, Any]]:
                 found.append(args)
                 break
     return found
+
+
+def as_taken(space: Space, taken: Mapping[str, Any]) -> Space:
+    """The space of a function that takes such values: what it takes as a float has more than whole numbers."""
+    return {
+        name: replace(values, is_whole=False)
+        if isinstance(values, Range) and isinstance(taken[name], float)
+        else values
+        for name, values in space.items()
+    }
 
 
 def one_by_one(space: Space, first: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -33,9 +33,17 @@ def with_optuna(space: Space, trials: int, seed: int, mode: str) -> Propose:
         for trial, score in sorted(scores.items()):
             told = optuna.trial.create_trial(params=dict(args[trial]), distributions=kinds, value=score)
             study.add_trial(told)
-        return dict(study.ask(kinds).params)
+        found = study.ask(kinds).params
+        return {name: _short(value, space[name]) for name, value in found.items()}
 
     return propose
+
+
+def _short(value: Any, values: tuple[Any, ...] | Range) -> Any:
+    """With as many digits as a person would type."""
+    if not isinstance(values, Range) or not isinstance(value, float):
+        return value
+    return min(max(float(f"{value:.6g}"), values.low), values.high)
 
 
 def _distribution(optuna: Any, values: tuple[Any, ...] | Range) -> Any:
