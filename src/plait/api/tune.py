@@ -16,14 +16,15 @@ from typing import Any, Literal, get_args
 from plait.api.given import given_job, name_of
 from plait.api.settings import write_arguments
 from plait.api.train import AUTO
-from plait.api.trials.board import REDUCTION, Board, Key
-from plait.api.trials.request import Request, claim, places_for
+from plait.api.trials.board import REDUCTION, Board, Key, Outcome
+from plait.api.trials.request import Request, claim, engine_words, places_for
 from plait.api.trials.runs import Running, interrupt, outcome_of, start
-from plait.api.trials.space import as_taken, one_by_one, proposer, read_space
+from plait.api.trials.space import as_taken, drawn, one_by_one, proposer, read_space
 from plait.api.trust import anywhere
-from plait.errors import UsageError
+from plait.errors import JobError, UsageError
 from plait.files.write import write_whole
 from plait.job.generators import kept_generators
+from plait.job.job import Job
 from plait.job.reference import check_arguments
 from plait.options import Listener
 from plait.plan.named import resolve
@@ -35,6 +36,8 @@ from plait.run.record.lock import locked
 
 Searching = Literal["grid", "random", "optuna", "asha"]
 """How the arguments of trials are chosen."""
+_LOOKED_AT = 10
+"""Arguments with which a job may fail before the try is refused."""
 _RUNGS = 3
 """Of asha: a ninth of the steps, a third, all."""
 
@@ -117,23 +120,22 @@ def tune(
     at random where losers are stopped early. `parallel` trials run side by side, as many as fit by default. With
     `engine` (slurm, ray, ...) each run is started by it, one at a time unless `parallel` says more.
     """
+    if not isinstance(job, str) or isinstance(plan, Plan):
+        raise UsageError(
+            "tune starts runs that find their job and their plan by name.",
+            fix='name them: tune("path.py:job", "ddp", 2, ...); a plan may be a .yaml file.',
+        )
     _check(search, folds, trials, parallel)
     space = read_space(args)
-    folder = Path(out) if out is not None else None
-    if isinstance(plan, Plan):
-        raise UsageError(
-            "tune starts runs that are told their plan by name.", fix="give a name, or a .yaml file."
-        )
     request = Request(
         job=anywhere(job), plan=None if plan is None else str(plan), ranks=ranks, mesh=mesh or {},
         settings=settings or {}, steps=steps, device=device, folds=folds, seed=seed, args=args,
-        engine=_engine(engine, hosts, ranks, engine_set),
+        engine=engine_words(engine, hosts, ranks, engine_set),
     )  # fmt: skip
-    first = proposer("random", space, 1, seed, "min")(0, {}, {})
-    assert first is not None
-    taken = check_arguments(request.job, [first, *one_by_one(space, first)])
+    some = drawn(space, _LOOKED_AT, seed)
+    taken = check_arguments(request.job, [*some, *one_by_one(space, some[0])])
     space = as_taken(space, taken[0])
-    given, of_plan = given_job(request.job, {**request.settings, **request.fold(0)}, first)
+    given, of_plan = _looked_at(request, some)
     if given.evaluate is None:
         raise UsageError(
             "the job has no evaluation data to compare trials by.",
@@ -141,7 +143,7 @@ def tune(
         )
     aim = aim_of(metric, given, "--metric")
     chosen = 0 if plan == AUTO else resolve(plan, ranks, of_plan, mesh).ranks
-    folder = claim(folder, request, search, metric)
+    folder = claim(Path(out) if out is not None else None, request, search, metric)
     rungs = _RUNGS if search == "asha" else 1
     places = places_for(request, chosen, parallel)
     tell = listener or (lambda event: None)
@@ -160,12 +162,16 @@ def tune(
     return tuned
 
 
-def _engine(engine: str | None, hosts: int, ranks: int | None, options: Sequence[str]) -> tuple[str, ...]:
-    if engine is None:
-        return ()
-    several = [] if ranks is None else ["--ranks", str(ranks)]
-    given = [word for entry in options for word in ("--engine-set", entry)]
-    return ("--engine", engine, "--hosts", str(hosts), *several, *given)
+def _looked_at(request: Request, some: Sequence[Mapping[str, Any]]) -> tuple[Job, dict[str, Any]]:
+    """The job with the first arguments with which its function does not fail, and what the settings say of the plan."""
+    problem: JobError | None = None
+    for args in some:
+        try:
+            return given_job(request.job, {**request.settings, **request.fold(0)}, args)
+        except JobError as error:
+            problem = problem or error
+    assert problem is not None
+    raise problem
 
 
 def _check(search: str, folds: int, trials: int, parallel: int | None) -> None:
@@ -189,7 +195,6 @@ def _work(
 ) -> None:
     """Run what the board wants, until it wants nothing more."""
     running: dict[Key, Running] = {}
-    totals: dict[int, int] = {}
     with _ended(running):
         while True:
             free = [
@@ -197,10 +202,13 @@ def _work(
             ]
             while free and (key := board.next()) is not None:
                 args, place = board.args[key.trial], free.pop(0)
-                if rungs > 1 and key.trial not in totals:
-                    totals[key.trial] = request.total_steps(args)
-                part = REDUCTION ** (rungs - 1 - key.rung)
-                steps = max(1, totals[key.trial] // part) if rungs > 1 else request.steps
+                try:
+                    steps = request.steps if rungs == 1 else _steps(request, args, key, rungs)
+                except JobError as error:
+                    board.take(key, Outcome(failed=error.what))
+                    listener({"told": _line(board, request, key, metric)})
+                    free.insert(0, place)
+                    continue
                 own = _folder(folder, request, key)
                 running[key] = start(
                     request.words(args, key.fold), own, place, places[place], steps, request.engine
@@ -213,6 +221,11 @@ def _work(
                     run.task.close()
                     board.take(key, outcome_of(run, code, metric))
                     listener({"told": _line(board, request, key, metric)})
+
+
+def _steps(request: Request, args: Mapping[str, Any], key: Key, rungs: int) -> int:
+    """How far a run goes on its rung."""
+    return max(1, request.total_steps(args, key.fold) // int(REDUCTION ** (rungs - 1 - key.rung)))
 
 
 @contextmanager

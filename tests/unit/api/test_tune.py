@@ -224,9 +224,17 @@ def test_losers_are_stopped_and_the_best_goes_on_from_its_checkpoint(path: str) 
     assert sum("--resume" in words for words in Here.started) == 2 and len(Here.started) == 5
 
 
+def test_arguments_with_which_the_job_fails_lose(path: str) -> None:
+    tuned = plait.tune(path, args={"kind": "none,sgd"}, folds=2, search="asha", steps=None)
+    assert [(row.args["kind"], row.state) for row in tuned.tried] == [("sgd", "finished"), ("none", "failed")]
+    with pytest.raises(plait.PlaitError, match="no such optimizer"):
+        plait.tune(path, args={"kind": "none"}, folds=2)
+
+
 def test_what_cannot_be_tried_is_told_before_anything_runs(path: str) -> None:
     for told, options in (
         ("no evaluation data", {}),
+        ("by name", {"job": plait.load_job(path)}),
         ("--search best is not known", {"search": "best"}),
         ("--metric accuracy is not a metric", {"folds": 2, "metric": "accuracy"}),
         ("--folds 0 leaves nothing", {"folds": 0}),
@@ -234,7 +242,7 @@ def test_what_cannot_be_tried_is_told_before_anything_runs(path: str) -> None:
         ("has no such parameter", {"folds": 2, "args": {"width": "1,2"}}),
     ):
         with pytest.raises(UsageError, match=told):
-            plait.tune(path, **{"args": {"lr": "0.1,1"}, **options})  # type: ignore[arg-type]
+            plait.tune(**{"job": path, "args": {"lr": "0.1,1"}, **options})  # type: ignore[arg-type]
     assert not Here.started and call(["try", path]) == 2
 
 

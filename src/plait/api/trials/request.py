@@ -7,7 +7,7 @@ other; places for runs side by side.
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,17 +60,28 @@ class Request:
         held_out = [word for entry in write_settings(self.fold(fold)) for word in ("--set", entry)]
         return [*self.command(args), *held_out]
 
-    def total_steps(self, args: Mapping[str, Any]) -> int:
+    def total_steps(self, args: Mapping[str, Any], fold: int) -> int:
         """Of a whole trial."""
         if self.steps is not None:
             return self.steps
-        job, _ = given_job(self.job, {**self.settings, **self.fold(0)}, args)
+        job, _ = given_job(self.job, {**self.settings, **self.fold(fold)}, args)
         total = job.total_steps(open_data(job.data, job.collate).num_samples)
         if total is None:
             raise UsageError(
                 "--search asha: a stream does not say how many steps there are.", fix="give --steps."
             )
         return total
+
+
+def engine_words(
+    engine: str | None, hosts: int, ranks: int | None, options: Sequence[str]
+) -> tuple[str, ...]:
+    """Options of `plait run` that have an engine start it."""
+    if engine is None:
+        return ()
+    several = [] if ranks is None else ["--ranks", str(ranks)]
+    given = [word for entry in options for word in ("--engine-set", entry)]
+    return ("--engine", engine, "--hosts", str(hosts), *several, *given)
 
 
 def claim(folder: Path | None, request: Request, search: str, metric: str) -> Path:
