@@ -161,7 +161,7 @@ def dynet_step(trees: list[Any], hidden: int) -> Callable[[], None] | None:
             cell += dynet.cmult(dynet.logistic(f), left_cell) + dynet.cmult(dynet.logistic(g), right_cell)
         return dynet.cmult(dynet.logistic(o), dynet.tanh(cell)), cell
 
-    def step() -> None:
+    def step(kept: Any = weights) -> None:  # the trainer does not keep the weights alive
         dynet.renew_cg()
         loss = dynet.esum([dynet.squared_norm(node(tree)[0]) for tree in trees])
         loss.forward()

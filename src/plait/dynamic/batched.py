@@ -98,13 +98,17 @@ class Batched(nn.Module):
         work = planned.work(functions, [planned.where(value._number, value._like) for value in lazies])
         buffers = evaluated(work, recording.parameters, planned.inputs) if planned.groups else ()
 
-        def real(value: Any) -> Any:
-            if type(value) is not Lazy:
-                return value
-            buffer, row = planned.where(value._number, value._like)
-            return buffers[buffer][row]
-
-        return [pytree.tree_map(real, out) for out in outs]
+        # All results of one buffer at once: each alone would have a gradient as large as the buffer.
+        found: dict[int, Tensor] = {}
+        for buffer in {place[0] for place in work.read or ()}:
+            places = {
+                id(lazy): row for lazy, (at, row) in zip(lazies, work.read or (), strict=True) if at == buffer
+            }
+            taken = buffers[buffer].index_select(
+                0, torch.tensor(list(places.values()), device=buffers[buffer].device)
+            )
+            found |= dict(zip(places, taken.unbind(), strict=True))
+        return [pytree.tree_map(lambda value: found.get(id(value), value), out) for out in outs]
 
     def _function(self, family: Any, parameters: Mapping[str, Tensor], planned: Planned) -> RowFunction:
         if not isinstance(family, Signature):

@@ -1,11 +1,10 @@
 """In which order the vertices of a batch are evaluated, and together with which others.
 
-In: the structures of a batch's samples. Out: groups of vertices of one level that are of one kind and see as many
+In: the vertices of a batch. Out: groups of vertices of one level that are of one kind and see as many
 others: each is one call. The states of all vertices lie in one buffer in the order of evaluation, so that a group
 writes a slice of it; what a group sees is gathered from there.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +13,8 @@ import torch
 from torch import Tensor
 
 from plait.dynamic.evaluate import Group
-from plait.dynamic.structure import Array, Structure
+from plait.dynamic.forest import Forest
+from plait.dynamic.structure import Array
 
 
 class Family(NamedTuple):
@@ -47,32 +47,25 @@ class Schedule:
         return sum(self.sizes)
 
 
-def scheduled(samples: Sequence[Structure], num_states: int) -> Schedule:
+def scheduled(forest: Forest, num_states: int) -> Schedule:
     """The schedule of a batch whose states have so many parts, each with a buffer of its own."""
-    names, kinds = _kinds(samples)
-    levels, has_input = (
-        np.concatenate([getattr(s, field) for s in samples]) for field in ("levels", "has_input")
-    )
-    counts = np.concatenate([np.diff(s.first) for s in samples])
-    sizes = np.array([len(s) for s in samples])
-    offsets = np.cumsum(sizes) - sizes
-    children = np.concatenate([s.children + offset for s, offset in zip(samples, offsets, strict=True)])
-    first = np.cumsum(counts) - counts
-
-    order = np.lexsort((counts, has_input, kinds, levels))
+    counts, first, children = forest.counts, forest.first, forest.children
+    order = np.lexsort((counts, forest.has_input, forest.kinds, forest.levels))
     row_of = np.empty(len(order), dtype=np.int64)
     row_of[order] = np.arange(len(order))
-    keys = np.stack([levels, kinds, has_input, counts])[:, order]
+    keys = np.stack([forest.levels, forest.kinds, forest.has_input, counts])[:, order]
     starts = np.flatnonzero(np.concatenate(([True], (keys[:, 1:] != keys[:, :-1]).any(0))))
     ends = np.append(starts[1:], len(order))
-    input_of = np.cumsum(has_input) - 1
+    by_sample = np.argsort(forest.samples, kind="stable")
+    input_of = np.empty(len(order), dtype=np.int64)
+    input_of[by_sample] = np.cumsum(forest.has_input[by_sample]) - 1
 
     groups: list[Group] = []
     members: dict[Family, list[Array]] = {}
     reached: dict[Family, int] = {}
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
         _, kind, given, number = keys[:, start].tolist()
-        family = Family(names[kind], bool(given), number)
+        family = Family(forest.names[kind], bool(given), number)
         vertices = order[start:end]
         seen = (
             row_of[children[(first[vertices][:, None] + np.arange(number)).reshape(-1)]]
@@ -93,23 +86,16 @@ def scheduled(samples: Sequence[Structure], num_states: int) -> Schedule:
             )
         )
     together = {family: np.concatenate(parts) for family, parts in members.items()}
-    roots = np.concatenate([s.roots + offset for s, offset in zip(samples, offsets, strict=True)])
     return Schedule(
         groups=tuple(groups),
         num_rows=reached,
         inputs={f: torch.from_numpy(input_of[vertices]) for f, vertices in together.items() if f.has_input},
-        vertices=torch.from_numpy(row_of),
-        roots=torch.from_numpy(row_of[roots]),
-        num_roots=tuple(len(s.roots) for s in samples),
-        sizes=tuple(sizes.tolist()),
+        vertices=torch.from_numpy(row_of[by_sample]),
+        roots=torch.from_numpy(row_of[forest.roots]),
+        num_roots=_per_sample(forest, forest.roots),
+        sizes=_per_sample(forest, by_sample),
     )
 
 
-def _kinds(samples: Sequence[Structure]) -> tuple[list[Any], Array]:
-    """Kinds by one numbering for all samples."""
-    index: dict[Any, int] = {}
-    for sample in samples:
-        for name in sample.names:
-            index.setdefault(name, len(index))
-    tables = [np.array([index[name] for name in sample.names])[sample.kinds] for sample in samples]
-    return list(index), np.concatenate(tables)
+def _per_sample(forest: Forest, vertices: Array) -> tuple[int, ...]:
+    return tuple(np.bincount(forest.samples[vertices], minlength=forest.num_samples).tolist())

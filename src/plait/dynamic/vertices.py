@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from plait.dynamic.evaluate import Work, evaluated
+from plait.dynamic.forest import Forest, read_batch
 from plait.dynamic.one_by_one import states_one_by_one
 from plait.dynamic.rows import RowFunction, row_function
 from plait.dynamic.schedule import Family, Schedule, scheduled
@@ -121,10 +122,11 @@ class Vertices(nn.Module):
     def forward(self, graphs: Iterable[Any], inputs: Tensor | None = None) -> States:
         refuse_tracing()
         began = time.perf_counter()
-        samples = [self._read(number, graph) for number, graph in enumerate(graphs)]
-        if not samples:
+        given = list(graphs)
+        if not given:
             raise DataError("there is no graph in the batch.", fix="give at least one sample.")
-        schedule = scheduled(samples, len(self._shapes))
+        forest = read_batch(given, self._read, plain=self._kinds is None and self._reader == Reader())
+        schedule = scheduled(forest, len(self._shapes))
         took = time.perf_counter() - began
         self.last = Scheduling(
             num_vertices=schedule.num_vertices,
@@ -132,7 +134,7 @@ class Vertices(nn.Module):
             schedule_s=took,
         )
         examples = self._examples()
-        rows = self._inputs(samples, inputs, examples[0].device)
+        rows = self._inputs(forest, inputs, examples[0].device)
         states = self._batched(schedule, examples, rows) if self.batched and self._untraced is None else None
         if states is None:
             states = states_one_by_one(schedule, self._called, examples, rows)
@@ -156,23 +158,12 @@ class Vertices(nn.Module):
         like = next((p for p in self.cell.parameters() if p.is_floating_point()), torch.empty(0))
         return tuple(torch.empty(shape, dtype=like.dtype, device=like.device) for shape in self._shapes)
 
-    def _inputs(
-        self, samples: Sequence[Structure], inputs: Tensor | None, device: torch.device
-    ) -> Tensor | None:
-        number = sum(int(sample.has_input.sum()) for sample in samples)
+    def _inputs(self, forest: Forest, inputs: Tensor | None, device: torch.device) -> Tensor | None:
         if inputs is None:
-            given = [sample.inputs for sample in samples if sample.inputs is not None]
-            try:
-                return torch.cat(given).to(device) if given else None
-            except (RuntimeError, TypeError) as error:
-                shapes = sorted({str(tuple(rows.shape[1:])) for rows in given})
-                raise DataError(
-                    f"inputs of vertices differ between samples: shapes {', '.join(shapes)}.",
-                    fix="give all vertices inputs of one shape and type.",
-                ) from error
-        if len(inputs) != number:
+            return forest.inputs.to(device) if forest.inputs is not None else None
+        if len(inputs) != forest.has_input.sum():
             raise DataError(
-                f"inputs= has {len(inputs)} rows; {number} vertices of the batch have an input.",
+                f"inputs= has {len(inputs)} rows; {forest.has_input.sum()} vertices of the batch have an input.",
                 fix="give one row for each vertex that has an input, sample by sample.",
             )
         return inputs
