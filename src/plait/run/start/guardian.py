@@ -20,7 +20,7 @@ _MARK = "PLAIT_RUN"
 _END_S = 2.0
 """For which it may take to end by itself."""
 _CODE = """
-import os, signal, sys
+import os, signal, sys, time
 mark, groups, rest = sys.argv[1].encode(), set(), b""
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
@@ -37,13 +37,20 @@ def end(kill, pid):
         pass
 for group in groups:
     end(os.killpg, group)
-for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
-    try:
-        with open(f"/proc/{int(name)}/environ", "rb") as file:
-            if mark in file.read().split(b"\\0"):
-                end(os.kill, int(name))
-    except (OSError, ValueError):
-        continue
+quiet = 0
+for _ in range(100):  # one may be born, or between two programs, while the others are looked at
+    quiet += 1
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        try:
+            with open(f"/proc/{int(name)}/environ", "rb") as file:
+                if mark in file.read().split(b"\\0"):
+                    end(os.kill, int(name))
+                    quiet = 0
+        except (OSError, ValueError):
+            continue
+    if quiet == 5:
+        break
+    time.sleep(0.1)
 """
 
 
