@@ -8,6 +8,7 @@ import base64
 import json
 import os
 import pickle
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,6 +71,12 @@ def rows_here(job: Job, sample: Callable[[dict[str, Any]], Any]) -> Job:
         for _ in range(counts[about["own"]]):
             rows.append(sample(pickle.load(file)))
     total = len(counts) * min(counts)
+    if about["own"] == 0 and sum(counts) > total:
+        warnings.warn(
+            f"{sum(counts) - total} of {sum(counts)} rows are left out: partitions have {min(counts)} to {max(counts)}, "
+            "and each rank takes as many as the shortest has.",
+            stacklevel=2,
+        )
     order = SampleOrder(num_samples=total, batch=job.batch, accumulate=job.accumulate, shuffle=False)
     return replace(job, data=Rows(order, counts, about["own"], rows), shuffle=False)
 
