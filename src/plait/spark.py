@@ -73,8 +73,8 @@ def rows_here(job: Job, sample: Callable[[dict[str, Any]], Any]) -> Job:
     total = len(counts) * min(counts)
     if about["own"] == 0 and sum(counts) > total:
         warnings.warn(
-            f"{sum(counts) - total} of {sum(counts)} rows are left out: partitions have {min(counts)} to {max(counts)}, "
-            "and each rank takes as many as the shortest has.",
+            f"{sum(counts) - total} of {sum(counts)} rows are left out: partitions have {min(counts)} to {max(counts)} "
+            "rows, and each rank takes as many as the shortest has.",
             stacklevel=2,
         )
     order = SampleOrder(num_samples=total, batch=job.batch, accumulate=job.accumulate, shuffle=False)
