@@ -47,6 +47,8 @@ class Recording:
         """Values that are views, or have some."""
         self._known: dict[int, Tensor] = {}
         """Numbers that were asked for."""
+        self._starts = [0]
+        """Where the values that each call takes begin in `taken`, as far as numbers were asked for."""
         self._derived: dict[Any, Any] = {}
         """What was made of parameters alone, once for all samples."""
         self.is_paused = False
@@ -176,8 +178,8 @@ class Recording:
 
     def number_of(self, value: "Lazy") -> Tensor:
         """What a value is, computed now, for the code that asks."""
-        starts = [0]
-        for kind in self.kinds:
+        starts = self._starts
+        for kind in self.kinds[len(starts) - 1 :]:
             starts.append(starts[-1] + len(self.signatures.numbered[kind].sees))
         todo, needed = [value._number], set()
         while todo:

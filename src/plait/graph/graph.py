@@ -7,7 +7,7 @@ Every node's `meta` carries `val` (a fake tensor), `phase` ("forward" or "backwa
 that ran it, or that of the forward op it differentiates), `origin` (that forward op's name) and `source` (file:line).
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -123,3 +123,16 @@ def weighed_by_share(graph: Graph) -> Graph:
     if graph.static_weight is None:
         return graph
     return replace(graph, static_weight=None, weight_is_early=True, weight_is_shared=True)
+
+
+def depends_on(node: fx.Node, names: Collection[str]) -> bool:
+    """Whether a node is, or is computed from, one of those named."""
+    stack, seen = [node], set[fx.Node]()
+    while stack:
+        found = stack.pop()
+        if found.name in names:
+            return True
+        if found not in seen:
+            seen.add(found)
+            stack.extend(found.all_input_nodes)
+    return False

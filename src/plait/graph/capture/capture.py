@@ -25,7 +25,7 @@ from plait.graph.capture.random_rewrite import rewrite_random
 from plait.graph.capture.refusal import explain, refuse_late_hooks, refuse_sparse_gradients
 from plait.graph.capture.steady import trace_steady
 from plait.graph.capture.trace import Subject, Traced
-from plait.graph.graph import BatchLayout, Graph, Input
+from plait.graph.graph import BatchLayout, Graph, Input, depends_on
 from plait.job.batch import Objects
 from plait.job.copies import copy_of, in_dtype
 from plait.job.dtypes import default_dtype, leaf_dtype, scalar_dtype
@@ -192,7 +192,7 @@ def _assemble(subject: Subject, traced: Traced, module: fx.GraphModule) -> Graph
         num_samples=subject.num_samples,
         total=total.name,
         weight=weight.name,
-        weight_is_early=weight_is_early(weight, len(parameters), names),
+        weight_is_early=not depends_on(weight, {*names[: len(parameters)], names[-1], names[-2]}),
         static_weight=traced.static_weight,
         gradients={name: node.name for name, node in zip(traced.reached, found, strict=True)},
         new_buffers={name: node.name for name, node in zip(new_buffers, written, strict=True)},
@@ -214,20 +214,6 @@ def _make_random_numbers_ours(graph: fx.Graph, key: fx.Node) -> None:
             "which would depend on how the batch is split.",
             fix="use rand, randn, dropout or bernoulli to have it captured; plans single and ddp run it eagerly.",
         )
-
-
-def weight_is_early(weight: fx.Node, num_parameters: int, names: list[str]) -> bool:
-    """Whether the weight depends on the batch alone."""
-    late = {*names[:num_parameters], names[-1], names[-2]}
-    stack, seen = [weight], set()
-    while stack:
-        node = stack.pop()
-        if node.name in late:
-            return False
-        if node not in seen:
-            seen.add(node)
-            stack.extend(node.all_input_nodes)
-    return True
 
 
 def _take_buffer_writes(graph: fx.Graph, parameters: list[str], buffers: list[str]) -> dict[str, fx.Node]:

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from plait.errors import CaptureError
 from plait.graph.capture.branches import Way, frozen
-from plait.graph.graph import Graph
+from plait.graph.graph import Graph, depends_on
 
 
 def merge(ways: Sequence[Way]) -> Graph:
@@ -89,15 +89,7 @@ class _Merge:
 
     def _is_early(self, weight: fx.Node) -> bool:
         late = {entry.node for entry in self.first.inputs if entry.kind not in ("batch", "buffer")}
-        stack, seen = [weight], set()
-        while stack:
-            node = stack.pop()
-            if node.name in late:
-                return False
-            if node not in seen:
-                seen.add(node)
-                stack.extend(node.all_input_nodes)
-        return True
+        return not depends_on(weight, late)
 
     def _key(self, node: fx.Node, index: int, nodes: dict[fx.Node, fx.Node]) -> object:
         if node.op == "placeholder":
