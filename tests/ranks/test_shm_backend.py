@@ -1,6 +1,5 @@
 """The backend plait_shm under torch's own programs, between real processes: results of gloo, faults that are told."""
 
-import json
 import os
 import signal
 import threading
@@ -19,7 +18,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import plait.shm
-from plait.errors import WorkerError
 from plait.run.start.launch import Seat, launch
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")]
@@ -186,25 +184,20 @@ def test_ranks_that_differ_are_told(what: str, tmp_path: Path) -> None:
 def test_a_rank_that_is_killed_in_a_collective_is_told_and_leaves_nothing(
     size: int, hosts: int, tmp_path: Path
 ) -> None:
-    def main(seat: Seat) -> None:
+    def main(seat: Seat) -> list[Any]:
         os.environ["PLAIT_HOST"] = f"host {seat.rank % hosts}"
         begin(seat, tmp_path, timeout_s=60)
         files = [os.stat(entry).st_ino for entry in Path("/proc/self/fd").iterdir() if _is_shared(entry)]
         if seat.rank == 2:
             threading.Timer(0.3, _die, [tmp_path / "died"]).start()
-        told = "nothing"
         try:
             while True:
                 dist.all_reduce(torch.ones(size))
         except Exception as error:  # gloo's are of other kinds than ours
-            told = str(error)
-        found = [time.monotonic(), told, files]
-        (tmp_path / f"told {seat.rank}").write_text(json.dumps(found))
+            return [time.monotonic(), str(error), files]
 
-    with pytest.raises(WorkerError, match="rank 2"):
-        launch(main, ranks=3)
+    found = launch(main, ranks=3, dispensable=range(3))[:2]  # the launcher leaves those that live in peace
     died = float((tmp_path / "died").read_text())
-    found = [json.loads((tmp_path / f"told {rank}").read_text()) for rank in (0, 1)]
     assert all(at - died < 5 for at, _, _ in found), found
     if hosts == 1:
         assert all("rank 2" in text and "all_reduce" in text for _, text, _ in found), found
