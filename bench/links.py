@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import plait.shm
-from plait.run.link.core import compiled
+from plait.run.link.shm.core import compiled
 from plait.run.start.launch import Seat, launch
 
 SIZES = ((1 << 10, 200, 5.0, 5.0), (1 << 20, 40, 3.0, 3.0), (64 << 20, 7, 1.5, 4.0))

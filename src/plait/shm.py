@@ -27,14 +27,14 @@ def register() -> None:
 
 def empty(shape: Sequence[int], dtype: torch.dtype = torch.float32, group: Any = None) -> torch.Tensor:
     """A tensor in memory that the group's ranks share; where all give such a one, it is summed where it lies."""
-    found: torch.Tensor = import_module("plait.run.link.shm_backend").empty(
+    found: torch.Tensor = import_module("plait.run.link.backend.create").empty(
         shape, dtype, group if group is not None else dist.group.WORLD
     )
     return found
 
 
 def _create(options: Any, unused: Any) -> Any:
-    return import_module("plait.run.link.shm_backend").create_group(options)
+    return import_module("plait.run.link.backend.create").create_group(options)
 
 
 register()

@@ -221,7 +221,7 @@ def _tried(name: str, attempt: Callable[[], None], what: str, fix: str) -> Findi
 
 def _share() -> None:
     """Make memory as a rank does, and open it as its peers do."""
-    from plait.run.link.shared_memory import Arena, is_suitable  # needs torch, which may be broken
+    from plait.run.link.shm.memory import Arena, is_suitable  # needs torch, which may be broken
 
     if not is_suitable():
         raise OSError(f"not on {platform.system()} {platform.machine()}")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plait.errors import UsageError
-from plait.run.link.shared_memory import host
+from plait.run.link.shm.memory import host
 from plait.run.own_loop import gathered
 from plait.run.start.launch import disconnect
 from plait.run.start.party import TIMEOUT_S, meet

@@ -1,6 +1,6 @@
 """Messages through shared memory: what was received is taken back, whenever that happens."""
 
-from plait.run.link.shared_messages import Mail
+from plait.run.link.shm.messages import Mail
 
 
 class ClearedWhileRead(list[int]):

@@ -24,7 +24,7 @@ from plait.run.link.lanes import Lanes
 from plait.run.link.links import Links, NoLinks, ProcessLinks, axes_that_meet
 from plait.run.link.mpi_links import MpiLinks
 from plait.run.link.shared_links import share_memory
-from plait.run.link.shared_memory import host
+from plait.run.link.shm.memory import host
 from plait.run.wire.tell import tell
 
 

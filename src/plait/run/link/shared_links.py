@@ -15,9 +15,6 @@ from torch import Tensor
 
 from plait.plan.mesh import Mesh
 from plait.program.instructions import Collective, Recv, Send
-from plait.run.link import core
-from plait.run.link.bell import Bells, look_at
-from plait.run.link.collectives import Collectives
 from plait.run.link.links import (
     Finished,
     Handle,
@@ -28,9 +25,12 @@ from plait.run.link.links import (
     with_halo,
     with_halo_added,
 )
-from plait.run.link.meeting import Meeting, Task
-from plait.run.link.shared_memory import Arena, Region, flat_of, host, is_suitable, open_arenas
-from plait.run.link.shared_messages import Mail
+from plait.run.link.shm import core
+from plait.run.link.shm.bell import Bells, look_at
+from plait.run.link.shm.collectives import Collectives
+from plait.run.link.shm.meeting import Meeting, Task
+from plait.run.link.shm.memory import Arena, Region, flat_of, host, is_suitable, open_arenas
+from plait.run.link.shm.messages import Mail
 from plait.run.wire.tell import tell
 
 

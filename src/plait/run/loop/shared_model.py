@@ -16,7 +16,7 @@ from plait.errors import PlanError
 from plait.plan.plan import Plan
 from plait.run.checkpoint.store import load_checkpoint
 from plait.run.hold.state import ModelState
-from plait.run.link.shared_memory import is_suitable
+from plait.run.link.shm.memory import is_suitable
 from plait.run.loop.task import Task
 from plait.run.start.memory_file import anonymous_file
 

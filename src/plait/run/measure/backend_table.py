@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from plait.run.link.shm_backend import register
+from plait.run.link.backend.create import register
 from plait.run.start.launch import Seat, launch
 
 BACKENDS = ("gloo", "plait_shm", "mpi", "nccl")

@@ -22,10 +22,10 @@ from plait.plan.mesh import Mesh
 from plait.program.hops.algorithms import algorithms_of
 from plait.program.hops.program import collective_program
 from plait.program.hops.rounds import AXIS, block_sizes
+from plait.run.link.backend.create import register
+from plait.run.link.backend.group import BACKEND
 from plait.run.link.hops import run_hops
 from plait.run.link.shared_links import share_memory
-from plait.run.link.shm_backend import register
-from plait.run.link.shm_group import BACKEND
 from plait.run.measure.backend_table import Tried, try_backends
 from plait.run.measure.fit import Fit, fit_line
 from plait.run.start.launch import Seat, launch

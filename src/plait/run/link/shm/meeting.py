@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from plait.errors import RunError
-from plait.run.link.core import COMPARED_WORDS, DISAGREE, DONE, RING, Core, Signature, make_signature
-from plait.run.link.shared_memory import has_ended
-from plait.run.link.steps import COME, OPERATIONS, REDUCED, ROW, Rows
+from plait.run.link.shm.core import COMPARED_WORDS, DISAGREE, DONE, RING, Core, Signature, make_signature
+from plait.run.link.shm.memory import has_ended
+from plait.run.link.shm.steps import COME, OPERATIONS, REDUCED, ROW, Rows
 
 KINDS = (
     "barrier", "all_reduce", "reduce", "broadcast", "all_gather", "gather", "reduce_scatter", "scatter", "all_to_all",

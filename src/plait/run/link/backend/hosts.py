@@ -14,13 +14,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plait.errors import RunError
-from plait.run.link import steps
+from plait.run.link.backend.local import LocalWays
+from plait.run.link.backend.work import Copied, HostWork
 from plait.run.link.background import Background, UnderWay
-from plait.run.link.collectives import Then
-from plait.run.link.meeting import DTYPES, KINDS, SAME_FIX, Task, told
-from plait.run.link.shared_memory import flat_of
-from plait.run.link.shm_local import LocalWays
-from plait.run.link.shm_work import Copied, HostWork
+from plait.run.link.shm import steps
+from plait.run.link.shm.collectives import Then
+from plait.run.link.shm.meeting import DTYPES, KINDS, SAME_FIX, Task, told
+from plait.run.link.shm.memory import flat_of
 
 _GLOO_OPERATIONS = {
     "sum": dist.ReduceOp.SUM,

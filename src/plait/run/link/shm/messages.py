@@ -12,8 +12,8 @@ from zlib import crc32
 from torch import Tensor
 
 from plait.errors import RunError
-from plait.run.link.bell import Bells
-from plait.run.link.shared_memory import TABLE_WORDS, Arena, Region
+from plait.run.link.shm.bell import Bells
+from plait.run.link.shm.memory import TABLE_WORDS, Arena, Region
 
 _SLOT_WORDS = 4
 """The tag of a message (0: none), the offset and the size of its region, its bytes."""

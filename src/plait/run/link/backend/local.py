@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.run.link.bell import Bells
-from plait.run.link.collectives import Collectives, Then
-from plait.run.link.core import make_core
-from plait.run.link.meeting import Meeting
-from plait.run.link.shared_memory import Arena, Region
-from plait.run.link.shm_messages import Messages
-from plait.run.link.shm_work import Progress, ShmWork
+from plait.run.link.backend.messages import Messages
+from plait.run.link.backend.work import Progress, ShmWork
+from plait.run.link.shm.bell import Bells
+from plait.run.link.shm.collectives import Collectives, Then
+from plait.run.link.shm.core import make_core
+from plait.run.link.shm.meeting import Meeting
+from plait.run.link.shm.memory import Arena, Region
 
 _INLINE_BYTES = 1 << 15
 """Up to this size a collective that need not be waited for is done at once where all others have come."""

@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plait.errors import PlanError, RunError
-from plait.run.link import core
-from plait.run.link.shared_memory import Arena, host, is_suitable, open_arenas
-from plait.run.link.shm_group import BACKEND, ShmGroup
-from plait.run.link.shm_hosts import HostWays
-from plait.run.link.shm_local import LocalWays
+from plait.run.link.backend.group import BACKEND, ShmGroup
+from plait.run.link.backend.hosts import HostWays
+from plait.run.link.backend.local import LocalWays
+from plait.run.link.shm import core
+from plait.run.link.shm.memory import Arena, host, is_suitable, open_arenas
 
 
 def create_group(options: Any) -> dist.ProcessGroup:

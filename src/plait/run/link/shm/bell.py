@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from plait.run.link import core
-from plait.run.link.shared_memory import Arena, has_ended
+from plait.run.link.shm import core
+from plait.run.link.shm.memory import Arena, has_ended
 
 LOOK_S = 0.2
 """Between two looks whether the others are still alive: a death is told within a second."""

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plait.errors import RunError
-from plait.run.link.bell import Bells, look_at
-from plait.run.link.meeting import DTYPES
-from plait.run.link.shared_memory import Arena, flat_of
-from plait.run.link.shared_messages import Mail
+from plait.run.link.shm.bell import Bells, look_at
+from plait.run.link.shm.meeting import DTYPES
+from plait.run.link.shm.memory import Arena, flat_of
+from plait.run.link.shm.messages import Mail
 
 _HEAD_BYTES = 64
 """Before every message: its dtype."""

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from plait.errors import RunError
-from plait.run.link import steps
-from plait.run.link.meeting import Meeting, Task
-from plait.run.link.shared_memory import Arena, Region
+from plait.run.link.shm import steps
+from plait.run.link.shm.meeting import Meeting, Task
+from plait.run.link.shm.memory import Arena, Region
 
 _PLACED_BYTES = 1 << 16
 """From this size on ranks tell each other where a tensor lies before they sum it: one more meeting, fewer copies."""

@@ -1,8 +1,8 @@
 """A backend of torch.distributed for processes of one host or of several: `dist.init_process_group("plait_shm")`.
 
 In: CPU tensors of any program of torch's: DDP, FSDP2, hand-written. Out: what gloo gives, through memory that the
-processes of a host share; every rank has the same bits. How the ranks reach each other is `shm_local`'s affair, and
-`shm_hosts`' where they are on several hosts.
+processes of a host share; every rank has the same bits. How the ranks reach each other is `local`'s affair, and
+`hosts`' where they are on several hosts.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plait.errors import PlanError, RunError
-from plait.run.link.meeting import Task
-from plait.run.link.shared_memory import flat_of
-from plait.run.link.shm_local import Ways
-from plait.run.link.shm_work import Together
+from plait.run.link.backend.local import Ways
+from plait.run.link.backend.work import Together
+from plait.run.link.shm.meeting import Task
+from plait.run.link.shm.memory import flat_of
 
 BACKEND = "plait_shm"
 _OPERATIONS = (

@@ -1,0 +1,1 @@
+"""`plait_shm`: a backend of torch.distributed."""

@@ -1,0 +1,1 @@
+"""Collectives and messages through memory that ranks of one host share."""
