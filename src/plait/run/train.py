@@ -42,11 +42,11 @@ from plait.run.record.ledger import write_left_shares
 from plait.run.record.lock import locked
 from plait.run.record.result import Result
 from plait.run.setup.device import check_device, check_suits_device
-from plait.run.start.first import First
-from plait.run.start.follower import Follower, Round
 from plait.run.start.guardian import Guardian
 from plait.run.start.party import facts_of, join, place_here, ranks_wanted, telling
 from plait.run.start.processes import Start
+from plait.run.start.tasks.first import First
+from plait.run.start.tasks.follower import Follower, Round
 from plait.run.start.watch.interrupts import raised_in_safety
 from plait.trace.files import read_trace, write_chrome
 from plait.trace.recorder import clock_offset_ns

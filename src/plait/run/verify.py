@@ -28,8 +28,8 @@ from plait.run.proof.reference import Reference, as_compared, reference_of
 from plait.run.proof.scratch import scratch_folder
 from plait.run.proof.serial_run import Record, run_serially
 from plait.run.record.result import Result
-from plait.run.start.follower import Follower
 from plait.run.start.party import join, place_here, ranks_wanted, telling
+from plait.run.start.tasks.follower import Follower
 from plait.run.train import train
 
 

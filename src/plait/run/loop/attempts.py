@@ -16,8 +16,8 @@ from plait.run.loop.parent import run_all
 from plait.run.loop.ranks import run_ranks
 from plait.run.loop.task import Task
 from plait.run.prepare.programs import Programs
-from plait.run.start.first import First
 from plait.run.start.guardian import Guardian
+from plait.run.start.tasks.first import First
 
 _RETURNED = "hosts came back"
 

@@ -19,11 +19,11 @@ from plait.run.loop.shared_model import SharedModel
 from plait.run.loop.task import Task
 from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
-from plait.run.start.first import First
-from plait.run.start.follower import Follower
 from plait.run.start.guardian import Guardian
 from plait.run.start.launch import Seat, launch
 from plait.run.start.processes import Start
+from plait.run.start.tasks.first import First
+from plait.run.start.tasks.follower import Follower
 
 
 def run_ranks(

@@ -27,9 +27,9 @@ from plait.files.write import write_last_words
 from plait.run.setup.interfaces import choose_interfaces
 from plait.run.start.board import Board
 from plait.run.start.child import Main, Seat
-from plait.run.start.first import First
 from plait.run.start.guardian import Guardian
 from plait.run.start.processes import Crew, Start, choose_start, close_crew, end_crew, start_crew
+from plait.run.start.tasks.first import First
 from plait.run.start.watch.interrupts import Interrupts
 from plait.run.start.watch.monitor import Interrupted, Limits, Monitor
 from plait.run.wire import group

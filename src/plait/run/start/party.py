@@ -18,9 +18,9 @@ from plait.plan.plan import Plan
 from plait.run.join.find import find_place
 from plait.run.join.place import Place
 from plait.run.join.token import run_token
-from plait.run.start.first import First
-from plait.run.start.follower import Follower
 from plait.run.start.launch import GroupKind, connect_by
+from plait.run.start.tasks.first import First
+from plait.run.start.tasks.follower import Follower
 from plait.version import VERSION
 
 _JOIN_S = 60.0

@@ -20,7 +20,7 @@ from plait.run.start.guardian import Guardian
 from plait.run.start.memory_file import anonymous_file
 from plait.run.start.process import Process
 from plait.run.start.processes import Crew, Start, choose_start, close_crew, end_crew, start_crew
-from plait.run.start.trunk import Message, Trunk
+from plait.run.start.tasks.trunk import Message, Trunk
 from plait.run.start.watch.interrupts import Interrupts
 from plait.run.wire.reach import Secret
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plait.run.join.place import Place
-from plait.run.start.trunk import Trunk
+from plait.run.start.tasks.trunk import Trunk
 
 
 @dataclass(kw_only=True, slots=True)

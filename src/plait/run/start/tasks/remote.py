@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from plait.run.start.memory_file import anonymous_file
 from plait.run.start.process import Process
-from plait.run.start.trunk import Trunk
+from plait.run.start.tasks.trunk import Trunk
 
 
 class RemoteProcess(Process):

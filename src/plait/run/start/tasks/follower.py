@@ -21,9 +21,9 @@ from plait.run.join.place import Place
 from plait.run.join.token import ports_of
 from plait.run.start.child import Main, describe
 from plait.run.start.guardian import Guardian
-from plait.run.start.local_ranks import LocalRanks
 from plait.run.start.processes import Start
-from plait.run.start.trunk import Arrivals, Trunk
+from plait.run.start.tasks.local_ranks import LocalRanks
+from plait.run.start.tasks.trunk import Arrivals, Trunk
 from plait.run.start.watch.failure import revive
 from plait.run.wire.door import Address, StrangerError, dial
 from plait.run.wire.reach import Reach, Secret

@@ -21,10 +21,10 @@ from plait.run.join.place import Place
 from plait.run.join.token import ports_of
 from plait.run.start.board import Board
 from plait.run.start.child import describe
-from plait.run.start.members import Members, Other
 from plait.run.start.memory_file import anonymous_file
-from plait.run.start.remote import RemoteProcess
-from plait.run.start.trunk import Arrivals, Trunk
+from plait.run.start.tasks.members import Members, Other
+from plait.run.start.tasks.remote import RemoteProcess
+from plait.run.start.tasks.trunk import Arrivals, Trunk
 from plait.run.start.watch.failure import revive
 from plait.run.wire.door import Door
 from plait.run.wire.frames import pack

@@ -1,0 +1,1 @@
+"""The tasks that an engine started on several hosts, as one run."""
