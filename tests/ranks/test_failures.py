@@ -283,7 +283,9 @@ def test_complaint_08_bad_input_is_one_paragraph_before_any_process(
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "metrics.jsonl").write_text("")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("plait.run.loop.ranks.launch", lambda *_, **__: pytest.fail("a process was started"))
+    monkeypatch.setattr(
+        "plait.run.parent.ranks.launch", lambda *_, **__: pytest.fail("a process was started")
+    )
     arguments, told = REFUSED[name]
     ranks = () if "--ranks" in arguments else ("--ranks", "2")
     before = sorted(path.name for path in tmp_path.iterdir())

@@ -174,7 +174,9 @@ def test_complaint_07_every_pair_of_options_computes_the_same(row: str) -> None:
 def test_complaint_08_contradictions_are_told_before_anything_starts(
     change: dict[str, Any], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plait.run.loop.ranks.launch", lambda *_, **__: pytest.fail("a process was started"))
+    monkeypatch.setattr(
+        "plait.run.parent.ranks.launch", lambda *_, **__: pytest.fail("a process was started")
+    )
     with pytest.raises(plait.PlaitError, match=told) as caught:
         plait.train(replace(jobs.plain(), **change), ranks=2, out=tmp_path / "run")
     assert caught.value.fix

@@ -192,7 +192,9 @@ def test_complaint_08_bad_input_is_told_before_anything_starts(
     if options[0] == "--plan" and options[1].startswith("plan:"):
         (tmp_path / "plan.yaml").write_text(options[1])
         options = ("--plan", str(tmp_path / "plan.yaml"), *options[2:])
-    monkeypatch.setattr("plait.run.loop.ranks.launch", lambda *_, **__: pytest.fail("a process was started"))
+    monkeypatch.setattr(
+        "plait.run.parent.ranks.launch", lambda *_, **__: pytest.fail("a process was started")
+    )
     assert jobs.cli("run", jobs.reference(job), *options, "--out", tmp_path / "run") == 2
     said = capsys.readouterr().err
     assert said.startswith(("PlanError: ", "JobError: ")), said

@@ -23,12 +23,12 @@ from plait.plan.named import NAMED, resolve
 from plait.plan.plan import Plan, parse_plan
 from plait.run.checkpoint.store import load_checkpoint, locate_checkpoint
 from plait.run.join.find import task_of
-from plait.run.loop.again import Again
-from plait.run.loop.attempts import Attempts
-from plait.run.loop.outlive import SAVE_EVERY, Outlive, plan_on
-from plait.run.loop.ranks import Main, start_of, threads_per_rank
 from plait.run.loop.shared_model import check_shared
 from plait.run.loop.task import Task
+from plait.run.parent.again import Again
+from plait.run.parent.attempts import Attempts
+from plait.run.parent.outlive import SAVE_EVERY, Outlive, plan_on
+from plait.run.parent.ranks import Main, start_of, threads_per_rank
 from plait.run.prepare.about import about
 from plait.run.prepare.fits import memory_limit
 from plait.run.prepare.prepare import prepare

@@ -14,8 +14,8 @@ from plait.options import Listener
 from plait.plan.plan import Plan
 from plait.run.checkpoint.store import load_checkpoint, locate_checkpoint
 from plait.run.hold.state import ModelState
-from plait.run.loop.shared_saver import OnEvent, StartRanks, on_shared_model
 from plait.run.loop.task import Task
+from plait.run.parent.shared_saver import OnEvent, StartRanks, on_shared_model
 from plait.run.prepare.programs import Programs
 from plait.run.record.evaluate import evaluate
 from plait.run.record.journal import Journal

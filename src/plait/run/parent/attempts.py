@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any
 
 from plait.errors import LostError, SpoiledError
-from plait.run.loop.again import Again
-from plait.run.loop.outlive import Outlive
-from plait.run.loop.parent import run_all
-from plait.run.loop.ranks import run_ranks
 from plait.run.loop.task import Task
+from plait.run.parent.again import Again
+from plait.run.parent.outlive import Outlive
+from plait.run.parent.parent import run_all
+from plait.run.parent.ranks import run_ranks
 from plait.run.prepare.programs import Programs
 from plait.run.start.guardian import Guardian
 from plait.run.start.tasks.first import First
