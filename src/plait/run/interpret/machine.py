@@ -26,12 +26,8 @@ from plait.run.hold.gradients import GradientStore
 from plait.run.hold.state import ModelState
 from plait.run.interpret.blame import blame, find_nan
 from plait.run.interpret.captured import CapturedComputes
-from plait.run.interpret.center import Center
 from plait.run.interpret.compression import Compressor
-from plait.run.interpret.optimized import Optimized
 from plait.run.interpret.outcome import Observer, StepOutcome
-from plait.run.interpret.port import Port
-from plait.run.interpret.service import Service
 from plait.run.interpret.step import Step, Steps, compare_sizes, leaves_of
 from plait.run.interpret.sums import Sums
 from plait.run.interpret.traffic import Traffic
@@ -39,6 +35,10 @@ from plait.run.interpret.user_code import UserCode
 from plait.run.interpret.worker_side import WorkerSide
 from plait.run.link.links import Links
 from plait.run.link.wire import Post
+from plait.run.serve.center import Center
+from plait.run.serve.optimized import Optimized
+from plait.run.serve.port import Port
+from plait.run.serve.service import Service
 
 
 class Machine:

@@ -11,9 +11,9 @@ from plait.program.value import Value
 from plait.run.hold.averaging import Averaging
 from plait.run.hold.gradients import GradientStore
 from plait.run.hold.state import ModelState
-from plait.run.interpret.port import Port
 from plait.run.interpret.step import Step
 from plait.run.interpret.traffic import Traffic
+from plait.run.serve.port import Port
 
 
 class WorkerSide:

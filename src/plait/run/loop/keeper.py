@@ -13,9 +13,9 @@ from typing import Any
 from plait.errors import CheckpointError
 from plait.run.checkpoint.saver import Notice, Saver
 from plait.run.hold.server_shards import Given, Taken
-from plait.run.interpret.service import Service
 from plait.run.link.wire import Head, MessageKind
 from plait.run.loop.task import Task
+from plait.run.serve.service import Service
 
 SAVE_EVERY = 200
 """Steps between two checkpoints where the user names none: a server that dies takes what came after the last one."""

@@ -26,7 +26,6 @@ from plait.run.hold.state import ModelState
 from plait.run.hold.worker_states import restore_workers
 from plait.run.interpret.captured import captured_where_it_pays
 from plait.run.interpret.machine import Machine
-from plait.run.interpret.optimized import Optimized
 from plait.run.link.between import links_of_plan
 from plait.run.link.lanes import Lanes
 from plait.run.link.links import Links, ProcessLinks
@@ -43,6 +42,7 @@ from plait.run.loop.worker import Company, Worker
 from plait.run.prepare.programs import Programs
 from plait.run.record.journal import Journal
 from plait.run.record.ledger import Ledger
+from plait.run.serve.optimized import Optimized
 from plait.run.setup.agreement import check_agreement
 from plait.run.setup.allocator import keep_freed_memory
 from plait.run.setup.device import choose_device, exact_products

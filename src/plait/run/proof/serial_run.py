@@ -24,7 +24,6 @@ from plait.run.hold.copies import copies_of, has_current, spread
 from plait.run.hold.gradients import GradientStore
 from plait.run.hold.state import ModelState
 from plait.run.interpret.machine import Machine
-from plait.run.interpret.optimized import Optimized
 from plait.run.interpret.outcome import StepOutcome
 from plait.run.interpret.serial import (
     Mailboxes,
@@ -39,6 +38,7 @@ from plait.run.link.hop_links import in_turns
 from plait.run.loop.shared_model import on_model_of
 from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
+from plait.run.serve.optimized import Optimized
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,9 +16,9 @@ from plait.program.program import Bucket
 from plait.program.serve.rule import Due
 from plait.run.hold.gradients import GradientStore
 from plait.run.hold.server_shards import group_of
-from plait.run.interpret.service import Parts, Service
 from plait.run.link.links import NoLinks
 from plait.run.link.wire import Head, MessageKind
+from plait.run.serve.service import Parts, Service
 
 
 class Optimized:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from plait.program.serve.rule import Due
 from plait.run.hold.averaging import tensors_of, views_of
-from plait.run.interpret.service import Parts, Service
 from plait.run.link.wire import Head
+from plait.run.serve.service import Parts, Service
 from plait.torch_private import foreach
 
 STRENGTH_BYTES = 8

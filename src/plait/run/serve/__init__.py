@@ -1,0 +1,1 @@
+"""Servers and centers, and how a worker reaches them."""
