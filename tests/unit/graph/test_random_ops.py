@@ -12,10 +12,10 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from plait.graph.capture.random_rewrite import rewrite_random
 from plait.graph.ops import random as random_ops
 from plait.graph.ops import random_hash
 from plait.graph.ops.random import IMPLEMENTATIONS, random_key
+from plait.graph.rewrite.random_ops import rewrite_random
 
 F32 = torch.float32
 OPS: dict[str, tuple[Any, ...]] = {

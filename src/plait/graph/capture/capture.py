@@ -16,16 +16,16 @@ from torch import fx, nn
 
 from plait.errors import CaptureError, JobError
 from plait.graph.capture.branches import Decisions, explore
-from plait.graph.capture.clean import clean
-from plait.graph.capture.functional import functionalize, mutates
 from plait.graph.capture.islands import Islands, may_be_absent
-from plait.graph.capture.marks import settle
 from plait.graph.capture.merge import merge
-from plait.graph.capture.random_rewrite import rewrite_random
 from plait.graph.capture.refusal import explain, refuse_late_hooks, refuse_sparse_gradients
 from plait.graph.capture.steady import trace_steady
 from plait.graph.capture.trace import Subject, Traced
 from plait.graph.graph import BatchLayout, Graph, Input, depends_on
+from plait.graph.rewrite.clean import clean
+from plait.graph.rewrite.functional import functionalize, mutates
+from plait.graph.rewrite.marks import settle
+from plait.graph.rewrite.random_ops import rewrite_random
 from plait.job.batch import Objects
 from plait.job.copies import copy_of, in_dtype
 from plait.job.dtypes import default_dtype, leaf_dtype, scalar_dtype

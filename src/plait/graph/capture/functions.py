@@ -13,12 +13,12 @@ from torch import Tensor
 from plait.errors import JobError
 from plait.graph.capture.branches import Decisions
 from plait.graph.capture.islands import Islands
-from plait.graph.capture.marks import Marks
 from plait.graph.capture.refusal import refuse_other_devices
 from plait.graph.ops.attention import AttentionCapture, plain_attention
 from plait.graph.ops.batch_norm import batch_norm
 from plait.graph.ops.grouped import grouped_product, suits_grouped_op
 from plait.graph.ops.lstm import stacked_lstm
+from plait.graph.rewrite.marks import Marks
 from plait.torch_private.autograd import is_transformed
 from plait.torch_private.fake import DataDependentOutputException
 from plait.torch_private.ops import grouped_mm

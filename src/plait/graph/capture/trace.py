@@ -19,11 +19,11 @@ from plait.graph.capture.autocast import autocast_like
 from plait.graph.capture.branches import Decisions
 from plait.graph.capture.functions import FunctionCapture, NeedsPlainOpsError, StaleTensorError
 from plait.graph.capture.islands import Islands
-from plait.graph.capture.loss import Reading, read_pair, read_scalar, read_unknown
-from plait.graph.capture.marks import Marks
 from plait.graph.capture.stand_ins import stand_ins
-from plait.graph.capture.tail import NoTailError, Tail, nodes_of, run_tail
 from plait.graph.graph import BatchLayout
+from plait.graph.rewrite.loss import Reading, read_pair, read_scalar, read_unknown
+from plait.graph.rewrite.marks import Marks
+from plait.graph.rewrite.tail import NoTailError, Tail, nodes_of, run_tail
 from plait.job.job import Job
 from plait.torch_private import pytree
 from plait.torch_private.fake import FakeTensorMode

@@ -13,8 +13,8 @@ import torch
 from torch import fx
 
 from plait.errors import ProgramError
-from plait.graph.capture.loss import like_mode
 from plait.graph.graph import Graph
+from plait.graph.rewrite.loss import like_mode
 from plait.plan.plan import DATA
 from plait.program.local.conversions import Conversion
 from plait.program.local.ends import ends_of

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from plait.graph.capture.marks import Marks
+from plait.graph.rewrite.marks import Marks
 from plait.torch_private.fake import FakeTensorMode
 from plait.torch_private.ops import OpOverload, schema_of
 from plait.torch_private.tracing import make_fx

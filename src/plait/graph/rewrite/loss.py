@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from plait.graph.capture.functional import out_of_place
+from plait.graph.rewrite.functional import out_of_place
 
 aten = torch.ops.aten
 

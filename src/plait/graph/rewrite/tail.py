@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from plait.graph.capture.functional import out_of_place
-from plait.graph.capture.marks import Marks
+from plait.graph.rewrite.functional import out_of_place
+from plait.graph.rewrite.marks import Marks
 from plait.torch_private.ops import OpOverload, schema_of
 from plait.torch_private.tracing import node_of, tracer
 
