@@ -27,8 +27,8 @@ import torch
 import yaml
 from rich.console import Console
 
-from plait.api.settings import parse_settings
-from plait.api.stored import stored_settings
+from plait.api.inputs.settings import parse_settings
+from plait.api.inputs.stored import stored_settings
 from plait.cluster.files import read_cluster, write_cluster
 from plait.cluster.parse import parse_cluster
 from plait.errors import PlaitError

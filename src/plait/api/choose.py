@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from plait.api.given import given_job, name_of
+from plait.api.inputs.given import given_job, name_of
 from plait.cluster.cluster import Cluster
 from plait.cluster.parse import parse_cluster
 from plait.errors import PlanError, UsageError

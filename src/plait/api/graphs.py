@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from plait.api.given import given_job
+from plait.api.inputs.given import given_job
 from plait.cluster.parse import THIS, measured_path, parse_cluster
 from plait.errors import UsageError
 from plait.graph.from_job import Captures

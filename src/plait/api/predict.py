@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from plait.api.given import given_job
+from plait.api.inputs.given import given_job
 from plait.api.machine import remember, this_machine
 from plait.cluster.cluster import Cluster
 from plait.cluster.emulated import emulated

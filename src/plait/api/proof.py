@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from plait.api.given import given_job
+from plait.api.inputs.given import given_job
 from plait.job.job import Job
 from plait.options import Listener
 from plait.plan.plan import Plan

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from plait.api.auto import choose_for_run
-from plait.api.given import given_job, name_of
-from plait.api.loggers import loggers
-from plait.api.progress import shown
-from plait.api.settings import (
+from plait.api.display.loggers import loggers
+from plait.api.display.progress import shown
+from plait.api.inputs.given import given_job, name_of
+from plait.api.inputs.settings import (
     merged,
     parse_arguments,
     parse_settings,
     write_arguments,
     write_settings,
 )
-from plait.api.stored import SAVED, stored_saving, stored_settings
-from plait.api.trust import anywhere, check_remembered, fingerprint
+from plait.api.inputs.stored import SAVED, stored_saving, stored_settings
+from plait.api.inputs.trust import anywhere, check_remembered, fingerprint
 from plait.callbacks import Callback
 from plait.errors import UsageError
 from plait.job.generators import kept_generators

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from plait.api.given import given_job, name_of
-from plait.api.settings import write_arguments
+from plait.api.inputs.given import given_job, name_of
+from plait.api.inputs.settings import write_arguments
+from plait.api.inputs.trust import anywhere
 from plait.api.train import AUTO
 from plait.api.trials.board import REDUCTION, Board, Key, Outcome
 from plait.api.trials.request import Request, claim, engine_words, places_for
 from plait.api.trials.runs import Running, interrupt, outcome_of, start
 from plait.api.trials.space import as_taken, drawn, one_by_one, proposer, read_space
-from plait.api.trust import anywhere
 from plait.errors import JobError, UsageError
 from plait.files.write import write_whole
 from plait.job.generators import kept_generators

@@ -14,7 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 import plait
-from plait.api.settings import parse_arguments
+from plait.api.inputs.settings import parse_arguments
 from plait.cli.console import plain_console, prints_aside, waiting
 from plait.cli.flatten import flattened
 from plait.cli.options import TEXTS, ArgOption, How, JobArgument, JsonOption

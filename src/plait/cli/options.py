@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from plait.api.settings import parse_settings
+from plait.api.inputs.settings import parse_settings
 from plait.cli.flatten import Text
 from plait.errors import UsageError
 from plait.plan.named import NAMED

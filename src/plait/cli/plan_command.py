@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 import plait
-from plait.api.settings import parse_arguments, parse_settings
+from plait.api.inputs.settings import parse_arguments, parse_settings
 from plait.cli.console import plain_console, prints_aside
 from plait.cli.flatten import flattened
 from plait.cli.options import ArgOption, JsonOption, parse_counts

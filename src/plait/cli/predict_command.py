@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 import plait
-from plait.api.progress import show_progress
-from plait.api.settings import parse_arguments
+from plait.api.display.progress import show_progress
+from plait.api.inputs.settings import parse_arguments
 from plait.cli.console import plain_console, prints_aside, waiting
 from plait.cli.flatten import flattened
 from plait.cli.options import TEXTS, ArgOption, DeviceOption, EmulateOption, How, JobArgument, JsonOption

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 import plait
-from plait.api.settings import parse_arguments
+from plait.api.inputs.settings import parse_arguments
 from plait.cli.console import plain_console, prints_aside
 from plait.cli.flatten import flattened
 from plait.cli.options import (

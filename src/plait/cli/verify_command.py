@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 import plait
-from plait.api.progress import show_progress
-from plait.api.settings import parse_arguments
+from plait.api.display.progress import show_progress
+from plait.api.inputs.settings import parse_arguments
 from plait.cli.console import plain_console, prints_aside, speaks_elsewhere
 from plait.cli.engine import COMMAND_LINE, Asked, start
 from plait.cli.flatten import flattened

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import plait
-from plait.api.loggers import LOGS
+from plait.api.display.loggers import LOGS
 from plait.errors import JobError, UsageError
 from plait.run.checkpoint.store import load_checkpoint
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from tests.zoo import ZOO
 
-from plait.api.given import given_job, job_with
-from plait.api.settings import merged, parse_settings, split_settings, write_settings
-from plait.api.stored import stored_settings
+from plait.api.inputs.given import given_job, job_with
+from plait.api.inputs.settings import merged, parse_settings, split_settings, write_settings
+from plait.api.inputs.stored import stored_settings
 from plait.errors import JobError, UsageError
 
 

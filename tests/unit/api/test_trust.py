@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.api.trust import check_remembered, fingerprint
+from plait.api.inputs.trust import check_remembered, fingerprint
 from plait.errors import UsageError
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from plait.api.progress import show_progress
+from plait.api.display.progress import show_progress
 
 
 def step(number: int) -> dict[str, Any]:

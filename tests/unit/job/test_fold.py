@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import plait
-from plait.api.given import given_job
+from plait.api.inputs.given import given_job
 from plait.errors import DataError, UsageError
 from plait.job.data.fold import Fold
 from plait.job.data.open import open_data

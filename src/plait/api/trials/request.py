@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from plait.api.given import given_job, name_of
-from plait.api.settings import write_arguments, write_settings
-from plait.api.trust import fingerprint
+from plait.api.inputs.given import given_job, name_of
+from plait.api.inputs.settings import write_arguments, write_settings
+from plait.api.inputs.trust import fingerprint
 from plait.errors import UsageError
 from plait.files.write import write_whole
 from plait.job.data.open import open_data

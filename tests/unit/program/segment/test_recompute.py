@@ -10,7 +10,7 @@ import torch
 from tests.unit.program.compiled import graph_of
 from torch import fx
 
-from plait.api.settings import parse_settings
+from plait.api.inputs.settings import parse_settings
 from plait.errors import PlanError
 from plait.graph.graph import Graph
 from plait.graph.storage import is_item, shows_input, storage_bytes

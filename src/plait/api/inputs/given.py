@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from plait.api.settings import split_settings
+from plait.api.inputs.settings import split_settings
 from plait.errors import JobError, UsageError
 from plait.job.data.fold import Fold
 from plait.job.job import Job
