@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from plait.dynamic.vertices import States, Vertices
     from plait.errors import PlaitError
     from plait.job.job import Job, Until
-    from plait.job.reference import load_job
+    from plait.job.named.reference import load_job
     from plait.job.updates.average import Average
     from plait.job.updates.freeze import Freeze
     from plait.job.updates.objectives import Objective
@@ -142,7 +142,7 @@ _HOME = {
     "export_plan": "api.choose",
     "launch": "run.own_loop",
     "links": "api.links",
-    "load_job": "job.reference",
+    "load_job": "job.named.reference",
     "measure": "api.machine",
     "parallelize": "run.parallelize",
     "placements": "api.graphs",

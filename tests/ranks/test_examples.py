@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import plait
-from plait.job.reference import load_job
+from plait.job.named.reference import load_job
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BIN = Path(sys.executable).parent

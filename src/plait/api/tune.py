@@ -25,7 +25,7 @@ from plait.errors import JobError, UsageError
 from plait.files.write import write_whole
 from plait.job.generators import kept_generators
 from plait.job.job import Job
-from plait.job.reference import check_arguments
+from plait.job.named.reference import check_arguments
 from plait.options import Listener
 from plait.plan.named import resolve
 from plait.plan.plan import Plan

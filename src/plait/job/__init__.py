@@ -21,8 +21,8 @@ from plait.job.data.loader import Loader
 from plait.job.data.open import Source, open_data
 from plait.job.data.share import LoadedStep, Share
 from plait.job.job import Job, Until
+from plait.job.named.reference import load_job
 from plait.job.order import SampleOrder, StepSamples, micro_batch_sizes, shares, split
-from plait.job.reference import load_job
 from plait.job.schedule import Schedule
 
 __all__ = [

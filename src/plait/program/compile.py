@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from plait.graph.graph import Graph
-from plait.job.optimizer_state import Builder
 from plait.job.order import shares as equal_shares
 from plait.job.updates.clip import Bound, Clip
+from plait.job.updates.optimizer_state import Builder
 from plait.plan.plan import DATA, PIPE, Plan
 from plait.program.check.soundness import check_program
 from plait.program.layout import Layout

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from plait.job.optimizer_state import Updated, optimizer_state
+from plait.job.updates.optimizer_state import Updated, optimizer_state
 from plait.torch_private import pytree
 
 TENSORS = [

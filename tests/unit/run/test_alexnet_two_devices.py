@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from plait.api.graphs import placements
 from plait.job.job import Job
-from plait.job.reference import load_job
+from plait.job.named.reference import load_job
 from plait.plan.named import resolve
 from plait.program.show.listing import Listing
 from plait.run.verify import verify

@@ -12,7 +12,7 @@ from plait.api.inputs.settings import split_settings
 from plait.errors import JobError, UsageError
 from plait.job.data.fold import Fold
 from plait.job.job import Job
-from plait.job.reference import load_job
+from plait.job.named.reference import load_job
 
 
 def given_job(

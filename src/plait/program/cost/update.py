@@ -9,7 +9,7 @@ import torch
 
 from plait.cluster.cluster import Device
 from plait.graph.graph import Graph
-from plait.job.optimizer_state import Builder, Updated, optimizer_state
+from plait.job.updates.optimizer_state import Builder, Updated, optimizer_state
 from plait.program.cost.op_key import update_key
 from plait.program.instructions import Update
 from plait.program.program import Program

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from plait.errors import PlanError
 from plait.graph.graph import Graph
-from plait.job.optimizer_state import Builder
+from plait.job.updates.optimizer_state import Builder
 from plait.plan.plan import DOMAIN, PIPE, TENSOR, Plan
 from plait.program.cost.update import state_ratio
 from plait.program.layout import Layout

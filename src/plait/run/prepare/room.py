@@ -9,7 +9,7 @@ from pathlib import Path
 from plait.errors import DiskError
 from plait.files.write import free_bytes
 from plait.graph.graph import Graph
-from plait.job.optimizer_state import Updated, optimizer_state
+from plait.job.updates.optimizer_state import Updated, optimizer_state
 from plait.run.prepare.programs import Programs
 from plait.units import format_bytes
 

@@ -13,8 +13,8 @@ from torch import fx
 
 from plait.errors import PlanError
 from plait.graph.graph import Graph
-from plait.job.optimizer_state import Builder
 from plait.job.order import shares
+from plait.job.updates.optimizer_state import Builder
 from plait.plan.placements import AxisPlacements
 from plait.plan.plan import DATA, DOMAIN, TENSOR, Plan
 from plait.program.cost.update import state_ratio

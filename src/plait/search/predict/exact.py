@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from plait.cluster.calibration import Calibration
 from plait.cluster.cluster import Cluster
-from plait.job.optimizer_state import Builder
+from plait.job.updates.optimizer_state import Builder
 from plait.program.cost.durations import Durations
 from plait.program.cost.memory import step_memory
 from plait.program.cost.step_times import step_times

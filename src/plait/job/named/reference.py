@@ -16,9 +16,9 @@ from types import ModuleType
 from typing import Any
 
 from plait.errors import JobError, PlaitError, UsageError
-from plait.job.arguments import bound_arguments
 from plait.job.batch import describe
 from plait.job.job import Job
+from plait.job.named.arguments import bound_arguments
 from plait.job.origin import where
 
 _DEFAULT = "job"
