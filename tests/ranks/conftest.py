@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.run.link import core, native
+from plait.run.link import native
+from plait.run.link.shm import core
 
 
 @pytest.fixture(scope="session")
