@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.ranks.mixed_collectives import differences
+from tests.ranks.link.mixed_collectives import differences
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

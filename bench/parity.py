@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 
 import torch
-from tests.unit.run.pipelines import NAMES, SCHEDULES, compare, differences
+from tests.unit.run.pipeline.pipelines import NAMES, SCHEDULES, compare, differences
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

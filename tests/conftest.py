@@ -12,10 +12,12 @@ import pytest
 import torch
 
 LONGEST = (
-    "unit/run/test_within_parity_hf.py", "ranks/test_chaos.py", "unit/run/test_recompute_parity.py",
-    "ranks/test_varying_shapes.py", "unit/run/test_varying_shapes.py", "ranks/test_launch.py", "ranks/test_examples.py",
-    "ranks/test_pipeline.py", "unit/run/test_pipeline_parity.py", "unit/run/test_within_parity.py",
-    "unit/run/test_within_parity_conv.py", "unit/api/test_api.py",
+    "unit/run/within/test_within_parity_hf.py", "ranks/faults/test_chaos.py",
+    "unit/run/interpret/test_recompute_parity.py", "ranks/plans/test_varying_shapes.py",
+    "unit/run/test_varying_shapes.py", "ranks/test_launch.py", "ranks/test_examples.py",
+    "ranks/plans/test_pipeline.py", "unit/run/pipeline/test_pipeline_parity.py",
+    "unit/run/within/test_within_parity.py", "unit/run/within/test_within_parity_conv.py",
+    "unit/api/test_api.py",
 )  # fmt: skip
 """Files of half a minute and more, the longest first. One that is missing here is run later, nothing else."""
 

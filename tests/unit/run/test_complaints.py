@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.unit.run.training import captures, uncapturable_job
-from tests.unit.run.within import assert_equal
+from tests.unit.run.within.within import assert_equal
 from torch import Tensor, nn
 
 from plait.errors import PlanError

@@ -7,7 +7,7 @@ from threading import Barrier
 from typing import Any
 
 import torch
-from tests.unit.run.test_within_checkpoints import Meeting
+from tests.unit.run.within.test_within_checkpoints import Meeting
 from torch import Tensor, nn
 
 from plait.job.job import Job

@@ -1,0 +1,86 @@
+"""Runs on a cluster of Ray with two nodes, on this machine. Where there is no ray, these tests skip and name it."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.ranks import jobs
+from tests.ranks.hosts.hosts import PLAIT, environment
+
+from plait.files.records import read_records
+from plait.run.checkpoint.store import load_checkpoint
+
+pytestmark = pytest.mark.timeout(280)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    utils = pytest.importorskip("ray.cluster_utils", reason="needs the package ray: pip install plait[ray]")
+    before = dict(os.environ)
+    os.environ.update(environment(RAY_USAGE_STATS_ENABLED="0", RAY_ENABLE_UV_RUN_RUNTIME_ENV="0"))
+    found = utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    found.second = found.add_node(num_cpus=2)
+    os.environ.clear()
+    os.environ.update(before)
+    yield found
+    found.shutdown()
+
+
+def _start(cluster: Any, *arguments: str, cwd: Path) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [*PLAIT, *arguments, "--engine", "ray", "--hosts", "2"], cwd=cwd, text=True, start_new_session=True,
+        env=environment(RAY_ADDRESS=cluster.address), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def test_a_run_on_two_nodes_outlives_one_of_them(cluster: Any, tmp_path: Path) -> None:
+    """And takes it in again; the job is shipped as it is."""
+    over, out = tmp_path / "over", tmp_path / "run"
+    (tmp_path / "job.py").write_text(
+        f"import sys, time\nsys.path.insert(0, {str(jobs.HERE.parents[2])!r})\n"
+        "from dataclasses import replace\nfrom pathlib import Path\nfrom tests.ranks import jobs\n"
+        "def job():\n"
+        f"    data = jobs.Marked(None, lambda: time.sleep(0 if Path({str(over)!r}).exists() else 0.01))\n"
+        "    return replace(jobs.plain(), data=data, epochs=None, steps=600)\n"
+    )
+    options = ["--plan", "ddp", "--ranks", "4", "--elastic", "2:4", "--record-samples", "--no-trace"]
+    run = _start(cluster, "run", "job.py", "--out", str(out), *options, cwd=tmp_path)
+
+    def wait_for(name: str, text: str) -> None:
+        while not (out / name).exists() or text not in (out / name).read_text():
+            assert run.poll() is None, run.communicate()
+            time.sleep(0.1)
+
+    try:
+        wait_for("metrics.jsonl", '"step": 9,')
+        cluster.remove_node(cluster.second)
+        wait_for("outlived.json", "memory")
+        cluster.second = cluster.add_node(num_cpus=2)
+        wait_for("outlived.json", "hosts came back")
+        over.touch()
+        said, complained = run.communicate(timeout=120)
+    finally:
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+    assert run.returncode == 0, said + complained
+    assert "ray: 2 host(s) of 2 with CPU 2 each" in complained
+    assert said.count("run folder: ") == 1
+    assert [event["plan"] for event in json.loads((out / "outlived.json").read_text())] == [
+        "data=2",
+        "data=4",
+    ]
+    assert load_checkpoint(out).step == 600
+    assert [entry["step"] for entry in read_records(out / "samples.jsonl").entries] == list(range(600))
+
+
+def test_what_a_job_raises_comes_back(cluster: Any, tmp_path: Path) -> None:
+    run = _start(cluster, "run", jobs.reference("raising_model"), "--ranks", "2", cwd=tmp_path)
+    said, complained = run.communicate(timeout=200)
+    assert run.returncode == 1
+    assert "ArithmeticError: the network met a huge number" in said + complained
