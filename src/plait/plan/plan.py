@@ -127,14 +127,6 @@ class Plan:
                 f"sync.rule={self.sync.rule!r} is unknown.", fix=f"use one of {', '.join(AGREEMENTS)}."
             )
 
-        in_step = self.mesh.size_of("pipe") == 1 and not self.sync.servers
-        if self.links.by_hops and self.links.algorithm != "auto" and not in_step:
-            raise PlanError(
-                f"links.algorithm={self.links.algorithm} sends the hops of a sum while all ranks wait for it; the "
-                "ranks of a pipeline and workers of servers wait for different things.",
-                fix="set links.algorithm=backend.",
-            )
-
     @property
     def agreement(self) -> Agreement:
         """How workers agree on weights."""

@@ -13,38 +13,77 @@ from plait.run.setup.device import check_suits_device
 from plait.trace.files import read_trace
 
 pytestmark = pytest.mark.timeout(90)
+EMULATED = "bandwidth=1Gbit,latency=100us,hosts=2x2"
+"""Two hosts of two ranks."""
 
 
 @pytest.mark.parametrize(
-    ("plan", "ranks", "algorithm"),
+    ("plan", "ranks", "mesh", "algorithm"),
     [
-        ("ddp", 3, "ring"),
-        ("zero3", 4, "recursive-halving"),
-        ("zero1", 3, "double-tree"),
-        ("megatron", 2, "tree"),
-        ("ddp", 4, "hierarchical"),
+        ("ddp", 3, None, "ring"),
+        ("zero3", 4, None, "recursive-halving"),
+        ("zero1", 3, None, "double-tree"),
+        ("megatron", 2, None, "tree"),
+        ("megatron", 4, {"data": 2, "tensor": 2}, "ring"),
+        ("ddp", 4, None, "hierarchical"),
+        ("1f1b", 6, {"data": 3, "pipe": 2}, "ring"),
+        ("zero-bubble", 6, {"data": 3, "pipe": 2}, "double-tree"),
+        ("server-sync", 4, None, "ring"),
     ],
 )
-def test_serially(plan: str, ranks: int, algorithm: str) -> None:
+def test_serially(plan: str, ranks: int, mesh: dict[str, int] | None, algorithm: str) -> None:
     settings = {"links": {"algorithm": algorithm}}
-    found = plait.verify(jobs.reference("dropout"), plan, ranks, settings=settings, steps=2, serial=True)
+    found = plait.verify(
+        jobs.reference("dropout"), plan, ranks, settings=settings, mesh=mesh, steps=2, serial=True
+    )
     assert found.ok
 
 
 @pytest.mark.parametrize(
-    ("plan", "ranks", "links", "emulate"),
+    ("plan", "mesh", "links", "emulate"),
     [
-        ("ddp", 3, {"algorithm": "ring"}, None),
-        ("zero3", 4, {"algorithm": "tree", "groups": 3}, None),
-        ("ddp", 3, {"groups": 3, "transport": "sockets"}, None),
-        ("zero3", 4, {"algorithm": "hierarchical"}, "bandwidth=1Gbit,latency=100us,hosts=2x2"),
-        ("ddp", 4, {"algorithm": "auto", "groups": 3}, "bandwidth=1Gbit,latency=100us,hosts=2x2"),
+        ("ddp", {"data": 3}, {"algorithm": "ring"}, None),
+        ("zero3", {"data": 4}, {"algorithm": "tree", "groups": 3}, None),
+        ("ddp", {"data": 3}, {"groups": 3, "transport": "sockets"}, None),
+        ("zero3", {"data": 4}, {"algorithm": "hierarchical"}, EMULATED),
+        ("ddp", {"data": 4}, {"algorithm": "auto", "groups": 3}, EMULATED),
+        ("megatron", {"data": 2, "tensor": 2}, {"algorithm": "tree"}, None),
+        ("1f1b", {"data": 2, "pipe": 2}, {"algorithm": "ring", "groups": 2}, EMULATED),
     ],
 )
-def test_between_processes(plan: str, ranks: int, links: dict[str, Any], emulate: str | None) -> None:
+def test_between_processes(
+    plan: str, mesh: dict[str, int], links: dict[str, Any], emulate: str | None
+) -> None:
     settings = {"links": links}
-    found = plait.verify(jobs.reference("dropout"), plan, ranks, settings=settings, steps=2, emulate=emulate)
+    found = plait.verify(
+        jobs.reference("dropout"), plan, settings=settings, mesh=mesh, steps=2, emulate=emulate
+    )
     assert found.ok
+
+
+@pytest.mark.parametrize("transport", ["auto", "sockets"])
+def test_workers_of_servers_sum_by_it(transport: str) -> None:
+    settings = {"links": {"algorithm": "ring", "transport": transport}}
+    assert plait.verify(jobs.reference("dropout"), "server-sync", 3, settings=settings, steps=2).ok
+
+
+def test_where_nobody_sums_it_is_told() -> None:
+    settings = {"links": {"algorithm": "ring"}}
+    found = plait.predict(jobs.plain(), "server-async", 3, settings=settings, cluster="3xcpu")
+    assert any("has nothing to choose: under server-async" in line for line in found.notices)
+
+
+def test_a_hybrid_shows_its_hops(tmp_path: Path) -> None:
+    """Both stages of a pipeline, measured and predicted: every message of a ring among two, and the pipe's own."""
+    settings, mesh = {"links": {"algorithm": "ring"}}, {"data": 2, "pipe": 2}
+    plait.train(jobs.plain(), "1f1b", mesh=mesh, settings=settings, steps=2, out=tmp_path, progress=False)
+    predicted = plait.predict(jobs.plain(), "1f1b", mesh=mesh, settings=settings, cluster="4xcpu").trace
+    for trace in (read_trace(tmp_path), predicted):
+        for rank in trace.ranks:
+            own = [span for span in trace.spans if (span.rank, span.step) == (rank, 1)]
+            sums = [span for span in own if span.name.startswith("all_reduce bucket:")]
+            hops = [span for span in own if "round" in span.name]
+            assert sums and len(hops) >= 2 * len(sums)
 
 
 def test_a_timeline_shows_every_hop(tmp_path: Path) -> None:
@@ -78,8 +117,6 @@ def test_the_choice_is_told(tmp_path: Path) -> None:
 def test_where_it_cannot_be_it_is_refused() -> None:
     with pytest.raises(PlanError, match="links.algorithm"):
         resolve("ddp", 2, {"links": {"algorithm": "magic"}})
-    with pytest.raises(PlanError, match="wait for different things"):
-        resolve("1f1b", 2, {"links": {"algorithm": "ring"}})
     with pytest.raises(PlanError, match="memory that ranks share"):
         resolve("ddp", 2, {"links": {"algorithm": "shared", "transport": "sockets"}})
     with pytest.raises(UsageError, match="is for processors"):

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from plait.cluster.cluster import Cluster, Link, Reach
 from plait.cluster.devices import DEVICES
-from plait.plan.plan import PIPE, Plan
+from plait.plan.plan import Plan
 from plait.program.cost.collective_time import collective_seconds
 from plait.program.hops.algorithms import ALGORITHMS, rounds_of
 from plait.program.hops.rounds import Rounds, block_sizes
@@ -109,7 +109,7 @@ def algorithm_of(asked: str, collective: Collective, group: tuple[int, ...], net
 
 def hop_seconds(plan: Plan, collective: Collective, group: tuple[int, ...], network: Network) -> float | None:
     """Seconds of a collective that the plan has made hop by hop; None: it is not."""
-    if not plan.links.by_hops or plan.mesh.size_of(PIPE) > 1:
+    if not plan.links.by_hops:
         return None
     algorithm = algorithm_of(plan.links.algorithm, collective, group, network)
     if algorithm == BACKEND:
@@ -118,19 +118,27 @@ def hop_seconds(plan: Plan, collective: Collective, group: tuple[int, ...], netw
 
 
 def choices_of(program: Program, network: Network) -> list[str]:
-    """For people: how the collectives of the first rank are made under `links.algorithm=auto`, and what else costs."""
+    """For people: how collectives are made under `auto`, and what else costs; or that there are none to choose for."""
     plan = program.plan
+    if not plan.links.by_hops or plan.mesh.size == 1:
+        return []
     found: dict[str, None] = {}
-    for instruction in program.of(0).instructions if plan.links.algorithm == "auto" else ():
-        if not isinstance(instruction, Collective) or instruction.op.startswith("halo"):
-            continue
-        group = plan.mesh.group(0, instruction.axis)
-        if len(group) < 2:
-            continue
-        told = [
-            f"{name} {format_seconds(seconds)}"
-            for name, seconds in prices(instruction.op, instruction.num_bytes, group, network).items()
+    for rank in map(program.members.index, range(len(program.classes))):
+        for instruction in program.of(rank).instructions:
+            if not isinstance(instruction, Collective) or instruction.op.startswith("halo"):
+                continue
+            group = plan.mesh.group(rank, instruction.axis)
+            if len(group) < 2:
+                continue
+            told = [
+                f"{name} {format_seconds(seconds)}"
+                for name, seconds in prices(instruction.op, instruction.num_bytes, group, network).items()
+            ]
+            size = format_bytes(instruction.num_bytes)
+            found[f"{instruction.op} of {size} among {len(group)}: {told[0]}; {', '.join(told[1:4])}."] = None
+    if not found:
+        return [
+            f"links.algorithm={plan.links.algorithm} has nothing to choose: under {plan.name} no ranks sum or gather; "
+            "what they exchange goes from one to one other."
         ]
-        size = format_bytes(instruction.num_bytes)
-        found[f"{instruction.op} of {size} among {len(group)}: {told[0]}; {', '.join(told[1:4])}."] = None
-    return [f"links.algorithm=auto: {line}" for line in found]
+    return [f"links.algorithm=auto: {line}" for line in found if plan.links.algorithm == "auto"]

@@ -4,6 +4,7 @@ In: a mesh, a rank, what the plan allows. Out: `Links`. All ranks decide the sam
 one what is known of its machine.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import groupby
 
@@ -68,13 +69,21 @@ def links_of_plan(
         )
 
     links = made(fresh=False)
-    by_hops = wanted.by_hops and mesh.size_of("pipe") == 1
-    if network is None or (wanted.groups == 1 and not by_hops):
+    return links if network is None else with_lanes(links, plan, rank, network, lambda: made(fresh=True))
+
+
+def with_lanes(links: Links, plan: Plan, rank: int, network: Network, fresh: Callable[[], Links]) -> Links:
+    """The same links, with collectives by the plan's algorithm and on as many groups; every rank of a run must ask.
+
+    `fresh` makes more such links, which nobody else uses, so that a thread may.
+    """
+    mesh, wanted = plan.mesh, plan.links
+    if wanted.groups == 1 and not wanted.by_hops:
         return links
     lanes: dict[str, list[Links]] = {}
     for axis in axes_that_meet(mesh):
-        own = lanes[axis] = [made(fresh=True) for _ in range(wanted.groups)]
-        if by_hops:
+        own = lanes[axis] = [fresh() for _ in range(wanted.groups)]
+        if wanted.by_hops:
             lanes[axis] = [
                 HopLinks(entry, mesh, rank, wanted.algorithm, network, f"{axis} {at} ")
                 for at, entry in enumerate(own)

@@ -1,9 +1,8 @@
 """Collectives by an algorithm that a plan chose, hop by hop, over links that carry messages.
 
 In: links of one rank, the name of an algorithm. Out: links whose sums and gathers are made by it; everything else goes
-on as before. The hops of a collective run where its result is waited for: between processes, on a thread (`lanes.py`);
-in one process where ranks wait, so a `Plan` refuses it where they wait for different things: under pipelines and
-servers.
+on as before. Between processes the hops of a collective are made on a thread (`lanes.py`); among the ranks of one
+process whenever somebody waits (`advance`), whatever for: ranks of a pipeline wait for different things.
 """
 
 import time
@@ -19,6 +18,7 @@ from plait.plan.mesh import Mesh
 from plait.plan.plan import Plan
 from plait.program.hops.algorithms import rounds_of
 from plait.program.hops.price import BACKEND, Network, algorithm_of
+from plait.program.hops.program import collective_program
 from plait.program.hops.rounds import block_sizes, instructions
 from plait.program.instructions import Collective, Combine, Instruction, Recv, Send, Wait
 from plait.run.link.background import HopSpan
@@ -33,7 +33,14 @@ _KEPT = 256
 def _hops(
     op: str, algorithm: str, sizes: tuple[int, ...], axis: str, hosts: int
 ) -> list[tuple[Instruction, ...]]:
+    _prove(op, algorithm, len(sizes), hosts)
     return instructions(rounds_of(op, algorithm, len(sizes), hosts=hosts), len(sizes), sizes, axis)
+
+
+@lru_cache(_KEPT)
+def _prove(op: str, algorithm: str, ranks: int, hosts: int) -> None:
+    """The checker's word that every message is received and nobody waits in a circle, which no size changes."""
+    collective_program(op, algorithm, ranks, ranks, hosts=hosts)
 
 
 class HopLinks:
@@ -46,11 +53,13 @@ class HopLinks:
         self._links, self._mesh, self._rank, self._algorithm = links, mesh, rank, algorithm
         self._network, self._name = network, name
         self._counts: dict[tuple[int, ...], int] = {}
+        self._open: list[_Hopping] = []
+        """Among ranks of one process: what is under way."""
         self.takes_turns = links.takes_turns
         """As the links below have it."""
 
     def start(self, collective: Collective, tensor: Tensor, out: Tensor | None = None) -> Handle:
-        """Begin a collective; its hops are made when its result is wanted."""
+        """Begin a collective; its hops are made when its result is wanted, or by `advance`."""
         group = self._mesh.group(self._rank, collective.axis)
         algorithm = algorithm_of(self._algorithm, collective, group, self._network)
         if algorithm == BACKEND:
@@ -82,7 +91,14 @@ class HopLinks:
                 return whole.movedim(0, dim).contiguous() if out is None else out.copy_(whole.view(out.shape))
 
         hops: list[HopSpan] = []
-        return _Hopping(self._run(collective, algorithm, group, own, blocks, hops), finish, hops)
+        started = _Hopping(self._run(collective, algorithm, group, own, blocks, hops), finish, hops)
+        if self.takes_turns:
+            self._open.append(started)
+        return started
+
+    def advance(self) -> None:
+        """Make the hops of all that is under way which can be made without waiting for another rank."""
+        self._open = [started for started in self._open if not started.ready()]
 
     def _run(
         self,
@@ -157,8 +173,7 @@ class _Noted:
         self._last_ns = now_ns
 
 
-def in_turns(links: Links, plan: Plan, rank: int) -> Links:
+def in_turns(links: Links, plan: Plan, rank: int) -> HopLinks:
     """Links of a rank among others of its process, with the algorithm of a plan; they have no network."""
     nowhere = Network.of(DEVICES["cpu"].cluster("cpu", 1, plan.mesh.size), plan.mesh.size)
-    algorithm = plan.links.algorithm
-    return HopLinks(links, plan.mesh, rank, algorithm, nowhere) if plan.links.by_hops else links
+    return HopLinks(links, plan.mesh, rank, plan.links.algorithm, nowhere)

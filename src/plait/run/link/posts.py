@@ -7,12 +7,15 @@ every worker lies at its receiver: the next one begins with weights, which come 
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import blake2b
 
 import torch
 from torch import Tensor
 
-from plait.plan.mesh import Mesh
+from plait.options import Emulation
+from plait.plan.plan import Plan
+from plait.run.link.between import network_here, with_lanes
 from plait.run.link.links import Links, NoLinks, ProcessLinks
 from plait.run.link.shared_links import share_memory
 from plait.run.link.wire import Post
@@ -24,14 +27,35 @@ _LONGEST_SLEEP_S = 0.002
 
 
 def posts_between(
-    mesh: Mesh, servers: int, rank: int, device: torch.device, store: RunStore, *, timeout_s: float
+    plan: Plan,
+    rank: int,
+    device: torch.device,
+    store: RunStore,
+    *,
+    timeout_s: float,
+    emulation: Emulation | None = None,
 ) -> tuple[Links, Post]:
-    """This rank's links and messages; workers and servers must all call it. `store`: the run's."""
-    shared = share_memory(mesh, rank, timeout_s, servers)
+    """This rank's links and messages; workers and servers must all call it. `store`: the run's.
+
+    What workers push and pull are messages between two ranks: only what workers sum and gather among themselves is made
+    by the plan's algorithm.
+    """
+    mesh, servers = plan.mesh, plan.sync.servers
+    share = plan.links.transport != "sockets"
+    shared = share_memory(mesh, rank, timeout_s, servers) if share else None
+    on_host = shared is not None and device.type == "cpu"
+
+    def fresh() -> Links:
+        found = share_memory(mesh, rank, timeout_s, servers) if on_host else None
+        return found if found is not None else ProcessLinks(mesh, rank, servers, fresh=True)
+
     links: Links = NoLinks()
     if mesh.size > 1:
-        on_host = shared is not None and device.type == "cpu"
         links = shared if on_host and shared is not None else ProcessLinks(mesh, rank, servers)
+        if device.type == "cpu":
+            network = network_here(emulation)
+            workers = replace(network, hosts=network.hosts[: mesh.size])
+            links = with_lanes(links, plan, rank, workers, fresh)
     if shared is not None:
         return links, shared.mail
     return links, PeersPost(store.peers(), timeout_s)

@@ -109,7 +109,7 @@ class _Rank:
         self.watch = Watch.of(task, seat, device)
         self.links, post = self._links(device)
         links = self.links
-        if seat.rank == 0 and task.plan.links.algorithm == "auto" and isinstance(links, Lanes):
+        if seat.rank == 0 and isinstance(links, Lanes):
             for line in choices_of(self.program, links.network):
                 seat.emit({"notice": line})
         if isinstance(links, ProcessLinks):
@@ -168,17 +168,11 @@ class _Rank:
 
     def _links(self, device: torch.device) -> tuple[Links, Post | None]:
         plan, seat, timeout_s = self.task.plan, self.seat, self.task.timeout_s
+        emulation = self.task.emulation
         if plan.ranks == plan.mesh.size:
-            emulation = self.task.emulation
             return links_of_plan(plan, seat.rank, device, timeout_s=timeout_s, emulation=emulation), None
-        return posts_between(
-            plan.mesh,
-            plan.sync.servers,
-            seat.rank,
-            torch.device(self.task.device),
-            seat.store,
-            timeout_s=timeout_s,
-        )
+        of_run = torch.device(self.task.device)
+        return posts_between(plan, seat.rank, of_run, seat.store, timeout_s=timeout_s, emulation=emulation)
 
     def _resume(self) -> TrainingState | None:
         if self.task.resume is None:

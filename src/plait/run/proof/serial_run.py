@@ -34,7 +34,8 @@ from plait.run.interpret.serial import (
     add_up,
     run_step,
 )
-from plait.run.link.hop_links import in_turns
+from plait.run.link.hop_links import HopLinks, in_turns
+from plait.run.link.links import Links
 from plait.run.loop.shared_model import on_model_of
 from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
@@ -70,6 +71,8 @@ class SerialRanks:
         self._full = programs.full_step()
         self.boxes = Mailboxes(plan.mesh, reduce)
         self._moves = 0
+        self._hopping: list[HopLinks] = []
+        """The workers' links, where collectives are made hop by hop."""
         compiled = compiled_where_it_pays(plan, self._full, device)
         self.machines: list[Machine] = []
         """Of the workers."""
@@ -77,7 +80,10 @@ class SerialRanks:
         """Of the ranks beside them."""
         self._gradients: list[dict[str, Tensor]] = []
         for rank in range(plan.ranks):
-            links = in_turns(SerialLinks(self.boxes, rank), plan, rank)
+            links: Links = SerialLinks(self.boxes, rank)
+            if plan.links.by_hops:
+                links = in_turns(links, plan, rank)
+                self._hopping.append(links)
             state = ModelState(job, device, dtype, programs.holding(rank, links, device))
             state.narrow = bool(programs.captures.narrow)
             if plan.agreement.weights == "shared" and self.machines:
@@ -137,11 +143,13 @@ class SerialRanks:
         return True
 
     def turn(self) -> bool:
-        """Let every server do what it can; whether any did something."""
+        """Let every server do what it can, and make the hops that can be made; whether anything was done."""
         before = self._progress()
         with torch.no_grad():
             for turns in self._turns:
                 next(turns, None)
+            for links in self._hopping:
+                links.advance()
         before_moves, self._moves = self._moves, self.boxes.moves
         return before != self._progress() or before_moves != self._moves
 
