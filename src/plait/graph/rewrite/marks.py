@@ -30,9 +30,9 @@ _NOTES: dict[str, Any] = {
 }
 """What we keep on a node, and what it is where nothing is known."""
 _TORCH = str(Path(torch.__file__).parent)
-_CAPTURE = str(Path(__file__).parent)
 _PACKAGE = str(Path(__file__).parent.parent)
-_STAND_INS = str(Path(__file__).parent / "stand_ins.py")
+_CAPTURE = tuple(str(Path(_PACKAGE) / room) for room in ("capture", "rewrite"))
+_STAND_INS = str(Path(_PACKAGE) / "capture" / "stand_ins.py")
 
 
 class Marks:
