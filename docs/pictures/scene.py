@@ -20,7 +20,7 @@ from plait.plan.named import resolve
 from plait.plan.placements import AxisPlacements
 from plait.plan.plan import TENSOR
 from plait.program.instructions import Collective, Compute, Update
-from plait.program.local.communicate import COLLECTIVES, halo, local_piece
+from plait.program.local.communicate import COLLECTIVES, halo, take_shard
 from plait.program.local.localize import localize
 from plait.program.place.place import place
 from plait.program.place.placement import Placement
@@ -155,7 +155,7 @@ class _Walk:
             self.done.add(node)
             change = node.meta.get("change")
             if change is not None:
-                if node.target is local_piece:
+                if node.target is take_shard:
                     yield Bar("none", f"{self._label(change.tensor)}: every rank takes its piece")
             elif node.meta["lowers"] not in seen:
                 seen.add(node.meta["lowers"])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from plait.dynamic.rows import Part, RowFunction
+from plait.dynamic.rows import RowFunction, RowGraph
 
 Values = dict[str, Tensor]
 Family = Any
@@ -127,7 +127,7 @@ def _on_device(work: Work) -> tuple[Group, ...]:
     )
 
 
-def _run(part: Part, num_rows: int, values: Mapping[str, Tensor]) -> Values:
+def _run(part: RowGraph, num_rows: int, values: Mapping[str, Tensor]) -> Values:
     return dict(zip(part.outputs, part.run(num_rows, *[values[name] for name in part.inputs]), strict=True))
 
 

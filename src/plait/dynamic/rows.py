@@ -42,7 +42,7 @@ _VIEWS = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class RowGraph:
     """One of the graphs."""
 
     run: Callable[..., tuple[Tensor, ...]]
@@ -55,13 +55,13 @@ class Part:
 class RowFunction:
     """The graphs of a function of one row. Values have the names of the traced graph."""
 
-    before: Part
+    before: RowGraph
     """All rows, before any level: what needs neither states nor gradients."""
-    forward: Part
+    forward: RowGraph
     """The rows of a level. Outputs: the row's new states first, then what the backward keeps."""
-    backward: Part
+    backward: RowGraph
     """The rows of a level. Outputs: gradients of the states first, then what `after` keeps."""
-    after: Part
+    after: RowGraph
     """All rows, after all levels. Outputs: gradients of parameters, then of inputs, in the order of `trained`."""
     parameters: Mapping[str, str]
     """The value that stands for each parameter."""
@@ -186,7 +186,7 @@ class _Cut:
                 found.add(node)
         return found
 
-    def part(self, members: set[fx.Node], wanted: Sequence[fx.Node], *, late: bool = False) -> Part:
+    def part(self, members: set[fx.Node], wanted: Sequence[fx.Node], *, late: bool = False) -> RowGraph:
         """The graph that makes `wanted` of `members`; `late` ones are given values of all rows."""
         graph = fx.Graph()
         number = graph.placeholder(ROWS)
@@ -203,7 +203,7 @@ class _Cut:
                 made[node].args = map_aggregate(made[node].args, self._counted(graph, number, made[node]))
         graph.output(tuple(made[node] for node in wanted))
         module = fx.GraphModule(self._traced, graph)
-        return Part(
+        return RowGraph(
             run=module.forward,
             inputs=_names(node for node in needed if node in inputs),
             outputs=_names(wanted),

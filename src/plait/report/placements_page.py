@@ -59,7 +59,7 @@ def _sections(listing: Listing) -> Iterable[str]:
                 e.collective, e.axis, e.count, format_bytes(e.num_bytes), e.change, e.what, e.user or e.phase,
                 e.source,
             )
-            for e in listing.exchanges
+            for e in listing.transfers
         ),
     )  # fmt: skip
     yield _table(

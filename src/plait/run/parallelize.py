@@ -34,7 +34,7 @@ from plait.run.interpret.machine import Machine
 from plait.run.interpret.outcome import StepOutcome
 from plait.run.interpret.serial import Unobserved
 from plait.run.link.between import links_of_plan
-from plait.run.link.exchange import ProcessShardFetcher
+from plait.run.link.fetch import ProcessShardFetcher
 from plait.run.link.links import ProcessLinks
 from plait.run.prepare.fits import memory_limit
 from plait.run.prepare.prepare import prepare
@@ -82,7 +82,7 @@ class Step:
             for tensor, counts in zip(layout.tensors(batch), layout.has_samples, strict=True)
             if counts
         )
-        sizes = self._exchange(count)
+        sizes = self._counts(count)
         if sum(sizes) == 0:
             raise UsageError("all ranks gave an empty share.", fix="end the loop when the data ends.")
         shares = self._programs.own_shares(self._split(batch, sizes))
@@ -103,7 +103,7 @@ class Step:
         self._state.observe({TRAIN_LOSS: loss})
         return loss
 
-    def _exchange(self, count: int) -> tuple[int, ...]:
+    def _counts(self, count: int) -> tuple[int, ...]:
         if self._plan.mesh.size == 1:
             return (count,)
         own = torch.tensor([count], device=self._device if dist.get_backend() == "nccl" else None)
@@ -166,7 +166,7 @@ class Step:
         """
         with (
             self._machine.averaging.shown(self._plan, self._add_up),
-            self._state.whole_model(self._exchange_parts) as model,
+            self._state.whole_model(self._fetch) as model,
         ):
             yield model
 
@@ -178,7 +178,7 @@ class Step:
         return tensor
 
     @property
-    def _exchange_parts(self) -> ProcessShardFetcher | None:
+    def _fetch(self) -> ProcessShardFetcher | None:
         holding = self._state.holding
         return ProcessShardFetcher(holding.layout) if holding is not None else None
 
@@ -191,7 +191,7 @@ class Step:
         """What `plait.run.checkpoint.store.save_checkpoint` takes; all ranks must call it."""
         state, averaging = self._state, self._machine.averaging
         with averaging.shown(self._plan, self._add_up):
-            saved = state.to_checkpoint({"seed": self._job.seed}, self._exchange_parts)
+            saved = state.to_checkpoint({"seed": self._job.seed}, self._fetch)
             saved = (
                 snapshot(saved) if self._plan.agreement.averages else saved
             )  # before each has its own back

@@ -52,7 +52,7 @@ def test_json_has_all_of_it(jobs: str, capsys: pytest.CaptureFixture[str]) -> No
     assert content["axes"] == [["tensor", 2]]
     assert {entry["name"]: entry["placements"] for entry in content["parameters"]}["0.weight"] == ["S(0)"]
     assert {entry["key"] for entry in content["ops"]} >= {"0 forward addmm 1", "backward nll_loss_backward 1"}
-    assert content["notices"] and content["exchanges"] and content["totals"]
+    assert content["notices"] and content["transfers"] and content["totals"]
     assert content["fallbacks"] == []
 
 

@@ -26,7 +26,7 @@ def listing_view(listing: Listing, notices: Sequence[str]) -> list[Any]:
     parts += [Text.assemble(("chosen  ", "cyan"), notice) for notice in notices]
     if not listing.axes:
         return [*parts, Text("One rank holds and computes everything.")]
-    parts += [_parameters(listing), _ops(listing), _exchanges(listing), _totals(listing), _fallbacks(listing)]
+    parts += [_parameters(listing), _ops(listing), _transfers(listing), _totals(listing), _fallbacks(listing)]
     return parts
 
 
@@ -97,17 +97,17 @@ def _ops(listing: Listing) -> Table:
     return table
 
 
-def _exchanges_title(listing: Listing) -> str:
+def _transfers_title(listing: Listing) -> str:
     several = listing.num_micro_batches > 1
     return "What ranks exchange" + (" for the ops of one micro-batch, and for the step" if several else "")
 
 
-def _exchanges(listing: Listing) -> Table:
+def _transfers(listing: Listing) -> Table:
     table = _table(
-        _exchanges_title(listing), "collective", "axis", "bytes", "change", "tensor", "for", "line",
+        _transfers_title(listing), "collective", "axis", "bytes", "change", "tensor", "for", "line",
         right=("bytes",),
     )  # fmt: skip
-    for entry in listing.exchanges:
+    for entry in listing.transfers:
         if entry.collective != "none":
             table.add_row(
                 Text(counted(entry.collective, entry.count), style="magenta"),
@@ -118,7 +118,7 @@ def _exchanges(listing: Listing) -> Table:
                 Text(entry.user or entry.phase or "–"),
                 Text(Path(entry.source).name if entry.source else "–"),
             )
-    local = [entry for entry in listing.exchanges if entry.collective == "none"]
+    local = [entry for entry in listing.transfers if entry.collective == "none"]
     if not table.row_count:
         table.add_row("nothing")
     if local:

@@ -11,7 +11,7 @@ from functools import cached_property
 from plait.cluster.cluster import Cluster, Link
 from plait.errors import ProgramError
 from plait.program.cost.collective_time import collective_seconds, message_seconds
-from plait.program.cost.op_key import exchange_key, op_key
+from plait.program.cost.op_key import op_key, transfer_key
 from plait.program.cost.op_time import node_work, op_seconds
 from plait.program.cost.update import UpdateWork
 from plait.program.instructions import (
@@ -61,7 +61,7 @@ class Durations:
         self._device = cluster.device
         self._busy = min(program.plan.mesh.size, cluster.devices_per_machine)
         self._segments: dict[tuple[int, str], float] = {}
-        self._exchanges: dict[tuple[object, ...], float] = {}
+        self._transfers: dict[tuple[object, ...], float] = {}
         self._filled = [_filled_in_place(program, index) for index in range(len(program.classes))]
 
     def duration(self, rank: int, instruction: Instruction) -> float:
@@ -69,7 +69,7 @@ class Durations:
         if isinstance(instruction, Compute):
             return self._compute(rank, instruction)
         if isinstance(instruction, Collective | Send):
-            seconds = self._exchange(rank, instruction)
+            seconds = self._transfer(rank, instruction)
             return (
                 seconds
                 if self._in_background(rank, instruction)
@@ -96,7 +96,7 @@ class Durations:
             return 0.0
         if isinstance(started, Recv):
             return self._message(started.num_bytes, self._peers(rank, started)) / 2
-        return self._exchange(rank, started)
+        return self._transfer(rank, started)
 
     @cached_property
     def _to_servers(self) -> Link:
@@ -140,7 +140,7 @@ class Durations:
         other = instruction.to if isinstance(instruction, Send) else instruction.source
         return rank, group[other]
 
-    def _exchange(self, rank: int, instruction: Collective | Send) -> float:
+    def _transfer(self, rank: int, instruction: Collective | Send) -> float:
         """Seconds from the last arrival to the end, or for which a message travels."""
         if isinstance(instruction, Send):
             return self._message(instruction.num_bytes, self._peers(rank, instruction))
@@ -153,10 +153,10 @@ class Durations:
             instruction.reads[0].kind,
             coordinates,
         )
-        if key not in self._exchanges:
+        if key not in self._transfers:
             size = mesh.size_of(instruction.axis)
             reach = cluster.link_among(mesh.group(rank, instruction.axis))
-            key_of_time = exchange_key(instruction, size, self._busy)
+            key_of_time = transfer_key(instruction, size, self._busy)
             timed = self._by_hops(instruction, mesh.group(rank, instruction.axis))
             if timed is None and reach.hosts == 1:
                 timed = self._device.timed.get(key_of_time)
@@ -164,8 +164,8 @@ class Durations:
                 timed = self._message(instruction.num_bytes, mesh.group(rank, instruction.axis)[:2])
             if timed is None:
                 timed = collective_seconds(instruction.op, instruction.num_bytes, reach, self._device)
-            self._exchanges[key] = timed
-        return self._exchanges[key]
+            self._transfers[key] = timed
+        return self._transfers[key]
 
     def _message(self, num_bytes: int, ends: tuple[int, ...]) -> float:
         if len(set(ends)) < 2:

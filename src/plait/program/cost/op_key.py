@@ -32,7 +32,7 @@ def update_key(optimizer: str, shapes: Iterable[tuple[int, ...]], busy: int) -> 
     return f"{busy}|update {optimizer} of {len(every)} tensors, {count} elements ({digest})"
 
 
-def exchange_key(instruction: Collective | Send, size: int, busy: int) -> str:
+def transfer_key(instruction: Collective | Send, size: int, busy: int) -> str:
     """A collective of `size` ranks, or a message; buckets and chunks lie where links find them."""
     if isinstance(instruction, Send):
         return f"{busy}|send {instruction.num_bytes}"

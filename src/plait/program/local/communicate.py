@@ -49,7 +49,7 @@ def halo_add(x: Tensor, axis: str, dim: int, before: int, after: int) -> Tensor:
 COLLECTIVES = (all_reduce, all_gather, reduce_scatter, halo, halo_add)
 
 
-def local_piece(x: Tensor, dim: int, extent: int, per_unit: int, offset: int) -> Tensor:
+def take_shard(x: Tensor, dim: int, extent: int, per_unit: int, offset: int) -> Tensor:
     """This rank's piece of a replicated tensor: not communication, but it needs the rank's offset in units."""
     return x.narrow(dim, offset * per_unit, extent).contiguous()
 

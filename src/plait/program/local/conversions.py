@@ -13,10 +13,10 @@ from torch import fx
 from plait.program.local.communicate import (
     all_gather,
     all_reduce,
-    local_piece,
     merge_dims,
     reduce_scatter,
     split_dim,
+    take_shard,
 )
 from plait.program.local.functions import weighted_share
 from plait.program.place.placement import AxisShares, Partial, Placement, R, Replicate, Shard, overlaps
@@ -49,7 +49,7 @@ class Conversion:
 
     def to(self, value: fx.Node, want: Sequence[Placement]) -> fx.Node:
         """The node under the placements `want`."""
-        for take in (self._take_pieces, self._meet, self._take_pieces, self._share):
+        for take in (self._take_shards, self._meet, self._take_shards, self._share):
             for index, wanted in enumerate(want):
                 if self.axes[index].size == 1:
                     self.now[index] = wanted
@@ -58,13 +58,13 @@ class Conversion:
         assert list(want) == self.now, f"{want} was not reached from {self.now}"
         return value
 
-    def _take_pieces(self, value: fx.Node, index: int, wanted: Placement) -> fx.Node:
+    def _take_shards(self, value: fx.Node, index: int, wanted: Placement) -> fx.Node:
         if (
             isinstance(self.now[index], Replicate)
             and isinstance(wanted, Shard)
             and self._is_free(index, wanted)
         ):
-            value = self._piece(value, index, wanted)
+            value = self._shard(value, index, wanted)
             self.now[index] = wanted
         return value
 
@@ -72,13 +72,13 @@ class Conversion:
         now, axis = self.now[index], self.axes[index]
         if isinstance(now, Partial):
             if isinstance(wanted, Shard) and self._is_free(index, wanted):
-                value = self._on_pieces(value, index, wanted, self._reduce_scatter)
+                value = self._on_slices(value, index, wanted, self._reduce_scatter)
                 self.now[index] = wanted
             else:
                 value = self.writer.emit(all_reduce, value, axis.name)
                 self.now[index] = R
         elif isinstance(now, Shard):
-            value = self._on_pieces(value, index, now, self._all_gather)
+            value = self._on_slices(value, index, now, self._all_gather)
             self.now[index] = R
         return value
 
@@ -94,14 +94,14 @@ class Conversion:
             if i != index and axis.size > 1
         )
 
-    def _piece(self, value: fx.Node, index: int, wanted: Shard) -> fx.Node:
+    def _shard(self, value: fx.Node, index: int, wanted: Shard) -> fx.Node:
         axis, coordinate = self.axes[index], self.coordinates[index]
 
         def take(part: fx.Node, i: int, dim: int, per_unit: int) -> fx.Node:
             own = axis.units[coordinate] * per_unit
-            return self.writer.emit(local_piece, part, dim, own, per_unit, self.writer.offset(axis.name))
+            return self.writer.emit(take_shard, part, dim, own, per_unit, self.writer.offset(axis.name))
 
-        return self._on_pieces(value, index, wanted, take)
+        return self._on_slices(value, index, wanted, take)
 
     def _all_gather(self, value: fx.Node, index: int, dim: int, per_unit: int) -> fx.Node:
         axis = self.axes[index]
@@ -114,7 +114,7 @@ class Conversion:
         own = extents[self.coordinates[index]]
         return self.writer.emit(reduce_scatter, value, axis.name, dim, extents, own)
 
-    def _on_pieces(self, value: fx.Node, index: int, shard: Shard, act: Any) -> fx.Node:
+    def _on_slices(self, value: fx.Node, index: int, shard: Shard, act: Any) -> fx.Node:
         """Act on the dim that is cut, taken apart from the outer parts that hold it."""
         outer, per_unit = self._outer(index, shard), self._per_unit(index, shard)
         if shard.outer == 1:

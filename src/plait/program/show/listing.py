@@ -102,7 +102,7 @@ class Listing:
     """What is cut over `data` beside the batch: 1 optimizer state, 2 gradients too, 3 parameters too."""
     parameters: tuple[HeldParameter, ...]
     ops: tuple[PlacedOp, ...]
-    exchanges: tuple[Transfer, ...]
+    transfers: tuple[Transfer, ...]
     """Of the ops in the first micro-batch, and of the step as a whole."""
     fallbacks: tuple[Fallback, ...]
     totals: tuple[Total, ...]

@@ -23,9 +23,9 @@ from plait.program.place.propagate import Placements, candidates
 from plait.program.place.rules import Op, find_rule
 from plait.program.place.rules.base import further_rules
 from plait.program.program import Program
-from plait.program.show.exchanges import exchanges, local_changes
 from plait.program.show.listing import Fallback, HeldParameter, Listing, PlacedOp, Total
 from plait.program.show.names import Names, folded
+from plait.program.show.transfers import local_changes, transfers
 
 
 def list_placements(graph: Graph, plan: Plan, program: Program, *, local_batch_norm: bool = False) -> Listing:
@@ -46,7 +46,7 @@ def list_placements(graph: Graph, plan: Plan, program: Program, *, local_batch_n
         zero=program.layout.zero if program.layout.groups else 0,
         parameters=_parameters(graph, several, program, names),
         ops=_ops(graph, several, names),
-        exchanges=(*local_changes(local, chosen, names), *exchanges(local, chosen, program, names)),
+        transfers=(*local_changes(local, chosen, names), *transfers(local, chosen, program, names)),
         fallbacks=_fallbacks(several, names),
         totals=_totals(program),
     )

@@ -33,7 +33,7 @@ def measured_durations(trace: Trace, program: Program | Sequence[Program]) -> Du
     """
     programs = [program] if isinstance(program, Program) else program
     workers = programs[0].plan.mesh.size
-    met_by, travels, known = _exchanges(programs)
+    met_by, travels, known = _transfers(programs)
     spent: dict[_Where, list[float]] = {}
     met: dict[tuple[int, Key], list[Span]] = {}
     sent: dict[tuple[int, Key], list[Span]] = {}
@@ -61,7 +61,7 @@ def measured_durations(trace: Trace, program: Program | Sequence[Program]) -> Du
     return duration
 
 
-def _exchanges(
+def _transfers(
     programs: Sequence[Program],
 ) -> tuple[dict[_Where, Key], dict[_Where, Key], set[_Where]]:
     """What identifies a meeting and a message on all of its ranks, by key; and all keys of workers."""

@@ -117,7 +117,7 @@ class _Draw:
         return self(random_ops.uniform, like, 0.0, 1.0, dtype=wide).clamp_(min=_SMALLEST)
 
 
-Rule = Callable[[_Draw, Mapping[str, Any], bool], Any]
+DrawRule = Callable[[_Draw, Mapping[str, Any], bool], Any]
 
 
 def _like(given: Mapping[str, Any]) -> Tensor:
@@ -186,7 +186,7 @@ def _multinomial(draw: _Draw, given: Mapping[str, Any], in_place: bool) -> Any:
     return (given["self"] / draw.uniform(given["self"]).log_().neg_()).topk(count, dim=-1).indices
 
 
-_RULES: Mapping[str, Rule] = MappingProxyType(
+_RULES: Mapping[str, DrawRule] = MappingProxyType(
     {
         "aten::bernoulli": _bernoulli,
         "aten::rand": _uniform,

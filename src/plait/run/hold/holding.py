@@ -90,9 +90,9 @@ class Holding:
         for name, shard in self.parameters.items():
             shard.copy_(self.layout.take(name, whole[name], self.rank))
 
-    def assemble(self, name: str, shard: Tensor, exchange: ShardFetcher) -> Tensor:
+    def assemble(self, name: str, shard: Tensor, fetch: ShardFetcher) -> Tensor:
         """The whole of a tensor like a parameter, of which this rank has `shard`."""
-        return self.layout.assemble(name, exchange(name, shard))
+        return self.layout.assemble(name, fetch(name, shard))
 
     def is_like(self, name: str, tensor: Tensor) -> bool:
         """Whether a piece of optimizer state is cut like its parameter, and not a counter."""

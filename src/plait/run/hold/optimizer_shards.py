@@ -17,7 +17,7 @@ from plait.run.hold.holding import Holding, ShardFetcher
 def whole_optimizer(
     state: OptimizerState,
     holding: Holding,
-    exchange: ShardFetcher,
+    fetch: ShardFetcher,
     groups: Sequence[Sequence[str]],
     shapes: Mapping[str, torch.Size],
 ) -> OptimizerState:
@@ -31,7 +31,7 @@ def whole_optimizer(
         for name, entries in state.tensors.items()
     }
     known = (
-        exchange.tell((own, state.values)) if layout.owners or layout.whole_tensors else [(own, state.values)]
+        fetch.tell((own, state.values)) if layout.owners or layout.whole_tensors else [(own, state.values)]
     )
     kinds: dict[str, Any] = {}
     values: dict[str, Any] = {}
@@ -44,7 +44,7 @@ def whole_optimizer(
             if kind == "shard":
                 mine = state.tensors.get(name, {}).get(key)
                 shard = torch.empty(0, dtype=what, device=holding.device) if mine is None else mine
-                tensors.setdefault(name, {})[key] = holding.assemble(name, shard, exchange)
+                tensors.setdefault(name, {})[key] = holding.assemble(name, shard, fetch)
             else:
                 tensors.setdefault(name, {})[key] = what
     whole = [

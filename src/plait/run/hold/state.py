@@ -160,17 +160,17 @@ class ModelState:
         return leaf.to(self.device, dtype, non_blocking=True)
 
     @contextmanager
-    def whole_model(self, exchange: ShardFetcher | None) -> Iterator[nn.Module]:
+    def whole_model(self, fetch: ShardFetcher | None) -> Iterator[nn.Module]:
         """The user's module with all of its parameters, for as long as somebody needs to run it."""
         if self.holding is None:
             yield self.model
             return
-        assert exchange is not None
+        assert fetch is not None
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 shard = self._shard(name, parameter.dtype)
-                parameter.data = self.holding.assemble(name, shard, exchange).to(self.device)
-            self._share_buffers(exchange)
+                parameter.data = self.holding.assemble(name, shard, fetch).to(self.device)
+            self._share_buffers(fetch)
         try:
             yield self.model
         finally:
@@ -195,7 +195,7 @@ class ModelState:
             return self.parameters[name].detach()
         return torch.empty(0, dtype=dtype, device=self.device)
 
-    def _share_buffers(self, exchange: ShardFetcher) -> None:
+    def _share_buffers(self, fetch: ShardFetcher) -> None:
         """Take over the buffers that other stages have changed."""
         assert self.holding is not None
         layout = self.holding.layout
@@ -203,7 +203,7 @@ class ModelState:
             return
         own = layout.mesh.coordinate(self.holding.rank, PIPE)
         changed = {n: self.buffers[n].cpu() for n, owner in layout.buffer_owners.items() if owner == own}
-        for rank, told in enumerate(exchange.tell(changed)):
+        for rank, told in enumerate(fetch.tell(changed)):
             for name, value in told.items():
                 if layout.mesh.coordinate(rank, PIPE) == layout.buffer_owners[name]:
                     self.buffers[name].copy_(value)
@@ -212,21 +212,21 @@ class ModelState:
         for parameter in self.model.parameters():
             parameter.data = torch.empty(0, dtype=parameter.dtype, device=self.device)
 
-    def to_checkpoint(self, extra: dict[str, Any], exchange: ShardFetcher | None = None) -> TrainingState:
+    def to_checkpoint(self, extra: dict[str, Any], fetch: ShardFetcher | None = None) -> TrainingState:
         """Everything that the next step depends on; where ranks hold shards, all of them must call it."""
         parameters, buffers, aliases, transient = collect_model(self.model)
         optimizer = collect_optimizer(self.optimizer, self.named)
         if self.holding is not None:
-            assert exchange is not None
-            self._share_buffers(exchange)
+            assert fetch is not None
+            self._share_buffers(fetch)
             parameters = {
-                name: self.holding.assemble(name, self._shard(name, held.dtype), exchange)
+                name: self.holding.assemble(name, self._shard(name, held.dtype), fetch)
                 for name, held in parameters.items()
             }
-            optimizer = whole_optimizer(optimizer, self.holding, exchange, self._groups, self._shapes)
+            optimizer = whole_optimizer(optimizer, self.holding, fetch, self._groups, self._shapes)
         average: dict[str, Tensor] = {}
         if self.averages is not None and self.averages.count:
-            with self.averages.shown(), self.whole_model(exchange) as model:
+            with self.averages.shown(), self.whole_model(fetch) as model:
                 held, numbers, _, _ = collect_model(model)
                 average = {name: tensor.clone() for name, tensor in (held | numbers).items()}
         return TrainingState(

@@ -1,4 +1,4 @@
-"""What a worker tells others about itself while it works: its place, for the launcher; its spans, for the trace."""
+"""What a worker tells others about itself while it works: its slot on the board, its spans for the trace."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ _BESIDE: dict[Beside, tuple[int, str]] = {
 """Ids of spans that are no instructions."""
 
 
-class Place(Protocol):
+class Slot(Protocol):
     """A rank's slot on the launcher's board."""
 
     def enter(self, step: int, index: int, label: str, waiting: bool = False) -> None: ...
@@ -67,13 +67,11 @@ _PROGRAMS = 16
 class WorkerObserver:
     """Writes every instruction to the board and to the recorder; on a GPU, as long as the GPU took for it."""
 
-    def __init__(
-        self, place: Place | None, recorder: Recorder | None, clock: CudaClock | None = None
-    ) -> None:
+    def __init__(self, slot: Slot | None, recorder: Recorder | None, clock: CudaClock | None = None) -> None:
         self._clock = clock
         self._began: torch.cuda.Event | None = None
         self._unsettled: list[tuple[int, int, Moment, Moment]] = []
-        self._place = place
+        self._slot = slot
         self._recorder = recorder
         self._base = 0
         self._num_programs = 0
@@ -90,8 +88,8 @@ class WorkerObserver:
     @contextmanager
     def beside(self, step: int, kind: Beside) -> Iterator[None]:
         """Work between steps that is no instruction, but takes time that the trace should show."""
-        if self._place is not None:
-            self._place.enter(step, -1, kind, False)
+        if self._slot is not None:
+            self._slot.enter(step, -1, kind, False)
         began = time.perf_counter_ns()
         yield
         self.record(step, _BESIDE[kind][0], began, time.perf_counter_ns())
@@ -140,8 +138,8 @@ class WorkerObserver:
 
     def entering(self, step: int, instruction: Instruction, waiting: bool) -> None:
         """Called before an instruction."""
-        if self._place is not None:
-            self._place.enter(step, instruction.id, _label(instruction), waiting)
+        if self._slot is not None:
+            self._slot.enter(step, instruction.id, _label(instruction), waiting)
         if self._clock is not None:
             self._began = self._clock.mark()
 
@@ -177,8 +175,8 @@ class WorkerObserver:
         """Called before a server handles something, and (None) after it."""
         if what is not None:
             self._handles = (what, time.perf_counter_ns())
-            if self._place is not None:
-                self._place.enter(step, serve.id, f"serve: {what}")
+            if self._slot is not None:
+                self._slot.enter(step, serve.id, f"serve: {what}")
         else:
             handled, began = self._handles
             self.record(step, self._base + serve.work(handled), began, time.perf_counter_ns())

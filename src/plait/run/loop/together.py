@@ -26,7 +26,7 @@ from plait.run.checkpoint.store import save_checkpoint
 from plait.run.hold.copies import copies_of
 from plait.run.hold.worker_states import with_workers
 from plait.run.interpret.machine import Machine
-from plait.run.link.exchange import ProcessShardFetcher
+from plait.run.link.fetch import ProcessShardFetcher
 from plait.run.loop.task import Task
 from plait.run.loop.watch import Watch
 from plait.run.loop.worker import write_gradients
@@ -127,7 +127,7 @@ class Together:
             self.watch.observer.beside(step, "evaluate"),
             self.machine.averaging.shown(self.task.plan, self._add_up),
             self._average_shown(),
-            self._state.whole_model(self._exchange),
+            self._state.whole_model(self._fetch),
         ):
             self.evaluation = evaluate(self._state, held_out, self.seat.rank, self.seat.ranks, self._add_up)
         if self.ledger is not None:
@@ -161,7 +161,7 @@ class Together:
             self.ledger.flush()  # a run resumed from here must find what led here, whatever kills this one
         with self.watch.observer.beside(state.steps_done - 1, "checkpoint"):
             with averaging.shown(plan, self._add_up):
-                saved = state.to_checkpoint(self._extra(), self._exchange)
+                saved = state.to_checkpoint(self._extra(), self._fetch)
                 saved = snapshot(saved) if averages else saved  # before each has its own back
             saved = with_workers(saved, state, averaging, plan, self.seat.rank)
             if self._saver is not None:
@@ -237,7 +237,7 @@ class Together:
         return tensor
 
     @property
-    def _exchange(self) -> ProcessShardFetcher | None:
+    def _fetch(self) -> ProcessShardFetcher | None:
         holding = self._state.holding
         return ProcessShardFetcher(holding.layout) if holding is not None else None
 
@@ -251,11 +251,11 @@ class Together:
             self.seat.emit(notice.event())
 
     def _keep_gradients(self, gradients: dict[str, Tensor]) -> None:
-        holding, exchange = self._state.holding, self._exchange
-        if holding is not None and exchange is not None:
-            names = sorted({name for told in exchange.tell(list(gradients)) for name in told})
+        holding, fetch = self._state.holding, self._fetch
+        if holding is not None and fetch is not None:
+            names = sorted({name for told in fetch.tell(list(gradients)) for name in told})
             nothing = torch.empty(0, dtype=self.task.dtype, device=self._state.device)
-            gradients = {n: holding.assemble(n, gradients.get(n, nothing), exchange) for n in names}
+            gradients = {n: holding.assemble(n, gradients.get(n, nothing), fetch) for n in names}
         if self.seat.rank == 0:
             self._gradients.append(
                 {name: g.detach().cpu().clone().contiguous() for name, g in gradients.items()}

@@ -22,11 +22,11 @@ from plait.cluster.presets import preset_called
 from plait.options import Listener
 from plait.program.instructions import Collective
 from plait.program.value import Value
-from plait.run.measure.exchange_times import TimedTransfer, mean_of_ranks, time_exchanges
 from plait.run.measure.fit import Fit, fit_line, fit_saturating
 from plait.run.measure.load import complaint, foreign_cores, spread
 from plait.run.measure.rates import Rates, measure_rates
 from plait.run.measure.tiny import measure_overhead
+from plait.run.measure.transfer_times import TimedTransfer, mean_of_ranks, time_transfers
 from plait.run.setup.allocator import keep_freed_memory
 from plait.run.start.launch import GroupKind, Seat, connect, disconnect, launch
 
@@ -66,7 +66,7 @@ def _processors(tell: Listener, foreign: float) -> Measured:
     tell({"stage": "measuring a run of nothing"})
     overhead = measure_overhead(min(ranks, 2))
     rates = [Rates(**entry["rates"]) for entry in found]
-    exchanges = mean_of_ranks([entry["exchanges"] for entry in found])
+    transfers = mean_of_ranks([entry["transfers"] for entry in found])
     best, half, residuals = _products(rates, "float32")
     calibration = replace(
         DEVICES["cpu"].device.calibration,
@@ -87,8 +87,8 @@ def _processors(tell: Listener, foreign: float) -> Measured:
         peak_flops={"float32": best, "float64": _products(rates, "float64")[0]},
         memory_bandwidth=mean(r.copy_rate for r in rates), calibration=calibration,
     )  # fmt: skip
-    host, told_host = _link(exchanges, "shared", ranks, calibration)
-    between, told_between = _link(exchanges, "plait", ranks, calibration)
+    host, told_host = _link(transfers, "shared", ranks, calibration)
+    between, told_between = _link(transfers, "plait", ranks, calibration)
     cluster = Cluster(
         name="this", device=chip, hosts=1, devices_per_host=ranks, pair=replace(host, shared=True, background=False),
         host=replace(host, shared=True, background=False), between=replace(between, direct=True),
@@ -135,8 +135,8 @@ def _accelerators(tell: Listener, foreign: float) -> Measured:
     if count > 1:
         tell({"stage": f"measuring all-reduce on {count} devices"})
         found = launch(_Main("nccl"), ranks=count, hang_s=_TIMEOUT_S, start="spawn")
-        exchanges = mean_of_ranks([entry["exchanges"] for entry in found])
-        host, told = _link(exchanges, "nccl", count, calibration)
+        transfers = mean_of_ranks([entry["transfers"] for entry in found])
+        host, told = _link(transfers, "nccl", count, calibration)
     cluster = Cluster(
         name="this",
         device=chip,
@@ -166,15 +166,15 @@ class _Main:
         if on_gpu:
             torch.cuda.set_device(device)
         if seat.ranks == 1:
-            return {"rates": asdict(measure_rates(device)), "exchanges": {}}
+            return {"rates": asdict(measure_rates(device)), "transfers": {}}
         connect(seat, self._backend, timeout_s=2 * _TIMEOUT_S)
         try:
-            exchanges = _all_reduce_times(self._backend, device)
+            transfers = _all_reduce_times(self._backend, device)
             if on_gpu:
-                return {"exchanges": exchanges}
+                return {"transfers": transfers}
             rates = measure_rates(device, dist.barrier)
-            exchanges |= time_exchanges(_shared_all_reduces(seat.ranks), seat.rank, seat.ranks)
-            return {"rates": asdict(rates), "exchanges": exchanges}
+            transfers |= time_transfers(_shared_all_reduces(seat.ranks), seat.rank, seat.ranks)
+            return {"rates": asdict(rates), "transfers": transfers}
         finally:
             disconnect()
 
@@ -216,10 +216,10 @@ def _timed(call: Callable[[], None]) -> float:
 
 
 def _link(
-    exchanges: Mapping[str, float], kind: str, ranks: int, calibration: Calibration
+    transfers: Mapping[str, float], kind: str, ranks: int, calibration: Calibration
 ) -> tuple[Link, dict[int, float]]:
     """The link with which `collective_seconds` gives the times of an all-reduce among `ranks` ranks."""
-    points = [(float(size), exchanges[f"{kind} {size}"]) for size in _SIZES if f"{kind} {size}" in exchanges]
+    points = [(float(size), transfers[f"{kind} {size}"]) for size in _SIZES if f"{kind} {size}" in transfers]
     if not points:
         preset = DEVICES["cpu"]
         return (preset.host if kind == "shared" else preset.between), {}

@@ -1,6 +1,6 @@
 """Time what a program is made of, on this machine, under the load that a run of it would have.
 
-In: a program, what is known already. Out: seconds of its ops, updates and exchanges, by the names in
+In: a program, what is known already. Out: seconds of its ops, updates and transfers, by the names in
 `program/cost/op_key.py`. As many processes as the program has ranks (of one host) are busy at once, with as many
 threads each as in a run. The program itself is not run: how its parts overlap and wait is left to the simulator.
 """
@@ -21,8 +21,8 @@ from plait.program.cost.op_key import op_key, update_key
 from plait.program.cost.update import updated_parts
 from plait.program.instructions import Compute
 from plait.program.program import Program
-from plait.run.measure.exchange_times import exchanges_of, mean_of_ranks, time_exchanges
 from plait.run.measure.op_times import OpTimes, clock_of, time_ops
+from plait.run.measure.transfer_times import mean_of_ranks, time_transfers, transfers_of
 from plait.run.prepare.programs import Programs
 from plait.run.setup.allocator import keep_freed_memory
 from plait.run.setup.device import choose_device
@@ -40,7 +40,7 @@ class ProgramTimes:
     """What was found."""
 
     seconds: Mapping[str, float]
-    """By the names of `op_key`, `update_key` and `exchange_key`."""
+    """By the names of `op_key`, `update_key` and `transfer_key`."""
     host_s: float
     """Mean time in which the host starts an op of a GPU; zero on a processor."""
 
@@ -103,8 +103,8 @@ class _Main:
         key, update_s = self._update(device, rank, ranks)
         seconds[key] = update_s
         if ranks > 1 and device.type == "cpu":
-            exchanges = [e for e in exchanges_of(program, ranks) if e.key not in known]
-            seconds |= time_exchanges(exchanges, rank, ranks)
+            transfers = [e for e in transfers_of(program, ranks) if e.key not in known]
+            seconds |= time_transfers(transfers, rank, ranks)
         return {"seconds": seconds, "host_s": ops.host_s}
 
     def _batch(self, rank: int) -> list[Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from plait.program.serve.rule import Due
 from plait.run.hold.averaging import tensors_of, views_of
 from plait.run.link.wire import Head
-from plait.run.serve.service import Parts, Service
+from plait.run.serve.service import Contribution, Service
 from plait.torch_private import foreach
 
 STRENGTH_BYTES = 8
@@ -48,7 +48,7 @@ class Center:
         """Never sent: there is one center."""
         raise AssertionError("one rank has all of the center")
 
-    def apply(self, due: Due, pushed: Sequence[Parts]) -> None:
+    def apply(self, due: Due, pushed: Sequence[Contribution]) -> None:
         """Tell a worker where the center was, and move."""
         (rank,), (parts,) = due.workers, pushed
         for index, (head, message) in sorted(parts.items()):

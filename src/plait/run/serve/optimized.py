@@ -18,7 +18,7 @@ from plait.run.hold.gradients import GradientStore
 from plait.run.hold.server_shards import group_of
 from plait.run.link.links import NoLinks
 from plait.run.link.wire import Head, MessageKind
-from plait.run.serve.service import Parts, Service
+from plait.run.serve.service import Contribution, Service
 
 
 class Optimized:
@@ -79,7 +79,7 @@ class Optimized:
         worker = self._service.workers[due.workers[0]]
         return due.workers[0], worker.number - len(worker.pushed) + 1
 
-    def _tell_squares(self, key: tuple[int, int], pushed: Sequence[Parts]) -> None:
+    def _tell_squares(self, key: tuple[int, int], pushed: Sequence[Contribution]) -> None:
         """Compute the squares of this server's shard of an update, and send them to the others."""
         squares = torch.zeros(len(self._clip.norms), dtype=torch.float64)
         frozen = self._service.state.frozen(key[1]) if self._each_step else frozenset()
@@ -105,7 +105,7 @@ class Optimized:
         squares = message.view(torch.float64).clone()
         self._squares.setdefault((head.index, head.number), {})[shard] = squares
 
-    def _sum(self, index: int, pushed: Sequence[Parts]) -> Tensor | None:
+    def _sum(self, index: int, pushed: Sequence[Contribution]) -> Tensor | None:
         """The sum of a bucket over workers, in their order; None where nobody had samples."""
         dtype = self._buckets[index].dtype
         parts = [entry[index][1].view(dtype) for entry in pushed if index in entry]
@@ -116,7 +116,7 @@ class Optimized:
             total.add_(part)
         return total
 
-    def apply(self, due: Due, pushed: Sequence[Parts]) -> None:
+    def apply(self, due: Due, pushed: Sequence[Contribution]) -> None:
         """One optimizer step."""
         squares = None
         if self._clips_together:
@@ -127,7 +127,7 @@ class Optimized:
         if any(pushed):
             self._update(due.step, pushed, squares)
 
-    def _update(self, step: int, pushed: Sequence[Parts], squares: Tensor | None) -> None:
+    def _update(self, step: int, pushed: Sequence[Contribution], squares: Tensor | None) -> None:
         state, weight = self._service.state, None
         own = iter(self._own_buckets)
         for index, bucket in enumerate(self._buckets):

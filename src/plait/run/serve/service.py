@@ -21,9 +21,9 @@ from plait.program.serve.rule import Due, ServerRule, rule_of
 from plait.run.hold.state import ModelState
 from plait.run.link.wire import Head, MessageKind, Post, Streams, saved_name, weights_name
 
-Part = tuple[Head, Tensor]
+Message = tuple[Head, Tensor]
 """A message of a contribution, and its bytes."""
-Parts = dict[int, Part]
+Contribution = dict[int, Message]
 """A contribution: its buckets, and buffers as -1."""
 
 
@@ -31,9 +31,9 @@ Parts = dict[int, Part]
 class Sender:
     """What a server knows of a worker."""
 
-    parts: Parts = field(default_factory=dict)
+    parts: Contribution = field(default_factory=dict)
     """What has come of its next contribution."""
-    pushed: deque[Parts] = field(default_factory=deque)
+    pushed: deque[Contribution] = field(default_factory=deque)
     """Contributions that are complete and not yet applied; empty where the worker had no samples."""
     number: int = 0
     """Contributions that were complete so far."""
@@ -58,7 +58,7 @@ class Holder(Protocol):
     def is_ready(self, due: Due) -> bool:
         """Whether an update can be applied now."""
 
-    def apply(self, due: Due, pushed: Sequence[Parts]) -> None:
+    def apply(self, due: Due, pushed: Sequence[Contribution]) -> None:
         """Do it."""
 
     def take(self, shard: int, head: Head, message: Tensor) -> None:

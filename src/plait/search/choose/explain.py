@@ -11,7 +11,7 @@ from plait.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
+class TimeSplit:
     """Where the time of a step goes."""
 
     works_s: float
@@ -22,11 +22,11 @@ class Parts:
     """Communication in which nothing is computed."""
 
 
-def parts_of(prediction: Prediction) -> Parts:
+def time_split(prediction: Prediction) -> TimeSplit:
     """The parts of a predicted step."""
     waits_s = prediction.bubble * prediction.step_s
     works_s = max(0.0, prediction.step_s - waits_s - prediction.exposed_s)
-    return Parts(works_s=works_s, waits_s=waits_s, exposed_s=prediction.exposed_s)
+    return TimeSplit(works_s=works_s, waits_s=waits_s, exposed_s=prediction.exposed_s)
 
 
 def describe(plan: Plan) -> str:
@@ -52,7 +52,7 @@ def explain(first: Prediction, second: Prediction) -> list[str]:
         f"second: {describe(second.plan)}, micro-batch {second.micro_batch}: {format_seconds(second.step_s)} a step",
         f"The second takes {gain:.1%} longer.",
     ]
-    ours, theirs = parts_of(first), parts_of(second)
+    ours, theirs = time_split(first), time_split(second)
     compared = [
         ("computes", ours.works_s, theirs.works_s),
         ("waits for other stages", ours.waits_s, theirs.waits_s),

@@ -65,7 +65,7 @@ def test_every_collective_of_the_program_is_listed(case: str, name: str, mesh: M
     started = [i for i in program.of(0).instructions if isinstance(i, Collective)]
     wanted = Counter((i.op, i.axis, i.num_bytes) for i in started)
     shown: Counter[tuple[str, str, int]] = Counter()
-    for entry in listing.exchanges:
+    for entry in listing.transfers:
         if entry.collective != "none":
             shown[(entry.collective, entry.axis, entry.num_bytes)] += entry.count
     assert shown == wanted
@@ -91,7 +91,7 @@ def test_repeated_blocks_are_one_entry() -> None:
     assert fused.placements == ("S(0/3)",)
     keys = {entry.key: entry for entry in listing.ops}
     assert keys["blocks.*.mlp.2 forward addmm 1"].strategies == ("P S(1) S(0) -> P",)
-    sums = [e for e in listing.exchanges if e.what == "blocks.*.mlp.2 forward view 2"]
+    sums = [e for e in listing.transfers if e.what == "blocks.*.mlp.2 forward view 2"]
     assert [(e.collective, e.count, e.change, e.user) for e in sums] == [
         ("all_reduce", 2, "P -> R", "blocks.* forward add 2")
     ]
@@ -113,7 +113,7 @@ def test_parameters_of_zero3_are_parts_of_flat_tensors() -> None:
     assert listing.zero == 3
     assert {entry.placements for entry in listing.parameters} == {("flat",)}
     assert listing.parameters[0].held == "1/2 of [32, 16]"
-    assert any(e.what == "6 parameters" and e.collective == "all_gather" for e in listing.exchanges)
+    assert any(e.what == "6 parameters" and e.collective == "all_gather" for e in listing.transfers)
 
 
 def test_totals_are_those_of_all_micro_batches() -> None:
@@ -123,7 +123,7 @@ def test_totals_are_those_of_all_micro_batches() -> None:
     again = {(t.collective, t.axis): t.count for t in two.totals}
     assert again[("all_gather", "tensor")] == 2 * totals[("all_gather", "tensor")]
     assert two.num_micro_batches == 2
-    assert [e for e in two.exchanges if e.user] == [e for e in one.exchanges if e.user]
+    assert [e for e in two.transfers if e.user] == [e for e in one.transfers if e.user]
 
 
 def test_a_tensor_that_is_gathered_for_want_of_a_rule_is_told_with_the_reason() -> None:

@@ -13,11 +13,11 @@ from plait.errors import CaptureError, PlanError, UsageError
 from plait.program.cost.op_key import op_key, update_key
 from plait.program.cost.update import updated_parts
 from plait.program.instructions import Compute
-from plait.run.measure.exchange_times import exchanges_of
 from plait.run.measure.fit import fit_line, fit_saturating
 from plait.run.measure.load import complaint, spread
 from plait.run.measure.op_times import time_ops
 from plait.run.measure.predict import predict_job
+from plait.run.measure.transfer_times import transfers_of
 from plait.run.prepare.fits import memory_limit
 
 
@@ -61,7 +61,7 @@ def test_parts_are_timed_between_processes_and_used() -> None:
     first = predict_job(job, plan, parse_cluster("2xcpu"), time_on="cpu")
     program = compiled("gpt", "ddp", {"data": 2}, 8)
     known = first.cluster.device.timed
-    assert {exchange.key for exchange in exchanges_of(program, 2)} <= known.keys()
+    assert {exchange.key for exchange in transfers_of(program, 2)} <= known.keys()
     assert update_key("AdamW", [part.shape for part in updated_parts(program, 0)], 2) in known
     prediction = first.exact.prediction
     compute_s = sum(

@@ -52,7 +52,7 @@ def test_half_of_every_layer_is_on_each_device(listing: Listing) -> None:
 def test_forward_exchanges_at_conv3_and_the_fully_connected_layers(listing: Listing) -> None:
     found = [
         (entry.collective, entry.what.split()[0], entry.user)
-        for entry in listing.exchanges
+        for entry in listing.transfers
         if entry.phase == "forward" and entry.collective != "none"
     ]
     assert found == [
@@ -67,7 +67,7 @@ def test_backward_exchanges_at_the_same_layers(listing: Listing) -> None:
     """Inputs are gathered again for the gradients of the weights; gradients of the inputs are summed."""
     found = {
         (entry.collective, (entry.what if entry.collective == "reduce_scatter" else entry.user).split()[0])
-        for entry in listing.exchanges
+        for entry in listing.transfers
         if entry.phase == "backward" and entry.collective != "none"
     }
     layers = ("conv3", "fc6", "fc7")

@@ -10,7 +10,7 @@ from plait.cluster.cluster import Cluster
 from plait.cluster.parse import parse_cluster
 from plait.program.cost.collective_time import collective_seconds
 from plait.program.cost.memory import step_memory
-from plait.program.cost.op_key import exchange_key, op_key, update_key
+from plait.program.cost.op_key import op_key, transfer_key, update_key
 from plait.program.cost.step_times import step_times
 from plait.program.cost.update import update_work, updated_parts
 from plait.program.instructions import Collective, Compute, Send, Update, Wait
@@ -32,7 +32,7 @@ def test_what_was_timed_is_taken_and_the_rest_is_modelled() -> None:
     update = next(i for i in own.instructions if isinstance(i, Update))
     nodes = [node for compute in computes for node in own.segments[compute.segment].nodes]
     times = {op_key(node, 2): 1.0 for node in nodes}
-    times[exchange_key(reduce, 2, 2)] = 5.0
+    times[transfer_key(reduce, 2, 2)] = 5.0
     times[update_key("AdamW", [part.shape for part in updated_parts(program, 0)], 2)] = 7.0
     found = durations_of(program, timed(A100, times))
     assert sum(found.duration(0, compute) for compute in computes) == len(nodes)
@@ -52,7 +52,7 @@ def test_links_without_a_background_make_ranks_do_their_part() -> None:
     shown = replace(
         hidden, pair=replace(hidden.pair, background=True), host=replace(hidden.host, background=True)
     )
-    slow = {exchange_key(i, 2, 2): 1.0 for i in program.classes[0].instructions if isinstance(i, Collective)}
+    slow = {transfer_key(i, 2, 2): 1.0 for i in program.classes[0].instructions if isinstance(i, Collective)}
     waits = sum(isinstance(i, Wait) for i in program.classes[0].instructions)
     results = []
     for cluster in (hidden, shown):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, fx
 
 from plait.program.local.lowering import Local, Site, lower
-from plait.program.local.lowerings.pieces import Piece, of_input, own_index, piece
+from plait.program.local.lowerings.own_shard import OwnShard, of_input, own_index, own_shard
 from plait.program.place.placement import P
 from plait.program.place.rules.base import aten
 
@@ -26,7 +26,7 @@ def own_found(
 def index(site: Site) -> Local:
     x, indices = site.args
     first = next(i for i, entry in enumerate(indices) if entry is not None)
-    own = _piece(site, first)
+    own = _own_shard(site, first)
     if own is None:
         return site.same(*site.args)
     return site.emit(own_found, x, first, indices[first], *own.arguments)
@@ -36,7 +36,7 @@ def index(site: Site) -> Local:
 def index_select(site: Site) -> Local:
     x, dim, picked = site.args
     dim %= x.meta["val"].ndim
-    own = _piece(site, dim)
+    own = _own_shard(site, dim)
     return site.same(*site.args) if own is None else site.emit(own_found, x, dim, picked, *own.arguments)
 
 
@@ -52,7 +52,7 @@ def own_gathered(
 def gather(site: Site) -> Local:
     x, dim, picked = site.args[:3]
     dim %= max(x.meta["val"].ndim, 1)
-    own = _piece(site, dim)
+    own = _own_shard(site, dim)
     return site.same(*site.args) if own is None else site.emit(own_gathered, x, dim, picked, *own.arguments)
 
 
@@ -68,7 +68,7 @@ def scatter(site: Site) -> Local:
         return site.nothing()
     x, dim, picked, *rest = site.args
     dim %= max(x.meta["val"].ndim, 1)
-    own = _piece(site, dim)
+    own = _own_shard(site, dim)
     if own is None:
         return site.same(*site.args)
     slots = site.emit(own_slots, picked, *own.arguments)
@@ -79,7 +79,7 @@ def scatter(site: Site) -> Local:
 def index_put(site: Site) -> Local:
     x, indices, *rest = site.args
     first = next(i for i, entry in enumerate(indices) if entry is not None)
-    own = _piece(site, first)
+    own = _own_shard(site, first)
     if own is None:
         return site.same(*site.args)
     slots: list[Any] = list(indices)
@@ -87,9 +87,9 @@ def index_put(site: Site) -> Local:
     return _without_spare(site, site.same(_with_spare(site, x, first), slots, *rest), first, own)
 
 
-def _piece(site: Site, dim: int) -> Piece | None:
+def _own_shard(site: Site, dim: int) -> OwnShard | None:
     shape = site.node.args[0].meta["val"].shape  # type: ignore[union-attr]
-    return piece(site, of_input(site, 0), dim, shape[dim]) if shape else None
+    return own_shard(site, of_input(site, 0), dim, shape[dim]) if shape else None
 
 
 def _with_spare(site: Site, x: fx.Node, dim: int) -> fx.Node:
@@ -97,7 +97,7 @@ def _with_spare(site: Site, x: fx.Node, dim: int) -> fx.Node:
     return site.emit(aten.constant_pad_nd.default, x, pads)
 
 
-def _without_spare(site: Site, value: fx.Node, dim: int, own: Piece) -> fx.Node:
+def _without_spare(site: Site, value: fx.Node, dim: int, own: OwnShard) -> fx.Node:
     outer, _, extent, _, _ = own.arguments
     kept = site.emit(aten.slice.Tensor, value, dim, 0, outer * extent)
     return site.emit(aten.clone.default, kept, memory_format=torch.contiguous_format)

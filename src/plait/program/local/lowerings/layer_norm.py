@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from plait.program.local.communicate import all_gather, all_reduce
 from plait.program.local.functions import combine_statistics
 from plait.program.local.lowering import Local, Site, lower
-from plait.program.local.lowerings.pieces import cutting, is_empty_beside, of_input
+from plait.program.local.lowerings.own_shard import cutting, is_empty_beside, of_input
 from plait.program.local.lowerings.softmax import wide
 from plait.program.place.rules.base import aten
 

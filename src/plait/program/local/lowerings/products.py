@@ -1,7 +1,7 @@
 """Products where ranks add up, and convolutions by channels."""
 
 from plait.program.local.lowering import Local, Site, lower
-from plait.program.local.lowerings.pieces import of_input
+from plait.program.local.lowerings.own_shard import of_input
 from plait.program.place.placement import P, R, Shard
 from plait.program.place.rules.base import aten
 

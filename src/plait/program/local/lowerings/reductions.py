@@ -7,7 +7,7 @@ from torch import fx
 
 from plait.program.local.communicate import all_gather
 from plait.program.local.lowering import Local, Site, lower
-from plait.program.local.lowerings.pieces import is_empty_beside
+from plait.program.local.lowerings.own_shard import is_empty_beside
 from plait.program.place.placement import Replicate, Shard
 from plait.program.place.rules.base import aten
 

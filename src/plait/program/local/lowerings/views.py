@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from plait.program.local.lowering import Local, Site, lower
-from plait.program.local.lowerings.pieces import cutting, of_input, of_output, own_position, piece
+from plait.program.local.lowerings.own_shard import cutting, of_input, of_output, own_position, own_shard
 from plait.program.place.rules.base import aten
 from plait.program.place.rules.views import slice_start
 
@@ -59,7 +59,7 @@ def select(site: Site) -> Local:
     x, dim, index = site.args
     shape = site.node.args[0].meta["val"].shape  # type: ignore[union-attr]
     dim %= len(shape)
-    own = piece(site, of_input(site, 0), dim, shape[dim])
+    own = own_shard(site, of_input(site, 0), dim, shape[dim])
     if own is None:
         return site.same(*site.args)
     return site.emit(own_selection, x, dim, index % shape[dim], *own.arguments)
@@ -89,7 +89,7 @@ def select_backward(site: Site) -> Local:
     grad, _, dim, index = site.args
     shape = site.node.meta["val"].shape
     dim %= len(shape)
-    own = piece(site, of_output(site), dim, shape[dim])
+    own = own_shard(site, of_output(site), dim, shape[dim])
     if own is None:
         return site.same(grad, site.shape(), *site.args[2:])
     return site.emit(own_selection_gradient, grad, site.shape(), dim, index % shape[dim], *own.arguments)

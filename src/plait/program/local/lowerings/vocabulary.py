@@ -10,7 +10,7 @@ from torch import Tensor
 
 from plait.program.local.communicate import all_reduce
 from plait.program.local.lowering import Local, Site, lower
-from plait.program.local.lowerings.pieces import cutting, of_input, of_output, own_index, piece
+from plait.program.local.lowerings.own_shard import cutting, of_input, of_output, own_index, own_shard
 from plait.program.place.rules.base import aten
 
 
@@ -26,7 +26,7 @@ def own_rows(
 @lower(aten.embedding)
 def embedding(site: Site) -> Local:
     table = site.node.args[0].meta["val"]  # type: ignore[union-attr]
-    own = piece(site, of_input(site, 0), 0, table.shape[0])
+    own = own_shard(site, of_input(site, 0), 0, table.shape[0])
     if own is None:
         return site.same(*site.args)
     return site.emit(own_rows, site.args[0], site.args[1], *own.arguments)
@@ -52,7 +52,7 @@ def own_rows_gradient(
 
 @lower(aten.embedding_dense_backward)
 def embedding_backward(site: Site) -> Local:
-    own = piece(site, of_output(site), 0, site.node.meta["val"].shape[0])
+    own = own_shard(site, of_output(site), 0, site.node.meta["val"].shape[0])
     if own is None:
         return site.same(*site.args)
     grad, index, _, padding, by_count = site.args
@@ -99,7 +99,7 @@ def cross_entropy(site: Site) -> Local:
     scores, labels, class_weight, reduction, ignored = site.args
     placements = of_input(site, 0)
     global_scores = site.node.args[0].meta["val"]  # type: ignore[union-attr]
-    own = piece(site, placements, 1, global_scores.shape[1]) if global_scores.ndim > 1 else None
+    own = own_shard(site, placements, 1, global_scores.shape[1]) if global_scores.ndim > 1 else None
     apart = [i for dim in range(global_scores.ndim) if dim != 1 for i in cutting(site, placements, dim)]
     if own is None and (reduction != 1 or not apart):
         return site.same(*site.args)
@@ -146,7 +146,7 @@ def own_gradients(
 @lower(aten.nll_loss_backward, aten.nll_loss2d_backward)
 def cross_entropy_backward(site: Site) -> Local:
     extent = site.node.meta["val"].shape[1] if site.node.meta["val"].ndim > 1 else 1
-    own = piece(site, of_output(site), 1, extent)
+    own = own_shard(site, of_output(site), 1, extent)
     if own is None:
         return site.same(*site.args)
     return site.emit(own_gradients, *site.args, *own.arguments)

@@ -1,6 +1,6 @@
-"""Time the exchanges of a program between processes of this machine, each by itself.
+"""Time the transfers of a program between processes of this machine, each by itself.
 
-In: a program. Out: what there is to time, and on each rank seconds by `exchange_key`. All ranks time the same list in
+In: a program. Out: what there is to time, and on each rank seconds by `transfer_key`. All ranks time the same list in
 the same order, in groups of the size that the program has; the ranks of a group start together, so that waiting for
 each other is not counted. Halos are not timed.
 """
@@ -13,7 +13,7 @@ from statistics import median
 import torch
 
 from plait.plan.mesh import Mesh
-from plait.program.cost.op_key import exchange_key, is_placed
+from plait.program.cost.op_key import is_placed, transfer_key
 from plait.program.instructions import Collective, Recv, Send
 from plait.program.program import Program
 from plait.program.value import Value
@@ -23,7 +23,7 @@ from plait.run.link.links import Links
 _OTHERS, _GROUP = "data", "tensor"
 _CPU = torch.device("cpu")
 _REPEATS = 9
-"""Of every exchange: the median of nine stands when four are disturbed."""
+"""Of every transfer: the median of nine stands when four are disturbed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +43,8 @@ class TimedTransfer:
     """Whether the tensor lies where links find it: buckets and chunks of parameters."""
 
 
-def exchanges_of(program: Program, busy: int) -> list[TimedTransfer]:
-    """All exchanges that differ, in the same order wherever it is asked."""
+def transfers_of(program: Program, busy: int) -> list[TimedTransfer]:
+    """All transfers that differ, in the same order wherever it is asked."""
     mesh = program.plan.mesh
     found: dict[str, TimedTransfer] = {}
     for entry in program.classes:
@@ -67,7 +67,7 @@ def exchanges_of(program: Program, busy: int) -> list[TimedTransfer]:
             else:
                 continue
             if size > 1:
-                key = exchange_key(instruction, size, busy)
+                key = transfer_key(instruction, size, busy)
                 found[key] = TimedTransfer(
                     key=key,
                     size=size,
@@ -79,53 +79,53 @@ def exchanges_of(program: Program, busy: int) -> list[TimedTransfer]:
     return [found[key] for key in sorted(found)]
 
 
-def time_exchanges(exchanges: Sequence[TimedTransfer], rank: int, ranks: int) -> dict[str, float]:
+def time_transfers(transfers: Sequence[TimedTransfer], rank: int, ranks: int) -> dict[str, float]:
     """Seconds by key, as this rank saw them; all ranks must be here, in one process group."""
     found: dict[str, float] = {}
     links: dict[int, Links] = {}
-    for exchange in exchanges:
-        size = exchange.size
+    for transfer in transfers:
+        size = transfer.size
         if ranks % size:
             continue
         if size not in links:
             mesh = Mesh(axes=((_OTHERS, ranks // size), (_GROUP, size)))
             links[size] = links_between(mesh, rank, _CPU, timeout_s=60.0)
-        if isinstance(exchange.instruction, Send):
-            found[exchange.key] = _message(exchange, links[size], rank % size)
+        if isinstance(transfer.instruction, Send):
+            found[transfer.key] = _message(transfer, links[size], rank % size)
         else:
-            found[exchange.key] = _collective(exchange, exchange.instruction, links[size])
+            found[transfer.key] = _collective(transfer, transfer.instruction, links[size])
     return found
 
 
-def _collective(exchange: TimedTransfer, like: Collective, links: Links) -> float:
+def _collective(transfer: TimedTransfer, like: Collective, links: Links) -> float:
     instruction = Collective(
         name=like.name, op=like.op, axis=_GROUP, dim=like.dim, extents=like.extents, reads=(Value.bucket(0),),
         writes=(Value.bucket(0),), num_bytes=like.num_bytes,
     )  # fmt: skip
-    count = torch.Size(exchange.shape).numel()
-    tensor = links.buffer(count, exchange.dtype, _CPU, _GROUP) if exchange.placed else None
-    own = tensor if tensor is not None else torch.zeros(exchange.shape, dtype=exchange.dtype)
-    gathers = exchange.placed and like.op == "all_gather"
+    count = torch.Size(transfer.shape).numel()
+    tensor = links.buffer(count, transfer.dtype, _CPU, _GROUP) if transfer.placed else None
+    own = tensor if tensor is not None else torch.zeros(transfer.shape, dtype=transfer.dtype)
+    gathers = transfer.placed and like.op == "all_gather"
     times = []
     for _ in range(_REPEATS):
         _meet(links)
         began = time.perf_counter()
-        given = own.clone() if like.op == "all_reduce" and not exchange.placed else own
-        out = torch.empty(count * exchange.size, dtype=exchange.dtype) if gathers else None
+        given = own.clone() if like.op == "all_reduce" and not transfer.placed else own
+        out = torch.empty(count * transfer.size, dtype=transfer.dtype) if gathers else None
         links.start(instruction, given, out).result()
         times.append(time.perf_counter() - began)
     return median(times[1:])
 
 
-def _message(exchange: TimedTransfer, links: Links, place: int) -> float:
+def _message(transfer: TimedTransfer, links: Links, place: int) -> float:
     """Half of the way there and back."""
-    flat = torch.zeros(exchange.shape, dtype=torch.uint8)
+    flat = torch.zeros(transfer.shape, dtype=torch.uint8)
     times = []
     for number in range(_REPEATS):
         _meet(links)
         began = time.perf_counter()
         for leg in (0, 1):
-            message = f"{exchange.key} {number} {leg}"
+            message = f"{transfer.key} {number} {leg}"
             if place == leg:
                 send = Send(
                     id=0, name=message, kind="communication", axis=_GROUP, to=1 - leg, message=message

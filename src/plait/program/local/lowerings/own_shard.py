@@ -1,7 +1,7 @@
-"""Where a rank's piece of a dim lies: what lowerings ask of a site, and index arithmetic that runs with the step.
+"""Where a rank's shard of a dim lies: what lowerings ask of a site, and index arithmetic that runs with the step.
 
-In: a site, the placements of one of its tensors, a dim. Out: a `Piece`, whose arguments a local function takes to find
-its own elements: the first one is known when the step runs, so that all ranks share one local graph.
+In: a site, the placements of one of its tensors, a dim. Out: an `OwnShard`, whose arguments a local function takes to
+find its own elements: the first one is known when the step runs, so that all ranks share one local graph.
 """
 
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from torch import Tensor, fx
 from plait.program.local.lowering import Site
 from plait.program.place.placement import Placement, Shard
 
-PieceArguments = tuple[int, int, int, int, fx.Node]
+ShardArguments = tuple[int, int, int, int, fx.Node]
 """(outer parts, extent of a part, own extent in each part, extent of one unit, offset in units)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
-    """A rank's piece of a dim that one axis cuts."""
+class OwnShard:
+    """A rank's shard of a dim that one axis cuts."""
 
     axis: int
     """Index of the axis."""
-    arguments: PieceArguments
+    arguments: ShardArguments
     """What a local function is given."""
 
 
@@ -42,8 +42,8 @@ def cutting(site: Site, placements: Sequence[Placement], dim: int) -> list[int]:
     return [i for i, (axis, p) in pairs if axis.size > 1 and isinstance(p, Shard) and p.dim == dim]
 
 
-def piece(site: Site, placements: Sequence[Placement], dim: int, extent: int) -> Piece | None:
-    """This rank's piece of a dim of this global extent; None where it is whole."""
+def own_shard(site: Site, placements: Sequence[Placement], dim: int, extent: int) -> OwnShard | None:
+    """This rank's shard of a dim of this global extent; None where it is whole."""
     found = cutting(site, placements, dim)
     if not found:
         return None
@@ -53,7 +53,7 @@ def piece(site: Site, placements: Sequence[Placement], dim: int, extent: int) ->
     assert isinstance(placement, Shard)
     part = extent // placement.outer
     own, per_unit = axis.local(part, site.coordinates[index]), part // max(axis.total, 1)
-    return Piece(axis=index, arguments=(placement.outer, part, own, per_unit, site.offset(index)))
+    return OwnShard(axis=index, arguments=(placement.outer, part, own, per_unit, site.offset(index)))
 
 
 def is_empty_beside(site: Site, meeting: Sequence[int]) -> bool:
@@ -70,7 +70,7 @@ def is_empty_beside(site: Site, meeting: Sequence[int]) -> bool:
 def own_index(
     index: Tensor, outer: int, part: int, own: int, per_unit: int, offset: int
 ) -> tuple[Tensor, Tensor]:
-    """Global indices as indices of a rank's piece (0 where it does not have them), and whether it has them."""
+    """Global indices as indices of a rank's shard (0 where it does not have them), and whether it has them."""
     first = offset * per_unit
     if outer == 1:
         shifted = index - first

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from torch import fx
 
 from plait.program.instructions import Collective
-from plait.program.local.communicate import COLLECTIVES, local_piece
+from plait.program.local.communicate import COLLECTIVES, take_shard
 from plait.program.local.functions import weighted_share
 from plait.program.local.local_graph import Change, LocalGraph
 from plait.program.place.op_keys import fold_path
@@ -26,11 +26,11 @@ def local_changes(local: LocalGraph, chosen: Sequence[Placements], names: Names)
         seen: set[Change] = set()
         for node in local.graph.nodes:
             change = node.meta.get("change")
-            if change is None or change in seen or node.target not in (local_piece, weighted_share):
+            if change is None or change in seen or node.target not in (take_shard, weighted_share):
                 continue
             seen.add(change)
             axis = _axis_of_piece(change, chosen)
-            yield _exchange(node, "none", axis, 0, change, chosen, names)
+            yield _transfer(node, "none", axis, 0, change, chosen, names)
 
     return folded(rows())
 
@@ -44,7 +44,7 @@ def _axis_of_piece(change: Change, chosen: Sequence[Placements]) -> str:
     return "+".join(found)
 
 
-def exchanges(
+def transfers(
     local: LocalGraph, chosen: Sequence[Placements], program: Program, names: Names
 ) -> tuple[Transfer, ...]:
     """What ops ask for in the first micro-batch, and what belongs to the step as a whole."""
@@ -60,14 +60,14 @@ def exchanges(
                 yield _of_the_step(instruction, program)
             elif instruction.micro_batch == 0:
                 change = node.meta.get("change")
-                yield _exchange(
+                yield _transfer(
                     node, instruction.op, instruction.axis, instruction.num_bytes, change, chosen, names
                 )
 
     return folded(rows())
 
 
-def _exchange(
+def _transfer(
     node: fx.Node,
     collective: str,
     axis: str,
