@@ -24,6 +24,9 @@ Algorithm = Literal[
 ]
 COMPILE: tuple[str, ...] = get_args(Compile)
 """Whether segments are compiled."""
+Rewrite = Literal["auto", "on", "off"]
+REWRITE: tuple[str, ...] = get_args(Rewrite)
+"""Whether captured graphs are rewritten."""
 Layout = Literal["auto", "channels-last", "as-is"]
 LAYOUTS: tuple[str, ...] = get_args(Layout)
 """How the weights and inputs of convolutions lie in memory."""

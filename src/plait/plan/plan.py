@@ -22,6 +22,7 @@ from plait.plan.decisions import (
     COMPILE,
     GRAPHS,
     LAYOUTS,
+    REWRITE,
     Average,
     Compile,
     Domain,
@@ -32,6 +33,7 @@ from plait.plan.decisions import (
     Links,
     Memory,
     Pipe,
+    Rewrite,
     Sync,
     Tensor,
 )
@@ -60,7 +62,7 @@ _GROUPS: Mapping[str, type] = {
     "pipe": Pipe,
     "links": Links,
 }
-_SCALARS = ("compile", "graphs", "layout")
+_SCALARS = ("compile", "graphs", "layout", "rewrite")
 """Decisions that are no group."""
 _ON_OFF = {True: "on", False: "off"}
 """What YAML makes of `on` and `off`."""
@@ -112,6 +114,8 @@ class Plan:
     layout: Layout = "auto"
     """How convolutions have their weights and inputs in memory: `auto`, channels last on GPUs where they are most of
     the work; `as-is`, as the model was made."""
+    rewrite: Rewrite = "auto"
+    """Whether the captured graph is rewritten into a cheaper equal one: `auto`, where that is expected to pay."""
     placements: tuple[AxisPlacements, ...] = ()
     """Placements along axes other than `data`; what a person wrote stays, the rest is resolved before compiling."""
 
@@ -122,6 +126,8 @@ class Plan:
             raise PlanError(f"graphs={self.graphs!r} is not known.", fix=f"use {', '.join(GRAPHS)}.")
         if self.layout not in LAYOUTS:
             raise PlanError(f"layout={self.layout!r} is not known.", fix=f"use {', '.join(LAYOUTS)}.")
+        if self.rewrite not in REWRITE:
+            raise PlanError(f"rewrite={self.rewrite!r} is not known.", fix=f"use {', '.join(REWRITE)}.")
         if self.sync.rule not in AGREEMENTS:
             raise PlanError(
                 f"sync.rule={self.sync.rule!r} is unknown.", fix=f"use one of {', '.join(AGREEMENTS)}."

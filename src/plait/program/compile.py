@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from plait.graph.graph import Graph
+from plait.graph.ops.beside import parameters_beside
 from plait.job.order import shares as equal_shares
 from plait.job.updates.clip import Bound, Clip
 from plait.job.updates.optimizer_state import Builder
@@ -128,6 +129,7 @@ def compile_program(
         notices=first.notices,
         total_weight=None if None in weights else float(sum(w for w in weights if w is not None)),
         conditional=frozenset().union(*(graph.conditional for graph in graphs.values())),
+        beside=parameters_beside(first),
     )
     check_program(program)
     told = notices_of(program) if plan.pipe.asynchronous else compression.notices_of(program)

@@ -187,6 +187,8 @@ class Program:
     """The weight of the whole step, where it is known from the shapes."""
     conditional: frozenset[str] = frozenset()
     """Parameters whose gradient may be absent, by the values in a step."""
+    beside: tuple[tuple[str, ...], ...] = ()
+    """Parameters that are read as one tensor: a view where they lie side by side."""
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:

@@ -65,6 +65,7 @@ class Step:
             job, device, holding=self._programs.holding(rank, links, device),
             channels_last=prefers_channels_last(plan, programs.full_step(), device),
         )  # fmt: skip
+        self._state.lay_beside(programs.full_step().beside)
         compiled = compiled_where_it_pays(plan, programs.full_step(), device)
         self._machine = Machine(rank, self._state, links, Unobserved(), compiled)
         self._machine.captured = captured_where_it_pays(plan, device, lambda text: tell({"notice": text}))

@@ -19,6 +19,7 @@ from torch import fx
 from plait.graph.cost import node_flops
 from plait.graph.ops import attention as attention_op
 from plait.graph.ops import batch_norm as batch_norm_op
+from plait.graph.ops import beside as beside_op
 from plait.graph.ops import choice as choice_op
 from plait.graph.ops import grouped as grouped_op
 from plait.graph.ops import island as island_op
@@ -46,6 +47,7 @@ _OURS: dict[Any, Callable[..., Any]] = {
     **random_ops.IMPLEMENTATIONS,
     **attention_op.IMPLEMENTATIONS,
     **batch_norm_op.IMPLEMENTATIONS,
+    **beside_op.IMPLEMENTATIONS,
     **lstm_op.IMPLEMENTATIONS,
     **grouped_op.IMPLEMENTATIONS,
     **choice_op.IMPLEMENTATIONS,

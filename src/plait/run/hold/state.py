@@ -4,7 +4,7 @@ In: a job, and where its parameters are held. Out: the user's own module and opt
 ways between them and a checkpoint, which always holds whole tensors under the user's names.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -93,6 +93,23 @@ class ModelState:
         """Averaged weights, where the job asks for them."""
         if job.average is not None:
             self.averages = Averages(job.average, self.parameters, self.buffers)
+
+    @torch.no_grad()
+    def lay_beside(self, groups: Sequence[Sequence[str]]) -> None:
+        """Give parameters that are read as one tensor memory side by side; flat groups have them so by their order."""
+        if self.holding is not None and self.holding.layout.groups:
+            return
+        moved: set[str] = set()
+        for names in groups:
+            held = [self.parameters[name] for name in names if name in self.parameters]
+            alike = len({parameter.dtype for parameter in held}) == 1 and len(held) == len(names)
+            if not alike or moved.intersection(names) or not all(p.is_contiguous() for p in held):
+                continue
+            flat, start = torch.cat([parameter.detach().reshape(-1) for parameter in held]), 0
+            for parameter in held:
+                parameter.data = flat[start : start + parameter.numel()].view(parameter.shape)
+                start += parameter.numel()
+            moved.update(names)
 
     def update(self, step: int) -> None:
         """One optimizer step with the gradients that the parameters have."""

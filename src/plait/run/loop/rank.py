@@ -122,6 +122,7 @@ class _Rank:
             holding = programs.holding(seat.rank, links, device)
             last = prefers_channels_last(task.plan, self.program, device)
             self.state = ModelState(task.job, device, task.dtype, holding, channels_last=last)
+            self.state.lay_beside(self.program.beside)
         self.state.narrow = any(part.captures.narrow for part in programs.parts)
         self._agree("initial weights", self.state.digest())
         self._agree("program", "".join(part.full_step().digest() for part in programs.parts))

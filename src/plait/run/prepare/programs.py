@@ -94,8 +94,8 @@ class Programs:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """How what the plan left open was chosen."""
-        return self.compiler.choices
+        """How what the plan left open was chosen, and what was rewritten."""
+        return (*self.compiler.rewrites, *self.compiler.choices)
 
     @property
     def capture_error(self) -> CaptureError | None:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 
@@ -21,6 +22,7 @@ from plait.plan.plan import DATA, Plan
 from plait.program.compile import Settings, compile_program
 from plait.program.layout import Layout
 from plait.program.program import Program
+from plait.rewrite.choose import rewrite_where_it_pays
 from plait.run.prepare.opaque_steps import OpaqueSteps
 from plait.search.place.resolve import resolve_again, resolve_placements
 from plait.torch_private.fake import FAKE_LOGGER
@@ -61,6 +63,8 @@ class StepCompiler:
         """As it was given; once a step is compiled, with what it left open."""
         self.choices: tuple[str, ...] = ()
         """How what the plan left open was chosen."""
+        self.rewrites: tuple[str, ...] = ()
+        """What became of graphs that were rewritten."""
         self.layout: Layout | None = None
         """Where parameters are held, once that is known."""
         self.partition: Mapping[str, object] = {}
@@ -132,9 +136,22 @@ class StepCompiler:
                 size = sum(entry)
                 if (size, own) not in kinds:
                     kind = size if size not in graphs else -len(graphs)
-                    graphs[kind] = self._captures.of_leaves(own, size)
+                    graphs[kind] = self._rewritten(self._captures.of_leaves(own, size))
                     kinds[(size, own)] = kind
         return graphs, [kinds[(sum(entry), own)] for entry, own in zip(units, shapes, strict=True)]
+
+    def _rewritten(self, graph: Graph) -> Graph:
+        """The graph, or a cheaper equal one, where the plan wants it; told once."""
+        made = rewrite_where_it_pays(graph, self._written, self._device, self._num_steps)
+        if made is None:
+            return graph
+        if made.line() not in self.rewrites:
+            self.rewrites = (*self.rewrites, made.line())
+        return made.graph
+
+    @cached_property
+    def _num_steps(self) -> int | None:
+        return self._job.total_steps(self._captures.source.num_samples)
 
     def _of_graphs(
         self, units: Sequence[tuple[int, ...]], graphs: dict[int, Graph], kinds: list[int], varies: bool

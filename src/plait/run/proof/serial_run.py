@@ -86,6 +86,7 @@ class SerialRanks:
                 self._hopping.append(links)
             state = ModelState(job, device, dtype, programs.holding(rank, links, device))
             state.narrow = bool(programs.captures.narrow)
+            state.lay_beside(self._full.beside)
             if plan.agreement.weights == "shared" and self.machines:
                 state = on_model_of(self.machines[0].state, state, plan)
             post = SerialPost(self.boxes, rank) if plan.ranks > plan.mesh.size else None

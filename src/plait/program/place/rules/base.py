@@ -16,6 +16,7 @@ from torch import fx
 from plait.graph.ops import (  # their import registers our ops
     attention,
     batch_norm,
+    beside,
     choice,
     grouped,
     island,
@@ -28,7 +29,7 @@ from plait.torch_private.ops import schema_of
 
 aten = torch.ops.aten
 ours = torch.ops.plait
-REGISTERED = (attention, batch_norm, choice, grouped, island, lstm, random)
+REGISTERED = (attention, batch_norm, beside, choice, grouped, island, lstm, random)
 """The modules whose ops are in `ours`."""
 
 

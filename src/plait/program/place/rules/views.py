@@ -14,6 +14,7 @@ from plait.program.place.rules.base import (
     Strategy,
     aten,
     can_be_sum,
+    ours,
     rule,
     shape_of,
     shards,
@@ -211,6 +212,12 @@ def cat(op: Op) -> list[Strategy]:
     for outer, counts in _joined_parts(op, [shape[dim] for shape in op.shapes]):
         found.append(Strategy(tuple(Shard(dim, count) for count in counts), (Shard(dim, outer),)))
     return found
+
+
+@rule(ours.beside)
+def beside(op: Op) -> list[Strategy]:
+    """Parameters, which stay as they are held where they are not whole."""
+    return [op.same(P)] + [op.same(Shard(dim)) for dim in shards(len(op.out), skip=[0])]
 
 
 @rule(aten.stack)

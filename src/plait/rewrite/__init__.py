@@ -1,0 +1,1 @@
+"""Rewriting: a captured graph becomes a cheaper one that computes the same."""

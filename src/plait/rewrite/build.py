@@ -1,0 +1,299 @@
+"""The graph that was chosen, as a `Graph` like the one that was captured.
+
+In: a graph, its terms, classes, the way of each class. Out: a graph that computes the same under the same names, with
+new values; nodes that stay keep their names and marks. Parameters side by side are one op, `beside`.
+"""
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from plait.graph.graph import Graph
+from plait.graph.ops.beside import BESIDE
+from plait.rewrite.extract import Choice
+from plait.rewrite.language import WORDS
+from plait.rewrite.saturate import Classes, Way
+from plait.rewrite.terms import Terms
+
+aten = torch.ops.aten
+
+
+def build(graph: Graph, terms: Terms, classes: Classes, choice: Choice, written: Choice) -> Graph:
+    """The graph of the ways that were chosen."""
+    made = _Build(graph, terms, classes, choice, written).run()
+    return replace(graph, **made)
+
+
+@dataclass(slots=True)
+class _Build:
+    graph: Graph
+    terms: Terms
+    classes: Classes
+    choice: Choice
+    written: Choice
+    """The ways of the captured graph."""
+    new: fx.Graph = field(default_factory=fx.Graph)
+    nodes: dict[int, fx.Node] = field(default_factory=dict)
+    """By class."""
+    _first: dict[int, int] = field(default_factory=dict)
+    """Of each class the term that was first."""
+
+    def run(self) -> dict[str, Any]:
+        for at, own in enumerate(self.classes.of_term):
+            self._first.setdefault(own, at)
+        for node in self.graph.graph.nodes:
+            if node.op == "placeholder":
+                self._adopt(node, self.new.placeholder(node.name))
+        for node in self.graph.graph.nodes:
+            if node.op == "get_attr":
+                self._adopt(node, self.new.create_node("get_attr", node.target, name=node.name))
+        parts = self._needed()
+        late = self._late(parts)
+        for own in self._order(parts, late):
+            if own not in self.nodes:
+                self._make(own, parts[own], late=own in late)
+        old = {node.name: node for node in self.graph.graph.nodes}
+        output = next(node for node in self.graph.graph.nodes if node.op == "output")
+
+        def now(name: str) -> fx.Node:
+            return self.nodes[self.classes.of_term[self.terms.of_node[old[name]]]]
+
+        end = self.new.output(map_arg(output.args[0], lambda node: now(node.name)))
+        end.meta = dict(output.meta)
+        self._mark(old)
+        self.new.eliminate_dead_code()
+        self.new.lint()
+        graph = self.graph
+        return {
+            "graph": self.new,
+            "total": now(graph.total).name,
+            "weight": now(graph.weight).name,
+            "gradients": {name: now(node).name for name, node in graph.gradients.items()},
+            "new_buffers": {name: now(node).name for name, node in graph.new_buffers.items()},
+            "known": {},
+        }
+
+    def _adopt(self, old: fx.Node, made: fx.Node) -> None:
+        made.meta = dict(old.meta)
+        self.nodes[self.classes.of_term[self.terms.of_node[old]]] = made
+
+    def _way(self, own: int) -> Way:
+        return self.classes.ways[own][self.choice[own]]
+
+    def _needed(self) -> dict[int, tuple[int, ...]]:
+        """Every class that is computed, with what it is made of."""
+        ends = [
+            node
+            for node in self.graph.graph.nodes
+            if node.op == "placeholder" or any(user.op == "output" for user in node.users)
+        ]
+        stack = [self.classes.of_term[self.terms.of_node[node]] for node in ends]
+        found: dict[int, tuple[int, ...]] = {}
+        while stack:
+            own = stack.pop()
+            if own not in found:
+                found[own] = self._parts(own)
+                stack.extend(found[own])
+        return found
+
+    def _parts(self, own: int) -> tuple[int, ...]:
+        """What a class is made of: of tensors side by side, all that are not made of others for this alone."""
+        way = self._way(own)
+        if way.word != "cat":
+            return way.tensors
+        found: list[int] = []
+        stack = list(reversed(way.tensors))
+        while stack:
+            source = stack.pop()
+            inner = self._way(source)
+            if inner.word == "cat" and inner.numbers == way.numbers:
+                stack.extend(reversed(inner.tensors))
+            else:
+                found.append(source)
+        return tuple(found)
+
+    def _late(self, parts: Mapping[int, tuple[int, ...]]) -> set[int]:
+        """Classes that are computed in the backward: those that must be, and those that nothing before it needs."""
+        forward = {
+            self.classes.of_term[self.terms.of_node[node]]
+            for node in self.graph.graph.nodes
+            if node.op != "output" and node.meta["phase"] == "forward"
+        }
+        stack = [own for own in forward if own in parts]
+        needed: set[int] = set()
+        while stack:
+            own = stack.pop()
+            if own not in needed:
+                needed.add(own)
+                stack.extend(parts[own])
+        return set(parts) - needed
+
+    def _order(self, parts: Mapping[int, tuple[int, ...]], late: set[int]) -> list[int]:
+        """All classes, each after what it needs: the forward first, else as in the graph that was captured."""
+        place: dict[int, int] = {}
+        for number, node in enumerate(self.graph.graph.nodes):
+            if node.op != "output":
+                place.setdefault(self.classes.of_term[self.terms.of_node[node]], number)
+        for own in self._last_first(parts):  # what is new stands right before what needs it first
+            for source in parts[own]:
+                if source not in self._first:
+                    place[source] = min(place.get(source, place[own]), place[own])
+        users: dict[int, list[int]] = {}
+        waits = {}
+        for own, sources in parts.items():
+            waits[own] = len(set(sources))
+            for source in set(sources):
+                users.setdefault(source, []).append(own)
+        ready = [(own in late, place[own], own) for own, count in waits.items() if not count]
+        heapq.heapify(ready)
+        found = []
+        while ready:
+            *_, own = heapq.heappop(ready)
+            found.append(own)
+            for user in users.get(own, ()):
+                waits[user] -= 1
+                if not waits[user]:
+                    heapq.heappush(ready, (user in late, place[user], user))
+        assert len(found) == len(parts), "the ways that were chosen lead in a circle"
+        return found
+
+    @staticmethod
+    def _last_first(parts: Mapping[int, tuple[int, ...]]) -> list[int]:
+        """All classes, each before what it needs."""
+        found: list[int] = []
+        done: set[int] = set()
+        stack = [(own, False) for own in parts]
+        while stack:
+            own, ready = stack.pop()
+            if ready:
+                found.append(own)
+            elif own not in done:
+                done.add(own)
+                stack.append((own, True))
+                stack.extend((source, False) for source in parts[own] if source not in done)
+        return found[::-1]
+
+    def _make(self, own: int, parts: tuple[int, ...], *, late: bool) -> None:
+        way, sources = self._way(own), [self.nodes[part] for part in parts]
+        old = self._old(own, way)
+        if old is not None:
+            given = iter(sources)
+            args, kwargs = map_arg((old.args, old.kwargs), lambda node: next(given))
+            made = self.new.create_node("call_function", old.target, args, kwargs, name=old.name)
+            made.meta = dict(old.meta)
+            if not _same_inputs(made, old):
+                self._evaluate(made)
+        else:
+            target, args = WORDS[way.word].call(way.numbers, sources)
+            if target is aten.cat.default and args[1] == 0 and self._are_parameters(sources):
+                target, args = BESIDE, (sources,)
+            made = self.new.call_function(target, args)
+            made.meta = {"phase": "backward" if late else "forward"}
+            self._evaluate(made)
+        self.nodes[own] = made
+
+    def _old(self, own: int, way: Way) -> fx.Node | None:
+        """The node that computed a class this way."""
+        at: int | None
+        if way.word == "op":
+            at = way.numbers[0]
+            return self.terms.nodes[at]
+        at = self._first.get(own)
+        if at is None or self.choice[own] != self.written.get(own) or way.word == "cat":
+            return None
+        return self.terms.nodes[at]
+
+    def _are_parameters(self, sources: list[fx.Node]) -> bool:
+        names = {entry.node for entry in self.graph.inputs_of("parameter")}
+        return all(source.name in names for source in sources)
+
+    def _evaluate(self, made: fx.Node) -> None:
+        """What a node's value is like; a view of what does not lie that way is one of a copy."""
+        values = [node.meta["val"] for node in made.all_input_nodes]
+        mode = next(value.fake_mode for value in _tensors(values))
+        args, kwargs = map_arg((made.args, made.kwargs), lambda node: node.meta["val"])
+        target: Any = made.target
+        with mode:
+            try:
+                made.meta["val"] = target(*args, **kwargs)
+            except (RuntimeError, ValueError):
+                assert target in (aten.view.default, aten._unsafe_view.default), made.format_node()
+                source: Any = made.args[0]
+                with self.new.inserting_before(made):
+                    copy = self.new.call_function(
+                        aten.clone.default, (source,), {"memory_format": torch.contiguous_format}
+                    )
+                copy.meta = dict(made.meta)
+                copy.meta["val"] = torch.clone(source.meta["val"], memory_format=torch.contiguous_format)
+                made.args = (copy, *made.args[1:])
+                made.meta["val"] = target(copy.meta["val"], *args[1:])
+
+    def _mark(self, old: Mapping[str, fx.Node]) -> None:
+        """Notes of new nodes: those of a node that computed the same, else of what uses them."""
+        noted: dict[str, fx.Node] = {}
+        for node in self.graph.graph.nodes:
+            if node.op == "call_function":
+                own = self.classes.of_term[self.terms.of_node[node]]
+                if own in self.nodes:
+                    noted.setdefault(self.nodes[own].name, node)
+        for node in reversed(self.new.nodes):
+            if node.op != "call_function":
+                continue
+            like = noted.get(node.name)
+            notes = like.meta if like is not None else next(
+                (user.meta for user in node.users if "module" in user.meta and user.op == "call_function"), {}
+            )  # fmt: skip
+            for key in ("module", "source", "grad", "number", "owner", "again", "origin"):
+                if key not in node.meta and key in notes:
+                    node.meta[key] = notes[key]
+            node.meta.pop("tensor_meta", None)
+        self._settle_origins(old)
+
+    def _settle_origins(self, old: Mapping[str, fx.Node]) -> None:
+        """A forward node is its own origin; where a backward node's is gone, it is the one that took its place."""
+        names = {node.name for node in self.new.nodes}
+        for node in self.new.nodes:
+            if node.op != "call_function":
+                continue
+            node.meta.setdefault("module", "")
+            node.meta.setdefault("source", "")
+            if node.meta["phase"] == "forward":
+                node.meta["origin"] = node.name
+                continue
+            origin = old.get(node.meta.get("origin", ""))
+            while origin is not None and origin.name not in names:
+                own = self.classes.of_term[self.terms.of_node[origin]]
+                if own in self.nodes and self.nodes[own].name in names:
+                    origin = self.nodes[own]
+                    break
+                origin = next((user for user in origin.users if user.meta.get("phase") == "forward"), None)
+            node.meta["origin"] = origin.name if origin is not None else ""
+
+
+def _tensors(values: list[Any]) -> list[Any]:
+    return [v for v in values if isinstance(v, torch.Tensor)] or [
+        v
+        for value in values
+        if isinstance(value, (tuple, list))
+        for v in value
+        if isinstance(v, torch.Tensor)
+    ]
+
+
+def _same_inputs(made: fx.Node, old: fx.Node) -> bool:
+    pairs = zip(made.all_input_nodes, old.all_input_nodes, strict=False)
+    return len(made.all_input_nodes) == len(old.all_input_nodes) and all(
+        a.meta["val"] is b.meta["val"] or _like(a.meta["val"], b.meta["val"]) for a, b in pairs
+    )
+
+
+def _like(a: Any, b: Any) -> bool:
+    return (
+        isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.stride() == b.stride()
+        and a.shape == b.shape and a.storage_offset() == b.storage_offset()
+    )  # fmt: skip

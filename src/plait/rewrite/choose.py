@@ -1,0 +1,64 @@
+"""Whether a graph is rewritten: what the plan says, or where it is expected to pay.
+
+In: a graph, a plan, the device, the length of the run. Out: what became of the graph; None: it stays, and nobody has to
+be told. The same on all ranks: it depends on the kind of device, not on a measurement.
+"""
+
+from importlib.util import find_spec
+
+import torch
+
+from plait.cluster.cluster import Device
+from plait.cluster.devices import DEVICES
+from plait.graph.graph import Graph
+from plait.plan.plan import DOMAIN, TENSOR, Plan
+from plait.program.cost.op_time import node_work, op_seconds
+from plait.rewrite.rewrite import Rewritten, rewrite
+from plait.rewrite.terms import neighbours, read_terms
+
+_LEAST_GAIN = 0.05
+"""Share of a step that rewriting must be predicted to save."""
+_MOST_GAIN = 0.3
+"""Share that it saves at best, as far as is known before it is tried."""
+_SECONDS = 2.0
+"""That a search takes at least."""
+_SECONDS_PER_OP = 2e-3
+"""And for every op of the graph."""
+
+
+def device_like(device: torch.device) -> Device:
+    """A device of this kind, by which ways are compared."""
+    return DEVICES["H100" if device.type == "cuda" else "cpu"].device
+
+
+def rewrite_where_it_pays(
+    graph: Graph, plan: Plan, device: torch.device, steps: int | None
+) -> Rewritten | None:
+    """Rewrite a graph, or leave it.
+
+    Plans that cut weights place the ops that the user wrote: patterns and fused weights are known there.
+    """
+    if plan.rewrite != "on":
+        return None
+    kind = device_like(device)
+    cut = next((axis for axis in (TENSOR, DOMAIN) if plan.mesh.size_of(axis) > 1), None)
+    if plan.rewrite == "on":
+        if cut is not None:
+            return Rewritten(
+                graph=graph, before=0, before_s=0.0, after_s=0.0, took_s=0.0,
+                reason=f"{cut}={plan.mesh.size_of(cut)} cuts the weights that it has",
+            )  # fmt: skip
+        return rewrite(graph, kind)
+    if cut is not None or steps is None or find_spec("egglog") is None or not _may_pay(graph, kind, steps):
+        return None
+    made = rewrite(graph, kind)
+    return made if made.after_s < made.before_s * (1 - _LEAST_GAIN) else None
+
+
+def _may_pay(graph: Graph, device: Device, steps: int) -> bool:
+    """Whether the run is long enough to make up for the search, and there is something to merge or to reorder."""
+    ops = list(graph.ops())
+    step_s = sum(op_seconds(work, device) for node in ops if (work := node_work(node)) is not None)
+    if steps * step_s * _MOST_GAIN < _SECONDS + _SECONDS_PER_OP * len(ops):
+        return False
+    return next(iter(neighbours(read_terms(graph))), None) is not None

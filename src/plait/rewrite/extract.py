@@ -1,0 +1,305 @@
+"""Exact extraction: of each class that is needed the way that makes the whole cheapest.
+
+In: classes with prices, the classes that are needed. Out: the way of each class that is computed. What is computed
+under every choice is fixed first; the rest falls apart into small problems, each an integer program for HiGHS, and
+problems that are alike, such as those of repeated blocks, are solved once.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
+
+from plait.graph.cost import value_bytes
+from plait.rewrite.price import Priced
+from plait.rewrite.saturate import Classes
+
+_GAP = 0.005
+"""How far from the best a solution of HiGHS may be, of what a problem costs."""
+Choice = Mapping[int, int]
+"""Class -> which of its ways."""
+
+
+def extract(
+    classes: Classes, priced: Priced, roots: Iterable[int], written: Choice, memory: float, limit_s: float
+) -> dict[int, int]:
+    """The cheapest ways; `written`: those of the graph as it was, which stay where nothing better is found in time.
+
+    What a problem's values take in all is at most `memory` times what they took as written.
+    """
+    needed, ends = list(roots), time.monotonic() + limit_s
+    allowed = _without_circles(classes, _allowed(classes, priced))
+    fixed = _forced(classes, allowed, needed)
+    while _settle(classes, priced, allowed, fixed, written):
+        allowed = _without_circles(classes, allowed)
+        fixed = _forced(classes, allowed, needed)
+    solved: dict[object, tuple[int, ...] | None] = {}
+    found: dict[int, int] = {}
+    for own in fixed:
+        if len(allowed[own]) == 1:
+            found[own] = allowed[own][0]
+    for problem in _problems(classes, allowed, fixed):
+        key, order = _alike(problem, classes, priced, allowed, fixed)
+        if key not in solved:
+            left = ends - time.monotonic()
+            solved[key] = (
+                _solve(order, classes, priced, allowed, fixed, written, memory, left) if left > 0 else None
+            )
+        chosen = solved[key]
+        if chosen is None:
+            found |= {own: written[own] for own in order if own in written}
+        else:
+            found |= {own: allowed[own][at] for own, at in zip(order, chosen, strict=True) if at >= 0}
+    return _reached(classes, found, needed)
+
+
+def _allowed(classes: Classes, priced: Priced) -> list[list[int]]:
+    """Ways that can be: those that cost something finite, and of what the forward computes, those it can compute."""
+    return [
+        [
+            index
+            for index, way in enumerate(ways)
+            if priced.seconds[own][index] < inf
+            and own not in way.tensors
+            and (priced.backward[own] or not any(priced.backward[source] for source in way.tensors))
+        ]
+        for own, ways in enumerate(classes.ways)
+    ]
+
+
+def _forced(classes: Classes, allowed: Sequence[Sequence[int]], roots: Iterable[int]) -> set[int]:
+    """Classes that are computed under every choice."""
+    found: set[int] = set()
+    stack = list(roots)
+    while stack:
+        own = stack.pop()
+        if own in found:
+            continue
+        found.add(own)
+        sources = [set(classes.ways[own][index].tensors) for index in allowed[own]]
+        stack.extend(set.intersection(*sources) if sources else ())
+    return found
+
+
+def _problems(classes: Classes, allowed: Sequence[Sequence[int]], fixed: set[int]) -> list[list[int]]:
+    """Classes with a choice and what their ways need, by what hangs together: what has no choice joins none."""
+    parent: dict[int, int] = {}
+
+    def root(own: int) -> int:
+        while parent[own] != own:
+            parent[own] = parent[parent[own]]
+            own = parent[own]
+        return own
+
+    stack = [own for own in fixed if len(allowed[own]) > 1]
+    while stack:
+        own = stack.pop()
+        if own in parent:
+            continue
+        parent[own] = own
+        for index in allowed[own]:
+            stack.extend(
+                source for source in classes.ways[own][index].tensors
+                if source not in fixed or len(allowed[source]) > 1
+            )  # fmt: skip
+    for own in parent:
+        for index in allowed[own]:
+            for source in classes.ways[own][index].tensors:
+                if source in parent:
+                    parent[root(source)] = root(own)
+    groups: dict[int, list[int]] = {}
+    for own in parent:
+        groups.setdefault(root(own), []).append(own)
+    return [sorted(group) for group in groups.values()]
+
+
+def _without_circles(classes: Classes, allowed: list[list[int]]) -> list[list[int]]:
+    """Without ways that lead back to their class whatever way of a source is taken: parts of what they are parts of."""
+    while True:
+        sources = [
+            set.intersection(*(set(classes.ways[own][index].tensors) for index in ways))
+            if ways
+            else set[int]()
+            for own, ways in enumerate(allowed)
+        ]
+        kept = [
+            [i for i in ways if not any(own in sources[source] for source in classes.ways[own][i].tensors)]
+            for own, ways in enumerate(allowed)
+        ]
+        if kept == allowed:
+            return kept
+        allowed = kept
+
+
+def _settle(
+    classes: Classes, priced: Priced, allowed: list[list[int]], fixed: set[int], written: Choice
+) -> bool:
+    """Leave out what cannot be better than the way as written, where that costs no more and all it needs is there."""
+    before = sum(map(len, allowed))
+    for own, ways in enumerate(allowed):
+        now = written.get(own)
+        if len(ways) > 1 and now in ways and set(classes.ways[own][now].tensors) <= fixed:
+            least = min(priced.seconds[own][index] for index in ways)
+            if priced.seconds[own][now] <= least:
+                allowed[own] = [now]
+    return sum(map(len, allowed)) < before
+
+
+def _alike(
+    problem: Sequence[int],
+    classes: Classes,
+    priced: Priced,
+    allowed: Sequence[Sequence[int]],
+    fixed: set[int],
+) -> tuple[object, list[int]]:
+    """What problems have in common that have one solution, and the order of classes in which they have it.
+
+    Classes are numbered as they come from the first one that is fixed; those outside of the problem are all alike, but
+    for which of them are the same.
+    """
+    inside = set(problem)
+    order: list[int] = []
+    number: dict[int, int] = {}
+    outside: dict[int, int] = {}
+    stack = [own for own in reversed(problem) if own in fixed]
+    rows: list[object] = []
+    while stack:
+        own = stack.pop()
+        if own in number:
+            continue
+        number[own] = len(order)
+        order.append(own)
+        for index in reversed(allowed[own]):
+            stack.extend(s for s in reversed(classes.ways[own][index].tensors) if s in inside)
+    for own in order:
+        ways = tuple(
+            (
+                classes.ways[own][i].word,
+                priced.seconds[own][i],
+                tuple(
+                    ("in", number[s]) if s in inside else ("out", outside.setdefault(s, len(outside)))
+                    for s in classes.ways[own][i].tensors
+                ),
+            )
+            for i in allowed[own]
+        )
+        rows.append((own in fixed, value_bytes(priced.values[own]), ways))
+    return tuple(rows), order
+
+
+def _solve(
+    order: Sequence[int],
+    classes: Classes,
+    priced: Priced,
+    allowed: Sequence[Sequence[int]],
+    fixed: set[int],
+    written: Choice,
+    memory: float,
+    limit_s: float,
+) -> tuple[int, ...] | None:
+    """Of each class which of its allowed ways, -1 where it is not computed; None: as it was written."""
+    at = {own: position for position, own in enumerate(order)}
+    columns = [(own, index) for own in order for index in allowed[own]]
+    first = {own: sum(len(allowed[other]) for other in order[: at[own]]) for own in order}
+    cost = np.array([priced.seconds[own][index] for own, index in columns])
+    size = [_stored(own, index, classes, priced) for own, index in columns]
+    rows: list[dict[int, float]] = []
+    low: list[float] = []
+    high: list[float] = []
+
+    def constrain(row: dict[int, float], least: float, most: float) -> None:
+        rows.append(row)
+        low.append(least)
+        high.append(most)
+
+    for own in order:
+        span = range(first[own], first[own] + len(allowed[own]))
+        constrain(dict.fromkeys(span, 1.0), 1.0 if own in fixed else 0.0, 1.0)
+    for column, (own, index) in enumerate(columns):
+        for source in set(classes.ways[own][index].tensors):
+            if source in at and source not in fixed:
+                span = range(first[source], first[source] + len(allowed[source]))
+                constrain({column: -1.0, **dict.fromkeys(span, 1.0)}, 0.0, inf)
+            back = [
+                first[source] + position
+                for position, way in enumerate(allowed[source] if source in at else ())
+                if own in classes.ways[source][way].tensors
+            ]
+            if back:
+                constrain({column: 1.0, **dict.fromkeys(back, 1.0)}, 0.0, 1.0)
+    before = sum(_stored(own, written[own], classes, priced) for own in order if own in written)
+    constrain({c: s for c, s in enumerate(size) if s}, 0.0, max(memory * before, 1.0))
+    knots = _knots(order, classes, allowed)
+    width = len(columns)
+    place = {own: width + position for position, own in enumerate(knots)}
+    for column, (own, index) in enumerate(columns):
+        for source in set(classes.ways[own][index].tensors):
+            if own in knots and knots[own][0] == knots.get(source, (-1, 0))[0]:  # source comes before
+                most = float(knots[own][1])
+                constrain({place[own]: 1.0, place[source]: -1.0, column: -most}, 1.0 - most, inf)
+    largest = np.array([1.0] * width + [float(size) for _, size in knots.values()])
+    result = milp(
+        np.concatenate([cost, np.zeros(len(knots))]),
+        constraints=LinearConstraint(_matrix(rows, width + len(knots)), low, high),
+        integrality=np.array([1] * width + [0] * len(knots)),
+        bounds=Bounds(0, largest),
+        options={"time_limit": limit_s, "mip_rel_gap": _GAP},
+    )
+    if result.x is None:
+        return None
+    chosen = {columns[c][0]: columns[c][1] for c in np.flatnonzero(result.x[:width] > 0.5)}
+    return tuple(allowed[own].index(chosen[own]) if own in chosen else -1 for own in order)
+
+
+def _knots(
+    order: Sequence[int], classes: Classes, allowed: Sequence[Sequence[int]]
+) -> dict[int, tuple[int, int]]:
+    """Classes that can lead back to themselves: of each the number of its knot, and how many are in it."""
+    at = {own: position for position, own in enumerate(order)}
+    pairs = [
+        (at[own], at[source])
+        for own in order
+        for index in allowed[own]
+        for source in classes.ways[own][index].tensors
+        if source in at
+    ]
+    if not pairs:
+        return {}
+    rows, columns = zip(*pairs, strict=True)
+    links = csr_array((np.ones(len(pairs)), (rows, columns)), shape=(len(order), len(order)))
+    _, labels = connected_components(links, directed=True, connection="strong")
+    sizes = np.bincount(labels)
+    return {
+        own: (int(label), int(sizes[label]))
+        for own, label in zip(order, labels, strict=True)
+        if sizes[label] > 1
+    }
+
+
+def _stored(own: int, index: int, classes: Classes, priced: Priced) -> float:
+    """Bytes that a way writes; a view writes none."""
+    word = classes.ways[own][index].word
+    return 0.0 if word in ("in", "t", "slice", "view") else float(value_bytes(priced.values[own]))
+
+
+def _matrix(rows: Sequence[Mapping[int, float]], width: int) -> csr_array:
+    data = [value for row in rows for value in row.values()]
+    columns = [column for row in rows for column in row]
+    starts = np.cumsum([0, *(len(row) for row in rows)])
+    return csr_array((data, columns, starts), shape=(len(rows), width))
+
+
+def _reached(classes: Classes, found: Choice, roots: Iterable[int]) -> dict[int, int]:
+    """What is really needed of what was chosen."""
+    kept: dict[int, int] = {}
+    stack = list(roots)
+    while stack:
+        own = stack.pop()
+        if own not in kept:
+            kept[own] = found[own]
+            stack.extend(classes.ways[own][found[own]].tensors)
+    return kept

@@ -1,0 +1,70 @@
+"""The words that rules are written in: a few ops of aten, each with numbers first and tensors after.
+
+In: a word, its numbers, its tensors. Out: the op of aten that it stands for, as a target and its arguments. The same
+table runs a rule's two sides in its proof, gives shapes to prices and makes the nodes of a rewritten graph.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+Call = tuple[Any, tuple[Any, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Word:
+    """One op of the language."""
+
+    numbers: tuple[str, ...] = ()
+    """Sorts of what comes before the tensors: `i64`, `f64`, `String`."""
+    tensors: int
+    """How many follow."""
+    call: Callable[[Sequence[Any], Sequence[Any]], Call]
+    """(numbers, tensors) -> the op of aten and its arguments."""
+
+
+def _convolution(numbers: Sequence[Any], tensors: Sequence[Any]) -> Call:
+    stride, padding, dilation = ([int(n) for n in part.split(",")] for part in numbers[0].split("|"))
+    bias = tensors[2] if len(tensors) == 3 else None
+    none = [0] * len(stride)
+    return aten.convolution.default, (
+        tensors[0], tensors[1], bias, stride, padding, dilation, False, none, 1,
+    )  # fmt: skip
+
+
+def _mapped(numbers: Sequence[Any], tensors: Sequence[Any]) -> Call:
+    """An elementwise op by its name: `relu.default`."""
+    packet, overload = numbers[0].split("|", 1)[0].split(".")
+    return getattr(getattr(aten, packet), overload), tuple(tensors)
+
+
+WORDS: Mapping[str, Word] = MappingProxyType(
+    {
+        "mm": Word(tensors=2, call=lambda n, t: (aten.mm.default, (t[0], t[1]))),
+        "addmm": Word(tensors=3, call=lambda n, t: (aten.addmm.default, (t[0], t[1], t[2]))),
+        "t": Word(tensors=1, call=lambda n, t: (aten.t.default, (t[0],))),
+        "add": Word(tensors=2, call=lambda n, t: (aten.add.Tensor, (t[0], t[1]))),
+        "scale": Word(numbers=("f64",), tensors=1, call=lambda n, t: (aten.mul.Tensor, (t[0], n[0]))),
+        "cat": Word(numbers=("i64",), tensors=2, call=lambda n, t: (aten.cat.default, ([*t], n[0]))),
+        "slice": Word(
+            numbers=("i64", "i64", "i64"),
+            tensors=1,
+            call=lambda n, t: (aten.slice.Tensor, (t[0], n[0], n[1], n[2])),
+        ),
+        "view": Word(
+            numbers=("String",),
+            tensors=1,
+            call=lambda n, t: (aten.view.default, (t[0], [int(size) for size in n[0].split(",") if size])),
+        ),
+        "rowsum": Word(tensors=1, call=lambda n, t: (aten.sum.dim_IntList, (t[0], [0], True))),
+        "conv": Word(numbers=("String",), tensors=2, call=_convolution),
+        "convb": Word(numbers=("String",), tensors=3, call=_convolution),
+        "map1": Word(numbers=("String",), tensors=1, call=_mapped),
+        "map2": Word(numbers=("String",), tensors=2, call=_mapped),
+    }
+)
+"""By name."""

@@ -1,0 +1,129 @@
+"""What each way to compute something costs on a device.
+
+In: classes, the graph's own nodes, a device. Out: `Priced`: of each way its seconds, of each class its shape and bytes.
+Views cost nothing; parameters that lie side by side are a view; of several tensors put side by side in turn, each is
+copied once, since the graph that is built puts them together at once.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from plait.cluster.cluster import Device
+from plait.graph.cost import value_bytes
+from plait.program.cost.op_time import node_work, op_seconds
+from plait.rewrite.language import WORDS
+from plait.rewrite.saturate import Classes, Way
+from plait.rewrite.terms import Terms
+
+_HOST_S = 4e-6
+"""Time that Python and torch need to start one op, a view too, where the device does not work meanwhile."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Priced:
+    """Ways with what they cost."""
+
+    seconds: list[list[float]]
+    """Of each way of each class; infinite where it cannot be."""
+    values: list[Any]
+    """Of each class a tensor without memory; None where it is no tensor, or cannot be computed."""
+    backward: list[bool]
+    """Whether a class is known in the backward alone."""
+
+
+def price(classes: Classes, terms: Terms, parameters: set[int], device: Device) -> Priced:
+    """Price all ways; `parameters` are the classes of parameters."""
+    values: list[Any] = [None] * len(classes.ways)
+    backward = [False] * len(classes.ways)
+    for at, own in enumerate(classes.of_term):
+        value = terms.nodes[at].meta.get("val")
+        values[own] = torch.empty_like(value, device="meta") if isinstance(value, torch.Tensor) else value
+    _fill(classes, values)
+    beside = _side_by_side(classes, parameters)
+    early = _early(classes, terms)
+    seconds = [[_seconds(way, values, terms, beside, device) for way in own] for own in classes.ways]
+    for own, known in enumerate(early):
+        backward[own] = not known
+    return Priced(seconds=seconds, values=values, backward=backward)
+
+
+def _fill(classes: Classes, values: list[Any]) -> None:
+    """Shapes of classes that no node of the graph is in."""
+    left = [own for own, value in enumerate(values) if value is None]
+    while left:
+        for own in left:
+            for way in classes.ways[own]:
+                if way.word in WORDS and all(values[source] is not None for source in way.tensors):
+                    target, args = WORDS[way.word].call(way.numbers, [values[t] for t in way.tensors])
+                    values[own] = target(*args)
+                    break
+        rest = [own for own in left if values[own] is None]
+        if len(rest) == len(left):
+            return
+        left = rest
+
+
+def _early(classes: Classes, terms: Terms) -> list[bool]:
+    """Whether a class can be computed in the forward."""
+    known = [False] * len(classes.ways)
+    for at, own in enumerate(classes.of_term):
+        known[own] |= terms.nodes[at].meta["phase"] == "forward" and terms.nodes[at].name != "tangent"
+    changed = True
+    while changed:
+        changed = False
+        for own, ways in enumerate(classes.ways):
+            if not known[own] and any(
+                way.tensors and all(known[source] for source in way.tensors) for way in ways
+            ):
+                known[own] = changed = True
+    return known
+
+
+def _side_by_side(classes: Classes, parameters: set[int]) -> set[int]:
+    """Classes that are parameters lying side by side, and those parameters."""
+    found, grows = set(parameters), True
+    while grows:
+        grows = False
+        for own, ways in enumerate(classes.ways):
+            if own not in found and any(
+                way.word == "cat" and way.numbers == (0,) and set(way.tensors) <= found for way in ways
+            ):
+                found.add(own)
+                grows = True
+    return found
+
+
+def _seconds(way: Way, values: list[Any], terms: Terms, beside: set[int], device: Device) -> float:
+    host_s = _HOST_S if device.calibration.host_s == 0 else 0.0
+    if way.word == "in":
+        return 0.0
+    if way.word == "op":
+        work = node_work(terms.nodes[way.numbers[0]])
+        return host_s + (op_seconds(work, device) if work is not None else 0.0)
+    given = [values[source] for source in way.tensors]
+    if any(value is None for value in given):
+        return float("inf")
+    if way.word == "cat" and way.numbers == (0,) and set(way.tensors) <= beside:
+        return host_s / 2
+    graph = fx.Graph()
+    nodes = []
+    for number, value in enumerate(given):
+        node = graph.placeholder(f"a{number}")
+        node.meta["val"] = value
+        nodes.append(node)
+    target, args = WORDS[way.word].call(way.numbers, nodes)
+    made = graph.call_function(target, args)
+    try:
+        plain, values_of = WORDS[way.word].call(way.numbers, given)
+        made.meta["val"] = plain(*values_of)
+    except RuntimeError:
+        return host_s  # a view of what lies otherwise: shapes are right, strides are known when it is built
+    if way.word == "cat":
+        new = sum(value_bytes(value) for value in given)
+        share = 2.0 * new / (device.memory_bandwidth * device.calibration.memory_share)
+        return share + host_s + device.calibration.kernel_s
+    work = node_work(made)
+    return host_s + (op_seconds(work, device) if work is not None else 0.0)

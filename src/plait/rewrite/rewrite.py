@@ -1,0 +1,112 @@
+"""Rewriting a graph: cheaper ops that compute the same, chosen by equality saturation.
+
+In: a captured `Graph`, a device, rules. Out: `Rewritten`: the graph to go on with, what it saves and by which rules.
+It acts on forward and backward together, as they were captured: what autograd and the user's hooks made stays what
+they made. Names of inputs and outputs stay, and so do parameters, checkpoints and optimizers.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from plait.cluster.cluster import Device
+from plait.graph.graph import Graph
+from plait.rewrite.build import build
+from plait.rewrite.extract import extract
+from plait.rewrite.price import price
+from plait.rewrite.rule import Rule
+from plait.rewrite.rules import PRODUCTS, RULES
+from plait.rewrite.saturate import Classes, saturate
+from plait.rewrite.terms import Terms, read_terms, reason_against
+from plait.units import format_seconds
+
+LIMIT_S = 8.0
+"""Seconds that a graph is looked at."""
+MEMORY = 1.25
+"""What rewritten values may take, of what they took before."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rewritten:
+    """A graph and what became of it."""
+
+    graph: Graph
+    """The one to go on with: the same, where nothing better was found."""
+    before: int
+    """Ops that there were."""
+    before_s: float
+    """Predicted seconds of the ops as they were captured."""
+    after_s: float
+    """As they are now."""
+    rules: Mapping[str, int] = field(default_factory=dict)
+    """Rules on products that found something, and how often."""
+    took_s: float
+    """Seconds that the search took."""
+    reason: str = ""
+    """Why nothing was looked for."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether the graph is another one."""
+        return self.after_s < self.before_s
+
+    def line(self) -> str:
+        """For people."""
+        if self.reason:
+            return f"rewrite: the graph stays as it is: {self.reason}."
+        if not self.changed:
+            return "rewrite: nothing cheaper was found."
+        return (
+            f"rewrite: {self.before} ops became {self.after}, by "
+            f"{', '.join(self.rules)}; predicted {format_seconds(self.before_s)} -> "
+            f"{format_seconds(self.after_s)}."
+        )
+
+    @property
+    def after(self) -> int:
+        """Ops that are left."""
+        return sum(1 for _ in self.graph.ops())
+
+
+def rewrite(
+    graph: Graph, device: Device, *, rules: Sequence[Rule] = RULES, limit_s: float = LIMIT_S, memory: float = MEMORY,
+) -> Rewritten:  # fmt: skip
+    """The cheapest graph that rules find within a time."""
+    began = time.monotonic()
+    reason, count = reason_against(graph), sum(1 for _ in graph.ops())
+    if reason is not None:
+        return Rewritten(graph=graph, before=count, before_s=0.0, after_s=0.0, took_s=0.0, reason=reason)
+    terms = read_terms(graph)
+    classes = saturate(terms, rules, limit_s / 2)
+    nodes = graph.nodes()
+    parameters = {classes.of_term[terms.of_node[nodes[entry.node]]] for entry in graph.inputs_of("parameter")}
+    priced = price(classes, terms, parameters, device)
+    written = _as_written(terms, classes)
+    output = next(node for node in graph.graph.nodes if node.op == "output")
+    roots = [classes.of_term[terms.of_node[node]] for node in output.all_input_nodes]
+    roots += [classes.of_term[terms.of_node[nodes[entry.node]]] for entry in graph.inputs]
+    choice = extract(classes, priced, roots, written, memory, limit_s / 2)
+    before_s = sum(priced.seconds[own][way] for own, way in written.items())
+    after_s = sum(priced.seconds[own][way] for own, way in choice.items())
+    made = build(graph, terms, classes, choice, written) if after_s < before_s else graph
+    return Rewritten(
+        graph=made,
+        before=count,
+        before_s=before_s,
+        after_s=after_s,
+        rules={rule.name: classes.used[rule.name] for rule in PRODUCTS if rule.name in classes.used},
+        took_s=time.monotonic() - began,
+    )
+
+
+def _as_written(terms: Terms, classes: Classes) -> dict[int, int]:
+    """The way in which the captured graph computes each class."""
+    found: dict[int, int] = {}
+    for at, term in enumerate(terms.terms):
+        own = classes.of_term[at]
+        sources = tuple(classes.of_term[source] for source in term.tensors)
+        for index, way in enumerate(classes.ways[own]):
+            same = way.numbers == ((at,) if term.word in ("in", "op") else term.numbers)
+            if way.word == term.word and same and way.tensors == sources:
+                found.setdefault(own, index)
+    return found

@@ -1,0 +1,107 @@
+"""A rule: what is equal to what, in a line or two.
+
+In: text such as `(mm (mm a b) c)`. Out: a `Rule`, and its form for egglog. Variables are names; `(size a 1)` is the
+length of a dim; everything else is a word of `language.py`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from plait.rewrite.language import WORDS
+
+Term = Any
+"""A name, a number, or a list of a word and its terms."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """Some terms of a graph, and what each of them is equal to."""
+
+    name: str
+    """As people read it."""
+    given: tuple[str, ...]
+    """Terms that must be there, all of them."""
+    gives: tuple[str, ...]
+    """What each of them equals; none: the terms are just to be there."""
+    parts: dict[str, str] | None = None
+    """What variables equal, where terms are just to be there."""
+    shapes: dict[str, str]
+    """Of every tensor, a letter for each dim: the same letter is the same length."""
+    numbers: dict[str, tuple[Any, ...]] | None = None
+    """Of every other variable, what a proof tries."""
+    when: tuple[str, ...] = ()
+    """What must hold besides, as facts of egglog: `(next a b)`, `(= 0 d)`."""
+
+
+def parse(text: str) -> Term:
+    """The term that a text says."""
+    tokens = text.replace("(", " ( ").replace(")", " ) ").split()
+
+    def term() -> Term:
+        token = tokens.pop(0)
+        if token != "(":
+            return token
+        found = []
+        while tokens[0] != ")":
+            found.append(term())
+        tokens.pop(0)
+        return found
+
+    made = term()
+    assert not tokens, f"more than one term: {text}"
+    return made
+
+
+def as_egglog(rule: Rule) -> str:
+    """The rule as a command."""
+    sizes: dict[tuple[str, str], str] = {}
+
+    def write(term: Term) -> str:
+        if isinstance(term, str):
+            return term
+        if term[0] == "size":
+            at = (term[1], term[2])
+            sizes.setdefault(at, f"size_{term[1]}_{term[2]}")
+            return sizes[at]
+        return f"({' '.join(write(entry) for entry in term)})"
+
+    body = [f"(= left{i} {write(parse(text))})" for i, text in enumerate(rule.given)]
+    when = [write(parse(text)) for text in rule.when]
+    actions = [f"(union left{i} {write(parse(text))})" for i, text in enumerate(rule.gives)]
+    actions += [f"(union {name} {write(parse(text))})" for name, text in (rule.parts or {}).items()]
+    tensors = dict.fromkeys(name for name, _ in sizes)
+    body += [f"(= shape_{name} (shape {name}))" for name in tensors]
+    body += [f"(= {variable} (vec-get shape_{name} {dim}))" for (name, dim), variable in sizes.items()]
+    return f'(rule ({" ".join(body + when)}) ({" ".join(actions)}) :name "{rule.name}")'
+
+
+HEADER = "\n".join(
+    [
+        "(sort T)",
+        "(sort Shape (Vec i64))",
+        "(constructor in (i64) T)",
+        "(constructor term (i64) T)",
+        "(function shape (T) Shape :merge old)",
+        "(relation next (T T))",
+        *(
+            f"(constructor {name} ({' '.join([*word.numbers, *['T'] * word.tensors])}) T)"
+            for name, word in WORDS.items()
+        ),
+        "(rule ((= c (mm a b)) (= x (shape a)) (= y (shape b)))"
+        " ((set (shape c) (vec-of (vec-get x 0) (vec-get y 1)))))",
+        "(rule ((= c (t a)) (= x (shape a))) ((set (shape c) (vec-of (vec-get x 1) (vec-get x 0)))))",
+        "(rule ((= c (add a b)) (= x (shape a))) ((set (shape c) x)))",
+        "(rule ((= c (scale s a)) (= x (shape a))) ((set (shape c) x)))",
+        "(rule ((= c (map1 s a)) (= x (shape a))) ((set (shape c) x)))",
+        "(rule ((= c (map2 s a b)) (= x (shape a))) ((set (shape c) x)))",
+        "(rule ((= c (cat d a b)) (= x (shape a)) (= y (shape b)))"
+        " ((set (shape c) (vec-set x d (+ (vec-get x d) (vec-get y d))))))",
+        "(rule ((= c (slice d s e a)) (= x (shape a))) ((set (shape c) (vec-set x d (- e s)))))",
+        # what lies side by side: runs of neighbours, however they are put together
+        "(rule ((next a b) (= c (cat d b e)) (next b e)) ((next a c)))",
+        "(rule ((next b e) (= c (cat d a b)) (next a b)) ((next c e)))",
+        "(rule ((next x y) (= x (t a)) (= y (t b))) ((next a b)))",
+        "(rule ((next x y) (= a (t x)) (= b (t y))) ((next a b)))",
+    ]
+)
+"""What rules stand on: words, shapes, neighbours."""

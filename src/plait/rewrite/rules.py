@@ -1,0 +1,168 @@
+"""The rules: equations between ops of aten, each held to be true by its proof (`proof.py`) and nothing else.
+
+`(next a b)` says that `b` follows `a` among tensors that may lie side by side: it keeps merges to runs of neighbours,
+of which there are few, where subsets would be many.
+"""
+
+from plait.rewrite.rule import Rule
+
+PRODUCTS = (
+    Rule(
+        name="products associate to the right",
+        given=("(mm (mm a b) c)",),
+        gives=("(mm a (mm b c))",),
+        shapes={"a": "mk", "b": "kl", "c": "ln"},
+    ),
+    Rule(
+        name="products associate to the left",
+        given=("(mm a (mm b c))",),
+        gives=("(mm (mm a b) c)",),
+        shapes={"a": "mk", "b": "kl", "c": "ln"},
+    ),
+    Rule(
+        name="products of one input merge",
+        given=("(mm x a)", "(mm x b)"),
+        gives=(
+            "(slice 1 0 (size a 1) (mm x (cat 1 a b)))",
+            "(slice 1 (size a 1) (+ (size a 1) (size b 1)) (mm x (cat 1 a b)))",
+        ),
+        shapes={"x": "mk", "a": "kn", "b": "kp"},
+        when=("(next a b)",),
+    ),
+    Rule(
+        name="products with one input merge",
+        given=("(mm a x)", "(mm b x)"),
+        gives=(
+            "(slice 0 0 (size a 0) (mm (cat 0 a b) x))",
+            "(slice 0 (size a 0) (+ (size a 0) (size b 0)) (mm (cat 0 a b) x))",
+        ),
+        shapes={"x": "km", "a": "nk", "b": "pk"},
+        when=("(next a b)",),
+    ),
+    Rule(
+        name="linear layers of one input merge",
+        given=("(addmm p x a)", "(addmm q x b)"),
+        gives=(
+            "(slice 1 0 (size a 1) (addmm (cat 0 p q) x (cat 1 a b)))",
+            "(slice 1 (size a 1) (+ (size a 1) (size b 1)) (addmm (cat 0 p q) x (cat 1 a b)))",
+        ),
+        shapes={"x": "mk", "a": "kn", "b": "kp", "p": "n", "q": "p"},
+        when=(
+            "(next a b)",
+            "(= 1 (vec-length (shape p)))",
+            "(= 1 (vec-length (shape q)))",
+            "(= (size p 0) (size a 1))",
+            "(= (size q 0) (size b 1))",
+        ),
+    ),
+    Rule(
+        name="a sum of products is a product",
+        given=("(add (mm a b) (mm c d))",),
+        gives=("(mm (cat 1 a c) (cat 0 b d))",),
+        shapes={"a": "mk", "b": "kn", "c": "ml", "d": "ln"},
+        when=("(next b d)",),
+    ),
+    Rule(
+        name="a sum of products is a product, from the right",
+        given=("(add (mm a b) (mm c d))",),
+        gives=("(mm (cat 1 c a) (cat 0 d b))",),
+        shapes={"a": "mk", "b": "kn", "c": "ml", "d": "ln"},
+        when=("(next d b)",),
+    ),
+)
+"""Of matrix products."""
+
+SHAPES = (
+    Rule(
+        name="a product transposed",
+        given=("(t (mm a b))",),
+        gives=("(mm (t b) (t a))",),
+        shapes={"a": "mk", "b": "kn"},
+    ),
+    Rule(name="transposed twice", given=("(t (t a))",), gives=("a",), shapes={"a": "mn"}),
+    Rule(
+        name="columns side by side are rows transposed",
+        given=("(cat 1 (t a) (t b))",),
+        gives=("(t (cat 0 a b))",),
+        shapes={"a": "mk", "b": "nk"},
+    ),
+    Rule(
+        name="rows side by side are columns transposed",
+        given=("(cat 0 (t a) (t b))",),
+        gives=("(t (cat 1 a b))",),
+        shapes={"a": "km", "b": "kn"},
+    ),
+    Rule(
+        name="a part transposed",
+        given=("(t (slice d s e a))",),
+        gives=("(slice (- 1 d) s e (t a))",),
+        shapes={"a": "mn"},
+        numbers={"d": (0, 1), "s": (0, 1), "e": (1, 2)},
+    ),
+    Rule(
+        name="part of a part",
+        given=("(slice d s e (slice d u v a))",),
+        gives=("(slice d (+ u s) (+ u e) a)",),
+        shapes={"a": "mn"},
+        numbers={"d": (0, 1), "s": (0, 1), "e": (1, 2), "u": (0, 1), "v": (3,)},
+        when=("(>= (- v u) e)",),
+    ),
+    Rule(
+        name="parts put together again",
+        given=("(cat d (slice d s m a) (slice d m e a))",),
+        gives=("(slice d s e a)",),
+        shapes={"a": "mn"},
+        numbers={"d": (0, 1), "s": (0, 1), "m": (1,), "e": (2, 3)},
+    ),
+    Rule(
+        name="all of it",
+        given=("(slice d 0 e a)",),
+        gives=("a",),
+        shapes={"a": "mn"},
+        numbers={"d": (0, 1), "e": (1, 2, 3)},
+        when=("(= shape_all (shape a))", "(= e (vec-get shape_all d))"),
+    ),
+    Rule(
+        name="side by side, to the right",
+        given=("(cat d (cat d a b) c)",),
+        gives=("(cat d a (cat d b c))",),
+        shapes={"a": "mk", "b": "mk", "c": "mk"},
+        numbers={"d": (0, 1)},
+    ),
+    Rule(
+        name="side by side, to the left",
+        given=("(cat d a (cat d b c))",),
+        gives=("(cat d (cat d a b) c)",),
+        shapes={"a": "mk", "b": "mk", "c": "mk"},
+        numbers={"d": (0, 1)},
+    ),
+    Rule(
+        name="parts of what lies side by side",
+        given=("(cat 1 a b)",),
+        gives=(),
+        parts={
+            "a": "(slice 1 0 (size a 1) (cat 1 a b))",
+            "b": "(slice 1 (size a 1) (+ (size a 1) (size b 1)) (cat 1 a b))",
+        },
+        shapes={"a": "mn", "b": "mk"},
+    ),
+    Rule(
+        name="sums of equal views",
+        given=("(add (view s a) (view s b))",),
+        gives=("(view s (add a b))",),
+        shapes={"a": "mn", "b": "mn"},
+        numbers={"s": ("-1",)},
+        when=("(= (shape a) (shape b))",),
+    ),
+    Rule(
+        name="sums of columns",
+        given=("(rowsum (slice 1 s e a))",),
+        gives=("(slice 1 s e (rowsum a))",),
+        shapes={"a": "mn"},
+        numbers={"s": (0, 1), "e": (1, 2)},
+    ),
+)
+"""Of transposes, slices and what lies side by side."""
+
+RULES = (*PRODUCTS, *SHAPES)
+"""All."""

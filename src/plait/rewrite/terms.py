@@ -1,0 +1,215 @@
+"""A captured graph as terms of the language: equal terms are one, whatever nodes they came from.
+
+In: a `Graph`. Out: `Terms`: a numbered list, each of a word, its numbers and earlier terms; what the language has no
+word for is an op of its own, opaque to rules. Also who may lie side by side with whom.
+"""
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import fx
+
+from plait.graph.graph import Graph
+from plait.torch_private import pytree
+from plait.torch_private.ops import OpOverload
+
+aten = torch.ops.aten
+_STRIDED = frozenset({aten.as_strided, aten.as_strided_scatter, aten.view_as_real, aten.view_as_complex})
+"""Ops whose result depends on how their input lies in memory."""
+_LONGEST_RUN = 24
+"""Neighbours of which any run may be merged: there are as many merges as pairs of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One value of a graph."""
+
+    word: str
+    """Of the language; `in` for what enters, `op` for what the language has no word for."""
+    numbers: tuple[Any, ...]
+    """Numbers, or what tells an opaque op from others."""
+    tensors: tuple[int, ...]
+    """Earlier terms."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Terms:
+    """A graph as terms."""
+
+    terms: list[Term] = field(default_factory=list)
+    nodes: list[fx.Node] = field(default_factory=list)
+    """Of each term, the first node that computes it."""
+    of_node: dict[fx.Node, int] = field(default_factory=dict)
+    """Every node's term."""
+
+    def add(self, node: fx.Node, term: Term, known: dict[Term, int]) -> int:
+        """The number of a term, which is new or known."""
+        at = known.get(term)
+        if at is None:
+            at = known[term] = len(self.terms)
+            self.terms.append(term)
+            self.nodes.append(node)
+        self.of_node[node] = at
+        return at
+
+    def inner(self, at: int, *words: str) -> int:
+        """The term under some words of one tensor, such as transposes."""
+        while self.terms[at].word in words:
+            at = self.terms[at].tensors[0]
+        return at
+
+
+def reason_against(graph: Graph) -> str | None:
+    """Why a graph is left as it is; None: nothing speaks against it."""
+    for node in graph.ops():
+        if getattr(node.target, "overloadpacket", None) in _STRIDED:
+            return f"{node.target} depends on how its input lies in memory"
+    if graph.flags:
+        return "it branches on values"
+    return None
+
+
+def read_terms(graph: Graph) -> Terms:
+    """The terms of a graph's nodes."""
+    found, known = Terms(), dict[Term, int]()
+    for number, node in enumerate(graph.graph.nodes):
+        if node.op == "output":
+            continue
+        if node.op != "call_function":
+            found.add(node, Term("in", (number,), ()), known)
+            continue
+        found.add(node, _term(node, found), known)
+    return found
+
+
+def _term(node: fx.Node, terms: Terms) -> Term:
+    tensors = tuple(terms.of_node[source] for source in _sources(node))
+    word, numbers = _word(node)
+    if word == "cat" and len(tensors) == 1:
+        word, numbers = "op", _signature(node)
+    return Term(word, numbers, tensors)
+
+
+def _sources(node: fx.Node) -> list[fx.Node]:
+    leaves = pytree.tree_leaves((node.args, node.kwargs))
+    return [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
+
+
+def _word(node: fx.Node) -> tuple[str, tuple[Any, ...]]:
+    """The word for what a node computes, and its numbers."""
+    target, args, value = node.target, node.args, node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or node.kwargs or not isinstance(target, OpOverload):
+        return "op", _signature(node)
+    if target is aten.mm.default:
+        return "mm", ()
+    if target is aten.addmm.default and _shape(args[0]) == (value.shape[1],):
+        return "addmm", ()
+    if target is aten.t.default and value.ndim == 2:
+        return "t", ()
+    if value.ndim == 2 and target in (aten.transpose.int, aten.permute.default) and _swaps(node):
+        return "t", ()
+    if target is aten.add.Tensor and len(args) == 2 and _all_like(node):
+        return "add", ()
+    if target is aten.slice.Tensor and (bounds := _bounds(node)) is not None:
+        return "slice", bounds
+    if target in (aten.view.default, aten._unsafe_view.default):
+        return "view", (",".join(map(str, value.shape)),)
+    if target is aten.sum.dim_IntList and value.ndim == 2 and list(args[1]) == [0] and args[2:] == (True,):  # type: ignore[arg-type]
+        return "rowsum", ()
+    return "op", _signature(node)
+
+
+def _signature(node: fx.Node) -> tuple[Any, ...]:
+    """What tells an op from others of the same inputs; of ops that are not torch's own, each is one of a kind."""
+    pure = node.target is operator.getitem or (
+        isinstance(node.target, OpOverload) and node.target.namespace == "aten"
+    )
+    shown = pytree.tree_map(lambda leaf: "." if isinstance(leaf, fx.Node) else leaf, (node.args, node.kwargs))
+    return (f"{node.target}{shown}" if pure else f"{node.target} {node.name}",)
+
+
+def _shape(node: Any) -> tuple[int, ...]:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else (-1,)
+
+
+def _all_like(node: fx.Node) -> bool:
+    """Whether all arguments are tensors like the result."""
+    value = node.meta["val"]
+    given = [arg.meta.get("val") for arg in node.args if isinstance(arg, fx.Node)]
+    return len(given) == len(node.args) and all(
+        isinstance(v, torch.Tensor) and v.shape == value.shape and v.dtype == value.dtype for v in given
+    )
+
+
+def _swaps(node: fx.Node) -> bool:
+    dims = node.args[1] if node.target is aten.permute.default else node.args[1:]
+    return [int(dim) % 2 for dim in dims] in ([0, 1], [1, 0]) and (  # type: ignore[union-attr,arg-type]
+        node.target is aten.transpose.int or [int(dim) % 2 for dim in dims] == [1, 0]  # type: ignore[union-attr,arg-type]
+    )
+
+
+def _bounds(node: fx.Node) -> tuple[int, int, int] | None:
+    """(dim, start, end) of a slice that leaves nothing out in between."""
+    source: Any = node.args[0]
+    shape = _shape(source)
+    given: tuple[Any, ...] = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])
+    dim, start, end, step = given
+    length = shape[dim % len(shape)]
+    start, end = (
+        0 if start is None else max(min(start + length if start < 0 else start, length), 0),
+        length if end is None else max(min(end + length if end < 0 else end, length), 0),
+    )
+    return (dim % len(shape), start, end) if step == 1 and start < end else None
+
+
+def neighbours(terms: Terms) -> Iterator[tuple[int, int]]:
+    """Pairs of terms of which the second may lie right after the first.
+
+    They are operands of products that share their other operand, or that are added; all runs follow one order, that
+    of parameters and of what is multiplied with them, so that no run leads back to its beginning.
+    """
+    groups: dict[tuple[object, ...], list[int]] = {}
+    partner: dict[int, int] = {}
+    for term in terms.terms:
+        if term.word == "mm":
+            left, right = term.tensors
+            groups.setdefault(("of", right), []).append(left)
+            groups.setdefault(("with", left), []).append(right)
+            base = terms.inner(right, "t")
+            if terms.terms[base].word == "in":
+                partner.setdefault(terms.inner(left, "t"), base)
+        elif term.word == "addmm":
+            groups.setdefault(("with", term.tensors[1]), []).append(term.tensors[2])
+    inside: set[int] = set()
+    for at in reversed(range(len(terms.terms))):
+        if terms.terms[at].word == "add" and at not in inside:
+            added = [terms.terms[part] for part in _summands(terms, at, inside)]
+            groups[("sum", at)] = [part.tensors[1] for part in added if part.word == "mm"]
+
+    def order(at: int) -> tuple[int, int]:
+        base = terms.inner(at, "t")
+        return partner.get(base, base), base
+
+    for group in groups.values():
+        run = sorted(set(group), key=order)
+        for start in range(0, len(run), _LONGEST_RUN):
+            part: Sequence[int] = run[start : start + _LONGEST_RUN]
+            yield from pairwise(part)
+
+
+def _summands(terms: Terms, at: int, inside: set[int]) -> list[int]:
+    """What a sum of sums adds up, seen through views; the sums in it are noted."""
+    found, left = [], [at]
+    while left:
+        inner = terms.inner(left.pop(), "view")
+        if terms.terms[inner].word == "add":
+            inside.add(inner)
+            left.extend(reversed(terms.terms[inner].tensors))
+        else:
+            found.append(inner)
+    return found

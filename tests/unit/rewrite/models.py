@@ -1,0 +1,95 @@
+"""Small models in which there is something to rewrite."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from plait.job.job import Job
+
+
+class Block(nn.Module):
+    """Attention and a gated MLP, every product on its own."""
+
+    def __init__(self, width: int = 16, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.out = nn.Linear(width, width)
+        self.gate, self.up = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
+        self.down = nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        q, k, v = (
+            layer(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        y = self.second(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Language(nn.Module):
+    """Blocks between an embedding and a head."""
+
+    def __init__(self, blocks: int = 2, width: int = 16) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(20, width)
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(blocks)))
+        self.head = nn.Linear(width, 20)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.blocks(self.embed(tokens)))
+
+
+class Wide(nn.Module):
+    """(X W1) W2 with a middle that is wider than both ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Parameter(torch.randn(8, 256) / 16)
+        self.second = nn.Parameter(torch.randn(256, 8) / 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.first @ self.second
+
+
+def next_token(model: nn.Module, batch: Any) -> Tensor:
+    tokens, targets = batch
+    return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+
+
+def squares(model: nn.Module, batch: Any) -> Tensor:
+    return F.mse_loss(model(batch[0]), batch[1])
+
+
+def language_job(blocks: int = 2) -> Job:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(20, (32, 9), generator=generator)
+    return Job(
+        model=lambda: Language(blocks),
+        data=TensorDataset(tokens[:, :-1], tokens[:, 1:]),
+        objective=next_token,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+        batch=8,
+        steps=2,
+    )
+
+
+def job_of(model: Any, *shape: int, out: tuple[int, ...]) -> Job:
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(32, *own, generator=generator) for own in (shape, out))
+    return Job(
+        model=model,
+        data=TensorDataset(x, y),
+        objective=squares,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        batch=32,
+        steps=2,
+    )

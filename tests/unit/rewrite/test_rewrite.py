@@ -1,0 +1,116 @@
+"""Rewritten graphs: what is merged and reordered, and that every plan computes what it did."""
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from tests.unit.rewrite.models import Wide, job_of, language_job
+from torch import fx
+
+from plait.cluster.devices import DEVICES
+from plait.graph.from_job import Captures
+from plait.graph.graph import Graph
+from plait.graph.ops.beside import parameters_beside, run_beside
+from plait.plan.named import resolve
+from plait.plan.plan import with_settings
+from plait.rewrite.rewrite import Rewritten, rewrite
+from plait.run.proof.compare import compare
+from plait.run.proof.serial_run import Record, run_serially
+
+CPU = DEVICES["cpu"].device
+"""What ways are priced on."""
+
+
+def count(graph: Graph) -> Counter[str]:
+    return Counter(str(node.target).removeprefix("aten.").split(".")[0] for node in graph.ops())
+
+
+@cache
+def language() -> Rewritten:
+    return rewrite(Captures(language_job()).of_size(8), CPU, limit_s=60)
+
+
+def test_products_of_one_input_are_merged_forward_and_backward() -> None:
+    made = language()
+    assert parameters_beside(made.graph) == tuple(
+        names
+        for i in range(2)
+        for names in (
+            tuple(f"blocks.{i}.{name}.weight" for name in "qkv"),
+            tuple(f"blocks.{i}.{name}.bias" for name in "qkv"),
+            tuple(f"blocks.{i}.{name}.weight" for name in ("gate", "up")),
+        )
+    )
+    assert count(made.graph)["addmm"] == 2 * 2 + 1  # q, k, v as one, the output; the head
+    assert count(made.graph)["mm"] == 2 * (2 + 8) + 2
+    assert made.after_s < made.before_s and made.after < made.before
+
+
+def test_names_of_what_enters_and_leaves_stay() -> None:
+    made = language()
+    given = Captures(language_job()).of_size(8)
+    assert made.graph.inputs == given.inputs
+    assert list(made.graph.gradients) == list(given.gradients)
+    nodes = made.graph.nodes()
+    for name, node in made.graph.gradients.items():
+        entry = next(e for e in made.graph.inputs if e.name == name)
+        assert nodes[node].meta["val"].shape == nodes[entry.node].meta["val"].shape
+
+
+def test_every_node_keeps_the_marks_that_plans_need() -> None:
+    graph = language().graph
+    nodes = graph.nodes()
+    order = {node: number for number, node in enumerate(graph.graph.nodes)}
+    for node in graph.ops():
+        if node.meta["phase"] == "forward":
+            assert all(source.meta["phase"] == "forward" for source in node.all_input_nodes)
+        else:
+            assert nodes[node.meta["origin"]].meta["phase"] == "forward"
+        assert all(order[source] < order[node] for source in node.all_input_nodes)
+
+
+def test_a_wide_middle_is_multiplied_first() -> None:
+    """The lecture's first example."""
+    graph = Captures(job_of(Wide, 8, out=(8,))).of_size(32)
+    made = rewrite(graph, CPU)
+    products = [node for node in made.graph.ops() if node.target is torch.ops.aten.mm.default]
+    weights = {entry.node for entry in made.graph.inputs_of("parameter")}
+
+    def of_weights(node: fx.Node) -> bool:
+        return all(source.name in weights for source in node.all_input_nodes)
+
+    assert any(of_weights(node) for node in products)
+    assert not any(256 in node.meta["val"].shape and 32 in node.meta["val"].shape for node in products)
+
+
+@cache
+def plain() -> Record:
+    plan = with_settings(resolve("single", 1), {"rewrite": "off"})
+    return run_serially(language_job(), plan, 2, torch.float64)
+
+
+@pytest.mark.parametrize("name", ["single", "ddp", "zero3", "1f1b", "megatron"])
+def test_every_plan_computes_what_it_did(name: str) -> None:
+    plan = with_settings(resolve(name, 1 if name == "single" else 2), {"rewrite": "on"})
+    record = run_serially(language_job(), plan, 2, torch.float64)
+    found = compare(plain(), record, rough=False, tolerance=1e-9, weight_tolerance=1e-9)
+    assert found and all(difference.ok for difference in found)
+    assert any(line.startswith("rewrite:") for line in record.notices)
+
+
+def test_parameters_side_by_side_are_a_view_and_others_a_copy() -> None:
+    memory = torch.arange(12.0)
+    parts = [memory[:4].view(2, 2), memory[4:10].view(3, 2)]
+    joined = run_beside(parts)
+    assert joined.data_ptr() == memory.data_ptr() and torch.equal(joined, memory[:10].view(5, 2))
+    apart = [parts[1], parts[0]]
+    assert run_beside(apart).data_ptr() != memory.data_ptr()
+    assert torch.equal(run_beside(apart), torch.cat(apart))
+
+
+def test_a_graph_that_branches_stays() -> None:
+    graph = replace(Captures(job_of(Wide, 8, out=(8,))).of_size(32), flags=("flag",))
+    made = rewrite(graph, CPU)
+    assert made.graph is graph and not made.changed and "branches" in made.line()
