@@ -55,11 +55,15 @@ def links_of_plan(
     *,
     timeout_s: float,
     emulation: Emulation | None = None,
+    lost: Callable[[int], Exception | None] = lambda rank: None,
 ) -> Links:
-    """As the plan wants them: by which transport and algorithm, and spread over how many groups."""
+    """As the plan wants them: by which transport and algorithm, and spread over how many groups.
+
+    `lost`: why nothing more comes from a rank, as the run's own sockets know it.
+    """
     mesh, wanted = plan.mesh, plan.links
     if wanted.transport == "mpi" and mesh.size > 1:
-        return MpiLinks(mesh, rank)
+        return MpiLinks(mesh, rank, timeout_s, lost)
     share = wanted.transport != "sockets"
     network = network_here(emulation) if mesh.size > 1 and device.type == "cpu" else None
 

@@ -91,7 +91,8 @@ class HopLinks:
                 return whole.movedim(0, dim).contiguous() if out is None else out.copy_(whole.view(out.shape))
 
         hops: list[HopSpan] = []
-        started = _Hopping(self._run(collective, algorithm, group, own, blocks, hops), finish, hops)
+        what = f"{collective.op} by {algorithm} of {tensor.nbytes:,} bytes"
+        started = _Hopping(self._run(collective, algorithm, group, own, blocks, hops), finish, hops, what)
         if self.takes_turns:
             self._open.append(started)
         return started
@@ -135,15 +136,20 @@ class HopLinks:
 class _Hopping:
     """A collective of which hops may still be to be made."""
 
-    def __init__(self, turns: Iterator[None], finish: Callable[[], Tensor], hops: list[HopSpan]) -> None:
-        self._turns, self._finish = turns, finish
+    def __init__(
+        self, turns: Iterator[None], finish: Callable[[], Tensor], hops: list[HopSpan], what: str
+    ) -> None:
+        self._turns, self._finish, self._what = turns, finish, what
         self.hops = hops
         """The messages so far, for the trace."""
         self._is_over = False
 
     def ready(self) -> bool:
         if not self._is_over:
-            self._is_over = next(self._turns, self) is self
+            try:
+                self._is_over = next(self._turns, self) is self
+            except ConnectionError as error:
+                raise ConnectionError(f"{self._what}: {error}") from error
         return self._is_over
 
     def result(self) -> Tensor:

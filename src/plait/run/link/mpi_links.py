@@ -38,16 +38,24 @@ _HALO_TAG = 1
 """Of the edges of tensors; messages have others."""
 
 
+_Started = tuple[Sequence[Any], Callable[[], Tensor]]
+"""Requests of MPI, and what comes of them."""
+
+
 class _Requests:
     """What MPI was asked for."""
 
-    def __init__(self, requests: Sequence[Any], finish: Callable[[], Tensor]) -> None:
-        self._requests, self._finish = requests, finish
+    def __init__(
+        self, requests: Sequence[Any], finish: Callable[[], Tensor], look: Callable[[float], None]
+    ) -> None:
+        """`look`: is told now and then for how long it is waited, and raises where that is in vain."""
+        self._requests, self._finish, self._look = requests, finish, look
 
     def ready(self) -> bool:
         return True
 
     def result(self) -> Tensor:
+        began_s = time.monotonic()
         for request in self._requests:
             looks = 0
             while not request.Test():
@@ -56,6 +64,8 @@ class _Requests:
                     os.sched_yield()
                 else:
                     time.sleep(min(_LONGEST_SLEEP_S, 1e-6 * looks))
+                    if looks % _SPINS == 0:
+                        self._look(time.monotonic() - began_s)
         return self._finish()
 
 
@@ -64,7 +74,11 @@ class MpiLinks:
 
     takes_turns = False
 
-    def __init__(self, mesh: Mesh, rank: int) -> None:
+    def __init__(
+        self, mesh: Mesh, rank: int, timeout_s: float, lost: Callable[[int], Exception | None]
+    ) -> None:
+        """`lost`: why nothing more comes from a rank; None: it may. MPI itself would wait for ever."""
+        self._timeout_s, self._lost = timeout_s, lost
         self._mpi = _started()
         world = self._mpi.COMM_WORLD
         if (world.rank, world.size) != (rank, mesh.size):
@@ -78,6 +92,22 @@ class MpiLinks:
             group = mesh.group(rank, axes)
             self._groups[axes] = world.Split(group[0], group.index(rank))
 
+    def _looking(self, what: str, others: Sequence[int]) -> Callable[[float], None]:
+        """Who has to come, and for how long that is waited for."""
+
+        def look(waited_s: float) -> None:
+            for other in others:
+                error = self._lost(other) if other != self._rank else None
+                if error is not None:
+                    raise ConnectionError(f"{what}: {error}")
+            if waited_s > self._timeout_s:
+                missing = ", ".join(str(other) for other in others if other != self._rank)
+                raise ConnectionError(
+                    f"{what} with rank {missing} did not end within {self._timeout_s:g} s: timed out."
+                )
+
+        return look
+
     def start(self, collective: Collective, tensor: Tensor, out: Tensor | None = None) -> Handle:
         """Begin a collective without waiting for it."""
         axes = meeting_axes(self._mesh, collective.axis)
@@ -86,20 +116,25 @@ class MpiLinks:
         group = self._groups[axes]
         match collective.op:
             case "all_reduce":
-                return self._all_reduce(group, tensor)
+                requests, finish = self._all_reduce(group, tensor)
             case "all_gather":
-                return self._all_gather(group, collective, tensor, out)
+                requests, finish = self._all_gather(group, collective, tensor, out)
             case "reduce_scatter":
-                return self._reduce_scatter(group, collective, tensor)
-        return self._halo(group, collective, tensor)
+                requests, finish = self._reduce_scatter(group, collective, tensor)
+            case _:
+                requests, finish = self._halo(group, collective, tensor)
+        look = self._looking(
+            f"{collective.op} of {tensor.nbytes:,} bytes", self._mesh.group(self._rank, axes)
+        )
+        return _Requests(requests, finish, look)
 
-    def _all_reduce(self, group: Any, tensor: Tensor) -> Handle:
+    def _all_reduce(self, group: Any, tensor: Tensor) -> _Started:
         flat = _summable(tensor).contiguous().view(-1)
         request = group.Iallreduce(self._mpi.IN_PLACE, flat.numpy())
         same = flat.data_ptr() == tensor.data_ptr()
-        return _Requests([request], lambda: tensor if same else tensor.copy_(flat.view(tensor.shape)))
+        return [request], lambda: tensor if same else tensor.copy_(flat.view(tensor.shape))
 
-    def _all_gather(self, group: Any, collective: Collective, tensor: Tensor, out: Tensor | None) -> Handle:
+    def _all_gather(self, group: Any, collective: Collective, tensor: Tensor, out: Tensor | None) -> _Started:
         dim, extents = collective.dim, collective.extents
         front = tensor.movedim(dim, 0).contiguous()
         whole = front.new_empty((sum(extents), *front.shape[1:]))
@@ -112,9 +147,9 @@ class MpiLinks:
                 return out.copy_(whole.view(out.shape))
             return whole.movedim(0, dim).contiguous()
 
-        return _Requests([request], finish)
+        return [request], finish
 
-    def _reduce_scatter(self, group: Any, collective: Collective, tensor: Tensor) -> Handle:
+    def _reduce_scatter(self, group: Any, collective: Collective, tensor: Tensor) -> _Started:
         dim, extents = collective.dim, collective.extents
         front = _summable(tensor).movedim(dim, 0).contiguous()
         piece = front.new_empty((extents[group.rank], *front.shape[1:]))
@@ -122,9 +157,9 @@ class MpiLinks:
         counts = [extent * row for extent in extents]
         request = group.Ireduce_scatter(front.view(-1).numpy(), piece.view(-1).numpy(), counts)
 
-        return _Requests([request], lambda: piece.movedim(0, dim).to(tensor.dtype).contiguous())
+        return [request], lambda: piece.movedim(0, dim).to(tensor.dtype).contiguous()
 
-    def _halo(self, group: Any, collective: Collective, tensor: Tensor) -> Handle:
+    def _halo(self, group: Any, collective: Collective, tensor: Tensor) -> _Started:
         up, down = (edge.contiguous() for edge in edges(tensor, collective))
         own, requests = group.rank, []
         before = torch.empty_like(down) if own > 0 else None
@@ -136,7 +171,7 @@ class MpiLinks:
                     group.Isend(_bytes(sent), peer, _HALO_TAG),
                 ]
         joined = with_halo if collective.op == "halo" else with_halo_added
-        return _Requests(requests, lambda: joined(tensor, before, after, collective))
+        return requests, lambda: joined(tensor, before, after, collective)
 
     def send(self, send: Send, flat: Tensor) -> Handle:
         """Send a message without waiting for it."""
@@ -144,7 +179,7 @@ class MpiLinks:
         if not flat.numel():
             return Finished(flat)
         request = self._world.Isend(_bytes(flat), peer, _tag(send.message, flat))
-        return _Requests([request], lambda: flat)
+        return _Requests([request], lambda: flat, self._looking(f"sending {send.message}", [peer]))
 
     def receive(self, recv: Recv, flat: Tensor) -> Handle:
         """Make room for a message."""
@@ -152,7 +187,7 @@ class MpiLinks:
         if not flat.numel():
             return Finished(flat)
         request = self._world.Irecv(_bytes(flat), peer, _tag(recv.message, flat))
-        return _Requests([request], lambda: flat)
+        return _Requests([request], lambda: flat, self._looking(f"receiving {recv.message}", [peer]))
 
     def buffer(self, count: int, dtype: torch.dtype, device: torch.device, axis: str) -> Tensor:
         """Any memory will do."""

@@ -171,7 +171,11 @@ class _Rank:
         plan, seat, timeout_s = self.task.plan, self.seat, self.task.timeout_s
         emulation = self.task.emulation
         if plan.ranks == plan.mesh.size:
-            return links_of_plan(plan, seat.rank, device, timeout_s=timeout_s, emulation=emulation), None
+            lost = seat.store.peers().lost if plan.mesh.size > 1 else lambda rank: None
+            links = links_of_plan(
+                plan, seat.rank, device, timeout_s=timeout_s, emulation=emulation, lost=lost
+            )
+            return links, None
         of_run = torch.device(self.task.device)
         return posts_between(plan, seat.rank, of_run, seat.store, timeout_s=timeout_s, emulation=emulation)
 

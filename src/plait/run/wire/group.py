@@ -22,20 +22,23 @@ from torch import Tensor
 from plait.errors import PlanError
 from plait.program.cost.collective_time import SMALL_BYTES
 from plait.run.wire.peers import Peers
+from plait.run.wire.signature import signature
 from plait.run.wire.store import Meeting, RunStore
 from plait.threads import or_end_the_rank, start_thread
 
 BACKEND = "plait"
 _DIRECT = 1 << 31
 """Bit of a tag: a message of the caller's, not of a collective."""
-_COMBINE: tuple[tuple[Any, Callable[..., Tensor]], ...] = (
-    (dist.ReduceOp.SUM, torch.add),
-    (dist.ReduceOp.AVG, torch.add),
-    (dist.ReduceOp.MAX, torch.maximum),
-    (dist.ReduceOp.MIN, torch.minimum),
-    (dist.ReduceOp.PRODUCT, torch.mul),
+_COMBINE: tuple[tuple[Any, Callable[..., Tensor], str], ...] = (
+    (dist.ReduceOp.SUM, torch.add, "sum"),
+    (dist.ReduceOp.AVG, torch.add, "avg"),
+    (dist.ReduceOp.MAX, torch.maximum, "max"),
+    (dist.ReduceOp.MIN, torch.minimum, "min"),
+    (dist.ReduceOp.PRODUCT, torch.mul, "product"),
 )
-"""Pairs, not a mapping: torch's operators compare, but have no equal hashes."""
+"""Rows, not a mapping: torch's operators compare, but have no equal hashes."""
+_Tag = tuple[int, int]
+"""By which the messages of a collective are found, and what they belong to."""
 
 
 class _Work(dist.Work):
@@ -115,28 +118,42 @@ class PlaitGroup(dist.ProcessGroup):
                 done.set_result(None)
 
     def _start(
-        self, what: str, run: Callable[[int], None], finish: Callable[[], None] = lambda: None
+        self,
+        what: str,
+        dtype: torch.dtype,
+        run: Callable[[_Tag], None],
+        finish: Callable[[], None] = lambda: None,
+        op: Any = None,
     ) -> _Work:
-        """Queue a collective; `run` gets the number of its tag, the same on every rank."""
+        """Queue a collective; `run` gets its tag, with a number that is the same on every rank."""
         self._count = (self._count + 1) % _DIRECT
-        number, done = self._space | self._count, Future[None]()
-        self._queue.put((lambda: run(number), done))
+        done: Future[None] = Future()
+        reduced = next((name for known, _, name in _COMBINE if op is not None and op == known), "")
+        tag = self._space | self._count, signature(what, dtype, reduced)
+
+        def named() -> None:
+            try:
+                run(tag)
+            except ConnectionError as error:
+                raise ConnectionError(f"{what}: {error}") from error
+
+        self._queue.put((named, done))
         # Twice: the exchange has the limit, and says who is missing.
         return _Work(done, finish, what, 2 * self._timeout_s, self._meeting)
 
     def _exchange(
-        self, tag: int, sent: Sequence[memoryview | None], rooms: Sequence[memoryview | None]
+        self, tag: _Tag, sent: Sequence[memoryview | None], rooms: Sequence[memoryview | None]
     ) -> None:
         """Send to and receive from each other rank of the group; None: nothing."""
         waits: list[tuple[int, Future[None]]] = []
         for peer, room in enumerate(rooms):
             if room is not None and peer != self._own:
-                waits.append((peer, self.peers.receive(self._ranks[peer], tag, room)))
+                waits.append((peer, self.peers.receive(self._ranks[peer], tag[0], room, tag[1])))
         for offset in range(1, len(self._ranks)):
             peer = (self._own + offset) % len(self._ranks)
             data = sent[peer]
             if data is not None:
-                waits.append((peer, self.peers.send(self._ranks[peer], tag, data)))
+                waits.append((peer, self.peers.send(self._ranks[peer], tag[0], data, tag[1])))
         deadline = time.monotonic() + self._timeout_s
         for _, done in waits:
             try:
@@ -148,20 +165,20 @@ class PlaitGroup(dist.ProcessGroup):
                     f"{self._timeout_s:g} s: timed out."
                 ) from None
 
-    def _gather(self, tag: int, whole: Sequence[Tensor], own: Tensor) -> None:
+    def _gather(self, tag: _Tag, whole: Sequence[Tensor], own: Tensor) -> None:
         """Everybody's tensor to everybody; `whole` are flat, on the host."""
         whole[self._own].copy_(own)
         data = _bytes(own)
         self._exchange(tag, [data] * len(self._ranks), [_bytes(tensor) for tensor in whole])
 
-    def _reduce_piece(self, tag: int, pieces: Sequence[Tensor], op: Any) -> Tensor:
+    def _reduce_piece(self, tag: _Tag, pieces: Sequence[Tensor], op: Any) -> Tensor:
         """The sum of everybody's piece for this rank, in the order of ranks."""
         own = pieces[self._own]
         parts = [own if peer == self._own else torch.empty_like(own) for peer in range(len(pieces))]
         self._exchange(tag, [_bytes(piece) for piece in pieces], [_bytes(part) for part in parts])
         return _reduced(parts, op)
 
-    def _all_reduce(self, tag: int, flat: Tensor, op: Any) -> None:
+    def _all_reduce(self, tag: _Tag, flat: Tensor, op: Any) -> None:
         size = len(self._ranks)
         if flat.numel() * flat.element_size() <= SMALL_BYTES or flat.numel() < size:
             parts = [torch.empty_like(flat) for _ in self._ranks]
@@ -177,18 +194,25 @@ class PlaitGroup(dist.ProcessGroup):
         (tensor,) = tensors
         op = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
         flat = _flat(tensor)
-        return self._start("all_reduce", lambda tag: self._all_reduce(tag, flat, op), _back([tensor], [flat]))
+        return self._start(
+            "all_reduce", flat.dtype, lambda tag: self._all_reduce(tag, flat, op), _back([tensor], [flat]), op
+        )
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
         (outs,), (own,) = outputs, inputs
         rooms, flat = [_flat(out, read=False) for out in outs], _flat(own)
-        return self._start("all_gather", lambda tag: self._gather(tag, rooms, flat), _back(outs, rooms))
+        return self._start(
+            "all_gather", flat.dtype, lambda tag: self._gather(tag, rooms, flat), _back(outs, rooms)
+        )
 
     def _allgather_base(self, output: Tensor, own: Tensor, opts: Any = None) -> _Work:
         room, flat = _flat(output, read=False), _flat(own)
         pieces = room.view(len(self._ranks), -1)
         return self._start(
-            "all_gather", lambda tag: self._gather(tag, list(pieces), flat), _back([output], [room])
+            "all_gather",
+            flat.dtype,
+            lambda tag: self._gather(tag, list(pieces), flat),
+            _back([output], [room]),
         )
 
     def _reduce_scatter_base(self, output: Tensor, whole: Tensor, opts: Any = None) -> _Work:
@@ -196,10 +220,10 @@ class PlaitGroup(dist.ProcessGroup):
         room, flat = _flat(output, read=False), _flat(whole)
         pieces = list(flat.view(len(self._ranks), -1))
 
-        def run(tag: int) -> None:
+        def run(tag: _Tag) -> None:
             room.copy_(self._reduce_piece(tag, pieces, op))
 
-        return self._start("reduce_scatter", run, _back([output], [room]))
+        return self._start("reduce_scatter", flat.dtype, run, _back([output], [room]), op)
 
     # As torch has called them since 2.13.
     all_gather_single = _allgather_base  # type: ignore[assignment]
@@ -215,23 +239,27 @@ class PlaitGroup(dist.ProcessGroup):
             sent = [_bytes(flat)] * size
         else:
             rooms[root] = _bytes(flat)
-        return self._start("broadcast", lambda tag: self._exchange(tag, sent, rooms), _back([tensor], [flat]))
+        return self._start(
+            "broadcast", flat.dtype, lambda tag: self._exchange(tag, sent, rooms), _back([tensor], [flat])
+        )
 
     def barrier(self, opts: Any = None) -> _Work:
         nothing = [memoryview(bytearray())] * len(self._ranks)  # an early message is copied into it
-        return self._start("barrier", lambda tag: self._exchange(tag, nothing, nothing))
+        return self._start("barrier", torch.uint8, lambda tag: self._exchange(tag, nothing, nothing))
 
     def send(self, tensors: list[Tensor], to: int, tag: int) -> _Work:
         (tensor,) = tensors
         flat = _flat(tensor)
-        done = self.peers.send(self._ranks[to], self._space | _DIRECT | tag, _bytes(flat))
+        done = self.peers.send(self._ranks[to], self._space | _DIRECT | tag, _bytes(flat), _message(flat))
         what = f"a message to rank {self._ranks[to]}"
         return _Work(done, lambda: None, what, self._timeout_s, self._meeting)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> _Work:
         (tensor,) = tensors
         flat = _flat(tensor, read=False)
-        done = self.peers.receive(self._ranks[source], self._space | _DIRECT | tag, _bytes(flat))
+        done = self.peers.receive(
+            self._ranks[source], self._space | _DIRECT | tag, _bytes(flat), _message(flat)
+        )
         what = f"a message from rank {self._ranks[source]}"
         return _Work(done, _back([tensor], [flat]), what, self._timeout_s, self._meeting)
 
@@ -274,13 +302,17 @@ def _back(tensors: Sequence[Tensor], flats: Sequence[Tensor]) -> Callable[[], No
     return finish
 
 
+def _message(flat: Tensor) -> int:
+    return signature("message", flat.dtype)
+
+
 def _bytes(flat: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(bytearray())
 
 
 def _reduced(parts: Sequence[Tensor], op: Any) -> Tensor:
     """All parts as one, the first rank's first."""
-    combine = next((join for known, join in _COMBINE if op == known), None)
+    combine = next((join for known, join, _ in _COMBINE if op == known), None)
     if combine is None:
         raise PlanError(
             f"ranks cannot be combined by {op} on processors.", fix="use a sum, mean, product, min or max."

@@ -1,8 +1,8 @@
 """Tagged messages between any two ranks, over sockets that one thread of this process attends to.
 
 In: bytes for a rank, or room for bytes from one. Out: futures. A message is found by its tag, so the order in which two
-ranks ask does not matter; what comes early is kept. A message of another size than the room is an error, never a write
-beyond it. It never copies what goes straight from and to the caller's memory.
+ranks ask does not matter; what comes early is kept. A message of another size than the room, or of another operation or
+dtype, is an error, never a write. It never copies what goes straight from and to the caller's memory.
 """
 
 import selectors
@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from plait.errors import RunError
 from plait.run.wire.emulate import Passage, Wire
 from plait.run.wire.frames import check_sizes
+from plait.run.wire.signature import ANY, told
 from plait.threads import or_end_the_rank, start_thread
 
-_HEAD = struct.Struct("<QQ")
-"""Tag, bytes."""
+_HEAD = struct.Struct("<QQI")
+"""Tag, bytes, what it belongs to (`signature.py`)."""
 _BURST_BYTES = 1 << 20
 """Sent or read at once before the next peer is looked at."""
 _FLUSH_S = 5.0
@@ -40,12 +41,13 @@ class _Peer:
     socket: socket.socket | None
     """None until the other side has brought it; what is to be sent waits."""
     outgoing: deque[tuple[memoryview, "Future[None] | None"]] = field(default_factory=deque)
-    rooms: dict[int, deque[tuple[memoryview, "Future[None]"]]] = field(default_factory=dict)
-    """Receives that were asked for, by tag."""
-    early: dict[int, deque[bytearray]] = field(default_factory=dict)
-    """Messages that came before somebody asked."""
+    rooms: dict[int, deque[tuple[memoryview, int, "Future[None]"]]] = field(default_factory=dict)
+    """Receives that were asked for, by tag, with what they belong to."""
+    early: dict[int, deque[tuple[bytearray, int]]] = field(default_factory=dict)
+    """Messages that came before somebody asked; alike."""
     head: bytearray = field(default_factory=bytearray)
     tag: int = 0
+    sign: int = ANY
     rest: memoryview | None = None
     """Where the message that is coming in goes on; None between messages."""
     done: "Future[None] | bytearray | None" = None
@@ -107,7 +109,7 @@ class Peers:
             known = [moment for moment in moments if moment is not None]
             self._paced.wait(max(0.0, min(known) - time.monotonic()) if known else None)
 
-    def send(self, to: int, tag: int, data: memoryview) -> "Future[None]":
+    def send(self, to: int, tag: int, data: memoryview, sign: int = ANY) -> "Future[None]":
         """Send bytes, which nobody may change before the future is done."""
         done: Future[None] = Future()
         with self._lock:
@@ -116,7 +118,7 @@ class Peers:
                 done.set_exception(peer.error)
                 return done
             idle = not peer.outgoing
-            peer.outgoing.append((memoryview(_HEAD.pack(tag, len(data))), None if len(data) else done))
+            peer.outgoing.append((memoryview(_HEAD.pack(tag, len(data), sign)), None if len(data) else done))
             if len(data):
                 peer.outgoing.append((data, done))
             if peer.passage is not None:
@@ -127,23 +129,23 @@ class Peers:
                     self._wake.send(b"\0")
         return done
 
-    def receive(self, source: int, tag: int, room: memoryview) -> "Future[None]":
-        """Have a message of exactly this size put into `room`."""
+    def receive(self, source: int, tag: int, room: memoryview, sign: int = ANY) -> "Future[None]":
+        """Have a message of exactly this size put into `room`, which belongs to what `sign` says."""
         done: Future[None] = Future()
         with self._lock:
             peer = self._peer(source)
             early = peer.early.get(tag)
             if early:
-                message = early.popleft()
+                message, of = early.popleft()
                 if not early:
                     del peer.early[tag]
-                if _fits(peer.rank, len(message), room, done):
+                if _fits(peer.rank, len(message), of, room, sign, done):
                     room[:] = message
                     done.set_result(None)
             elif peer.error is not None:
                 done.set_exception(peer.error)
             else:
-                peer.rooms.setdefault(tag, deque()).append((room, done))
+                peer.rooms.setdefault(tag, deque()).append((room, sign, done))
         return done
 
     def close(self) -> None:
@@ -186,7 +188,7 @@ class Peers:
             early = peer.early.get(tag)
             if not early:
                 return None
-            message = early.popleft()
+            message, _ = early.popleft()
             if not early:
                 del peer.early[tag]
             return message
@@ -296,16 +298,16 @@ class Peers:
 
     def _begin(self, peer: _Peer) -> None:
         """A head is there: find the room for what follows."""
-        peer.tag, num_bytes = _HEAD.unpack(peer.head)
+        peer.tag, num_bytes, peer.sign = _HEAD.unpack(peer.head)
         peer.head.clear()
         check_sizes(0, num_bytes)
         rooms = peer.rooms.get(peer.tag)
         peer.done = None
         if rooms:
-            room, done = rooms.popleft()
+            room, sign, done = rooms.popleft()
             if not rooms:
                 del peer.rooms[peer.tag]
-            if _fits(peer.rank, num_bytes, room, done):
+            if _fits(peer.rank, num_bytes, peer.sign, room, sign, done):
                 peer.rest, peer.done = room, done
         if peer.done is None:  # early, or of the wrong size: then it is read and forgotten with the run
             message = bytearray(num_bytes)
@@ -321,21 +323,21 @@ class Peers:
         assert done is not None
         rooms = peer.rooms.get(peer.tag)
         if rooms:  # somebody asked while it was coming in
-            room, asked = rooms.popleft()
+            room, sign, asked = rooms.popleft()
             if not rooms:
                 del peer.rooms[peer.tag]
-            if _fits(peer.rank, len(done), room, asked):
+            if _fits(peer.rank, len(done), peer.sign, room, sign, asked):
                 room[:] = done
                 asked.set_result(None)
             return
-        peer.early.setdefault(peer.tag, deque()).append(done)
+        peer.early.setdefault(peer.tag, deque()).append((done, peer.sign))
 
     def _lose(self, peer: _Peer, error: Exception) -> None:
         """Nothing more goes to or comes from a rank."""
         peer.error = ConnectionError(f"the connection to rank {peer.rank} is lost: {error}.")
         if peer.socket is not None:
             self._selector.unregister(peer.socket)
-        waiting = [done for rooms in peer.rooms.values() for _, done in rooms]
+        waiting = [done for rooms in peer.rooms.values() for _, _, done in rooms]
         waiting += [done for _, done in peer.outgoing if done is not None]
         if isinstance(peer.done, Future):
             waiting.append(peer.done)
@@ -345,12 +347,13 @@ class Peers:
             done.set_exception(peer.error)
 
 
-def _fits(rank: int, num_bytes: int, room: memoryview, done: "Future[None]") -> bool:
-    if num_bytes == len(room):
+def _fits(rank: int, num_bytes: int, sign: int, room: memoryview, wanted: int, done: "Future[None]") -> bool:
+    if (num_bytes, sign) == (len(room), wanted):
         return True
     done.set_exception(
         RunError(
-            f"rank {rank} sent {num_bytes} bytes where {len(room)} were expected: the ranks do not do the same.",
+            f"rank {rank} sent {told(sign, num_bytes)} where {told(wanted, len(room))} were expected: the ranks do not "
+            "do the same.",
             fix="make samples and the model depend on the job's seed alone.",
         )
     )
