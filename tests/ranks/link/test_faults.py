@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -132,13 +131,13 @@ def test_ranks_that_differ_are_told_over_sockets(what: str) -> None:
         tensor = torch.ones(8 + (other and what == "sizes"), dtype=torch.float32)
         if what == "dtypes" and other:
             tensor = tensor.to(torch.int32)
-        do: Callable[[], Any] = lambda: dist.all_reduce(tensor)
-        if what == "kinds" and other:
-            do = lambda: dist.all_gather([torch.ones(8), torch.ones(8)], tensor)
-        elif what == "operations" and other:
-            do = lambda: dist.all_reduce(tensor, dist.ReduceOp.MAX)
         try:
-            do()
+            if what == "kinds" and other:
+                dist.all_gather([torch.ones(8), torch.ones(8)], tensor)
+            else:
+                dist.all_reduce(
+                    tensor, dist.ReduceOp.MAX if what == "operations" and other else dist.ReduceOp.SUM
+                )
         except Exception as error:
             return str(error)
         return "nothing"

@@ -121,11 +121,11 @@ class TwoLevel:
         gathered = self._do("all_gather", True, part, sums)
         pieces = torch.split(gathered, [extent for found in by_place for extent in found])
         hosts = len(extents) // each
-        ordered = [pieces[place * hosts + host] for host in range(hosts) for place in range(each)]
+        by_rank = [pieces[place * hosts + host] for host in range(hosts) for place in range(each)]
         if out is not None:
-            torch.cat(ordered, out=out.view(sum(extents), *gathered.shape[1:]))
+            torch.cat(by_rank, out=out.view(sum(extents), *gathered.shape[1:]))
             return out
-        return torch.cat(ordered).movedim(0, dim).contiguous()
+        return torch.cat(by_rank).movedim(0, dim).contiguous()
 
     def _all_reduce(self, tensor: Tensor) -> Tensor:
         flat = tensor.reshape(-1)

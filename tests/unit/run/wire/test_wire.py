@@ -145,7 +145,7 @@ def test_a_message_of_another_size_is_an_error_and_no_write(
     done: Future[None] | None = second.receive(0, 1, memoryview(room)) if asked_first else None
     first.send(1, 1, memoryview(b"12345678")).result(10)
     done = done or second.receive(0, 1, memoryview(room))
-    with pytest.raises(RunError, match="rank 0 sent 8 bytes where 4 were expected"):
+    with pytest.raises(RunError, match="rank 0 sent 8 bytes where 4 bytes were expected"):
         done.result(10)
     assert room == b"...."
     for peers in (first, second, third):
