@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from plait.dynamic.evaluate import Group, Rows, Work
-from plait.dynamic.lazy import Recording
-from plait.dynamic.rows import RowFunction
+from plait.dynamic.recording import Recording
+from plait.dynamic.row_graphs import RowFunction
 from plait.dynamic.signatures import Signature
 from plait.dynamic.structure import Array
 

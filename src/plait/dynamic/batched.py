@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from plait.dynamic.agenda import GIVEN, Agenda, Planned
 from plait.dynamic.evaluate import evaluated
-from plait.dynamic.lazy import Lazy, Recorder, Recording
-from plait.dynamic.rows import RowFunction, row_function
+from plait.dynamic.lazy import Lazy
+from plait.dynamic.recording import Recorder, Recording
+from plait.dynamic.row_graphs import RowFunction
+from plait.dynamic.rows import row_function
 from plait.dynamic.signatures import CannotBatchError, Signature, Signatures
 from plait.dynamic.structure import refuse_tracing
 from plait.dynamic.vertices import Scheduling, Vertices

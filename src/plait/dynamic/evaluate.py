@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from plait.dynamic.rows import RowFunction, RowGraph
+from plait.dynamic.row_graphs import RowFunction, RowGraph
 
 Values = dict[str, Tensor]
 Family = Any

@@ -59,16 +59,22 @@ class Shared:
     name: str
 
 
-def _filled(given: Any, values: Sequence[Tensor], parameters: Mapping[str, Tensor]) -> Any:
-    if isinstance(given, Hole):
-        return values[given.index]
-    if isinstance(given, Shared):
-        return parameters[given.name]
+def mapped(given: Any, function: Callable[[Any], Any]) -> Any:
+    """The same arguments, nested as they are, with a function applied to each that is not a container."""
     if isinstance(given, (tuple, list)):
-        return type(given)(_filled(item, values, parameters) for item in given)
+        return type(given)([mapped(item, function) for item in given])
     if isinstance(given, Mapping):
-        return {key: _filled(item, values, parameters) for key, item in given.items()}
-    return given
+        return {key: mapped(item, function) for key, item in given.items()}
+    return function(given)
+
+
+def _filled(given: Any, values: Sequence[Tensor], parameters: Mapping[str, Tensor]) -> Any:
+    def fill(item: Any) -> Any:
+        if isinstance(item, Hole):
+            return values[item.index]
+        return parameters[item.name] if isinstance(item, Shared) else item
+
+    return mapped(given, fill)
 
 
 class CannotBatchError(Exception):

@@ -17,7 +17,8 @@ from torch.func import functional_call
 from plait.dynamic.evaluate import Work, evaluated
 from plait.dynamic.forest import Forest, read_batch
 from plait.dynamic.one_by_one import states_one_by_one
-from plait.dynamic.rows import RowFunction, row_function
+from plait.dynamic.row_graphs import RowFunction
+from plait.dynamic.rows import row_function
 from plait.dynamic.schedule import Family, Schedule, scheduled
 from plait.dynamic.structure import Reader, Structure, refuse_tracing
 from plait.errors import DataError, JobError

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from plait.job.batch import Objects
+from plait.nodes import ancestors
 from plait.torch_private import pytree
 
 InputKind = Literal["parameter", "buffer", "batch", "key", "tangent"]
@@ -127,12 +128,4 @@ def weighed_by_share(graph: Graph) -> Graph:
 
 def depends_on(node: fx.Node, names: Collection[str]) -> bool:
     """Whether a node is, or is computed from, one of those named."""
-    stack, seen = [node], set[fx.Node]()
-    while stack:
-        found = stack.pop()
-        if found.name in names:
-            return True
-        if found not in seen:
-            seen.add(found)
-            stack.extend(found.all_input_nodes)
-    return False
+    return any(found.name in names for found in ancestors([node]))

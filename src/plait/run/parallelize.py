@@ -35,7 +35,7 @@ from plait.run.interpret.outcome import StepOutcome
 from plait.run.interpret.serial import Unobserved
 from plait.run.link.between import links_of_plan
 from plait.run.link.fetch import ProcessShardFetcher
-from plait.run.link.links import ProcessLinks
+from plait.run.link.process_links import ProcessLinks
 from plait.run.prepare.fits import memory_limit
 from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs

@@ -17,7 +17,7 @@ from plait.plan.mesh import Mesh
 from plait.run.link import host_links
 from plait.run.link.between import links_between
 from plait.run.link.host_links import HostLinks, HostMesh
-from plait.run.link.links import ProcessLinks
+from plait.run.link.process_links import ProcessLinks
 from plait.run.start.launch import Seat, connect, disconnect, launch
 from plait.run.wire.emulate import Wire
 

@@ -12,7 +12,8 @@ from plait.plan.mesh import Mesh
 from plait.program.instructions import Collective
 from plait.run.interpret.serial import Mailboxes, SerialLinks
 from plait.run.link.between import links_between
-from plait.run.link.links import Handle, Links, NoLinks, ProcessLinks
+from plait.run.link.links import Handle, Links, NoLinks
+from plait.run.link.process_links import ProcessLinks
 from plait.run.link.shared_links import SharedLinks
 from plait.run.start.launch import Seat, connect, disconnect, launch
 

@@ -15,7 +15,7 @@ from plait.errors import RunError, WorkerError
 from plait.plan.mesh import Mesh
 from plait.program.instructions import Collective
 from plait.run.link.between import links_between
-from plait.run.link.links import ProcessLinks
+from plait.run.link.process_links import ProcessLinks
 from plait.run.link.shared_links import SharedLinks
 from plait.run.start.launch import Seat, connect, disconnect, launch
 

@@ -14,6 +14,8 @@ import torch
 from torch import fx
 
 from plait.graph.rewrite.functional import out_of_place
+from plait.graph.rewrite.new_nodes import adopt, as_scalar, call, constant
+from plait.nodes import ancestors
 
 aten = torch.ops.aten
 
@@ -63,9 +65,9 @@ class Reading:
 def read_pair(graph: fx.Graph, total: fx.Node, weight: fx.Node | float) -> Reading:
     """An objective that says itself what its total and its weight are."""
     if not isinstance(weight, fx.Node):
-        constant = _constant(graph, total, float(weight))
-        return Reading(total=total, weight=constant, static_weight=float(weight))
-    return Reading(total=total, weight=_as_scalar(graph, weight, total), static_weight=None)
+        known = constant(graph, total, float(weight))
+        return Reading(total=total, weight=known, static_weight=float(weight))
+    return Reading(total=total, weight=as_scalar(graph, weight, total), static_weight=None)
 
 
 def read_scalar(graph: fx.Graph, loss: fx.Node, num_samples: int, num_parameters: int) -> Reading | None:
@@ -75,19 +77,19 @@ def read_scalar(graph: fx.Graph, loss: fx.Node, num_samples: int, num_parameters
     if mean is None:
         return None
     if isinstance(mean.weight, float):
-        constant = _constant(graph, mean.total, mean.weight)
-        return Reading(total=mean.total, weight=constant, static_weight=mean.weight)
-    return Reading(total=mean.total, weight=_as_scalar(graph, mean.weight, mean.total), static_weight=None)
+        known = constant(graph, mean.total, mean.weight)
+        return Reading(total=mean.total, weight=known, static_weight=mean.weight)
+    return Reading(total=mean.total, weight=as_scalar(graph, mean.weight, mean.total), static_weight=None)
 
 
 def read_unknown(graph: fx.Graph, loss: fx.Node, num_samples: int) -> Reading:
     """Any other loss: a mean over its samples."""
-    total = _call(graph, aten.mul.Tensor, (loss, float(num_samples)), loss)
+    total = call(graph, aten.mul.Tensor, (loss, float(num_samples)), loss)
     notice = (
         "the loss is not a mean that plait knows, so it counts as a mean over its samples; "
         "return (total, weight) from `objective` to say otherwise."
     )
-    weight = _constant(graph, total, float(num_samples))
+    weight = constant(graph, total, float(num_samples))
     return Reading(total=total, weight=weight, static_weight=float(num_samples), notices=(notice,))
 
 
@@ -121,7 +123,7 @@ class _Reader:
 
     def _mean(self, node: fx.Node) -> _Mean:
         source: fx.Node = node.args[0]  # type: ignore[assignment]
-        total = _call(self.graph, aten.sum.default, (source,), node)
+        total = call(self.graph, aten.sum.default, (source,), node)
         return _constant_mean(total, source.meta["val"].numel())
 
     def _reduction(self, node: fx.Node) -> _Mean | None:
@@ -129,7 +131,7 @@ class _Reader:
             return None
         position = _REDUCTION_ARGUMENT[node.target]  # type: ignore[index]
         filled = [*node.args, *([None] * (position - len(node.args)))][:position]
-        total = _call(self.graph, node.target, (*filled, _SUM, *node.args[position + 1 :]), node)
+        total = call(self.graph, node.target, (*filled, _SUM, *node.args[position + 1 :]), node)
         shapes = [arg.meta["val"].shape for arg in node.args[:2] if isinstance(arg, fx.Node)]
         return _constant_mean(total, torch.broadcast_shapes(*shapes).numel())  # type: ignore[no-untyped-call]
 
@@ -139,16 +141,16 @@ class _Reader:
         scores, labels, class_weight, reduction, ignored = loss.args
         if reduction != _MEAN:
             return None
-        both = _call(self.graph, loss.target, (scores, labels, class_weight, _SUM, ignored), loss)
+        both = call(self.graph, loss.target, (scores, labels, class_weight, _SUM, ignored), loss)
         total = self.graph.call_function(operator.getitem, (both, 0))
-        _adopt(total, loss, both.meta["val"][0])
-        keep = _call(self.graph, aten.ne.Scalar, (labels, ignored), loss)
-        weight = _call(self.graph, aten._to_copy.default, (keep,), loss, dtype=scores.meta["val"].dtype)  # type: ignore[union-attr]
+        adopt(total, loss, both.meta["val"][0])
+        keep = call(self.graph, aten.ne.Scalar, (labels, ignored), loss)
+        weight = call(self.graph, aten._to_copy.default, (keep,), loss, dtype=scores.meta["val"].dtype)  # type: ignore[union-attr]
         if class_weight is not None:
-            safe = _call(self.graph, aten.mul.Tensor, (labels, keep), loss)
-            picked = _call(self.graph, aten.index.Tensor, (class_weight, [safe]), loss)
-            weight = _call(self.graph, aten.mul.Tensor, (picked, weight), loss)
-        weight = _call(self.graph, aten.sum.default, (weight,), loss)
+            safe = call(self.graph, aten.mul.Tensor, (labels, keep), loss)
+            picked = call(self.graph, aten.index.Tensor, (class_weight, [safe]), loss)
+            weight = call(self.graph, aten.mul.Tensor, (picked, weight), loss)
+        weight = call(self.graph, aten.sum.default, (weight,), loss)
         return _Mean(total, weight, ("nll", labels, class_weight, ignored))
 
     def _ratio(self, node: fx.Node) -> _Mean | None:
@@ -187,7 +189,7 @@ class _Reader:
         if first is None or second is None or not _same_weight(first, second):
             return None
         target = out_of_place(node.target)
-        total = _call(self.graph, target, (first.total, second.total), node)
+        total = call(self.graph, target, (first.total, second.total), node)
         return _Mean(total, first.weight, first.key)
 
     def _rewrap(self, node: fx.Node, inner: _Mean | None) -> _Mean | None:
@@ -195,19 +197,11 @@ class _Reader:
             return None
         target: Any = out_of_place(node.target)
         total = self.graph.call_function(target, (inner.total, *node.args[1:]), dict(node.kwargs))
-        _adopt(total, node, node.meta["val"])
+        adopt(total, node, node.meta["val"])
         return _Mean(total, inner.weight, inner.key)
 
     def _depends_on_model(self, node: fx.Node) -> bool:
-        stack, seen = [node], set()
-        while stack:
-            current = stack.pop()
-            if current in self.parameters:
-                return True
-            if current not in seen:
-                seen.add(current)
-                stack.extend(current.all_input_nodes)
-        return False
+        return not ancestors([node]).isdisjoint(self.parameters)
 
 
 def _same_weight(first: _Mean, second: _Mean) -> bool:
@@ -272,46 +266,3 @@ def _what_is_counted(node: fx.Node) -> Any:
 
 def _constant_mean(total: fx.Node, count: int) -> _Mean:
     return _Mean(total, float(count), ("constant", count))
-
-
-def _constant(graph: fx.Graph, like: fx.Node, value: float) -> fx.Node:
-    val = like.meta["val"]
-    node = graph.call_function(
-        aten.full.default, ([], value), {"dtype": val.dtype, "device": torch.device("cpu")}
-    )
-    _adopt(node, like, val.new_empty((), dtype=val.dtype))
-    return node
-
-
-def _as_scalar(graph: fx.Graph, weight: fx.Node, total: fx.Node) -> fx.Node:
-    """The weight as a 0-dim tensor of the total's dtype."""
-    val, dtype = weight.meta["val"], total.meta["val"].dtype
-    if val.dtype != dtype:
-        weight = _call(graph, aten._to_copy.default, (weight,), weight, dtype=dtype)
-    if val.ndim != 0:
-        weight = _call(graph, aten.view.default, (weight, []), weight)
-    return weight
-
-
-def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...], like: fx.Node, **kwargs: Any) -> fx.Node:
-    """A new node with its fake value computed and the rest of the meta taken from `like`."""
-    node = graph.call_function(target, args, kwargs)
-    fake_args = torch.fx.map_arg(args, lambda n: n.meta["val"])
-    with torch.no_grad(), like_mode(like):
-        value = target(*fake_args, **kwargs)
-    _adopt(node, like, value)
-    return node
-
-
-def like_mode(node: fx.Node) -> Any:
-    """The fake mode of a node's value."""
-    value = node.meta["val"]
-    while isinstance(value, (tuple, list)):
-        value = value[0]
-    return value.fake_mode
-
-
-def _adopt(node: fx.Node, like: fx.Node, value: Any) -> None:
-    kept = ("phase", "module", "grad", "source", "number", "owner")
-    node.meta = {key: like.meta[key] for key in kept if key in like.meta}
-    node.meta["val"] = value

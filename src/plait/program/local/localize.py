@@ -14,7 +14,7 @@ from torch import fx
 
 from plait.errors import ProgramError
 from plait.graph.graph import Graph
-from plait.graph.rewrite.loss import like_mode
+from plait.graph.rewrite.new_nodes import like_mode
 from plait.plan.plan import DATA
 from plait.program.local.conversions import Conversion
 from plait.program.local.ends import ends_of

@@ -15,6 +15,7 @@ from plait.errors import PlanError
 from plait.graph.cost import node_flops, value_bytes
 from plait.graph.graph import Graph
 from plait.graph.storage import is_item, shows_input
+from plait.nodes import ancestors
 from plait.program.stage.cut_by_cost import Room, real_users, starts_by_cost
 from plait.program.stage.where import Stages, described, texts_of
 
@@ -156,13 +157,7 @@ def _assign_backward(graph: Graph, free: set[fx.Node], stage_of: dict[fx.Node, i
 def _keep_buffers_together(graph: Graph, stage_of: dict[fx.Node, int]) -> None:
     """Run what only makes the new value of a buffer where it comes from: the stage that reads a buffer changes it."""
     nodes = graph.nodes()
-    needed: set[fx.Node] = set()
-    stack = [nodes[name] for name in (graph.total, graph.weight, *graph.gradients.values())]
-    while stack:
-        node = stack.pop()
-        if node not in needed:
-            needed.add(node)
-            stack += node.all_input_nodes
+    needed = ancestors(nodes[name] for name in (graph.total, graph.weight, *graph.gradients.values()))
     for made in graph.new_buffers.values():
         chain: set[fx.Node] = set()
         sources: set[int] = set()

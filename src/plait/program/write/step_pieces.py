@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from plait.graph.graph import Graph
+from plait.nodes import ancestors
 from plait.program.layout import Layout
 from plait.program.local.local_graph import LocalGraph
 from plait.program.program import Bucket
@@ -51,7 +52,7 @@ def step_pieces(
     wanted = {local.total, *local.gradients.values(), *local.new_buffers.values()}
     if graph.static_weight is None and not graph.weight_is_early:
         wanted.add(local.weight)
-    needed = _ancestors([by_name[name] for name in wanted])
+    needed = ancestors([by_name[name] for name in wanted])
     rest = cut([n for n in nodes if n in needed], wanted, ends, prefix, device, group_of, groups_stay=served)
     return early, rest
 
@@ -63,16 +64,5 @@ def early_pieces(
     if graph.static_weight is not None or not graph.weight_is_early:
         return []
     nodes = list(local.graph.nodes)
-    needed = _ancestors([node for node in nodes if node.name == local.weight])
+    needed = ancestors([node for node in nodes if node.name == local.weight])
     return cut([n for n in nodes if n in needed], {local.weight}, (), f"{prefix}weight_", device, group_of)
-
-
-def _ancestors(nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
-    seen: set[torch.fx.Node] = set()
-    stack = list(nodes)
-    while stack:
-        current = stack.pop()
-        if current not in seen:
-            seen.add(current)
-            stack.extend(current.all_input_nodes)
-    return seen

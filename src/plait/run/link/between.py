@@ -22,8 +22,9 @@ from plait.program.hops.price import Network
 from plait.run.link.hop_links import HopLinks
 from plait.run.link.host_links import HostLinks, HostMesh
 from plait.run.link.lanes import Lanes
-from plait.run.link.links import Links, NoLinks, ProcessLinks, axes_that_meet
+from plait.run.link.links import Links, NoLinks, axes_that_meet
 from plait.run.link.mpi_links import MpiLinks
+from plait.run.link.process_links import ProcessLinks
 from plait.run.link.shared_links import share_memory
 from plait.run.link.shm.memory import host
 from plait.run.wire.tell import tell

@@ -20,7 +20,8 @@ from plait.program.hops.price import Network
 from plait.program.instructions import Collective, Recv, Send
 from plait.program.value import Value
 from plait.run.link.background import Background
-from plait.run.link.links import Handle, Links, ProcessLinks, axes_that_meet, meeting_axes
+from plait.run.link.links import Handle, Links, axes_that_meet, meeting_axes
+from plait.run.link.process_links import ProcessLinks
 
 Op = Literal["all_reduce", "all_gather", "reduce_scatter"]
 _WITHIN = "@host"

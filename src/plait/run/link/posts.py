@@ -16,7 +16,8 @@ from torch import Tensor
 from plait.options import Emulation
 from plait.plan.plan import Plan
 from plait.run.link.between import network_here, with_lanes
-from plait.run.link.links import Links, NoLinks, ProcessLinks
+from plait.run.link.links import Links, NoLinks
+from plait.run.link.process_links import ProcessLinks
 from plait.run.link.shared_links import share_memory
 from plait.run.link.wire import Post
 from plait.run.wire.peers import Peers

@@ -28,9 +28,10 @@ from plait.run.link.links import (
 from plait.run.link.shm import core
 from plait.run.link.shm.bell import Bells, look_at
 from plait.run.link.shm.collectives import Collectives
-from plait.run.link.shm.meeting import Meeting, Task
+from plait.run.link.shm.meeting import Meeting
 from plait.run.link.shm.memory import Arena, Region, flat_of, host, is_suitable, open_arenas
 from plait.run.link.shm.messages import Mail
+from plait.run.link.shm.task import Task
 from plait.run.wire.tell import tell
 
 

@@ -28,9 +28,10 @@ from plait.run.interpret.captured import captured_where_it_pays
 from plait.run.interpret.machine import Machine
 from plait.run.link.between import links_of_plan
 from plait.run.link.lanes import Lanes
-from plait.run.link.links import Links, ProcessLinks
+from plait.run.link.links import Links
 from plait.run.link.mpi_links import MpiLinks
 from plait.run.link.posts import posts_between
+from plait.run.link.process_links import ProcessLinks
 from plait.run.link.wire import Post
 from plait.run.loop.apart import AWAITS_SAVE, Apart
 from plait.run.loop.keeper import Keeper

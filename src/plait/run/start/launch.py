@@ -31,7 +31,8 @@ from plait.run.start.guardian import Guardian
 from plait.run.start.processes import Crew, Start, choose_start, close_crew, end_crew, start_crew
 from plait.run.start.tasks.first import First
 from plait.run.start.watch.interrupts import Interrupts
-from plait.run.start.watch.monitor import Interrupted, Limits, Monitor
+from plait.run.start.watch.limits import Interrupted, Limits
+from plait.run.start.watch.monitor import Monitor
 from plait.run.wire import group
 from plait.run.wire.store import RunStore
 from plait.run.wire.switchboard import Switchboard

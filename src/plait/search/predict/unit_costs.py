@@ -14,6 +14,7 @@ from torch import fx
 
 from plait.graph.graph import Graph
 from plait.graph.storage import owner_of
+from plait.nodes import ancestors
 from plait.plan.mesh import Mesh
 from plait.plan.plan import DATA, TENSOR, Plan
 from plait.program.cost.op_time import OpWork, node_work, op_name
@@ -134,14 +135,8 @@ class UnitReader:
             return set()
         found = choose(self.graph, self.few, setting)
         chosen = {node for node in self.nodes if node.name in found.nodes}
-        needed: set[fx.Node] = set()
-        stack = [s for n in self.nodes if is_backward(n) for s in n.all_input_nodes if s in chosen]
-        while stack:
-            node = stack.pop()
-            if node not in needed:
-                needed.add(node)
-                stack += [source for source in node.all_input_nodes if source in chosen]
-        return needed
+        read = [source for node in self.nodes if is_backward(node) for source in node.all_input_nodes]
+        return ancestors(read, chosen.__contains__)
 
     def _unit(self, index: int, readers: Mapping[fx.Node, set[int]]) -> UnitCosts:
         own = [node for node in self.nodes if self.unit_of[node] == index]

@@ -15,8 +15,8 @@ from torch import Tensor
 from plait.errors import PlanError, RunError
 from plait.run.link.backend.local import Ways
 from plait.run.link.backend.work import Together
-from plait.run.link.shm.meeting import Task
 from plait.run.link.shm.memory import flat_of
+from plait.run.link.shm.task import Task
 
 BACKEND = "plait_shm"
 _OPERATIONS = (

@@ -14,20 +14,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plait.errors import RunError
+from plait.run.link.backend.between_hosts import BetweenHosts, as_bytes
 from plait.run.link.backend.local import LocalWays
 from plait.run.link.backend.work import Copied, HostWork
 from plait.run.link.background import Background, UnderWay
-from plait.run.link.shm import steps
 from plait.run.link.shm.collectives import Then
-from plait.run.link.shm.meeting import DTYPES, KINDS, SAME_FIX, Task, told
 from plait.run.link.shm.memory import flat_of
-
-_GLOO_OPERATIONS = {
-    "sum": dist.ReduceOp.SUM,
-    "product": dist.ReduceOp.PRODUCT,
-    "max": dist.ReduceOp.MAX,
-    "min": dist.ReduceOp.MIN,
-}
+from plait.run.link.shm.rows import OPERATIONS, reduction
+from plait.run.link.shm.task import DTYPES, KINDS, SAME_FIX, told
 
 
 class HostWays:
@@ -38,7 +32,7 @@ class HostWays:
     ) -> None:
         """`hosts`: the ranks of each, in one order on all; `leaders`: gloo between the first ones, None on others."""
         self._local, self._everyone = local, everyone
-        self._between = _BetweenHosts(rank, hosts, local, leaders)
+        self._between = BetweenHosts(rank, hosts, local, leaders)
         self.collectives = HostCollectives(rank, self._between, everyone)
         self._sending = Background("plait_shm messages")
 
@@ -76,76 +70,10 @@ class HostWays:
         self._local.close()
 
 
-class _BetweenHosts:
-    """What a rank does of a collective, and with whom."""
-
-    def __init__(self, rank: int, hosts: Sequence[Sequence[int]], local: LocalWays, leaders: Any) -> None:
-        self.size = sum(map(len, hosts))
-        self.host = next(at for at, ranks in enumerate(hosts) if rank in ranks)
-        self.place = hosts[self.host].index(rank)
-        self.within = local.collectives
-        self._hosts, self._meeting, self._leaders = hosts, local.meeting, leaders
-        self._most = max(map(len, hosts))
-        self._at = {other: (at, ranks.index(other)) for at, ranks in enumerate(hosts) for other in ranks}
-
-    def at(self, rank: int) -> tuple[int, int]:
-        """Host and place in it."""
-        return self._at[rank]
-
-    def finish(self, task: Task) -> None:
-        """Wait for something within the host."""
-        self._meeting.finish(task)
-
-    def give_up(self, error: BaseException) -> None:
-        """Let others know: those of this host at once, other hosts by a connection that ends."""
-        self._meeting.give_up(error)
-        self._leaders = None
-
-    def to_leader(self, flat: Tensor, operation: str) -> None:
-        """The sum over all hosts, on the first rank of each."""
-        how = steps.reduction(flat.dtype, operation)
-        self.finish(self.within.reduce(flat, flat if self.place == 0 else flat[:0], 0, operation))
-        if self._leaders is None:
-            return
-        view = flat.view(steps.REDUCED[how.dtype])
-        sent = view.int() if view.dtype is torch.int16 else view  # gloo knows no int16
-        options = dist.AllreduceOptions()
-        options.reduceOp = _GLOO_OPERATIONS[steps.OPERATIONS[how.operation]]  # type: ignore[assignment]
-        self._leaders.allreduce([sent], options).wait()
-        if sent is not view:
-            view.copy_(sent)
-
-    def from_host(self, flat: Tensor, host: int) -> None:
-        """Bytes of the first rank of one host, on the first ranks of all."""
-        if self._leaders is not None:
-            options = dist.BroadcastOptions()
-            options.rootRank = host
-            self._leaders.broadcast([flat], options).wait()
-
-    def gathered(self, flat: Tensor, wanted: Sequence[int] | None = None) -> Tensor:
-        """Everybody's bytes by host and place, on all ranks of the hosts that want them; elsewhere nothing."""
-        most, count = self._most, flat.numel()
-        found = torch.empty(len(self._hosts), most, count, dtype=torch.uint8)
-        rooms = list(found[self.host]) if self.place == 0 else []
-        self.finish(self.within.all_gather(rooms[: len(self._hosts[self.host])], flat, 0))
-        if self._leaders is not None:
-            self._leaders.allgather(
-                [list(found.view(len(self._hosts), -1))], [found[self.host].flatten()]
-            ).wait()
-        if wanted is None or self.host in wanted:
-            self.finish(self.within.broadcast(found.view(-1), 0))
-        return found
-
-    def scattered(self, out: Tensor, pieces: Sequence[Tensor]) -> None:
-        """To each rank of this host its piece of what the first one has for all."""
-        own = [pieces[rank] for rank in self._hosts[self.host]] if self.place == 0 else []
-        self.finish(self.within.scatter(out, own, 0))
-
-
 class HostCollectives:
     """What one rank may ask of its group; see `GroupCollectives`."""
 
-    def __init__(self, rank: int, between: _BetweenHosts, everyone: Any) -> None:
+    def __init__(self, rank: int, between: BetweenHosts, everyone: Any) -> None:
         self._rank, self._size, self._between, self._everyone = rank, between.size, between, everyone
         self._background = Background("plait_shm between hosts")
         self._count = 0
@@ -200,10 +128,10 @@ class HostCollectives:
         wanted = None if root < 0 else (self._between.at(root)[0],)
 
         def run() -> None:
-            found = self._between.gathered(_bytes(flat), wanted)
+            found = self._between.gathered(as_bytes(flat), wanted)
             for rank, out in enumerate(outs if root in (-1, self._rank) else ()):
                 host, place = self._between.at(rank)
-                _bytes(out).copy_(found[host, place])
+                as_bytes(out).copy_(found[host, place])
 
         return self._start("all_gather" if root < 0 else "gather", flat, run, then, root=root)
 
@@ -239,7 +167,7 @@ class HostCollectives:
 
         def run() -> None:
             sizes = torch.tensor([piece.nbytes for piece in pieces])
-            found = self._between.gathered(_bytes(sizes)).view(torch.int64)
+            found = self._between.gathered(as_bytes(sizes)).view(torch.int64)
             for rank, out in enumerate(outs):
                 sent = int(found[(*self._between.at(rank), self._rank)])
                 if sent != out.nbytes:
@@ -249,11 +177,11 @@ class HostCollectives:
                         fix="give both ranks the same split sizes.",
                     )
             room = torch.empty(sum(out.nbytes for out in outs), dtype=torch.uint8)
-            given = torch.cat([_bytes(piece) for piece in pieces])
+            given = torch.cat([as_bytes(piece) for piece in pieces])
             counts = [[tensor.nbytes for tensor in found] for found in (outs, pieces)]
             self._everyone.alltoall_base(room, given, *counts, dist.AllToAllOptions()).wait()
             for out, came in zip(outs, torch.split(room, counts[0]), strict=True):
-                _bytes(out).copy_(came)
+                as_bytes(out).copy_(came)
 
         return self._start("all_to_all", outs[0][:0], run, then)
 
@@ -274,8 +202,8 @@ class HostCollectives:
     ) -> UnderWay:
         """Do it after all that was asked for before, once all ranks are known to do the same."""
         if operation is not None:
-            steps.reduction(flat.dtype, operation)  # an error here, where the caller is
-        code = steps.OPERATIONS.index(operation) if operation is not None else -1
+            reduction(flat.dtype, operation)  # an error here, where the caller is
+        code = OPERATIONS.index(operation) if operation is not None else -1
         dtype = DTYPES.index(flat.dtype) if flat.dtype in DTYPES else len(DTYPES)
         words = (self._count, KINDS.index(kind), dtype if kind != "barrier" else 0, code, root, flat.nbytes)
         self._count += 1
@@ -298,7 +226,7 @@ class HostCollectives:
         return self._background.start(work)
 
     def _agree(self, words: Sequence[int]) -> None:
-        found = self._between.gathered(_bytes(torch.tensor(words))).view(torch.int64)
+        found = self._between.gathered(as_bytes(torch.tensor(words))).view(torch.int64)
         for rank in range(self._size):
             theirs = found[self._between.at(rank)].tolist()
             if theirs != list(words):
@@ -307,10 +235,6 @@ class HostCollectives:
                     f"rank {rank} has {_described(theirs)} (their collective number {words[0]}).",
                     fix=SAME_FIX,
                 )
-
-
-def _bytes(flat: Tensor) -> Tensor:
-    return flat.detach().reshape(-1).view(torch.uint8)
 
 
 def _described(words: Sequence[int]) -> str:

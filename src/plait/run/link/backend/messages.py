@@ -16,9 +16,9 @@ from torch import Tensor
 
 from plait.errors import RunError
 from plait.run.link.shm.bell import Bells, look_at
-from plait.run.link.shm.meeting import DTYPES
 from plait.run.link.shm.memory import Arena, flat_of
 from plait.run.link.shm.messages import Mail
+from plait.run.link.shm.task import DTYPES
 
 _HEAD_BYTES = 64
 """Before every message: its dtype."""

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plait.run.link.background import UnderWay
-from plait.run.link.shm.meeting import Meeting, Task
+from plait.run.link.shm.meeting import Meeting
+from plait.run.link.shm.task import Task
 
 _TURN_S = 0.2
 """For which the thread waits for another rank before it looks around."""

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from plait.errors import RunError
 from plait.run.link.shm import steps
-from plait.run.link.shm.meeting import Meeting, Task
+from plait.run.link.shm.meeting import Meeting
 from plait.run.link.shm.memory import Arena, Region
+from plait.run.link.shm.rows import Rows, reduction
+from plait.run.link.shm.task import Task
 
 _PLACED_BYTES = 1 << 16
 """From this size on ranks tell each other where a tensor lies before they sum it: one more meeting, fewer copies."""
@@ -37,7 +39,7 @@ class Collectives:
 
     def all_reduce(self, flat: Tensor, operation: str = "sum", then: Then | None = None) -> Task:
         """The sum of all tensors, in `flat`."""
-        how, size = steps.reduction(flat.dtype, operation), _bytes(flat)
+        how, size = reduction(flat.dtype, operation), _bytes(flat)
         staged = Task(
             kind="all_reduce",
             rows=steps.all_reduce(self._ranks, self._own, size, how),
@@ -50,7 +52,7 @@ class Collectives:
         self, flat: Tensor, out: Tensor, root: int, operation: str = "sum", then: Then | None = None
     ) -> Task:
         """The sum of all tensors, in the root's `out`."""
-        how, size = steps.reduction(flat.dtype, operation), _bytes(flat)
+        how, size = reduction(flat.dtype, operation), _bytes(flat)
         return self._start(
             Task(
                 kind="reduce",
@@ -115,7 +117,7 @@ class Collectives:
         `whole`, on all ranks or on none: the tensor of which they are the pieces. Where it lies in shared memory, `out`
         is its own piece, and the sum is made there.
         """
-        how = steps.reduction(out.dtype, operation)
+        how = reduction(out.dtype, operation)
         sizes = tuple(_bytes(piece) for piece in pieces)
         staged = Task(
             kind="reduce_scatter",
@@ -196,7 +198,7 @@ class Collectives:
             )
         )
 
-    def _start_placed(self, flat: Tensor, staged: Task, rows: steps.Rows, sizes: Sequence[int]) -> Task:
+    def _start_placed(self, flat: Tensor, staged: Task, rows: Rows, sizes: Sequence[int]) -> Task:
         """`rows` where all ranks' tensors, of these sizes, lie in memory that all can read, else `staged`."""
         if staged.num_bytes < _PLACED_BYTES:
             return self._start(staged)

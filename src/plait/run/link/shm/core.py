@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from plait.run.link import native
-from plait.run.link.shm.steps import CHECK, COME, COPY, OPERATIONS, POST, REDUCE, REDUCED, ROW, WAIT, Rows
+from plait.run.link.shm.rows import CHECK, COME, COPY, OPERATIONS, POST, REDUCE, REDUCED, ROW, WAIT, Rows
 
 HEADER_BYTES = 3 * 4096
 """Of a rank in a group: its counters, whether it gave up, its last signatures."""

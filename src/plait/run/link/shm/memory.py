@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from plait.run.link.shm.core import HEADER_BYTES
-from plait.run.link.shm.steps import SLOT_BYTES
+from plait.run.link.shm.rows import SLOT_BYTES
 from plait.run.start.memory_file import anonymous_file
 
 HEAD_WORDS = 8

@@ -11,7 +11,6 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Any
 
 from plait.errors import HangError, RunError
@@ -23,6 +22,7 @@ from plait.run.start.watch import hang as launch_hang
 from plait.run.start.watch.failure import Failure
 from plait.run.start.watch.hang import Hang
 from plait.run.start.watch.interrupts import Interrupts
+from plait.run.start.watch.limits import Interrupted, Limits
 from plait.run.start.watch.vitals import Vitals
 
 _POLL_S = 0.1
@@ -45,29 +45,6 @@ _HOLD_S = 3.0
 """For ranks that are left to say what they hold: those that wait for others say so at once."""
 _HAND_S = 120.0
 """For one of them to write it down."""
-
-
-class Interrupted(KeyboardInterrupt):
-    """The run was stopped by Ctrl-C or SIGTERM; the workers were given time to save and return."""
-
-    def __init__(self, *, number: int, results: list[Any], returned: bool) -> None:
-        super().__init__(f"stopped by {launch_failure.signal_name(number)}")
-        self.number = number
-        """The signal."""
-        self.results = results
-        """What each rank returned, None where it did not."""
-        self.returned = returned
-        """Whether every rank returned by itself, so that what it saves at the end is complete."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """How long the monitor waits for what."""
-
-    hang_s: float
-    """A rank may wait this long for another."""
-    grace_s: float
-    """After the first Ctrl-C, workers may take this long to save and return."""
 
 
 class Monitor:
