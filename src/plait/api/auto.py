@@ -1,21 +1,26 @@
 """The choice that `plan="auto"` makes.
 
-In: a job, the number of ranks, this machine. Out: the job with its micro-batches, the plan, and what to tell. Sketches
-rank all plans; the first few that the compiler takes are compiled, their parts timed here, and simulated, and the
-fastest of those is taken. What the compiler refuses is told. Nothing is trained.
+In: a job, the number of ranks, this machine or the hosts that an engine started. Out: the job with its micro-batches,
+the plan, and what to tell. Sketches rank all plans; the first few that the compiler takes are compiled, their parts
+timed here, and simulated, and the fastest of those is taken. What the compiler refuses is told. Nothing is trained.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
-from plait.api.machine import remember, this_machine
+from plait.api.machine import remember, these_hosts, this_machine
+from plait.cluster.cluster import Cluster
 from plait.errors import CaptureError, PlanError
 from plait.graph.from_job import Captures
 from plait.job.job import Job
-from plait.plan.named import resolve
-from plait.plan.plan import Plan
+from plait.plan.named import NAMED, resolve
+from plait.plan.plan import Plan, parse_plan
+from plait.run.measure.hosts import led
 from plait.run.measure.predict import predict_job
 from plait.run.prepare.fits import parse_memory
+from plait.run.start.first import First
+from plait.run.start.party import place_here
 from plait.search.choose.choose import Request, choose, simplest
 from plait.search.choose.explain import describe
 from plait.search.choose.subject import subject_of_job
@@ -47,11 +52,40 @@ def choose_for_run(
     tell: Callable[[str], None],
     memory: str | None = None,
 ) -> Chosen:
-    """The plan for this machine; raises `PlanError` where none fits, or none compiles."""
-    cluster = this_machine(device, tell)
+    """The plan for this machine, or for the hosts that an engine started, where the first task chooses for all; raises
+    `PlanError` where none fits, or none compiles."""
+    place = place_here()
+    if place is None:
+        return _choose(job, name, this_machine(device, tell), ranks, device, tell, memory)
+
+    def lead(party: First) -> dict[str, Any]:
+        cluster = these_hosts(party, device, tell)
+        count = ranks if ranks is not None else cluster.size
+        party.place.ranks_each(count)
+        found = _choose(job, name, cluster, count, device, tell, memory)
+        return {"plan": found.plan.to_yaml(), "accumulate": found.job.accumulate, "told": found.told}
+
+    said = led(place, "plan auto", lead)
+    return Chosen(
+        job=replace(job, accumulate=said["accumulate"]),
+        plan=parse_plan(said["plan"], NAMED),
+        told=said["told"],
+    )
+
+
+def _choose(
+    job: Job,
+    name: str,
+    cluster: Cluster,
+    ranks: int | None,
+    device: str,
+    tell: Callable[[str], None],
+    memory: str | None,
+) -> Chosen:
     if ranks is not None and ranks > cluster.size:
+        where = "this machine has" if cluster.hosts == 1 else "these hosts have"
         raise PlanError(
-            f"--plan auto for {ranks} ranks; this machine has {cluster.size} devices ({cluster.device.name}).",
+            f"--plan auto for {ranks} ranks; {where} {cluster.size} devices ({cluster.device.name}).",
             fix=f"use --ranks {cluster.size} or fewer, or name a plan.",
         )
     tell("ranking plans")

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from plait.api.inputs.given import given_job, name_of
+from plait.api.machine import cluster_here
 from plait.cluster.cluster import Cluster
-from plait.cluster.parse import parse_cluster
+from plait.cluster.parse import THIS, parse_cluster
 from plait.errors import PlanError, UsageError
 from plait.job.generators import kept_generators
 from plait.job.job import Job
@@ -22,6 +23,7 @@ from plait.options import Search
 from plait.plan.named import NAMED
 from plait.plan.plan import Plan
 from plait.run.prepare.fits import parse_memory
+from plait.run.start.party import place_here
 from plait.search.choose.choose import Request, oracle_for, part_of
 from plait.search.choose.choose import choose as rank_plans
 from plait.search.choose.explain import describe, explain
@@ -100,7 +102,7 @@ def choose(
     """Rank the plans for a job, or for a model on paper (`gpt3-175b`, `gpt:layers=24,...`), on a cluster."""
     _check(job, model, batch)
     request = _request(search)
-    devices = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
+    devices = _devices(cluster)
     subject = _subject_of(job, model, batch, settings, args)
     ranking = rank_plans(subject, devices, request)
     notices = (*ranking.notices, *_proposals(subject, devices))
@@ -123,10 +125,19 @@ def scale(
     """The best plan on each of several numbers of devices; the batch grows with them unless it is the same for all."""
     _check(job, model, batch)
     request = replace(_request(search), top=1)
-    devices = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
+    devices = _devices(cluster)
     subject = _subject_of(job, model, batch, settings, args)
     oracle = oracle_for(subject, part_of(devices, max(counts, default=1)), request)
     return scaling(oracle, counts, request, grow=not same_batch)
+
+
+def _devices(cluster: str | Cluster) -> Cluster:
+    """What is planned for; `this` is the hosts of an engine where one has started this."""
+    if isinstance(cluster, Cluster):
+        return cluster
+    if cluster == THIS and place_here() is not None:
+        return cluster_here("cpu", lambda stage: None)
+    return parse_cluster(cluster)
 
 
 def _subject_of(

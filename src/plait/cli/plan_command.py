@@ -13,9 +13,18 @@ from rich.text import Text
 
 import plait
 from plait.api.inputs.settings import parse_arguments, parse_settings
-from plait.cli.console import plain_console, prints_aside
+from plait.cli.console import plain_console, prints_aside, speaks_elsewhere
+from plait.cli.engine import COMMAND_LINE, Asked, start
 from plait.cli.flatten import flattened
-from plait.cli.options import ArgOption, JsonOption, parse_counts
+from plait.cli.options import (
+    ArgOption,
+    DryRunOption,
+    EngineOption,
+    EngineSetOption,
+    HostsOption,
+    JsonOption,
+    parse_counts,
+)
 from plait.errors import PlanError, UsageError
 from plait.options import SYSTEMS, Search
 
@@ -58,9 +67,19 @@ def plan_(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the job: batch=128.")
     ] = None,
     arg: ArgOption = None,
+    engine: EngineOption = None,
+    hosts: HostsOption = 1,
+    engine_set: EngineSetOption = None,
+    dry_run: DryRunOption = False,
     json_: JsonOption = False,
 ) -> None:
-    """Rank the plans for JOB on a cluster: step time, memory, money; what does not fit, and why."""
+    """Rank the plans for JOB on a cluster: step time, memory, money; what does not fit, and why.
+
+    Started by an engine, `this` is the hosts that it found, whose links are measured first.
+    """
+    if engine is not None:
+        asked = Asked(engine=engine, hosts=hosts, ranks=search.ranks, settings=tuple(engine_set or ()))
+        raise typer.Exit(start(asked, COMMAND_LINE, dry_run=dry_run, name="plan", out=None, runs=False))
     if (svg is not None or same_batch) and scale is None:
         raise UsageError("--svg and --same-batch belong to a scaling table.", fix="add --scale 1,2,4,8.")
     if export is not None and export not in SYSTEMS:
@@ -72,10 +91,14 @@ def plan_(
     if scale is not None:
         with prints_aside(json_):
             rows = plait.scale(parse_counts(scale), same_batch=same_batch, **what)
+        if speaks_elsewhere():
+            return
         _show_scaling(rows, job or str(model), cluster, same_batch, json_, svg)
         return
     with prints_aside(json_):
         choice = plait.choose(**what)
+    if speaks_elsewhere():
+        return
     written = []
     if export is not None:
         written += plait.export_plan(choice, export, out)

@@ -14,10 +14,23 @@ import typer
 import plait
 from plait.api.display.progress import show_progress
 from plait.api.inputs.settings import parse_arguments
-from plait.cli.console import plain_console, prints_aside, waiting
+from plait.cli.console import plain_console, prints_aside, speaks_elsewhere, waiting
+from plait.cli.engine import COMMAND_LINE, Asked, start
 from plait.cli.flatten import flattened
-from plait.cli.options import TEXTS, ArgOption, DeviceOption, EmulateOption, How, JobArgument, JsonOption
-from plait.cluster.parse import measured_path
+from plait.cli.options import (
+    TEXTS,
+    ArgOption,
+    DeviceOption,
+    DryRunOption,
+    EmulateOption,
+    EngineOption,
+    EngineSetOption,
+    HostsOption,
+    How,
+    JobArgument,
+    JsonOption,
+)
+from plait.cluster.parse import HOSTS_FILE, measured_path
 
 
 @flattened(TEXTS)
@@ -61,15 +74,29 @@ def predict(
 
 def measure(
     out: Annotated[
-        Path | None, typer.Option(help="The YAML file to write; where `--cluster this` looks by default.")
+        Path | None,
+        typer.Option(
+            help="The YAML file to write; where `--cluster this` looks by default, of several hosts hosts.yaml."
+        ),
     ] = None,
     device: DeviceOption = "cpu",
+    engine: EngineOption = None,
+    hosts: HostsOption = 1,
+    engine_set: EngineSetOption = None,
+    dry_run: DryRunOption = False,
     json_: JsonOption = False,
 ) -> None:
-    """Measure this machine: rates, memory, links, start-up; about ten seconds."""
-    with show_progress(plain_console(to_stderr=json_), quiet=json_) as listener:
+    """Measure this machine: rates, memory, links, start-up; about ten seconds. Under an engine, links of hosts too."""
+    if engine is not None:
+        asked = Asked(engine=engine, hosts=hosts, ranks=None, settings=tuple(engine_set or ()))
+        raise typer.Exit(start(asked, COMMAND_LINE, dry_run=dry_run, name="measure", out=None, runs=False))
+    is_silent = speaks_elsewhere()
+    with show_progress(plain_console(to_stderr=json_), quiet=json_ or is_silent) as listener:
         measured = plait.measure(device, out=out, listener=listener)
-    path = out or measured_path()
+    if is_silent:
+        return
+    several = measured.cluster.hosts > 1
+    path = out or (HOSTS_FILE if several else measured_path())
     if json_:
         said = {"file": str(path), "cluster": asdict(measured.cluster), "measured": measured.notes}
         print(json.dumps(said))
@@ -78,5 +105,5 @@ def measure(
 
     console = plain_console()
     print_measured(measured, console)
-    use = "this" if out is None else path
+    use = "this" if out is None and not several else path
     console.print(f"wrote {path}: use it with --cluster {use}", highlight=False, soft_wrap=True)

@@ -124,7 +124,7 @@ class Cluster:
     price_per_hour: float | None = None
     """Of one device, in any currency; None: unknown."""
     emulated: bool = False
-    """All hosts are processes of one machine, and only the network between them is not."""
+    """All hosts are processes of one machine (also in namespaces of their own), whose processors they share."""
 
     def __post_init__(self) -> None:
         for name, number in (("hosts", self.hosts), ("devices_per_host", self.devices_per_host)):

@@ -54,6 +54,7 @@ class _Cluster(msgspec.Struct, forbid_unknown_fields=True):
     hosts: int = 1
     devices_per_host: int | None = None
     price_per_hour: float | None = None
+    emulated: bool = False
     pair: _Link | None = None  # type: ignore[valid-type]
     host: _Link | None = None  # type: ignore[valid-type]
     between: _Link | None = None  # type: ignore[valid-type]
@@ -83,6 +84,7 @@ def _cluster(given: _Cluster, name: str) -> Cluster:
         host=host,
         between=_link("between", given.between, base.between if base else None),
         price_per_hour=given.price_per_hour,
+        emulated=given.emulated,
     )
 
 
@@ -94,6 +96,7 @@ def write_cluster(cluster: Cluster, path: Path, measured: Mapping[str, Any] | No
         "hosts": cluster.hosts,
         "devices_per_host": cluster.devices_per_host,
         "price_per_hour": cluster.price_per_hour,
+        "emulated": cluster.emulated,
         **{key: asdict(getattr(cluster, key)) for key in _LINKS},
         "measured": dict(measured or {}),
         "device": {

@@ -14,6 +14,8 @@ from plait.errors import ClusterError
 
 THIS = "this"
 """The machine that plait runs on, as `plait measure` found it."""
+HOSTS_FILE = Path("hosts.yaml")
+"""Where `plait measure` leaves the hosts of an engine, in the folder in which it was started."""
 _HOW = (
     "write it like 8xA100 (one host), 64x8xH100 (64 hosts of 8), 4xp4d.24xlarge (4 hosts of a cloud), a YAML file, or "
     "`this` after `plait measure`."

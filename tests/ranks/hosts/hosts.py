@@ -1,11 +1,14 @@
-"""Tasks of one run as an engine starts them: processes with a place in their environment, each a host of its own."""
+"""Tasks of one run as an engine starts them: processes with a place in their environment, each a host of its own; and
+networks of their own for them."""
 
 import os
 import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -56,3 +59,68 @@ def ended(tasks: Sequence[subprocess.Popen[str]], timeout_s: float) -> list[tupl
                 os.killpg(task.pid, signal.SIGKILL)
                 task.wait()
     return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Namespace:
+    """A network of its own, joined to the others by a bridge."""
+
+    name: str
+    address: str
+    interface: str
+
+    def command(self, command: Sequence[str | Path]) -> list[str]:
+        """The same, within it."""
+        return ["ip", "netns", "exec", self.name, *map(str, command)]
+
+    def unplug(self) -> None:
+        """As if the host had lost its power: nothing leaves it, nothing comes, and nobody is told."""
+        _ip("-n", self.name, "link", "set", self.interface, "down")
+
+
+def _ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+
+
+@contextmanager
+def namespaces(count: int, rate: str | None = None) -> Iterator[list[Namespace]]:
+    """So many networks, each with one wire to the others, of so many bits a second (`1gbit`) in each direction.
+
+    Raises OSError where `ip` or `tc` say why not: it takes root, and the packages iproute2.
+    """
+    mark = uuid.uuid4().hex[:6]
+    switch = f"pl{mark}"
+    found = [
+        Namespace(name=f"plait-{mark}-{n}", address=f"10.213.7.{n + 1}", interface="wire")
+        for n in range(count)
+    ]
+    hub = f"plait-{mark}-hub"
+    made = []
+    try:
+        _ip("netns", "add", hub)
+        made.append(hub)
+        _ip("-n", hub, "link", "add", switch, "type", "bridge")
+        _ip("-n", hub, "link", "set", switch, "up")
+        for number, space in enumerate(found):
+            _ip("netns", "add", space.name)
+            made.append(space.name)
+            near, name = f"port{number}", space.name
+            _ip(
+                "-n", hub, "link", "add", near, "type", "veth", "peer", "name", space.interface, "netns", name
+            )
+            _ip("-n", hub, "link", "set", near, "master", switch, "up")
+            _ip("-n", name, "addr", "add", f"{space.address}/24", "dev", space.interface)
+            _ip("-n", name, "link", "set", space.interface, "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+            for where, wire in ((name, space.interface), (hub, near)) if rate is not None else ():
+                limit = ["root", "tbf", "rate", str(rate), "burst", "128k", "latency", "100ms"]
+                command = ["ip", "netns", "exec", where, "tc", "qdisc", "add", "dev", wire, *limit]
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
+                if done.returncode:
+                    raise OSError(f"tc tbf: {done.stderr.strip()}")
+        yield found
+    finally:
+        for name in made:
+            subprocess.run(["ip", "netns", "del", name], check=False)

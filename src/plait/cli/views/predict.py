@@ -46,7 +46,12 @@ def print_measured(measured: Measured, console: Console) -> None:
     """What was found, for people."""
     cluster, notes = measured.cluster, measured.notes
     device, constants = cluster.device, cluster.device.calibration
-    table = Table("what", "value", title=f"{cluster.devices_per_host} x {device.name}", title_justify="left")
+    table = Table(
+        "what",
+        "value",
+        title=f"{_hosts(cluster.hosts)}{cluster.devices_per_host} x {device.name}",
+        title_justify="left",
+    )
     for dtype, rate in device.peak_flops.items():
         table.add_row(f"matrix products, {dtype}", f"{format_flops(rate * constants.matmul_share)}/s at best")
     rows: dict[str, str] = {
@@ -66,6 +71,10 @@ def print_measured(measured: Measured, console: Console) -> None:
         console.print(f"residuals of {what}: {_residuals(residuals)}", highlight=False, soft_wrap=True)
     if notes["notice"]:
         console.print(Text.assemble(("notice", "yellow"), f": {notes['notice']}"), soft_wrap=True)
+
+
+def _hosts(count: int) -> str:
+    return f"{count} hosts of " if count > 1 else ""
 
 
 def _told(latency_s: float, bandwidth: float) -> str:

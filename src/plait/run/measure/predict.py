@@ -73,7 +73,8 @@ def predict_job(
         raise programs.capture_error
     if time_on is not None:
         tell("timing the parts of a step")
-        times = time_program(programs, program, time_on, cluster.device.timed)
+        busy = min(plan.mesh.size, cluster.devices_per_machine)
+        times = time_program(programs, program, busy, time_on, cluster.device.timed)
         known = dict(cluster.device.timed) | dict(times.seconds)
         calibration = cluster.device.calibration
         if times.host_s:

@@ -46,10 +46,10 @@ class ProgramTimes:
 
 
 def time_program(
-    programs: Programs, program: Program, device: str, known: Mapping[str, float] | None = None
+    programs: Programs, program: Program, ranks: int, device: str, known: Mapping[str, float] | None = None
 ) -> ProgramTimes:
-    """Time the parts of a program that are not `known`; all of a rank's ops where one of them is new."""
-    ranks = program.plan.mesh.size
+    """Time the parts of a program that are not `known`, on as many ranks as a machine has: all of a rank's ops where
+    one of them is new."""
     main = _Main(programs, program, device, known or {})
     if device == "cuda" and ranks == 1:
         found = [main.measure(choose_device(device, 0), 0, 1)]

@@ -41,7 +41,8 @@ class Overhead:
 def measure_overhead(ranks: int, device: str = "cpu") -> Overhead:
     """Run it and read what it says."""
     command = [sys.executable, "-m", "plait.run.measure.tiny", str(ranks), device]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=dict(os.environ))
+    alone = {**os.environ, "PLAIT_TASKS": "1", "PLAIT_TASK": "0"}  # also where an engine started this process
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=alone)
     if done.returncode:
         raise RunError(f"a trivial run failed: {done.stderr.strip()[-400:]}")
     return Overhead(**json.loads(done.stdout.splitlines()[-1]))

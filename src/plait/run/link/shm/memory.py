@@ -113,9 +113,14 @@ def host() -> str:
     """Equal for processes that see each other's ids."""
     if not is_suitable():
         return ""
+    said = os.environ.get("PLAIT_HOST", "")  # parts of one machine that are to be hosts of their own
+    return f"{machine()} {os.readlink('/proc/self/ns/pid')} {said}"
+
+
+def machine() -> str:
+    """Equal for processes that share processors and memory, whatever they see of each other."""
     with open("/proc/sys/kernel/random/boot_id") as file:
-        said = os.environ.get("PLAIT_HOST", "")  # parts of one machine that are to be hosts of their own
-        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')} {said}"
+        return file.read().strip()
 
 
 def has_ended(pid: int) -> bool:
