@@ -17,11 +17,12 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -154,7 +155,7 @@ class Place:
         return float(_said(tasks).strip().splitlines()[-1])
 
 
-def _pipes(env: dict[str, str]) -> dict[str, object]:
+def _pipes(env: dict[str, str]) -> dict[str, Any]:
     return {"cwd": ROOT, "env": env, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
 
@@ -166,7 +167,7 @@ def _said(tasks: "Sequence[subprocess.Popen[str]]") -> str:
             task.kill()
     for task, (out, err) in zip(tasks, found, strict=True):
         if task.returncode:
-            raise SystemExit(f"{task.args} ended with {task.returncode}:\n{out}{err}")
+            raise SystemExit(f"{task.args!r} ended with {task.returncode}:\n{out}{err}")
     return found[0][0]
 
 
@@ -238,12 +239,10 @@ def measured(
             place.plait("measure", "--out", str(cluster))
         for turn in range(given.turns):
             for row in rows:
-                run: Callable[[], float] = (
-                    (lambda row=row: place.torch_ddp(row.case, given.steps))  # type: ignore[misc]
-                    if row.name == TORCH
-                    else (lambda row=row: plait_s(place, row.case, row.name, given.steps))
-                )
-                row.seconds.append(run())
+                if row.name == TORCH:
+                    row.seconds.append(place.torch_ddp(row.case, given.steps))
+                else:
+                    row.seconds.append(plait_s(place, row.case, row.name, given.steps))
                 print(f"turn {turn + 1}: {row.case}, {row.name}: {row.seconds[-1]:.4f} s", flush=True)
         for row in rows:
             if row.name != TORCH:

@@ -19,6 +19,9 @@ PIECES = ("all_gather", "reduce_scatter")
 SMALL_BYTES = 1 << 15
 """Up to this size, over our own sockets, everybody adds up everything: one exchange instead of two."""
 
+PIECE_BYTES = 1 << 22
+"""Of a sum in two levels that are in memory, or on the wire, at once."""
+
 
 def collective_seconds(kind: str, num_bytes: float, reach: Reach, device: Device) -> float:
     """Time of an `all_reduce`, `all_gather` or `reduce_scatter` of `num_bytes`, the whole tensor's."""
@@ -52,11 +55,12 @@ def is_two_level_cheaper(kind: str, num_bytes: float, reach: Reach, device: Devi
 
 
 def _direct_seconds(kind: str, num_bytes: float, reach: Reach, device: Device) -> float:
-    """Everybody sends everybody else its piece at once; of a sum, then what it summed; of a small one, all at first."""
+    """Everybody sends everybody else its piece at once; of a sum, then what it summed; of a small one, and between two,
+    all at first."""
     others = reach.size - reach.per_host
     rounds, crossing = 1, num_bytes * others / reach.size
     if kind == "all_reduce":
-        is_small = num_bytes <= SMALL_BYTES
+        is_small = num_bytes <= SMALL_BYTES or reach.size == 2
         rounds, crossing = (1, num_bytes * others) if is_small else (2, 2 * crossing)
     if reach.outer.shared:
         crossing *= reach.per_host * reach.at_once
@@ -67,13 +71,16 @@ def _direct_seconds(kind: str, num_bytes: float, reach: Reach, device: Device) -
 
 
 def _two_level_seconds(kind: str, num_bytes: float, reach: Reach, device: Device) -> float:
-    """Within hosts, between those at the same place in them with a part each, and within hosts again."""
+    """Within hosts, between those at the same place in them with a part each, and within hosts again; of a sum, piece
+    after piece, of which one is on the wire while others are in memory."""
     each = reach.per_host
     inner = replace(reach, size=each, hosts=1)
     outer = replace(reach, size=reach.hosts, per_host=1, at_once=reach.at_once * each)
     between_s = _direct_seconds(kind, num_bytes / each, outer, device)
-    within_s = collective_seconds("all_gather", num_bytes, inner, device)
-    return between_s + (2 if kind == "all_reduce" else 1) * within_s
+    if kind == "all_reduce":
+        piece = min(num_bytes, PIECE_BYTES)
+        return between_s + 2 * collective_seconds("all_gather", piece, inner, device)
+    return between_s + collective_seconds("all_gather", num_bytes, inner, device)
 
 
 def message_seconds(num_bytes: float, link: Link, device: Device) -> float:

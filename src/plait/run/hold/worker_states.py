@@ -45,6 +45,18 @@ def with_workers(
     return replace(saved, beside=beside, extra=extra)
 
 
+def of_one(saved: TrainingState, averaging: Averaging, plan: Plan) -> TrainingState:
+    """What one worker alone knows of all, right after they have met: the mean or the center, and what goes with it."""
+    beside = {f"center/{name}": tensor for name, tensor in averaging.center.items()}
+    parameters = saved.parameters
+    if plan.agreement.mix == "elastic":
+        parameters = {name: averaging.center.get(name, tensor) for name, tensor in parameters.items()}
+    elif plan.agreement.mix == "outer":
+        beside |= {f"velocity/{name}": tensor for name, tensor in averaging.velocity.items()}
+    extra = saved.extra | {"workers": {"rule": plan.sync.rule, "count": 0, "numbers": []}}
+    return replace(saved, parameters=parameters, beside=beside, extra=extra)
+
+
 def restore_workers(
     saved: TrainingState, state: ModelState, averaging: Averaging, plan: Plan, rank: int
 ) -> None:

@@ -3,7 +3,8 @@
 In: a mesh whose ranks fill equal hosts one after the other. Out: `Links`. Along axes within a host nothing leaves its
 memory; along axes between hosts all goes by sockets; along axes that do both, a sum is first made within each host,
 then between hosts by ranks at the same place in them, each with its part, and then gathered within (`TwoLevel`), where
-the cost model says that this is cheaper than everybody with everybody. Those run on a thread, beside the computation.
+the cost model says that this is cheaper than everybody with everybody. Those run on threads, beside the computation,
+sums in pieces: while some are between hosts, others are in the memory of each.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from plait.cluster.cluster import Device
 from plait.plan.mesh import Mesh
-from plait.program.cost.collective_time import is_two_level_cheaper
+from plait.program.cost.collective_time import PIECE_BYTES, is_two_level_cheaper
 from plait.program.hops.price import Network
 from plait.program.instructions import Collective, Recv, Send
 from plait.program.value import Value
@@ -24,6 +25,8 @@ from plait.run.link.links import Handle, Links, axes_that_meet, meeting_axes
 from plait.run.link.process_links import ProcessLinks
 
 Op = Literal["all_reduce", "all_gather", "reduce_scatter"]
+Between = tuple[Tensor, list[int], Handle]
+"""A piece of a sum, how the ranks of the host share it, and this rank's part of it on its way."""
 _WITHIN = "@host"
 """Added to the name of an axis that is partly within hosts: its inner part."""
 
@@ -88,9 +91,9 @@ class TwoLevel:
         self._between, self._within = between, within
         self._place, self._each = place, each
 
-    def _do(
+    def _start(
         self, op: Op, inside: bool, tensor: Tensor, extents: Sequence[int] = (), out: Tensor | None = None
-    ) -> Tensor:
+    ) -> Handle:
         links, axis = (self._shared, self._within) if inside else (self._sockets, self._between)
         here = (Value.bucket(0),)
         collective = Collective(
@@ -102,12 +105,15 @@ class TwoLevel:
             writes=here,
             num_bytes=tensor.nbytes,
         )
-        return links.start(collective, tensor, out).result()
+        return links.start(collective, tensor, out)
+
+    def _do(
+        self, op: Op, inside: bool, tensor: Tensor, extents: Sequence[int] = (), out: Tensor | None = None
+    ) -> Tensor:
+        return self._start(op, inside, tensor, extents, out).result()
 
     def run(self, collective: Collective, tensor: Tensor, out: Tensor | None) -> Tensor:
-        """Both levels, waiting for each."""
-        if collective.op == "all_reduce":
-            return self._all_reduce(tensor)
+        """Both levels, waiting for each; a sum is `scatter` and `gather`."""
         dim, extents, each = collective.dim, collective.extents, self._each
         by_place = [list(extents[place::each]) for place in range(each)]
         sums = [sum(found) for found in by_place]
@@ -128,15 +134,43 @@ class TwoLevel:
             return out
         return torch.cat(by_rank).movedim(0, dim).contiguous()
 
-    def _all_reduce(self, tensor: Tensor) -> Tensor:
+    def scatter(self, tensor: Tensor, between: "list[Between]") -> Tensor:
+        """The first part of a sum: sums of pieces within the host, which are then on their way to the others."""
         flat = tensor.reshape(-1)
-        whole, rest = divmod(flat.numel(), self._each)
-        extents = [whole + (place < rest) for place in range(self._each)]
-        part = self._do("reduce_scatter", True, flat, extents)
-        # A copy: others read it in place, while this rank may already fill the tensor again.
-        part = self._do("all_reduce", False, part.clone())
-        self._do("all_gather", True, part, extents, flat)
+        for piece in torch.split(flat, PIECE_BYTES // flat.element_size()):
+            whole, rest = divmod(piece.numel(), self._each)
+            extents = [whole + (place < rest) for place in range(self._each)]
+            part = self._do("reduce_scatter", True, piece, extents)
+            # A copy: others read it in place, while this rank may already fill the tensor again.
+            between.append((piece, extents, self._start("all_reduce", False, part.clone())))
+        return flat
+
+    def gather(self, tensor: Tensor, flat: Tensor, between: "Sequence[Between]") -> Tensor:
+        """The second part, by links of its own: what has come back, to all ranks of the host."""
+        for piece, extents, handle in between:
+            self._do("all_gather", True, handle.result(), extents, piece)
         return tensor if flat.data_ptr() == tensor.data_ptr() else tensor.copy_(flat.view(tensor.shape))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Level:
+    """Collectives along one axis that is within hosts and between them."""
+
+    shared: Links
+    """Within the host, for the first part of a sum and for all else."""
+    two: TwoLevel
+    back: TwoLevel
+    """The same with other links within the host, for the second part of a sum: a thread of its own does it, while the
+    first thread has the next sum on its way."""
+    thread: Background
+    second: Background
+
+    def start(self, collective: Collective, tensor: Tensor, out: Tensor | None) -> Handle:
+        if collective.op != "all_reduce":
+            return self.thread.start(lambda: self.two.run(collective, tensor, out))
+        between: list[Between] = []
+        first = self.thread.start(lambda: self.two.scatter(tensor, between))
+        return self.second.start(lambda: self.back.gather(tensor, first.result(), between))
 
 
 class HostLinks:
@@ -161,17 +195,23 @@ class HostLinks:
         self._place = rank % hosts.within.size
         self._first = rank - self._place
         self._shared, self._sockets = shared, ProcessLinks(hosts.refined, rank, fresh=fresh)
-        self._levels: dict[str, tuple[TwoLevel, Links, Background]] = {}
+        self._levels: dict[str, _Level] = {}
         for axis in axes_that_meet(hosts.mesh):
             between, within = hosts.parts(axis)
             if not between or not within:
                 continue
-            own = share()  # links belong to one thread, and those of a level to its own
-            assert own is not None, "memory that could be shared a moment ago cannot any more"
+            own, other = share(), share()  # links belong to one thread
+            assert own is not None and other is not None, "memory that could be shared cannot any more"
             sockets = ProcessLinks(hosts.refined, rank, only=[between])
             group = hosts.within.group(self._place, within)
-            level = TwoLevel(own, sockets, between, within, group.index(self._place), len(group))
-            self._levels[axis] = level, own, Background(f"links along {axis}")
+            two, back = (
+                TwoLevel(links, sockets, between, within, group.index(self._place), len(group))
+                for links in (own, other)
+            )
+            names = f"links along {axis}", f"links along {axis}, back"
+            self._levels[axis] = _Level(
+                shared=own, two=two, back=back, thread=Background(names[0]), second=Background(names[1])
+            )
 
     def start(self, collective: Collective, tensor: Tensor, out: Tensor | None = None) -> Handle:
         """Begin a collective without waiting for it."""
@@ -181,8 +221,7 @@ class HostLinks:
         flat = replace(collective, axis=self._hosts.whole(collective.axis))
         axis = meeting_axes(self._hosts.mesh, collective.axis)
         if axis in self._levels and self.is_two_level(collective):
-            level, _, background = self._levels[axis]
-            return background.start(lambda: level.run(collective, tensor, out))
+            return self._levels[axis].start(collective, tensor, out)
         return self._sockets.start(flat, tensor, out)
 
     def is_two_level(self, collective: Collective) -> bool:
@@ -216,6 +255,6 @@ class HostLinks:
         """Memory of this host where its ranks have a part in what travels along the axis."""
         meeting = meeting_axes(self._hosts.mesh, axis)
         if meeting in self._levels:
-            return self._levels[meeting][1].buffer(count, dtype, device, self._hosts.parts(axis)[1])
+            return self._levels[meeting].shared.buffer(count, dtype, device, self._hosts.parts(axis)[1])
         links: Links = self._sockets if self._hosts.parts(axis)[0] else self._shared
         return links.buffer(count, dtype, device, axis)

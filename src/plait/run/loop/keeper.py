@@ -12,10 +12,12 @@ from typing import Any
 
 from plait.errors import CheckpointError
 from plait.run.checkpoint.saver import Notice, Saver
+from plait.run.checkpoint.store import save_checkpoint
 from plait.run.hold.server_shards import Given, Taken
 from plait.run.link.wire import Head, MessageKind
 from plait.run.loop.task import Task
 from plait.run.serve.service import Service
+from plait.run.start.launch import Seat
 
 SAVE_EVERY = 200
 """Steps between two checkpoints where the user names none: a server that dies takes what came after the last one."""
@@ -37,7 +39,7 @@ class Keeper:
         self, server: Service, task: Task, tell: Callable[[dict[str, Any]], None], progress: dict[str, Any]
     ) -> None:
         """`tell` is told what the user should know; `progress` is of the checkpoint from which the run went on."""
-        self._server = server
+        self._server, self._task = server, task
         self._tell = tell
         self._every = steps_between_saves(task)
         self._saved = -1
@@ -99,6 +101,17 @@ class Keeper:
         self._tell_all(self._saver.poll())
         self._saver.submit(state.to_checkpoint(self._extra, taken))
         server.states = {key: value for key, value in server.states.items() if key[1] > step}
+
+    def hand_over(self, seat: Seat) -> dict[str, Any]:
+        """Workers are lost: say which updates this only server holds, and write them down when asked to."""
+        assert self._saver is not None
+        self._tell_all(self._saver.close())
+        state, task = self._server.state, self._task
+        seat.emit({"holds": state.steps_done})
+        seat.wait_to_give()
+        saved = state.to_checkpoint(self._extra)
+        seat.emit({"handed": str(save_checkpoint(task.folder / "checkpoints", saved, keep=task.keep))})
+        return {}
 
     def close(self) -> Iterator[None]:
         """Save the end, and wait for the disk; an error where it could not be written."""

@@ -35,6 +35,7 @@ from plait.run.link.process_links import ProcessLinks
 from plait.run.link.wire import Post
 from plait.run.loop.apart import AWAITS_SAVE, Apart
 from plait.run.loop.keeper import Keeper
+from plait.run.loop.rescue import Rescue
 from plait.run.loop.shared_model import SharedModel
 from plait.run.loop.task import Task
 from plait.run.loop.together import Together
@@ -156,8 +157,11 @@ class _Rank:
         )
         rescue = worker.rescue
         if self.task.outlives and self.seat.ranks > 1:
-            rescue.listen()
-            self.machine.keeps_undo, self.machine.on_update = True, rescue.close
+            if isinstance(company, Together):
+                rescue.listen()
+                self.machine.keeps_undo, self.machine.on_update = True, rescue.close
+            else:
+                rescue.ignore()  # who has the weights hears it
         try:
             return worker.run()
         except SpoiledError:
@@ -246,10 +250,14 @@ class _Rank:
             service.on_wait = lambda step, waits: seat.board.enter(step, -1, AWAITS_SAVE, waits)
         else:
             service.after_update = keeper.after_update
-        patience = _Patience()
+        patience, rescue = _Patience(), Rescue()
+        if task.outlives:
+            rescue.listen()
         for turns in (keeper.save(60.0), self.machine.execute(self.program, self.start_step, ())):
             for _ in turns:
                 patience.wait(service.streams.taken)
+                if rescue.is_asked and task.holds_all:  # between two updates, each of which is a whole step
+                    return keeper.hand_over(seat)
         self.state.steps_done = service.reached
         _write_parts(task, service.shard, gradients)
         for _ in keeper.close():

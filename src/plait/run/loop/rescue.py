@@ -18,7 +18,12 @@ class Rescue:
         self.listens = False
         self._is_open = False
         """Whether this rank may be torn out of what it does."""
-        self._is_asked = False
+        self.is_asked = False
+        """Whether the parent has said so."""
+
+    def ignore(self) -> None:
+        """Others hand over what there is."""
+        signal.signal(LOST_SIGNAL, signal.SIG_IGN)
 
     def listen(self) -> None:
         """From here on the parent may say that ranks are lost."""
@@ -40,10 +45,10 @@ class Rescue:
             self._is_open = False
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        self._is_asked = True
+        self.is_asked = True
         if self._is_open:
             self._check()
 
     def _check(self) -> None:
-        if self._is_asked:
+        if self.is_asked:
             raise ConnectionError("other ranks are lost.")

@@ -56,9 +56,14 @@ class Task:
 
     @property
     def holds_all(self) -> bool:
-        """Whether every rank holds all that is trained, between two steps."""
-        plan = self.plan
-        return not plan.agreement.alone and plan.data_ranks == plan.ranks and not plan.memory.zero
+        """Whether one rank alone can hold all that is trained: a copy of it, what workers agreed on when they met last,
+        or, of a server that updates once a step, everything."""
+        plan, agreement = self.plan, self.plan.agreement
+        if agreement.averages:
+            return agreement.fragments == 1
+        if agreement.weights == "server":
+            return agreement.order == "step" and plan.sync.servers == 1
+        return agreement.marches and plan.data_ranks == plan.ranks and not plan.memory.zero
 
     @property
     def timeout_s(self) -> float:

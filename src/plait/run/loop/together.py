@@ -5,7 +5,6 @@ is measured and saved is what they hold together: the parts of a model, copies o
 on their own.
 """
 
-import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -21,10 +20,10 @@ from torch import Tensor
 from plait.errors import CheckpointError
 from plait.job.data.share import LoadedStep
 from plait.run.checkpoint.saver import Notice, Saver
-from plait.run.checkpoint.state import snapshot
+from plait.run.checkpoint.state import TrainingState, snapshot
 from plait.run.checkpoint.store import save_checkpoint
 from plait.run.hold.copies import copies_of
-from plait.run.hold.worker_states import with_workers
+from plait.run.hold.worker_states import of_one, with_workers
 from plait.run.interpret.machine import Machine
 from plait.run.link.fetch import ProcessShardFetcher
 from plait.run.loop.task import Task
@@ -36,8 +35,6 @@ from plait.run.record.ledger import Ledger
 from plait.run.record.shares import ShareLog
 from plait.run.start.launch import Seat
 
-_LOOK_S = 0.01
-"""Between two looks whether this rank is to write what it holds."""
 _LATEST = 4
 """Steps by which rank 0, which tells of each at once, may be behind another rank."""
 _SAVED = "saved before the run was spoiled"
@@ -71,8 +68,10 @@ class Together:
         self.is_best = False
         self._saved = -1
         self._gradients: list[dict[str, Tensor]] = []
-        self._latest: deque[dict[str, Any]] = deque(maxlen=_LATEST)
+        self._latest: deque[dict[str, Any]] = deque()
         """What was told of the last steps, in case that rank 0 is lost."""
+        self._met: TrainingState | None = None
+        """What workers that train on their own agreed on when they met last."""
         if task.record_gradients:
             machine.store.on_ready = self._keep_gradients
         first = seat.rank == 0
@@ -95,7 +94,19 @@ class Together:
         """Never asked for."""
 
     def did(self, loaded: LoadedStep) -> None:
-        """All have."""
+        """All have. Where workers that train on their own have met in this step, each keeps what they agreed on: the
+        rest goes with a worker that is lost."""
+        plan, task = self.task.plan, self.task
+        met = plan.agreement.averages and plan.agreement.due(loaded.step, loaded.ends_epoch)
+        if met and task.outlives and task.holds_all:
+            saved = self._state.to_checkpoint(self._extra())
+            self._met = snapshot(of_one(saved, self.machine.averaging, plan))
+            self._forget()
+
+    def _forget(self) -> None:
+        """What is known of steps that rank 0 has told of for sure."""
+        while len(self._latest) > _LATEST:
+            self._latest.popleft()
 
     def tell(self, loaded: LoadedStep, told: dict[str, Any]) -> None:
         """Rank 0 writes it down for all."""
@@ -106,6 +117,8 @@ class Together:
         share = told | {"share": 0, "samples": len(loaded.ids), "ids": ids}
         if outlives:
             self._latest.append(share)
+            if not self.task.plan.agreement.averages:
+                self._forget()
         if self.ledger is not None:
             self.ledger.take_share(0, share)
             if outlives:
@@ -183,17 +196,18 @@ class Together:
 
     def hand_over(self, error: Exception) -> dict[str, Any]:
         """Others are lost: say what this rank holds, and write it down where it is asked to; `error` where it does not
-        hold everything. Between two updates every rank of such a plan holds the same."""
-        if self.machine.is_updating or not self.task.holds_all:
+        hold everything. Between two updates every rank of such a plan holds the same, or did when all met last."""
+        alone = self.task.plan.agreement.averages
+        if not self.task.holds_all or (self._met is None if alone else self.machine.is_updating):
             raise error
-        self.machine.undo()
+        if not alone:
+            self.machine.undo()
         if self._saver is not None:
             self._tell(self._saver.close())
         if self.ledger is not None:
             self.ledger.flush()
-        self.seat.emit({"holds": self._state.steps_done})
-        while not self.seat.board.gives():
-            time.sleep(_LOOK_S)  # who is not asked is ended
+        self.seat.emit({"holds": self._state.steps_done if self._met is None else self._met.step})
+        self.seat.wait_to_give()
         self.seat.emit({"handed": str(self._write_alone())})
         return {}
 
@@ -203,7 +217,8 @@ class Together:
         for told in self._latest:
             log.write({"share": told})
         log.close()
-        saved, task = self._state.to_checkpoint(self._extra()), self.task
+        task = self.task
+        saved = self._met if self._met is not None else self._state.to_checkpoint(self._extra())
         return save_checkpoint(task.folder / "checkpoints", saved, keep=task.keep, best_step=self._kept.step)
 
     def close(self) -> dict[str, Any]:

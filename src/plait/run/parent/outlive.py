@@ -141,6 +141,7 @@ class Outlive:
         write_left_shares(
             task.folder, step, samples=task.record_samples, order=order,
             tell=lambda text: self.tell({"notice": text}),
+            trained=handed is not None and task.plan.agreement.weights == "server",
         )  # fmt: skip
         source = (
             "memory" if handed is not None else checkpoint.name if checkpoint is not None else "the start"

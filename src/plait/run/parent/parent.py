@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from plait.errors import CheckpointError, PlaitError, RunError, WorkerError
+from plait.errors import CheckpointError, LostError, PlaitError, RunError, WorkerError
 from plait.options import Listener
 from plait.plan.plan import Plan
 from plait.run.checkpoint.store import load_checkpoint, locate_checkpoint
@@ -90,12 +90,14 @@ def _run_apart(
         order = task.job.order(programs.captures.source.num_samples)
         ledger = Ledger(journal, plan.mesh.size, task.job.until, progress, order)
         try:
-            dispensable = range(plan.mesh.size if plan.agreement.alone else 0)
-            results = run(_listener(plan, ledger, tell, wants_end), dispensable)
+            results = run(_listener(plan, ledger, tell, wants_end), _dispensable(task))
         except Interrupted as stop:
             if not stop.returned:
                 raise
             results, ledger.stopped = stop.results, "interrupted"
+        except LostError:
+            ledger.leave()
+            raise
         except RunError as error:
             ledger.leave()
             raise _with_way_back(error, task) from error
@@ -112,6 +114,15 @@ def _run_apart(
         "evaluation": ledger.evaluation,
         "shares_by_worker": ledger.tickets,
     }  # fmt: skip
+
+
+def _dispensable(task: Task) -> range:
+    """Workers that the others do without: those who do not meet, but in a run that outlives ranks only where others
+    take over their shares; else it is started again without them, so that nothing is left out."""
+    agreement = task.plan.agreement
+    return range(
+        task.plan.mesh.size if agreement.alone and (agreement.takes_next or not task.outlives) else 0
+    )
 
 
 def _listener(plan: Plan, ledger: Ledger, tell: Listener, wants_end: Callable[[], str | None]) -> OnEvent:

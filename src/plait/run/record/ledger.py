@@ -61,6 +61,8 @@ class Ledger:
         self.num_updates = 0
         """Shares that had samples: where nobody else counts, each was an update."""
         self.stopped: str | None = None
+        self.trained = False
+        """Whether shares that nobody told of were trained on all the same."""
 
     def resume_at(self, now_s: float) -> None:
         """Time is counted from here."""
@@ -134,9 +136,9 @@ class Ledger:
     def _write(self, step: int, done: Sequence[dict[str, Any]]) -> None:
         missing = tuple(sorted(set(range(self._shares)) - {int(share["share"]) for share in done}))
         lost: list[int] = []
-        if missing:
+        by_share = self._order.of_shares(step, self._shares) if missing and self._order is not None else None
+        if missing and not self.trained:
             self.lost[step] = missing
-            by_share = self._order.of_shares(step, self._shares) if self._order is not None else None
             lost = [number for share in missing for number in by_share[share]] if by_share is not None else []
         weight = sum(share["weight"] for share in done)
         if not weight:
@@ -163,10 +165,12 @@ class Ledger:
             **({} if done[0].get("grad_norm") is None else {"grad_norm": done[0]["grad_norm"]}),
             "memory_bytes": max(share["memory_bytes"] for share in done),
             **({"ends_epoch": True} if any(share.get("ends_epoch") for share in done) else {}),
-            **({"lost_shares": list(missing)} if missing else {}),
+            **({"lost_shares": list(missing)} if missing and not self.trained else {}),
         }
         in_order = sorted(done, key=lambda share: int(share["share"]))
         ids = [number for share in in_order for number in share.get("ids", ())]
+        if self.trained and by_share is not None:
+            ids = [number for share in by_share for number in share]
         self._journal.write_step(entry, torch.tensor(ids, dtype=torch.int64), lost)
 
     def _rate(self, ended_s: float, step_s: float, samples: int) -> float:
@@ -186,11 +190,13 @@ def write_left_shares(
     samples: bool,
     order: SampleOrder | None = None,
     tell: Callable[[str], None] = lambda text: None,
+    trained: bool = False,
 ) -> list[int]:
     """Write down what a parent that was killed had not, of steps below the one with which its run goes on; which.
 
-    Shares of such steps that nobody has done are lost, and `tell` is told. Nothing of it is left afterwards: a run that
-    starts anew does not find the shares of another.
+    Shares of such steps that nobody has done are lost, and `tell` is told; `trained`: the weights say that all were
+    done, by workers that had no time left to tell. Nothing of it is left afterwards: a run that starts anew does not
+    find the shares of another.
     """
     events = left_shares(folder)
     if not any(_is_below(event, below) for event in events):
@@ -205,6 +211,7 @@ def write_left_shares(
     with Journal(folder, lambda event: None, keep_below=below, samples=samples, anew=anew) as journal:
         shares = [event.share for event in events if event.share is not None]
         ledger = Ledger(journal, 1 + max((share.share for share in shares), default=0), None, {}, order)
+        ledger.trained = trained
         ledger.resume_at(min((share.ended_s for share in shares), default=0.0))
         for event in events:
             share, measured = event.share, event.evaluated

@@ -37,6 +37,8 @@ _PIPE_BYTES = 1 << 20
 """Of the pipe to the parent: the most that Linux gives a user by default (fs.pipe-max-size)."""
 _F_SETPIPE_SZ = 1031
 """Of `fcntl`: Python names it on Linux alone."""
+_GIVE_LOOK_S = 0.01
+"""Between two looks whether this rank is to write what it holds."""
 LOST_SIGNAL = signal.SIGUSR2
 """By which the parent says that other ranks are lost."""
 _COMMUNICATION = re.compile(
@@ -64,6 +66,11 @@ class Seat:
     def stop_requested(self) -> bool:
         """Tell whether the run should end; see `Post.stop_after` for an answer that is equal on all ranks."""
         return self.board.stop_requested()
+
+    def wait_to_give(self) -> None:
+        """Until this rank is asked to write what it holds; who is not asked is ended."""
+        while not self.board.gives():
+            time.sleep(_GIVE_LOOK_S)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -180,6 +180,14 @@ class PlaitGroup(dist.ProcessGroup):
 
     def _all_reduce(self, tag: _Tag, flat: Tensor, op: Any) -> None:
         size = len(self._ranks)
+        if size == 2:  # in one exchange as much is sent as in two
+            own, other = flat, torch.empty_like(flat)
+            self._exchange(tag, [_bytes(own)] * size, [_bytes(other)] * size)
+            first, second = (own, other) if self._own == 0 else (other, own)
+            _combine_by(op)(first, second, out=flat)
+            if op == dist.ReduceOp.AVG:
+                flat.div_(size)
+            return
         if flat.numel() * flat.element_size() <= SMALL_BYTES or flat.numel() < size:
             parts = [torch.empty_like(flat) for _ in self._ranks]
             self._gather(tag, parts, flat)
@@ -310,14 +318,18 @@ def _bytes(flat: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(bytearray())
 
 
-def _reduced(parts: Sequence[Tensor], op: Any) -> Tensor:
-    """All parts as one, the first rank's first."""
+def _combine_by(op: Any) -> Callable[..., Tensor]:
     combine = next((join for known, join, _ in _COMBINE if op == known), None)
     if combine is None:
         raise PlanError(
             f"ranks cannot be combined by {op} on processors.", fix="use a sum, mean, product, min or max."
         )
-    found = parts[0].clone()
+    return combine
+
+
+def _reduced(parts: Sequence[Tensor], op: Any) -> Tensor:
+    """All parts as one, the first rank's first."""
+    combine, found = _combine_by(op), parts[0].clone()
     for part in parts[1:]:
         combine(found, part, out=found)
     return found / len(parts) if op == dist.ReduceOp.AVG else found
