@@ -83,6 +83,34 @@ def test_copies_go_on_from_memory_twice(undisturbed: plait.Result, tmp_path: Pat
     assert "SIGKILL" in " ".join(read_run(result.folder).notes)
 
 
+@pytest.mark.parametrize(
+    ("plan", "settings", "ranks"),
+    [
+        ("local-sgd", {"average": {"every": 2}}, 3),
+        ("diloco", {"average": {"every": 2}}, 3),
+        ("easgd", {"elastic": {"variant": "sync", "tau": 2}}, 3),
+        ("server-sync", {}, 4),
+        ("server-stale", {}, 4),
+    ],
+)
+def test_workers_that_meet_now_and_then_and_servers_go_on_from_memory(
+    plan: str, settings: dict[str, Any], ranks: int, undisturbed: plait.Result, tmp_path: Path
+) -> None:
+    """From what workers agreed on when they met last; from all that the only server holds. Nothing was saved."""
+    saving = plait.Saving(record_samples=True, checkpoint_every=1000)
+    result = plait.train(
+        _job(tmp_path, 5), plan, ranks, settings=settings, out=tmp_path / "run", saving=saving,
+        limits=plait.Limits(elastic="2:4"), listener=lambda event: None,
+    )  # fmt: skip
+    (event,) = json.loads((tmp_path / "run" / "outlived.json").read_text())
+    assert event["source"] == "memory" and event["step"] > 0, event
+    assert event["repeated_steps"] <= (0 if plan.startswith("server") else 4)
+    ids = [(step, sorted(found)) for step, found in _ids(result.folder)]
+    assert ids == [(step, sorted(found)) for step, found in _ids(undisturbed.folder)]
+    if plan == "server-sync":  # computes what one process does, whoever is lost
+        torch.testing.assert_close(result.losses, undisturbed.losses, rtol=1e-4, atol=1e-5)
+
+
 def test_a_pipeline_of_four_becomes_what_is_best_for_three(undisturbed: plait.Result, tmp_path: Path) -> None:
     limits = plait.Limits(elastic="2:4")
     job = _job(tmp_path, 4)
