@@ -6,6 +6,7 @@ import subprocess
 import sys
 import types
 from dataclasses import fields
+from itertools import product
 
 import pytest
 
@@ -101,14 +102,7 @@ EQUIVALENT = {
     ("run", "workers"),  # settings={"workers": 2}, or Job(workers=2)
     ("run", "skip_bad"),
     # started elsewhere is this very command line, not a call
-    ("run", "engine"),
-    ("verify", "engine"),
-    ("run", "hosts"),
-    ("verify", "hosts"),
-    ("run", "engine_set"),
-    ("verify", "engine_set"),
-    ("run", "dry_run"),
-    ("verify", "dry_run"),
+    *product(("run", "verify", "plan", "measure"), ("engine", "hosts", "engine_set", "dry_run")),
 }
 
 

@@ -23,6 +23,7 @@ from plait.plan.named import NAMED, resolve
 from plait.plan.plan import Plan, parse_plan
 from plait.run.checkpoint.store import load_checkpoint, locate_checkpoint
 from plait.run.join.find import task_of
+from plait.run.link.host_links import HostMesh
 from plait.run.loop.shared_model import check_shared
 from plait.run.loop.task import Task
 from plait.run.parent.again import Again
@@ -156,6 +157,8 @@ def _lead(
             )
             for event in ({"run": about(programs, folder, device, start_step)}, *said):
                 tell(event)
+            if party is not None:
+                tell({"notice": _where(party, programs.plan)})
             comparing = trial.record_gradients or dtype != torch.float32
             if limits.check and not comparing:
                 lines = [check_capture(part.job, part) for part in programs.parts]
@@ -216,6 +219,18 @@ def _lead(
         tell.end(summary["stopped"])
         notices = (*programs.choices, *summary["notices"])
         return Result.of(summary, folder, notices, job), summary
+
+
+def _where(party: First, plan: Plan) -> str:
+    """How the mesh lies on hosts, and which of them the run cannot do without."""
+    place = party.place
+    per_host = place.local_tasks * place.ranks_each(plan.ranks)
+    cut = HostMesh.of(plan.mesh, per_host) if 1 < per_host < plan.mesh.size else None
+    lies = cut.describe() if cut is not None else " x ".join(f"{n}={size}" for n, size in plan.mesh.axes)
+    return (
+        f"{place.tasks} tasks of {place.engine}, {plan.ranks} ranks: {lies}. Task 0 on {party.hosts()[0]['host']} has "
+        "the run folder: without it the run ends, and goes on where it is resumed."
+    )
 
 
 def _task(job: Job, plan: Plan, folder: Path, options: _Options, **more: Any) -> Task:

@@ -63,6 +63,13 @@ class HostMesh:
             return None
         return cls(mesh=mesh, refined=Mesh(axes=tuple(refined)), within=Mesh(axes=tuple(within)))
 
+    def describe(self) -> str:
+        """Which axes are where, for people."""
+        inner = dict(self.within.axes)
+        within = [f"{name.removesuffix(_WITHIN)}={size}" for name, size in self.within.axes if size > 1]
+        between = [f"{name}={size}" for name, size in self.refined.axes if name not in inner and size > 1]
+        return f"{' x '.join(within)} within each host, {' x '.join(between)} between hosts"
+
     def parts(self, axis: str) -> tuple[str, str]:
         """The names of an axis (or of several) between hosts and within one; "" where it has no such part."""
         inner = dict(self.within.axes)
