@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
-from tests.ranks.hosts import PLAIT, ROOT, Namespace, environment, namespaces
+from tests.ranks.hosts.hosts import PLAIT, ROOT, Namespace, environment, namespaces
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -19,8 +19,8 @@ from plait.plan.plan import Plan, parse_plan
 from plait.run.measure.hosts import led
 from plait.run.measure.predict import predict_job
 from plait.run.prepare.fits import parse_memory
-from plait.run.start.first import First
 from plait.run.start.party import place_here
+from plait.run.start.tasks.first import First
 from plait.search.choose.choose import Request, choose, simplest
 from plait.search.choose.explain import describe
 from plait.search.choose.subject import subject_of_job

@@ -15,8 +15,8 @@ from plait.options import Listener
 from plait.run.measure.hosts import heard, led, measure_hosts, told
 from plait.run.measure.machine import Measured, measure_machine
 from plait.run.setup.device import check_device
-from plait.run.start.first import First
 from plait.run.start.party import place_here
+from plait.run.start.tasks.first import First
 
 
 def measure(

@@ -18,14 +18,14 @@ import torch.distributed as dist
 from plait.cluster.calibration import Calibration
 from plait.cluster.cluster import Cluster, Link
 from plait.run.join.place import Place
-from plait.run.link.shared_memory import host, machine
+from plait.run.link.shm.memory import host, machine
 from plait.run.measure.fit import fit_line
 from plait.run.setup.allocator import keep_freed_memory
-from plait.run.start.first import First
-from plait.run.start.follower import Follower
 from plait.run.start.guardian import Guardian
 from plait.run.start.launch import Seat, connect, disconnect, launch
 from plait.run.start.party import join, telling
+from plait.run.start.tasks.first import First
+from plait.run.start.tasks.follower import Follower
 from plait.run.wire.tell import tell
 from plait.version import VERSION
 
