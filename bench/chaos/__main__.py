@@ -19,19 +19,22 @@ each struck); a disk that is really full needs the right to mount one. What is s
 import argparse
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import plait
 from bench.chaos.cases import CASES, HANG_S, Case, job
 from bench.chaos.checks import Reference, check_result, newest_checkpoint, reference
+from bench.chaos.engines import EngineRun, Engines
 from bench.chaos.faults import FAULTS, Fault, can_mount, mount, unmount
-from bench.chaos.runs import Ended, Phase, Run
+from bench.chaos.runs import Ended, ForkedRun, Phase, Run
 from bench.chaos.shim import Shim, start_again_with_it
 
 LIMIT_S = 10 + 2 * HANG_S + 2 + 30 + 2 + 8
@@ -42,8 +45,14 @@ _LEFT_S = 5.0
 """After which nobody is left."""
 _ATTEMPTS = 10
 """To make a fault that happens, of those that are drawn."""
+ENGINE_SHARE = 0.05
+"""Of faults, under engines: each of these takes as long as ten others, for its tasks are fresh interpreters."""
+_ENGINE_AGAIN = 0.3
+"""Of runs that an engine has started, resumed by it too; the others are resumed without."""
 _TELL_EVERY = 50
 """Faults between two lines on how far it is."""
+_KILLS = ("kill the parent", "kill a task", "SIGTERM engine", "no memory")
+"""After which a task may not have the time to tell."""
 _PHASES: tuple[Phase, ...] = ("start", "training", "evaluation", "saving", "ending")
 
 
@@ -69,15 +78,15 @@ class Tally:
     def print(self, kinds: Sequence[str], names: Sequence[str]) -> None:
         width = max(len(word) for kind in (*kinds, "missed") for word in kind.split()) + 1
         heads = [(*kind.split(" ", 1), "")[:2] for kind in (*kinds, "all", "missed")]
-        print("\n" + " " * 18 + "".join(f"{first:>{width}}" for first, _ in heads))
-        print(f"{'held/happened':18}" + "".join(f"{_short(second):>{width}}" for _, second in heads))
+        print("\n" + " " * 24 + "".join(f"{first:>{width}}" for first, _ in heads))
+        print(f"{'held/happened':24}" + "".join(f"{_short(second):>{width}}" for _, second in heads))
         for name in (*names, ""):
             cells = ""
             for kind in (*kinds, ""):
                 good, bad = (_sum(counts, name, kind) for counts in (self.held, self.broken))
                 cells += f"{f'{good}/{good + bad}' if good + bad else '-':>{width}}"
-            print(f"{name or 'all':18}{cells}{_sum(self.missed, name, ''):>{width}}")
-        print(f"{'missed':18}" + "".join(f"{_sum(self.missed, '', kind):>{width}}" for kind in kinds))
+            print(f"{name or 'all':24}{cells}{_sum(self.missed, name, ''):>{width}}")
+        print(f"{'missed':24}" + "".join(f"{_sum(self.missed, '', kind):>{width}}" for kind in kinds))
         print(
             f"\n{'tried in':18}"
             + "".join(f"{phase:>12}" for phase in (*_PHASES, "over"))
@@ -116,27 +125,28 @@ class Seen:
 class Chaos:
     """One series of faults."""
 
-    def __init__(self, root: Path, shim: Shim | None) -> None:
-        self.root, self.shim, self.tally = root, shim, Tally()
+    def __init__(self, root: Path, shim: Shim | None, engines: Engines) -> None:
+        self.root, self.shim, self.engines, self.tally = root, shim, engines, Tally()
         self._references: dict[str, Reference] = {}
 
     def try_fault(self, number: str, case: Case, kind: str, choice: random.Random) -> Seen:
         """Start, harm, resume, check."""
         if case.name not in self._references:
-            self._references[case.name] = reference(case, self.root / f"reference-{case.name}")
+            place = self.root / f"reference-{case.name}"
+            self._references[case.name] = reference(self._start(case, place / "run", resume=False))
         undisturbed, fault = self._references[case.name], FAULTS[kind]
         place = self.root / number
         place.mkdir()
         if fault.needs_mount:
             assert mount(place)
-        run = Run(case, place / "run", resume=False)
+        run = self._start(case, place / "run", resume=False)
         self._await_moment(run, undisturbed, choice)
         before = newest_checkpoint(run.folder)
         phase: str = "over" if run.is_over() else run.phase()
         outcome = "missed" if phase == "over" else fault.do(run, choice, self.shim)
         ended = run.wait(2 * LIMIT_S if fault.slows else LIMIT_S)
         happened = outcome != "missed" and self._struck(fault, ended)
-        wrong = _check_end(run, ended, kind)
+        wrong = _check_end(run, ended, kind, phase)
         run.end()
         if self.shim is not None:
             self.shim.set()
@@ -147,11 +157,17 @@ class Chaos:
             wrong.append("it was asked to end before it had begun, and did not")
         if newest_checkpoint(run.folder) < before:
             wrong.append(f"the checkpoint of step {before} is gone")
-        wrong += self._resume(case, undisturbed, run.folder, ended, fault.loses_a_rank)
+        again = case if choice.random() < _ENGINE_AGAIN else replace(case, engine=None)
+        wrong += self._resume(again, undisturbed, run.folder, ended, fault.loses_a_rank)
         if fault.needs_mount:
             unmount(place)
         shutil.rmtree(place, ignore_errors=True)
         return Seen(wrong=wrong, happened=happened or bool(wrong), phase=phase, seconds=ended.seconds)
+
+    def _start(self, case: Case, folder: Path, *, resume: bool) -> Run:
+        if case.engine is not None:
+            return self.engines.start(case, folder, resume=resume)
+        return ForkedRun(case, folder, resume=resume)
 
     def _struck(self, fault: Fault, ended: Ended) -> bool:
         """Whether the run met what was done to it."""
@@ -180,7 +196,7 @@ class Chaos:
             resumable = newest_checkpoint(folder) >= 0
             if not resumable:
                 shutil.rmtree(folder, ignore_errors=True)
-            resumed = Run(case, folder, resume=resumable).wait(180)
+            resumed = self._start(case, folder, resume=resumable).wait(180)
             if resumed.code != 0:
                 return [f"the resume failed: {resumed.told}"]
             loses_a_rank = True
@@ -188,7 +204,7 @@ class Chaos:
         return check_result(case, undisturbed, folder, lost_ranks=lost)
 
 
-def _check_end(run: Run, ended: Ended, kind: str) -> list[str]:
+def _check_end(run: Run, ended: Ended, kind: str, phase: str) -> list[str]:
     """It ended in time, with a word, and left nobody."""
     if ended.code is None:
         return ["it did not end in time"]
@@ -204,8 +220,11 @@ def _check_end(run: Run, ended: Ended, kind: str) -> list[str]:
     )
     if error in ("TRACEBACK", "MemoryError") and not no_memory:
         wrong.append(f"an error that is not ours: {text}")
-    if ended.code > 0 and not error and not no_memory:
-        wrong.append("it ended without a word")
+    is_silent = ended.code > 0 and not error and not no_memory
+    if isinstance(run, EngineRun):  # whose status is told by itself, unless it was killed
+        is_silent = ended.code < 0 and phase != "start" and kind not in _KILLS
+    if is_silent:
+        wrong.append(f"it ended without a word: {text}")
     return wrong
 
 
@@ -218,49 +237,77 @@ def main() -> int:
         "--plans", default="", help="Only these, joined by commas, as they stand in the table."
     )
     parser.add_argument("--kinds", default="", help="Only faults whose name holds this.")
+    parser.add_argument(
+        "--engines", type=float, default=ENGINE_SHARE, help="The share of faults under engines, of 0 to 1."
+    )
     parser.add_argument("--verbose", action="store_true", help="A line for each fault.")
     given = parser.parse_args()
     shim_folder = start_again_with_it()
-    cases = [case for case in CASES if not given.plans or case.name in given.plans.split(",")]
-    only = (f" --plans {given.plans}" if given.plans else "") + (
-        f" --kinds '{given.kinds}'" if given.kinds else ""
-    )
-    with tempfile.TemporaryDirectory(prefix="chaos-") as place:
-        chaos = Chaos(Path(place), Shim.of_this_process())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and clean up
+    names = given.plans.split(",") if given.plans else [case.name for case in CASES]
+    cases = [case for case in CASES if case.name in names]
+    if not given.engines:
+        cases = [case for case in cases if case.engine is None]
+    with ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
+        engines = Engines(
+            place / "engines", stack, {case.engine for case in cases if case.engine is not None}
+        )
+        for engine, why in engines.lacking.items():
+            print(f"not tried here: runs under {engine}: {why}")
+        cases = [case for case in cases if case.engine not in engines.lacking]
+        chaos = Chaos(place, Shim.of_this_process(), engines)
         kinds = _possible([name for name in FAULTS if given.kinds in name], chaos)
         print(
             f"seed {given.seed}: {given.faults} faults of {len(kinds)} kinds over {len(cases)} ways to run",
             flush=True,
         )
         for plan in ("single", "ddp"):  # what they import is inherited by all that follow
-            plait.train(job(), plan, 1, steps=1, out=Path(place) / f"warm-{plan}", trace=False)
-        for number in range(given.first, given.first + given.faults):
-            for attempt in range(_ATTEMPTS):
-                choice = random.Random(f"{given.seed} {number} {attempt}")
-                case, kind = cases[number % len(cases)], choice.choice(kinds)
-                seen = chaos.try_fault(f"{number}.{attempt}", case, kind, choice)
-                chaos.tally.add(case.name, kind, seen)
-                if given.verbose or seen.wrong:
-                    word = (
-                        f"WRONG: {'; '.join(seen.wrong)}"
-                        if seen.wrong
-                        else "held"
-                        if seen.happened
-                        else "missed"
-                    )
-                    told = f"{kind:16} in {seen.phase:10} {seen.seconds:5.1f} s {word}"
-                    print(f"{number:4} {case.name:16} {told}", flush=True)
-                if seen.happened:
-                    break
-            if seen.wrong:
-                again = f"--seed {given.seed} --first {number} --faults 1{only}"
-                print(f"  again: python -m bench.chaos {again}", flush=True)
-            if number % _TELL_EVERY == _TELL_EVERY - 1:
-                print(f"{number + 1}: {chaos.tally.broken.total()} did not hold", flush=True)
+            plait.train(job(), plan, 1, steps=1, out=place / f"warm-{plan}", trace=False)
+        try_all(chaos, cases, kinds, given)
     if shim_folder is not None:
         shutil.rmtree(shim_folder, ignore_errors=True)
     chaos.tally.print(kinds, [case.name for case in cases])
     return 1 if chaos.tally.broken.total() else 0
+
+
+def try_all(chaos: Chaos, cases: Sequence[Case], kinds: Sequence[str], given: argparse.Namespace) -> None:
+    """One fault after the other, each until it happens."""
+    only = (f" --plans {given.plans}" if given.plans else "") + (
+        f" --kinds '{given.kinds}'" if given.kinds else ""
+    )
+    for number in range(given.first, given.first + given.faults):
+        case = case_of(number, cases, given.seed, given.engines)
+        suitable = [kind for kind in kinds if FAULTS[kind].suits(case)]
+        if not suitable:
+            continue
+        for attempt in range(_ATTEMPTS):
+            choice = random.Random(f"{given.seed} {number} {attempt}")
+            kind = choice.choice(suitable)
+            seen = chaos.try_fault(f"{number}.{attempt}", case, kind, choice)
+            chaos.tally.add(case.name, kind, seen)
+            if given.verbose or seen.wrong:
+                word = (
+                    f"WRONG: {'; '.join(seen.wrong)}" if seen.wrong else "held" if seen.happened else "missed"
+                )
+                told = f"{kind:16} in {seen.phase:10} {seen.seconds:5.1f} s {word}"
+                print(f"{number:4} {case.name:22} {told}", flush=True)
+            if seen.happened:
+                break
+        if seen.wrong:
+            again = f"--seed {given.seed} --first {number} --faults 1 --engines {given.engines:g}{only}"
+            print(f"  again: python -m bench.chaos {again}", flush=True)
+        if number % _TELL_EVERY == _TELL_EVERY - 1:
+            print(f"{number + 1}: {chaos.tally.broken.total()} did not hold", flush=True)
+
+
+def case_of(number: int, cases: Sequence[Case], seed: int, engines: float) -> Case:
+    """The way to run of a fault: a share of them is under engines, and of each kind all have their turn."""
+    under = [case for case in cases if case.engine is not None]
+    here = [case for case in cases if case.engine is None]
+    is_under = bool(under) and (not here or random.Random(f"{seed} {number}").random() < engines)
+    found = under if is_under else here
+    return found[(int(number * engines) if is_under and here else number) % len(found)]
 
 
 def _possible(kinds: list[str], chaos: Chaos) -> list[str]:

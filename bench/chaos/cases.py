@@ -3,6 +3,7 @@
 import os
 import time
 from dataclasses import dataclass, replace
+from typing import Literal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -14,6 +15,7 @@ from plait.plan.named import NAMED, resolve
 from plait.plan.plan import Plan
 
 STEPS, BATCH, SAVE_EVERY, EVALUATE_EVERY = 24, 8, 5, 9
+Engine = Literal["torchrun", "mpirun", "srun"]
 HANG_S = 5.0
 """`--hang-s` of all runs."""
 
@@ -27,13 +29,22 @@ class Case:
     mesh: dict[str, int] | None = None
     sockets: bool = False
     """Whether ranks speak over sockets alone, as they do between hosts."""
+    engine: Engine | None = None
+    """What starts its tasks, on hosts that are parts of this machine; None: plait itself, here."""
+    tasks: int = 2
+    """Which an engine starts."""
     exact: bool = True
     """Whether a resumed run has the losses of an undisturbed one, bit for bit."""
 
     @property
     def name(self) -> str:
         axes = "x".join(f"{axis[0]}{size}" for axis, size in self.mesh.items()) if self.mesh else ""
-        parts = (self.plan, axes if len(self.mesh or ()) > 1 else "", "sockets" if self.sockets else "")
+        parts = (
+            self.plan,
+            axes if len(self.mesh or ()) > 1 else "",
+            "sockets" if self.sockets else "",
+            self.engine or "",
+        )
         return "-".join(part for part in parts if part)
 
     def resolved(self) -> Plan:
@@ -76,6 +87,15 @@ CASES = (
     Case(plan="server-async", ranks=3, exact=False),
     Case(plan="easgd", ranks=3, exact=False),
     Case(plan="hogwild", ranks=2, exact=False),
+    Case(plan="ddp", ranks=2, engine="torchrun"),
+    Case(plan="zero3", ranks=2, engine="torchrun"),
+    Case(plan="local-sgd", ranks=2, engine="torchrun"),
+    Case(plan="ddp", ranks=2, engine="mpirun"),
+    Case(plan="1f1b", mesh={"pipe": 2}, engine="mpirun"),
+    Case(plan="server-async", ranks=3, engine="mpirun", tasks=3, exact=False),
+    Case(plan="ddp", ranks=2, engine="srun"),
+    Case(plan="megatron", mesh={"data": 2, "tensor": 2}, engine="srun"),
+    Case(plan="easgd", ranks=3, engine="srun", tasks=3, exact=False),
 )
 assert {case.plan for case in CASES} == set(NAMED), "a plan has no case"
 

@@ -61,10 +61,10 @@ def losses_of(folder: Path) -> list[float]:
     return [entry["loss"] for entry in sorted(entries, key=lambda e: e["step"]) if "loss" in entry]
 
 
-def reference(case: Case, folder: Path) -> Reference:
-    """Run it once without harm."""
-    ended = Run(case, folder, resume=False).wait(180)
-    assert ended.code == 0, (case, ended)
+def reference(run: Run) -> Reference:
+    """Of a run that nothing happens to."""
+    ended, folder = run.wait(180), run.folder
+    assert ended.code == 0, ended
     return Reference(losses=losses_of(folder), samples=samples_of(folder), seconds=ended.seconds)
 
 

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bench.chaos.cases import HANG_S
-from bench.chaos.runs import Run
+from bench.chaos.cases import HANG_S, Case
+from bench.chaos.engines import EngineRun
+from bench.chaos.runs import Run, kill
 from bench.chaos.shim import Shim
 
 _SYS_PIDFD_OPEN, _SYS_PIDFD_GETFD = 434, 438
@@ -50,10 +51,18 @@ class Fault:
     seen: Literal["at once", "by the shim", "at the end"] = "at once"
     """Where it shows whether it struck; at the end: in a run that did not end as if nothing had happened."""
     needs_mount: bool = False
+    of_tasks: bool = False
+    """Whether it is done to a task of an engine, or to the engine."""
 
     @property
     def needs_shim(self) -> bool:
         return self.seen == "by the shim"
+
+    def suits(self, case: Case) -> bool:
+        """Whether it can happen to such a run: the shim wakes up in one session, and engines start many."""
+        if case.engine is None:
+            return not self.of_tasks
+        return not (self.needs_shim or self.needs_mount)
 
 
 def _target(run: Run, choice: random.Random, of_parent: bool) -> int:
@@ -101,6 +110,31 @@ def _interrupt_twice(run: Run, choice: random.Random, shim: Shim | None) -> Outc
     """The second may find that the first was enough."""
     both = _sent(run.pid, signal.SIGINT, signal.SIGINT, pause_s=choice.uniform(0.0, 0.2))
     return "done" if both else "missed"
+
+
+def _kill_a_task(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
+    """With all that it has started, as where a host is lost; or alone."""
+    assert isinstance(run, EngineRun)
+    task = choice.choice(sorted(run.tasks()))
+    kill(run.tree(task) if choice.random() < 0.7 else [run.tasks()[task]])
+    return "done"
+
+
+def _freeze_a_task(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
+    """All of a host stands still, for longer than the others wait for it; then it finds out that it is alone."""
+    assert isinstance(run, EngineRun)
+    tree = run.tree(choice.choice(sorted(run.tasks())))
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in tree:
+            _sent(pid, number)
+        if number == signal.SIGSTOP:
+            time.sleep(2 * HANG_S + 2)
+    return "maybe"
+
+
+def _end_the_engine(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
+    assert isinstance(run, EngineRun)
+    return "done" if _sent(choice.choice(run.launchers), signal.SIGTERM) else "missed"
 
 
 def _no_more_files(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
@@ -193,6 +227,9 @@ FAULTS: dict[str, Fault] = {
     "SIGTERM": Fault(do=_signal(signal.SIGTERM, of_parent=True), asks_to_end=True),
     "Ctrl-C": Fault(do=_signal(signal.SIGINT, of_parent=True), asks_to_end=True),
     "Ctrl-C twice": Fault(do=_interrupt_twice, asks_to_end=True),
+    "kill a task": Fault(do=_kill_a_task, loses_a_rank=True, of_tasks=True),
+    "freeze a task": Fault(do=_freeze_a_task, loses_a_rank=True, of_tasks=True),
+    "SIGTERM engine": Fault(do=_end_the_engine, asks_to_end=True, of_tasks=True),
     "no more files": Fault(do=_no_more_files, loses_a_rank=True, seen="by the shim"),
     "full disk": Fault(do=_fill_the_disk, loses_a_rank=True, seen="by the shim", needs_mount=True),
     "no memory": Fault(do=_no_more_memory, loses_a_rank=True, seen="at the end"),

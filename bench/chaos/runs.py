@@ -7,6 +7,8 @@ import signal
 import sys
 import time
 import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +21,7 @@ from plait.run.start.board import Board, State
 
 Phase = Literal["start", "training", "evaluation", "saving", "ending"]
 _LABELS: dict[str, Phase] = {"evaluate": "evaluation", "checkpoint": "saving", "finish": "ending"}
+_ASKS = (signal.SIGINT, signal.SIGTERM)
 _NO_MEMORY = b'{"error": "MemoryError", "text": ""}'
 """What a process tells that has none to say more."""
 
@@ -41,38 +44,38 @@ class Ended:
         return self.code == 0 and not noticed
 
 
-class Run:
+class Run(ABC):
     """One of them."""
 
-    def __init__(self, case: Case, folder: Path, *, resume: bool) -> None:
+    def __init__(self, case: Case, folder: Path) -> None:
         self.folder = folder
         self._num_ranks = case.resolved().ranks
         self._board: Board | None = None
-        read_end, write_end = os.pipe()
-        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))  # until it can hear it
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.close(read_end)
-            _be_the_run(case, folder, resume, write_end)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
-        os.close(write_end)
-        self._pipe = read_end
-        self.code: int | None = None
 
+    @property
+    @abstractmethod
+    def pid(self) -> int:
+        """The process that watches over all ranks."""
+
+    @abstractmethod
     def members(self) -> list[int]:
-        """All living processes of its session."""
-        return [pid for pid, stat in _everybody() if stat[3] == str(self.pid) and stat[0] not in "ZX"]
+        """All living processes of it."""
 
+    @abstractmethod
     def ranks(self) -> list[int]:
-        """Its processes without the first."""
-        return [pid for pid in self.members() if pid != self.pid]
+        """Its ranks, as far as they have started."""
 
+    @abstractmethod
     def is_over(self) -> bool:
-        if self.code is None:
-            found, status = os.waitpid(self.pid, os.WNOHANG)
-            if found:
-                self.code = os.waitstatus_to_exitcode(status)
-        return self.code is not None
+        """Whether it has ended."""
+
+    @abstractmethod
+    def ended(self) -> tuple[int, dict[str, Any]]:
+        """Status and last words of a run that is over; negative: it was killed."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Kill all of it."""
 
     def phase(self) -> Phase:
         """What it does now, of several ranks the rarest thing."""
@@ -106,35 +109,86 @@ class Run:
         began = time.monotonic()
         while not self.is_over() and time.monotonic() - began < limit_s:
             time.sleep(0.01)
-        seconds, code = time.monotonic() - began, self.code
-        if code is None:
+        seconds, in_time = time.monotonic() - began, self.is_over()
+        if not in_time:
             self._show()
             self.end()
-        with os.fdopen(self._pipe) as pipe:
-            text = pipe.read()
+        code, told = self.ended()
         if self._board is not None:
             self._board.close()
-        return Ended(code=code, seconds=seconds, told=json.loads(text) if text else {})
+        return Ended(code=code if in_time else None, seconds=seconds, told=told)
 
     def _show(self) -> None:
         """The parent's stack, on standard error, and where its ranks are: it has not ended."""
         text = f"process {self.pid} and {self.ranks()} have not ended; the stack of the first:"
         print(text, file=sys.stderr, flush=True)
         with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGUSR1)
+            os.kill(self.pid, signal.SIGQUIT)
         time.sleep(0.5)
 
+
+class ForkedRun(Run):
+    """A run of this host, in a process and session of its own."""
+
+    def __init__(self, case: Case, folder: Path, *, resume: bool) -> None:
+        super().__init__(case, folder)
+        read_end, write_end = os.pipe()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ASKS)  # until it can hear them
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(read_end)
+            os.setsid()
+            code, said = be_the_run(case, folder, resume)
+            try:
+                os.write(write_end, said)
+            finally:  # whatever happens: this process must not go on as its parent
+                os._exit(code)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKS)
+        os.close(write_end)
+        self._pipe = read_end
+        self._code: int | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    def members(self) -> list[int]:
+        """All of its session."""
+        return [pid for pid, stat in everybody() if stat[3] == str(self.pid) and stat[0] not in "ZX"]
+
+    def ranks(self) -> list[int]:
+        """Its processes without the first."""
+        return [pid for pid in self.members() if pid != self.pid]
+
+    def is_over(self) -> bool:
+        if self._code is None:
+            found, status = os.waitpid(self.pid, os.WNOHANG)
+            if found:
+                self._code = os.waitstatus_to_exitcode(status)
+        return self._code is not None
+
+    def ended(self) -> tuple[int, dict[str, Any]]:
+        with os.fdopen(self._pipe) as pipe:
+            text = pipe.read()
+        assert self._code is not None
+        return self._code, json.loads(text) if text else {}
+
     def end(self) -> None:
-        """Kill all of it."""
-        for pid in self.members():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if self.code is None:
+        kill(self.members())
+        if self._code is None:
             os.waitpid(self.pid, 0)
-            self.code = -9
+            self._code = -9
 
 
-def _everybody() -> list[tuple[int, list[str]]]:
+def kill(pids: Iterable[int]) -> None:
+    """End them all at once."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def everybody() -> list[tuple[int, list[str]]]:
+    """Every process, and what its `stat` says after its name."""
     found = []
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
@@ -143,17 +197,16 @@ def _everybody() -> list[tuple[int, list[str]]]:
     return found
 
 
-def _be_the_run(case: Case, folder: Path, resume: bool, pipe: int) -> None:
-    os.setsid()
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # ignored, where this runs in the background of a shell
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+def be_the_run(case: Case, folder: Path, resume: bool) -> tuple[int, bytes]:
+    """Train in this process, whatever comes of it: its status and last words."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, in the background of a shell
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    faulthandler.register(signal.SIGQUIT, all_threads=True)
     told: dict[str, Any] = {}
     notices: list[str] = []
     code = 1
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKS)
         result = plait.train(
             job(), case.resolved(), out=folder, trace=False,
             resume=folder if resume else None, limits=plait.Limits(hang_s=HANG_S),
@@ -167,11 +220,7 @@ def _be_the_run(case: Case, folder: Path, resume: bool, pipe: int) -> None:
     except KeyboardInterrupt as error:
         told = {"error": "interrupted", "text": str(error)}
     except MemoryError:
-        os.write(pipe, _NO_MEMORY)
-        os._exit(1)
+        return 1, _NO_MEMORY
     except BaseException:
         told = {"error": "TRACEBACK", "text": traceback.format_exc()[-3000:]}
-    try:
-        os.write(pipe, json.dumps(told | {"notices": notices}).encode()[: 1 << 16])
-    finally:  # whatever happens: this process must not go on as its parent
-        os._exit(code)
+    return code, json.dumps(told | {"notices": notices}).encode()[: 1 << 16]

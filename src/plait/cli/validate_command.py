@@ -35,8 +35,9 @@ def validate(
 
     if json_:
         print(json.dumps(validation_json(found), indent=1))
-        return
-    console = plain_console()
-    for table in tables(found.summaries):
-        console.print(table)
-    tell_skipped(found.summaries, found.bad_lines, console)
+    else:
+        console = plain_console()
+        for table in tables(found.summaries):
+            console.print(table)
+        tell_skipped(found.summaries, found.bad_lines, console)
+    raise typer.Exit(0 if found.outcomes else 1)

@@ -1,7 +1,7 @@
 """Which address of a host is used.
 
 In: the name of the first host, the environment. Out: addresses to listen at or to call. The first host listens where
-its name leads; the others where their connection to it leaves this host, which is how they are reached; `PLAIT_ADDRESS`
+its name leads, for others and for tasks beside it; the others where their connection to it leaves this host, which is how they are reached; `PLAIT_ADDRESS`
 overrides it on any host.
 """
 
@@ -23,7 +23,7 @@ def own_address(environment: Mapping[str, str]) -> str | None:
 
 
 def address_of_first(place: Place) -> str:
-    """Where task 0 is reached."""
+    """Where task 0 listens and is reached."""
     if place.local_tasks == place.tasks:
         return "127.0.0.1"
     if not place.first:
@@ -39,14 +39,8 @@ def address_of_first(place: Place) -> str:
             f"the host of task 0, {place.first!r}, has no address here.",
             fix="name one by which it is reached: PLAIT_FIRST_ADDRESS=10.0.0.1 in the environment of all tasks.",
         )
-    return found
-
-
-def listening_address(place: Place) -> str:
-    """Where task 0 listens."""
-    found = address_of_first(place)
-    is_own_name = place.first is not None and place.first.split(".")[0] == socket.gethostname().split(".")[0]
-    if is_own_name and place.local_tasks < place.tasks and ipaddress.ip_address(found).is_loopback:
+    is_own_name = place.first.split(".")[0] == socket.gethostname().split(".")[0]
+    if is_own_name and ipaddress.ip_address(found).is_loopback:
         return _outward() or found  # /etc/hosts often says that a host's own name is 127.0.1.1
     return found
 

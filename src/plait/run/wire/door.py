@@ -1,9 +1,10 @@
 """A listening socket that talks to nobody who does not prove the run's token, and the other side of it.
 
 In: an address, ports to try, a token. Out: sockets to processes of the run, with the JSON in which each says what it
-wants. Both sides prove the token by a keyed hash of two fresh numbers, of which nothing can be used again; until then a
-stranger is sent 40 bytes and listened to for 72, which nobody parses. It never waits for a stranger: one that says
-nothing is dropped after seconds, and where too many hold on, those who came first.
+wants. Both sides prove the token by a keyed hash of two fresh numbers and of the port that was dialled: nothing of it
+can be used again, nor by somebody who listens at another port and passes it on. Until then a stranger is sent 40 bytes
+and listened to for 72, which nobody parses. It never waits for a stranger: one that says nothing is dropped after
+seconds, and where too many hold on, those who came first.
 """
 
 import hmac
@@ -139,10 +140,10 @@ class Door:
             bytes(guest.read[len(_MAGIC) : -_PROOF_BYTES]),
             bytes(guest.read[-_PROOF_BYTES:]),
         )
-        if not hmac.compare_digest(proof, _proof(self._token, b"guest", guest.nonce, nonce)):
+        if not hmac.compare_digest(proof, _proof(self._token, b"guest", self.address, guest.nonce, nonce)):
             raise ConnectionError("another token")
         guest.is_known = True
-        guest.socket.send(_proof(self._token, b"host", guest.nonce, nonce))
+        guest.socket.send(_proof(self._token, b"host", self.address, guest.nonce, nonce))
 
     def _hear_hello(self, guest: _Guest) -> None:
         piece = guest.socket.recv(_MOST_HELLO_BYTES)
@@ -187,8 +188,8 @@ def dial(
         if not greeting.startswith(_MAGIC):
             raise StrangerError(f"who listens at {address[0]}:{address[1]} is no process of a run")
         theirs, own = greeting[len(_MAGIC) :], token_bytes(_NONCE_BYTES)
-        made.sendall(_MAGIC + own + _proof(token, b"guest", theirs, own))
-        if not hmac.compare_digest(_read(made, _PROOF_BYTES), _proof(token, b"host", theirs, own)):
+        made.sendall(_MAGIC + own + _proof(token, b"guest", address, theirs, own))
+        if not hmac.compare_digest(_read(made, _PROOF_BYTES), _proof(token, b"host", address, theirs, own)):
             raise StrangerError(f"who listens at {address[0]}:{address[1]} does not know the token")
         made.settimeout(timeout_s)
         made.sendall(pack(hello))
@@ -228,8 +229,9 @@ def tune(made: socket.socket) -> None:
             made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _proof(token: bytes, side: bytes, host_nonce: bytes, guest_nonce: bytes) -> bytes:
-    return hmac.new(token, side + host_nonce + guest_nonce, sha256).digest()
+def _proof(token: bytes, side: bytes, address: Address, host_nonce: bytes, guest_nonce: bytes) -> bytes:
+    """Of the address the port alone: a host may have several."""
+    return hmac.new(token, b"%b %d %b" % (side, address[1], host_nonce + guest_nonce), sha256).digest()
 
 
 def _read(source: socket.socket, count: int) -> bytes:

@@ -1,6 +1,7 @@
 """A place is found in what engines really set, and what contradicts itself is told in one line."""
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.errors import UsageError
-from plait.run.join.addresses import address_of_first, listening_address
+from plait.run.join import addresses
+from plait.run.join.addresses import address_of_first
 from plait.run.join.find import find_place
 from plait.run.join.place import Place
 from plait.run.join.slurm import expand, tasks_by_host
@@ -98,12 +100,20 @@ def test_any_list_of_hosts_is_read_quickly(text: str) -> None:
 
 
 def test_where_the_first_task_is() -> None:
-    assert address_of_first(place()) == listening_address(place()) == "127.0.0.2"
-    assert listening_address(place(local_tasks=2, first="some.where")) == "127.0.0.1"
+    assert address_of_first(place()) == "127.0.0.2"
+    assert address_of_first(place(local_tasks=2, first="some.where")) == "127.0.0.1"
     with pytest.raises(UsageError, match="does not say where task 0 is"):
         address_of_first(place(first=None))
     with pytest.raises(UsageError, match="has no address here"):
         address_of_first(place(engine="torchrun", first="no.such.host.invalid"))
+
+
+def test_tasks_beside_the_first_one_find_it_where_other_hosts_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though its name leads to the loopback interface here."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
+    monkeypatch.setattr(addresses, "_outward", lambda: "10.1.2.3")
+    found = [address_of_first(place(task=task, first="localhost", tasks=3, local_tasks=2)) for task in (0, 1)]
+    assert found == ["10.1.2.3"] * 2
 
 
 def test_the_token_is_the_users_own(tmp_path: Path) -> None:

@@ -85,6 +85,26 @@ def test_what_was_said_once_proves_nothing_again(door: Door, heard: list[dict[st
     assert len(heard) == 1
 
 
+def test_nobody_stands_between_two_that_know_the_token(door: Door, heard: list[dict[str, Any]]) -> None:
+    """A stranger who has the port that is dialled passes on what both sides say: the port is part of the proof."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+
+        def relay() -> None:
+            here, _ = taken.accept()
+            with here, socket.create_connection(door.address, timeout=5) as there, suppress(OSError):
+                for source, goal in ((there, here), (here, there)) * 3:
+                    if not (piece := source.recv(1000)):
+                        return
+                    goal.sendall(piece)
+
+        relaying = threading.Thread(target=relay, daemon=True)
+        relaying.start()
+        with pytest.raises(ConnectionError):
+            dial(taken.getsockname(), TOKEN, {"who": 3}, timeout_s=5)
+        relaying.join(5)
+    assert heard == []
+
+
 def test_strangers_that_hold_on_keep_nobody_waiting(
     door: Door, heard: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,8 @@ def test_a_file_that_is_not_there_or_empty_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n")
     for name in ("missing.jsonl", "empty.jsonl"):
         assert call(["validate", str(tmp_path / name)]) == 2
+    (tmp_path / "nonsense.jsonl").write_text("plan: ddp\n")
+    assert call(["validate", str(tmp_path / "nonsense.jsonl")]) == 1
 
 
 def test_plans_are_read_as_they_are_written() -> None:

@@ -16,7 +16,7 @@ from secrets import token_hex
 from typing import Any
 
 from plait.errors import LostError, PlaitError, RunError, UsageError
-from plait.run.join.addresses import listening_address, own_address
+from plait.run.join.addresses import address_of_first, own_address
 from plait.run.join.place import Place
 from plait.run.join.token import ports_of
 from plait.run.start.board import Board
@@ -75,7 +75,7 @@ class First:
         self._early: list[tuple[int, socket.socket]] = []
         """Lines to it that came before it."""
         self._count = 0
-        host = own_address(environment) or listening_address(place)
+        host = own_address(environment) or address_of_first(place)
         self._door = Door(host, ports_of(token), token, self._receive)
         self.address = self._door.address
         try:
