@@ -128,6 +128,7 @@ class Chaos:
     def __init__(self, root: Path, shim: Shim | None, engines: Engines) -> None:
         self.root, self.shim, self.engines, self.tally = root, shim, engines, Tally()
         self._references: dict[str, Reference] = {}
+        self._run: Run | None = None
 
     def try_fault(self, number: str, case: Case, kind: str, choice: random.Random) -> Seen:
         """Start, harm, resume, check."""
@@ -165,9 +166,14 @@ class Chaos:
         return Seen(wrong=wrong, happened=happened or bool(wrong), phase=phase, seconds=ended.seconds)
 
     def _start(self, case: Case, folder: Path, *, resume: bool) -> Run:
-        if case.engine is not None:
-            return self.engines.start(case, folder, resume=resume)
-        return ForkedRun(case, folder, resume=resume)
+        start = ForkedRun if case.engine is None else self.engines.start
+        self._run = start(case, folder, resume=resume)
+        return self._run
+
+    def end(self) -> None:
+        """Leave nobody of the run that is under way."""
+        if self._run is not None:
+            self._run.end()
 
     def _struck(self, fault: Fault, ended: Ended) -> bool:
         """Whether the run met what was done to it."""
@@ -257,6 +263,7 @@ def main() -> int:
             print(f"not tried here: runs under {engine}: {why}")
         cases = [case for case in cases if case.engine not in engines.lacking]
         chaos = Chaos(place, Shim.of_this_process(), engines)
+        stack.callback(chaos.end)
         kinds = _possible([name for name in FAULTS if given.kinds in name], chaos)
         print(
             f"seed {given.seed}: {given.faults} faults of {len(kinds)} kinds over {len(cases)} ways to run",
