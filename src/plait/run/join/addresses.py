@@ -1,8 +1,8 @@
 """Which address of a host is used.
 
 In: the name of the first host, the environment. Out: addresses to listen at or to call. The first host listens where
-its name leads, for others and for tasks beside it; the others where their connection to it leaves this host, which is how they are reached; `PLAIT_ADDRESS`
-overrides it on any host.
+its name leads, for other hosts and for tasks beside it; the others where their connection to it leaves this host, which
+is how they are reached; `PLAIT_ADDRESS` overrides it on any host.
 """
 
 import ipaddress
