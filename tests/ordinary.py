@@ -835,9 +835,7 @@ class TiedModules(nn.Module):
 
 @case()
 def lazy() -> nn.Module:
-    model = nn.Sequential(nn.LazyLinear(6), nn.Tanh(), nn.LazyBatchNorm1d(), nn.LazyLinear(3))
-    model(torch.zeros(2, 8))
-    return model
+    return nn.Sequential(nn.LazyLinear(6), nn.Tanh(), nn.LazyBatchNorm1d(), nn.LazyLinear(3))
 
 
 class Lora(nn.Module):

@@ -23,6 +23,7 @@ from plait.job.batch import describe
 from plait.job.copies import copy_of
 from plait.job.data.torch_loader import loader_fields
 from plait.job.fields import Problem, is_whole, job_problems, until_problems
+from plait.job.lazy import give_shapes
 from plait.job.order import SampleOrder, micro_batch_sizes, shares
 from plait.job.origin import fix_of, told
 from plait.job.precision import Precision, half_of, keep_masters, with_short_weights
@@ -35,6 +36,7 @@ from plait.job.updates.objectives import Objective, Turn, optimizers_of, schedul
 from plait.job.updates.optimizers import build_optimizer, leaves_of
 from plait.job.updates.patterns import as_patterns, check_known, first_of
 from plait.job.updates.schedules import Given, Schedules, schedule_of
+from plait.torch_private.modules import is_lazy
 
 _WHOLE = (
     "batch",
@@ -196,12 +198,8 @@ class Job:
             raise JobError(
                 f"model() returned {describe(model)}, not a torch.nn.Module.", fix="return the network."
             )
-        for name, parameter in model.named_parameters():
-            if nn.parameter.is_lazy(parameter):
-                raise JobError(
-                    f"the parameter {name} of {type(model).__name__} has no shape yet (a lazy module).",
-                    fix="state the input size, or run one batch through the network inside the model function.",
-                )
+        if any(map(is_lazy, model.modules())):
+            give_shapes(model, self)  # a given instance too: torch cannot copy what has no shape
         if self.trains is not None:
             model = copy_of(model) if model is self.model else model
             self._choose_trained(model)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.utils import checkpoint
 
-__all__ = ["BatchNorm", "attributes_of", "check_dims", "hooks_of_module", "replaced", "tables_of"]
+__all__ = ["BatchNorm", "attributes_of", "check_dims", "hooks_of_module", "is_lazy", "replaced", "tables_of"]
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 
@@ -17,6 +17,11 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 def tables_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     """A module's own parameters and buffers by name, to be read and written."""
     return module._parameters, module._buffers
+
+
+def is_lazy(module: nn.Module) -> bool:
+    """Whether a tensor of its own has no shape yet."""
+    return any(nn.parameter.is_lazy(t) for table in tables_of(module) for t in table.values())
 
 
 def attributes_of(module: nn.Module) -> dict[str, Any]:

@@ -4,13 +4,14 @@ import dataclasses
 import functools
 import pickle
 import random
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import cloudpickle
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from plait.errors import JobError
 from plait.job import Job, Until, map_tensors, tensors_in
@@ -142,8 +143,35 @@ def test_a_model_that_cannot_be_trained_is_refused() -> None:
         make(model=nn.ReLU).build_model()
     with pytest.raises(JobError, match=r"no trainable parameter \(2 frozen"):
         make(model=lambda: nn.Linear(2, 2).requires_grad_(False)).build_model()
-    with pytest.raises(JobError, match=r"weight of LazyLinear has no shape"):
-        make(model=lambda: nn.LazyLinear(2)).build_model()
+
+
+class Lazy(nn.Module):
+    """Random numbers, statistics and a counter on the way to what has no shape yet."""
+
+    def __init__(self, reach: bool = True) -> None:
+        super().__init__()
+        self.norm, self.first, self.calls, self.reach = nn.LazyBatchNorm1d(), nn.LazyLinear(4), 0, reach
+        self.last = nn.LazyLinear(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        h = nn.functional.dropout(self.first(self.norm(x)))
+        return self.last(h) if self.reach else h
+
+
+def test_lazy_modules_get_the_weights_of_the_users_own_first_forward() -> None:
+    job = make(model=Lazy, data=(torch.randn(8, 3), torch.arange(8) % 2), batch=6, seed=5)
+    torch.manual_seed(5)
+    theirs = Lazy()
+    theirs(torch.zeros(6, 3))
+    for ours in (job.build_model(), replace(job, model=Lazy()).build_model()):
+        assert isinstance(ours, Lazy) and ours.calls == 0 and type(ours.first) is nn.Linear
+        assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+        assert int(ours.norm.num_batches_tracked) == 0 and not ours.norm.running_mean.any()
+    with pytest.raises(JobError, match=r"last\.weight of Lazy has no shape yet .* does not reach it"):
+        replace(job, model=lambda: Lazy(reach=False)).build_model()
+    with pytest.raises(JobError, match="gives its lazy modules their shapes, failed"):
+        make(model=lambda: nn.Sequential(nn.LazyLinear(2), nn.Linear(7, 2))).build_model()
 
 
 def test_the_optimizer_gets_parameters_or_pairs_by_the_name_of_its_argument() -> None:

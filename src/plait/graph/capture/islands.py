@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from plait.errors import CaptureError
-from plait.graph.capture.watch import Watch
+from plait.job.watch import Watch
 from plait.graph.ops.island import NUMBER, Island, island, island_backward, name_of
 from plait.job.copies import copy_of, in_dtype
 from plait.job.generators import kept_generators

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from plait.errors import JobError, PlaitError
-from plait.graph.capture.watch import Watch
+from plait.job.watch import Watch
 from plait.graph.ops.random import random_key
 from plait.job.copies import copy_of
 from plait.job.dtypes import leaf_dtype

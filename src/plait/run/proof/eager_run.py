@@ -16,7 +16,7 @@ from plait.dynamic.batched import run_one_by_one
 from plait.errors import CaptureError
 from plait.graph.capture.autocast import autocast_like
 from plait.graph.capture.stand_ins import stand_ins
-from plait.graph.capture.watch import Watch
+from plait.job.watch import Watch
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
 from plait.graph.ops.random import random_key
