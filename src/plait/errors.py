@@ -121,9 +121,11 @@ class StepError(RunError):
         step: int,
         micro_batch: int | None,
         ids: tuple[int, ...],
+        op: str | None = None,
         fix: str | None = None,
     ) -> None:
         super().__init__(what, fix=fix)
+        self.op = op
         self.where = where
         self.module = module
         self.step = step

@@ -12,6 +12,7 @@ from plait.errors import CaptureError
 from plait.graph.batch import read_layout, resize_shapes
 from plait.graph.capture.capture import LeafShapes, capture
 from plait.graph.capture.islands import Islands
+from plait.graph.capture.widen import widened
 from plait.graph.graph import Graph
 from plait.job.data.open import Source, open_data
 from plait.job.dtypes import leaf_dtype
@@ -50,7 +51,7 @@ class Captures:
         self.example = two
         self.narrow: bool | None = None
         """Whether float64 data is given to the model as float32, as it takes no other; None: not known yet."""
-        self.islands = Islands(job, dtype)
+        self.islands = Islands(job)
         """Modules that run eagerly between captured ones."""
         self._graphs = Latest[tuple[int, LeafShapes], Graph](_KEPT)
         self._seen: tuple[LeafShapes, ...] | None = None
@@ -131,12 +132,16 @@ class Captures:
             self._graphs.put(key, graph)
         return graph
 
+    def forget(self) -> None:
+        """Capture anew what is asked for next."""
+        self._graphs = Latest(_KEPT)
+
     def _captured(self, num_samples: int, shapes: LeafShapes) -> Graph:
         constants = pytree.tree_leaves(self.example)
         try:
             graph = self._capture(constants, shapes, num_samples)
         except CaptureError:
-            if self.narrow is not None or _narrowed(shapes) == shapes or self.dtype == torch.float64:
+            if self.narrow is not None or _narrowed(shapes) == shapes:
                 raise
             try:
                 graph = self._capture(constants, _narrowed(shapes), num_samples)
@@ -146,14 +151,14 @@ class Captures:
                 self.narrow = True
                 return graph
             raise
-        if self.dtype != torch.float64:
-            self.narrow = bool(self.narrow)
+        self.narrow = bool(self.narrow)
         return graph
 
     def _capture(self, constants: Sequence[Any], shapes: LeafShapes, num_samples: int) -> Graph:
-        return capture(
-            self.job, self.layout, constants, shapes, num_samples, self.dtype, self.device_type, self.islands
+        graph = capture(
+            self.job, self.layout, constants, shapes, num_samples, self.device_type, self.islands
         )
+        return widened(graph) if self.dtype == torch.float64 else graph
 
 
 def _narrowed(shapes: LeafShapes) -> LeafShapes:

@@ -102,6 +102,8 @@ class Graph:
     """The job's precision, baked into the ops."""
     model: str = ""
     """The class of the model that was captured."""
+    short: frozenset[str] = frozenset()
+    """Ops that compute in float32 though all others are in float64 (`capture/widen.py`)."""
     known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
     """Fake values of ops on tensors like this graph's, by op and arguments, so that nobody asks torch twice."""
 

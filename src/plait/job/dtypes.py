@@ -16,6 +16,13 @@ def scalar_dtype(parameters: Iterable[Tensor], dtype: torch.dtype) -> torch.dtyp
     return torch.float64 if wide else torch.float32
 
 
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The widest of its kind."""
+    if dtype.is_floating_point:
+        return torch.float64
+    return torch.complex128 if dtype.is_complex else dtype
+
+
 def leaf_dtype(leaf: torch.dtype, dtype: torch.dtype, narrow: bool) -> torch.dtype:
     """What a tensor of a batch is given to the model as; `narrow`: float64 data for a model that cannot take it."""
     if leaf.is_floating_point and dtype == torch.float64:

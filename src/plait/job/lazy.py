@@ -71,7 +71,7 @@ def give_shapes(model: nn.Module, job: "Job") -> None:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if nn.parameter.is_lazy(tensor):
             raise JobError(
-                f"{name} of {type(model).__name__} has no shape yet (a lazy module): the first batch does not reach it.",
+                f"{name} of {type(model).__name__} has no shape yet (a lazy module): the first batch misses it.",
                 fix="state the input size, or run one batch through the network inside the model function.",
             )
 

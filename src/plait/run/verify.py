@@ -149,7 +149,7 @@ def _compared(
         notices=(
             *record.notices,
             *_batch_norm_notice(job, record, chosen),
-            *_rounding_notice(known.record),
+            *([known.eager_notice] if known.eager_notice is not None else []),
             *_deviation_notice(deviation),
             *([f"not compared with the user's own code: {eager}."] if isinstance(eager, str) else []),
         ),
@@ -207,12 +207,6 @@ def _batch_norm_notice(job: Job, record: Record, plan: Plan) -> list[str]:
         return [
             f"{plan.name}: each worker normalizes its own share, so a difference from one process is expected."
         ]
-    return []
-
-
-def _rounding_notice(reference: Record) -> list[str]:
-    if reference.rounds_to_float32:
-        return ["the model casts to float32 by itself, so the tolerances are those of float32."]
     return []
 
 

@@ -17,7 +17,6 @@ from plait.plan.plan import PIPE
 from plait.run.link import between
 from plait.run.link.between import links_between
 from plait.run.prepare.prepare import prepare
-from plait.run.proof.reference import in_float64
 from plait.run.verify import verify
 
 pytestmark = pytest.mark.timeout(120)
@@ -35,7 +34,7 @@ def _leaves_no_process() -> Iterator[None]:
 def job_of(name: str, **changes: Any) -> Job:
     given: dict[str, Any] = {"batch": BATCH, "num_samples": ROUNDS * BATCH, "steps": ROUNDS, "shuffle": False}
     given |= {"optimizer": "adamw", "accumulate": MICRO_BATCHES}
-    return in_float64(ZOO[name].job(**(given | changes)))
+    return ZOO[name].job(**(given | changes))
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def in_double(case: Case) -> Job:
 @functools.cache
 def captured(name: str) -> Graph:
     """The graph of a zoo case in float64, captured once for all tests."""
-    return Captures(in_double(ZOO[name]), dtype=torch.float64).of_size(NUM_SAMPLES)
+    return Captures(ZOO[name].job(batch=NUM_SAMPLES), dtype=torch.float64).of_size(NUM_SAMPLES)
 
 
 def execute(graph: Graph, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

@@ -168,7 +168,7 @@ def test_lazy_modules_get_the_weights_of_the_users_own_first_forward() -> None:
         assert isinstance(ours, Lazy) and ours.calls == 0 and type(ours.first) is nn.Linear
         assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
         assert int(ours.norm.num_batches_tracked) == 0 and not ours.norm.running_mean.any()
-    with pytest.raises(JobError, match=r"last\.weight of Lazy has no shape yet .* does not reach it"):
+    with pytest.raises(JobError, match=r"last\.weight of Lazy has no shape yet .* misses it"):
         replace(job, model=lambda: Lazy(reach=False)).build_model()
     with pytest.raises(JobError, match="gives its lazy modules their shapes, failed"):
         make(model=lambda: nn.Sequential(nn.LazyLinear(2), nn.Linear(7, 2))).build_model()

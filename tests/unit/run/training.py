@@ -3,8 +3,7 @@
 In: the name of a case and what differs from the default job. Out: a `Trained` with everything that parity compares.
 """
 
-import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -110,10 +109,9 @@ def uncapturable_job(**changes: Any) -> Job:
 
 
 def case_job(name: str, dtype: torch.dtype, **changes: Any) -> Job:
-    """The job of a case; a loss that holds tensors (class weights) has them in the dtype of the run."""
+    """The job of a case."""
     given: dict[str, Any] = {"batch": BATCH, "steps": STEPS, "num_samples": NUM_SAMPLES} | changes
-    job = {**ZOO, **CASES}[name].job(**given)
-    return replace(job, loss=copy.deepcopy(job.loss).to(dtype)) if isinstance(job.loss, nn.Module) else job
+    return {**ZOO, **CASES}[name].job(**given)
 
 
 def train(

@@ -27,8 +27,8 @@ from plait.graph.rewrite.functional import functionalize, mutates
 from plait.graph.rewrite.marks import settle
 from plait.graph.rewrite.random_ops import rewrite_random
 from plait.job.batch import Objects
-from plait.job.copies import copy_of, in_dtype
-from plait.job.dtypes import default_dtype, leaf_dtype, scalar_dtype
+from plait.job.copies import copy_of
+from plait.job.dtypes import scalar_dtype
 from plait.job.job import Job
 from plait.torch_private.fake import FakeTensorMode
 
@@ -41,14 +41,12 @@ def capture(
     constants: Sequence[Any],
     shapes: LeafShapes,
     num_samples: int,
-    dtype: torch.dtype,
     device_type: str = "cpu",
     islands: Islands | None = None,
 ) -> Graph:
     """Capture one micro-step of `job` on a micro-batch of `num_samples` samples.
 
-    `constants` are the leaves of a batch that are not tensors (any value at the tensors' places); with `dtype` float64
-    (for verification) floating parameters, buffers and inputs are float64, else what the user made them.
+    `constants` are the leaves of a batch that are not tensors (any value at the tensors' places).
     `device_type` is what the step will run on; it is captured on tensors of processors all the same. `islands`: modules
     that earlier captures found to need eager runs.
     """
@@ -57,10 +55,10 @@ def capture(
             "the batch holds text or objects, which no graph can.",
             fix="let `collate` make tensors of them, or leave them out.",
         )
-    own = islands if islands is not None else Islands(job, dtype)
+    own = islands if islands is not None else Islands(job)
     while True:
         try:
-            return _capture(job, layout, constants, shapes, num_samples, dtype, device_type, own)
+            return _capture(job, layout, constants, shapes, num_samples, device_type, own)
         except CaptureError as error:
             if not own.grow(error):
                 raise
@@ -72,17 +70,16 @@ def _capture(
     constants: Sequence[Any],
     shapes: LeafShapes,
     num_samples: int,
-    dtype: torch.dtype,
     device_type: str,
     islands: Islands,
 ) -> Graph:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    model = fake_model(job, mode, dtype)
+    model = fake_model(job, mode)
     model.train()
     for buffer in model.buffers():
         buffer.constant = None  # type: ignore[attr-defined]  # its value changes: Python must not read it
     with mode:
-        leaves = [torch.empty(shape, dtype=leaf_dtype(given, dtype, narrow=False)) for shape, given in shapes]
+        leaves = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
     subject = Subject(
         job=job,
         model=model,
@@ -93,7 +90,7 @@ def _capture(
         constants=constants,
         leaves=leaves,
         num_samples=num_samples,
-        scalars=scalar_dtype(model.parameters(), dtype),
+        scalars=scalar_dtype(model.parameters(), torch.float32),
         device_type=device_type,
         islands=islands,
     )
@@ -106,15 +103,14 @@ def _capture(
     islands.begin(model)
     try:
         refuse_late_hooks(model)
-        with default_dtype(dtype):
-            return merge(explore(one_way))
+        return merge(explore(one_way))
     except (JobError, CaptureError):
         raise
     except Exception as error:
         raise explain(error) from error
 
 
-def fake_model(job: Job, mode: FakeTensorMode, dtype: torch.dtype) -> nn.Module:
+def fake_model(job: Job, mode: FakeTensorMode) -> nn.Module:
     """The job's model with fake parameters; built for real only where its constructor needs values."""
     if isinstance(job.model, nn.Module):
         model = job.build_model()
@@ -122,15 +118,13 @@ def fake_model(job: Job, mode: FakeTensorMode, dtype: torch.dtype) -> nn.Module:
         try:
             with mode, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                return in_dtype(job.build_model(), dtype) if dtype == torch.float64 else job.build_model()
+                return job.build_model()
         except Exception as error:
             if isinstance(error, JobError) and error.__cause__ is None:
                 raise
             # a constructor that reads values (.item(), .tolist()) cannot run on fake tensors
             model = job.build_model()
-    fake = _as_fake(model, mode)
-    with mode:
-        return in_dtype(fake, dtype) if dtype == torch.float64 else fake
+    return _as_fake(model, mode)
 
 
 def _as_fake(model: nn.Module, mode: FakeTensorMode) -> nn.Module:

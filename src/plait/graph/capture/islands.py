@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from plait.errors import CaptureError
-from plait.job.watch import Watch
 from plait.graph.ops.island import NUMBER, Island, island, island_backward, name_of
-from plait.job.copies import copy_of, in_dtype
+from plait.job.copies import copy_of
 from plait.job.generators import kept_generators
 from plait.job.job import Job
+from plait.job.watch import Watch
 from plait.torch_private import pytree
 from plait.torch_private.autograd import version_of
 from plait.torch_private.dispatch import without_modes
@@ -53,9 +53,9 @@ class _Outputs:
 class Islands:
     """The islands of one job; they grow as traces fail."""
 
-    def __init__(self, job: Job, dtype: torch.dtype, *, all_sizes: bool = False) -> None:
+    def __init__(self, job: Job, *, all_sizes: bool = False) -> None:
         """`all_sizes`: the plan needs the inside of the model, however little of it can be captured."""
-        self._job, self._dtype, self.all_sizes = job, dtype, all_sizes
+        self._job, self.all_sizes = job, all_sizes
         self._paths: dict[str, str] = {}
         """Modules that are islands, and why."""
         self._refused: set[str] = set()
@@ -172,7 +172,6 @@ class Islands:
             with without_modes(), kept_generators():
                 model = self._job.build_model()
                 model = copy_of(model) if model is self._job.model else model
-                model = in_dtype(model, self._dtype) if self._dtype == torch.float64 else model
                 for module in model.train().modules():
                     for table in tables_of(module):
                         for name, tensor in table.items():

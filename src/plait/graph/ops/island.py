@@ -6,7 +6,7 @@ and the buffers that it writes; gradients from running it once more. It draws no
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from plait.errors import JobError
 from plait.graph.ops.choice import ABSENT
-from plait.job.dtypes import default_dtype
+from plait.job.dtypes import default_dtype, wide
 from plait.torch_private import pytree
 
 NUMBER = object()
@@ -119,6 +119,18 @@ KNOWN = _Known()
 def name_of(island: Island) -> str:
     """What the op calls it."""
     return f"island_{KNOWN.number_of(island)}"
+
+
+def in_float64(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of an op here, with tensors, those that the module makes too, in float64."""
+    own = [i for i, entry in enumerate(args) if isinstance(entry, str)]
+    named = name_of(replace(_named(args[own[0]]), dtype=torch.float64))
+    changed = dict(zip(own, (named, *(_wide_names(args[i]) for i in own[1:])), strict=True))
+    return tuple(changed.get(i, entry) for i, entry in enumerate(args))
+
+
+def _wide_names(dtypes: str) -> str:
+    return " ".join(str(wide(getattr(torch, name))).removeprefix("torch.") for name in dtypes.split())
 
 
 def _named(name: str) -> Island:

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from plait.errors import JobError, PlaitError
-from plait.job.watch import Watch
 from plait.graph.ops.random import random_key
 from plait.job.copies import copy_of
 from plait.job.dtypes import leaf_dtype
 from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.job.origin import fix_of, told
+from plait.job.watch import Watch
 from plait.run.eager.draws import SampleDraws, dims_of
 from plait.run.eager.reading import read_loss
 from plait.torch_private import pytree

@@ -4,8 +4,10 @@ In: a job, and where its parameters are held. Out: the user's own module and opt
 ways between them and a checkpoint, which always holds whole tensors under the user's names.
 """
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,6 +51,7 @@ class ModelState:
         *,
         channels_last: bool = False,
     ) -> None:
+        job = in_float64(job) if dtype == torch.float64 else job
         self.job = job
         self.device = device
         self.narrow = False
@@ -309,6 +312,11 @@ class ModelState:
             yield
         finally:
             self._let_go()
+
+
+def in_float64(job: Job) -> Job:
+    """The job with its loss module, which may hold class weights, in float64."""
+    return replace(job, loss=copy.deepcopy(job.loss).double()) if isinstance(job.loss, nn.Module) else job
 
 
 def _names_of_groups(

@@ -186,6 +186,7 @@ def _error(
         step=step.number,
         micro_batch=number,
         ids=ids or (),
+        op=str(node.target) if node is not None else None,
         fix=fix,
     )
 

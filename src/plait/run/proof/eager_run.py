@@ -16,7 +16,6 @@ from plait.dynamic.batched import run_one_by_one
 from plait.errors import CaptureError
 from plait.graph.capture.autocast import autocast_like
 from plait.graph.capture.stand_ins import stand_ins
-from plait.job.watch import Watch
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
 from plait.graph.ops.random import random_key
@@ -27,6 +26,7 @@ from plait.job.job import Job
 from plait.job.order import micro_batch_sizes
 from plait.job.updates.clip import Clip
 from plait.job.updates.follow import TRAIN_LOSS
+from plait.job.watch import Watch
 from plait.plan.named import resolve
 from plait.program.instructions import Opaque
 from plait.run.eager.draws import SampleDraws

@@ -8,12 +8,12 @@ losses and the first step's gradients within 1e-5 with a floor of 1e-5 of the gl
 times of what one process differs from itself when its batch is halved.
 """
 
-import copy
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
 
+from plait.errors import StepError
+from plait.graph.capture.widen import WITHOUT_FLOAT64
 from plait.graph.from_job import Captures
 from plait.graph.ops.replay import NotReplayableError
 from plait.job.generators import kept_generators
@@ -53,6 +53,8 @@ class Reference:
     """Of weights and buffers."""
     eager: tuple[Difference, ...] | str
     """How far the user's own code in a plain loop is from it, tensor by tensor; or why that is not known."""
+    eager_notice: str | None = None
+    """Why the user's own code was compared in float32."""
 
 
 @kept_generators()
@@ -71,58 +73,82 @@ def reference_of(
     one = resolve("single", 1)
     captures = captures if captures is not None else Captures(job, None, dtype)
     tell({"stage": f"one process, {steps} steps"})
-    record = run_serially(job, one, steps, dtype, captures=captures)
+    record = _run(job, one, steps, dtype, captures)
     tolerance = weight_tolerance = _FLOAT64
-    rough = fp32 or record.rounds_to_float32
+    rough = fp32 or (captures.first is not None and bool(captures.first.short))
     if rough:
         tell({"stage": "one process with its batch halved, for the tolerance"})
         tolerance = FP32 if job.precision == "fp32" else _BF16
-        difference = _self_difference(job, one, steps, record, dtype, captures)
-        # a model that rounds by itself rounds each sample alone, which halving the batch does not show
-        weight_tolerance = max(tolerance * (10 if record.rounds_to_float32 else 1), difference)
-    return Reference(
+        weight_tolerance = max(tolerance, _self_difference(job, one, steps, record, dtype, captures))
+    known = Reference(
         job=job, steps=steps, dtype=dtype, captures=captures, record=record, rough=rough,
-        tolerance=tolerance, weight_tolerance=weight_tolerance,
-        eager=_against_eager(job, record, captures, dtype, rough, tolerance, weight_tolerance, tell),
+        tolerance=tolerance, weight_tolerance=weight_tolerance, eager=(),
     )  # fmt: skip
+    return _with_eager(known, tell)
+
+
+def _run(job: Job, plan: Plan, steps: int, dtype: torch.dtype, captures: Captures) -> Record:
+    """Ops that fail in float64 are tried in float32; an error of the user's is one there too."""
+    tried: set[str] = set()
+    while True:
+        try:
+            return run_serially(job, plan, steps, dtype, captures=captures)
+        except StepError as error:
+            if dtype != torch.float64 or error.op is None or error.op in WITHOUT_FLOAT64:
+                WITHOUT_FLOAT64.difference_update(tried)
+                raise
+            tried.add(error.op)
+            WITHOUT_FLOAT64.add(error.op)
+            captures.forget()
 
 
 def as_compared(job: Job, steps: int, fp32: bool) -> Job:
     """The job as it is run for a comparison."""
     job = replace(job, steps=steps, epochs=None, evaluate=None, evaluate_every=None, metrics=None, until=None)
-    return job if fp32 else replace(in_float64(job), precision="fp32")
+    return job if fp32 else replace(job, precision="fp32")
 
 
-def _against_eager(
-    job: Job, record: Record, captures: Captures, dtype: torch.dtype, rough: bool, tolerance: float,
-    weight_tolerance: float, tell: Listener,
-) -> tuple[Difference, ...] | str:  # fmt: skip
-    """One process against the user's own module and loss, run eagerly on the same samples."""
-    if captures.source.num_samples is None:
-        return "a stream is read once"
-    tell({"stage": f"the user's own code in a plain loop, {len(record.losses)} steps"})
+def _with_eager(known: Reference, tell: Listener) -> Reference:
+    """One process against the user's own module and loss, run eagerly on the same samples.
+
+    The graph is in float64 throughout; code that names dtypes, or asks for the precision of one, is not, and such code
+    is compared in float32.
+    """
+    if known.captures.source.num_samples is None:
+        return replace(known, eager="a stream is read once")
+    tell({"stage": f"the user's own code in a plain loop, {known.steps} steps"})
+    found = _against_eager(known)
+    if known.dtype == torch.float32 or (not isinstance(found, str) and all(entry.ok for entry in found)):
+        return replace(known, eager=found)
+    tell({"stage": "the same in float32"})
     try:
-        eager = run_eager(job, len(record.losses), dtype, captures)
-    except NotReplayableError:
-        return "its random numbers cannot be drawn in the same order"
-    except Exception as error:
-        return f"it fails in {str(dtype).removeprefix('torch.')}{told(error)}"
-    return tuple(
-        compare(
-            eager,
-            replace(record, spread=None),
-            rough=rough,
-            tolerance=tolerance,
-            weight_tolerance=weight_tolerance,
-        )
+        short = reference_of(known.job, steps=known.steps, fp32=True)
+    except Exception:  # what is known is said
+        return replace(known, eager=found)
+    if isinstance(short.eager, str):
+        return replace(known, eager=short.eager)
+    why = found if isinstance(found, str) else "names dtypes, or follows them, and is not in float64 throughout"
+    return replace(
+        known, eager=short.eager, eager_notice=f"the user's own code {why}: compared with it in float32."
     )
 
 
-def in_float64(job: Job) -> Job:
-    """The job with its loss module, which may hold class weights, in float64."""
-    if isinstance(job.loss, nn.Module):
-        return replace(job, loss=copy.deepcopy(job.loss).double())
-    return job
+def _against_eager(known: Reference) -> tuple[Difference, ...] | str:
+    try:
+        eager = run_eager(known.job, len(known.record.losses), known.dtype, known.captures)
+    except NotReplayableError:
+        return "its random numbers cannot be drawn in the same order"
+    except Exception as error:
+        return f"it fails in {str(known.dtype).removeprefix('torch.')}{told(error)}"
+    return tuple(
+        compare(
+            eager,
+            replace(known.record, spread=None),
+            rough=known.rough,
+            tolerance=known.tolerance,
+            weight_tolerance=known.weight_tolerance,
+        )
+    )
 
 
 def _self_difference(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from plait.graph.from_job import Captures
 from plait.job.data.loader import Loader
-from plait.job.data.share import LoadedStep, Share
+from plait.job.data.share import LoadedStep
 from plait.job.job import Job
 from plait.job.updates.follow import TRAIN_LOSS
 from plait.plan.plan import Plan
@@ -58,8 +58,6 @@ class Record:
     spread: float | None
     """Largest difference of a weight between ranks that hold copies; None where ranks differ on purpose."""
     notices: tuple[str, ...]
-    rounds_to_float32: bool = False
-    """Whether the model casts float64 down by itself, so that it agrees with itself only as well as float32."""
 
 
 class SerialRanks:
@@ -98,8 +96,6 @@ class SerialRanks:
             self._gradients.append({})
             self._store(machine).on_ready = partial(_remember, self._gradients[rank])
         self._turns = [machine.execute(self._full, 0, ()) for machine in self.servers]
-        self.rounds_to_float32 = False
-        """Whether a step so far turned float64 into something shorter."""
         self.notices: tuple[str, ...] = ()
         self._outcome: StepOutcome | None = None
 
@@ -130,7 +126,6 @@ class SerialRanks:
         for parts in self._gradients[: len(self.machines)]:
             parts.clear()  # a parameter may have none in this step
         self.notices = (*self.programs.choices, *own[0].notices)
-        self.rounds_to_float32 = self.rounds_to_float32 or _rounds(self.programs.at(step), by_rank[0][0])
         run_step(working, own, step, [by_rank[machine.rank] for machine in working], self.turn)
         while self.turn():
             pass
@@ -258,7 +253,6 @@ def run_serially(
         if plan.agreement.mix is not None or ranks.servers
         else spread(copies_of(machine.state, machine.rank) for machine in ranks.machines),
         notices=ranks.notices,
-        rounds_to_float32=ranks.rounds_to_float32,
     )
 
 
@@ -276,18 +270,6 @@ def _assemble(parts: list[dict[str, Tensor]], layout: Layout | None) -> dict[str
         nothing = next(part[name] for part in parts if name in part).new_empty(0)
         found[name] = layout.assemble(name, [part.get(name, nothing) for part in parts])
     return found
-
-
-def _rounds(programs: Programs, share: Share) -> bool:
-    """Whether the captured model turns float64 into something shorter, as Hugging Face's losses do, at any shape."""
-    if programs.capture_error is not None:
-        return False
-    for node in programs.captures.latest(sum(share.sizes)).ops():
-        if node.target is torch.ops.aten._to_copy.default:
-            before, after = node.all_input_nodes[0].meta["val"].dtype, node.meta["val"].dtype
-            if before == torch.float64 and after.is_floating_point and after != torch.float64:
-                return True
-    return False
 
 
 def _loaded(

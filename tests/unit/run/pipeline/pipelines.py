@@ -13,7 +13,7 @@ from tests.zoo import ZOO
 
 from plait.graph.from_job import Captures
 from plait.job.job import Job
-from plait.run.proof.reference import Reference, in_float64, reference_of
+from plait.run.proof.reference import Reference, reference_of
 from plait.run.verify import Verification, verify
 
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-2")
@@ -37,7 +37,7 @@ def job_of(name: str, micro_batches: int, **changes: Any) -> Job:
     """AdamW on ragged micro-batches, in float64."""
     given: dict[str, Any] = {"batch": BATCH.get(micro_batches, 7), "num_samples": NUM_SAMPLES}
     given |= {"optimizer": "adamw", "steps": STEPS, "accumulate": micro_batches}
-    return in_float64({**ZOO, **CASES}[name].job(**(given | changes)))
+    return {**ZOO, **CASES}[name].job(**(given | changes))
 
 
 @cache

@@ -25,7 +25,6 @@ from plait.plan.plan import PIPE
 from plait.program.layout import Layout
 from plait.program.stage.versions import StageVersions, stage_versions
 from plait.run.prepare.prepare import prepare
-from plait.run.proof.reference import in_float64
 from plait.run.proof.serial_run import SerialRanks, run_serially
 from plait.run.verify import verify
 
@@ -36,7 +35,7 @@ ROUNDS, BATCH, MICRO_BATCHES = 2, 13, 6
 def job_of(name: str, optimizer: str, **changes: Any) -> Job:
     given: dict[str, Any] = {"batch": BATCH, "steps": ROUNDS, "num_samples": ROUNDS * BATCH, "shuffle": False}
     given |= {"optimizer": optimizer, "accumulate": MICRO_BATCHES}
-    return in_float64({**ZOO, **CASES}[name].job(**(given | changes)))
+    return {**ZOO, **CASES}[name].job(**(given | changes))
 
 
 def assert_as_written_out(
