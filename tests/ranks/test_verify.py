@@ -32,7 +32,7 @@ def test_complaint_04_two_processes_compute_what_one_does(name: str) -> None:
     assert {difference.kind for difference in outcome.differences} >= {"loss", "gradient", "weight", "spread"}
     assert outcome.dtype == "float64"
     assert not outcome.serial
-    assert ZOO[name].float32_inside == any("casts to float32" in notice for notice in outcome.notices)
+    assert ZOO[name].float32_inside == any("in float32" in notice for notice in outcome.notices)
 
 
 def test_fp32() -> None:

@@ -155,9 +155,7 @@ class Captures:
         return graph
 
     def _capture(self, constants: Sequence[Any], shapes: LeafShapes, num_samples: int) -> Graph:
-        graph = capture(
-            self.job, self.layout, constants, shapes, num_samples, self.device_type, self.islands
-        )
+        graph = capture(self.job, self.layout, constants, shapes, num_samples, self.device_type, self.islands)
         return widened(graph) if self.dtype == torch.float64 else graph
 
 

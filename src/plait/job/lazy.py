@@ -112,5 +112,7 @@ def _copy(value: Any) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | set | tuple) else ()
+    items = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list | set | tuple) else ()
+    )
     return isinstance(value, _PLAIN) and all(map(_is_plain, items))

@@ -17,7 +17,7 @@ def where(error: BaseException) -> str | None:
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not _is_installed(frame.filename)]
+    theirs = [frame for frame in frames if not is_installed(frame.filename)]
     return f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else None
 
 
@@ -34,7 +34,8 @@ def fix_of(error: BaseException, otherwise: str = "mend that line.") -> str:
     return otherwise
 
 
-def _is_installed(filename: str) -> bool:
+def is_installed(filename: str) -> bool:
+    """Whether a file is Python's, an installed package's or plait's, and not the user's own."""
     if filename.startswith("<frozen"):
         return True
     path = Path(filename)

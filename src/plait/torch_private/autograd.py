@@ -1,11 +1,14 @@
 """Of autograd and optimizers: what torch notes on its own objects."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+_LINE = re.compile(r'File "(.+?)", line (\d+)')
 
 
 def number_of_last() -> int:
@@ -17,6 +20,19 @@ def number_of_differentiated() -> int | None:
     """The number of the autograd node that is being differentiated; None outside of a backward pass."""
     node = torch._C._current_autograd_node()
     return node._sequence_nr() if node is not None else None
+
+
+def line_of_differentiated(skip: Callable[[str], bool]) -> str | None:
+    """Where the op that is being differentiated was called, as file:line; None outside of a backward pass.
+
+    Torch notes it in anomaly mode alone. Files to `skip` are not named.
+    """
+    node = torch._C._current_autograd_node()
+    if node is None:
+        return None
+    written = "".join(node.metadata.get("traceback_", ()))
+    lines = [(file, number) for file, number in _LINE.findall(written) if not skip(file)]
+    return ":".join(lines[-1]) if lines else "its own code"
 
 
 def is_transformed() -> bool:

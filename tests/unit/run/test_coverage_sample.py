@@ -15,7 +15,10 @@ GEOMETRIC = (
     "GCN2Conv", "AGNNConv", "GraphSizeNorm", "SSGConv", "EdgeConv", "PointNetConv", "PairNorm", "GATConv", "LGConv",
     "GraphNorm", "FAConv", "GCNConv", "SGConv", "InstanceNorm", "SimpleConv", "ChebConv", "LayerNorm", "GeneralConv",
 )  # fmt: skip
-NAMES = [*(f"transformers/{name}" for name in TRANSFORMERS), *(f"torch_geometric/{name}" for name in GEOMETRIC)]
+NAMES = [
+    *(f"transformers/{name}" for name in TRANSFORMERS),
+    *(f"torch_geometric/{name}" for name in GEOMETRIC),
+]
 EAGER = {"torch_geometric/ChebConv"}
 """Not captured: nonzero(), in a layer with most of the parameters."""
 

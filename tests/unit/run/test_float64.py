@@ -65,6 +65,6 @@ def test_an_op_without_float64_is_named_and_compared_in_float32() -> None:
         assert any("tests.halve.default cannot be had in float64" in notice for notice in outcome.notices)
         with pytest.raises(StepError, match="index"):
             verify(job_of(bad=True), "ddp", 2, serial=True, steps=2)
-        assert WITHOUT_FLOAT64 == {"tests.halve.default"}
+        assert {"tests.halve.default"} == WITHOUT_FLOAT64
     finally:
         WITHOUT_FLOAT64.clear()

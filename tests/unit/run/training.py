@@ -19,7 +19,7 @@ from plait.job.data.share import Share
 from plait.job.job import Job
 from plait.job.order import SampleOrder
 from plait.plan.named import resolve
-from plait.run.hold.state import ModelState
+from plait.run.hold.state import ModelState, in_float64
 from plait.run.interpret.machine import Machine
 from plait.run.interpret.serial import Mailboxes, Reduce, SerialLinks, Unobserved, add_up, run_step
 from plait.run.prepare.programs import Programs
@@ -207,6 +207,7 @@ def order_of(job: Job, num_samples: int) -> SampleOrder:
 def train_eagerly(name: str, dtype: torch.dtype = torch.float64, **changes: Any) -> Trained:
     """A loop that anybody would write, with the same samples."""
     job = case_job(name, dtype, **changes)
+    job = in_float64(job) if dtype == torch.float64 else job
     model = job.build_model().to(dtype).train()
     optimizer = job.build_optimizer(list(model.named_parameters()))
     source = open_data(job.data, job.collate)

@@ -124,8 +124,8 @@ def name_of(island: Island) -> str:
 def in_float64(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments of an op here, with tensors, those that the module makes too, in float64."""
     own = [i for i, entry in enumerate(args) if isinstance(entry, str)]
-    named = name_of(replace(_named(args[own[0]]), dtype=torch.float64))
-    changed = dict(zip(own, (named, *(_wide_names(args[i]) for i in own[1:])), strict=True))
+    wider = name_of(replace(named(args[own[0]]), dtype=torch.float64))
+    changed = dict(zip(own, (wider, *(_wide_names(args[i]) for i in own[1:])), strict=True))
     return tuple(changed.get(i, entry) for i, entry in enumerate(args))
 
 
@@ -133,7 +133,8 @@ def _wide_names(dtypes: str) -> str:
     return " ".join(str(wide(getattr(torch, name))).removeprefix("torch.") for name in dtypes.split())
 
 
-def _named(name: str) -> Island:
+def named(name: str) -> Island:
+    """What an op calls so."""
     return KNOWN.islands[int(name.removeprefix("island_"))]
 
 
@@ -198,7 +199,7 @@ def run_island(
     dtypes: str,
 ) -> list[Tensor]:
     """The op on real tensors."""
-    own = _named(name)
+    own = named(name)
     with torch.no_grad():
         result, _, after = own.run(inputs, numbers)
     made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
@@ -224,7 +225,7 @@ def run_island_backward(
     wanted: Sequence[int],
 ) -> list[Tensor]:
     """The op on real tensors: the module once more, and its gradients."""
-    own, chosen = _named(name), set(wanted)
+    own, chosen = named(name), set(wanted)
     with torch.enable_grad():
         leaves = [t.detach().requires_grad_(i in chosen) for i, t in enumerate(inputs)]
         result, _, _ = own.run(leaves, numbers)

@@ -124,11 +124,11 @@ class Turns:
         self._asked.put((collective, tensor))
         answer = self._answers.get()
         if answer is None:
-            raise _AbandonedError
+            raise AbandonedError
         return answer
 
 
-class _AbandonedError(Exception):
+class AbandonedError(Exception):
     """The run has ended while this rank waited."""
 
 

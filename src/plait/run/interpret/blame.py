@@ -9,16 +9,20 @@ import linecache
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from plait.errors import StepError
-from plait.program.instructions import Compute
+from plait.graph.ops.island import IMPLEMENTATIONS as ISLANDS
+from plait.graph.ops.island import Island, named
+from plait.program.instructions import Compute, Opaque
 from plait.program.program import Segment
 from plait.program.value import Value
+from plait.run.eager.origins import Origins, Place, place_of
 from plait.run.interpret.step import Step
 
 _SHOWN_IDS = 8
@@ -27,6 +31,7 @@ _SHOWN_MODULES = 4
 """The same for modules, whose paths are longer."""
 _GENERATED = "<plait segment "
 """How the files of generated functions begin (`program/segment/codegen.py`)."""
+_OF_NUMBERS = "keep what goes into that line in range: clamp it, add an epsilon, or lower the learning rate."
 Plain = Callable[[], tuple[Any, ...]]
 """Runs a segment once more as it is written, on the same inputs; what it makes is dropped."""
 
@@ -41,9 +46,43 @@ def blame(error: Exception, step: Step, rank: int, instruction: Compute, plain: 
         except Exception as again:  # the same, or that inputs are gone: then modules are all that is known
             found = _failed(again, segment)
     node, operands = found if found is not None else (None, "")
-    message = str(error).strip() or "it says nothing more"
-    what = f"{_told(node, segment, operands)} failed: {type(error).__name__}: {message}"
-    return _error(what, step, rank, node, instruction, _fix(error))
+    if (own := _island(node)) is not None:
+        inside = _within(own, place_of(error, own.module))
+        return _error(_failure(inside.told(), error), step, rank, node, instruction, _fix(error), inside)
+    return _error(_failure(_told(node, segment, operands), error), step, rank, node, instruction, _fix(error))
+
+
+def blame_code(error: Exception, step: Step, rank: int, instruction: Opaque, model: nn.Module) -> StepError:
+    """What to raise in place of what the user's own code raised, run eagerly."""
+    place = place_of(error, model)
+    return _error(_failure(place.told(), error), step, rank, None, instruction, _fix(error), place)
+
+
+def find_nan_in_code(
+    step: Step, rank: int, instruction: Opaque, results: Sequence[Any], again: Callable[[], Place | None]
+) -> None:
+    """Raise where the user's own code, run eagerly, made NaN; `again` runs it once more to see where."""
+    if not any(map(_has_nan, results)) or _ids(step, instruction.micro_batch or 0) == ():
+        return
+    place = again()
+    what = f"{place.told()} made NaN of numbers" if place is not None else "the model or its loss gives NaN"
+    raise _error(what, step, rank, None, instruction, _OF_NUMBERS, place)
+
+
+def _within(own: Island, place: Place) -> Place:
+    """A place in an island, whose modules are named from there."""
+    return replace(place, module=f"{own.path}.{place.module}".rstrip(".") if place.module else own.path)
+
+
+def _failure(told: str, error: Exception) -> str:
+    return f"{told} failed: {type(error).__name__}: {str(error).strip() or 'it says nothing more'}"
+
+
+def _island(node: fx.Node | None) -> Island | None:
+    """The module that a node runs eagerly, if it does."""
+    if node is None or node.target not in ISLANDS:
+        return None
+    return named(next(entry for entry in node.args if isinstance(entry, str)))
 
 
 def find_nan(step: Step, rank: int, instruction: Compute, results: Sequence[Any], plain: Plain) -> None:
@@ -70,9 +109,14 @@ def find_nan(step: Step, rank: int, instruction: Compute, results: Sequence[Any]
         what = f"NaN came in with {_input(value)}: no op on this rank made it in this step"
         fix = "look at these samples, or at the step before: its update may have been too large."
         raise _error(what, step, rank, None, instruction, fix)
-    what = f"{_told(nodes.get(name), segment, bad.get(name, ''))} made NaN of numbers"
-    fix = "keep what goes into that line in range: clamp it, add an epsilon, or lower the learning rate."
-    raise _error(what, step, rank, nodes.get(name), instruction, fix)
+    told, place = _told(nodes.get(name), segment, bad.get(name, "")), None
+    if (own := _island(nodes.get(name))) is not None:
+        with torch.autograd.set_detect_anomaly(True, check_nan=False), Origins(own.module) as origins:
+            place = origins.of(plain())
+        place = _within(own, place) if place is not None else None
+        told = place.told() if place is not None else told
+    what = f"{told} made NaN of numbers"
+    raise _error(what, step, rank, nodes.get(name), instruction, _OF_NUMBERS, place)
 
 
 def _first(bad: Iterable[str], nodes: Mapping[str, fx.Node], outputs: Sequence[str]) -> str:
@@ -168,7 +212,13 @@ def _told(node: fx.Node | None, segment: Segment, operands: str) -> str:
 
 
 def _error(
-    what: str, step: Step, rank: int, node: fx.Node | None, instruction: Compute, fix: str
+    what: str,
+    step: Step,
+    rank: int,
+    node: fx.Node | None,
+    instruction: Compute | Opaque,
+    fix: str,
+    inside: Place | None = None,
 ) -> StepError:
     number = instruction.micro_batch
     ids = _ids(step, number) if number is not None else None
@@ -181,8 +231,8 @@ def _error(
     meta = node.meta if node is not None else {}
     return StepError(
         f"{what}\n({place})",
-        where=meta.get("source") or None,
-        module=meta.get("module") or None,
+        where=inside.line if inside is not None else meta.get("source") or None,
+        module=inside.module if inside is not None else meta.get("module") or None,
         step=step.number,
         micro_batch=number,
         ids=ids or (),

@@ -88,7 +88,7 @@ class Machine:
         self._sums = Sums(state, self.store, Compressor(links), self._values)
         self._side = WorkerSide(state, self.store, self.averaging, self._traffic, self._values)
         self._steps = Steps(rank, state)
-        self.user_code = UserCode(links, state, self.store, self._values)
+        self.user_code = UserCode(rank, links, state, self.store, self._values)
         """Runs what is not captured."""
         self._now: Step | None = None
         """The step that is executed; None: none yet."""
@@ -158,7 +158,7 @@ class Machine:
                 return
             elif isinstance(instruction, ins.Opaque):
                 entering(step, instruction, False)
-                yield from self.user_code.execute(now, instruction)
+                yield from self.user_code.execute(now, instruction, self.detect_nan)
                 self._delay(start)
             else:
                 entering(step, instruction, False)

@@ -127,7 +127,9 @@ def _with_eager(known: Reference, tell: Listener) -> Reference:
         return replace(known, eager=found)
     if isinstance(short.eager, str):
         return replace(known, eager=short.eager)
-    why = found if isinstance(found, str) else "names dtypes, or follows them, and is not in float64 throughout"
+    why = (
+        found if isinstance(found, str) else "names dtypes, or follows them, and is not in float64 throughout"
+    )
     return replace(
         known, eager=short.eager, eager_notice=f"the user's own code {why}: compared with it in float32."
     )

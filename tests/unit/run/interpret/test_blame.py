@@ -114,3 +114,59 @@ def test_nan_in_the_data_is_said_to_come_from_there() -> None:
     with pytest.raises(StepError, match="NaN came in with tensor 1 of the batch") as caught:
         run(samples(scale=float("nan")), "single", 1, detect_nan=True)
     assert BAD in caught.value.ids and caught.value.where is None
+
+
+class Reads(nn.Module):
+    """Cannot be captured: its code goes by values."""
+
+    def __init__(self, island: bool) -> None:
+        super().__init__()
+        self.table, self.out, self.body = nn.Embedding(11, 4), nn.Linear(4, 3), Picky(4 if island else 400)
+
+    def forward(self, words: Tensor, scale: Tensor) -> Tensor:
+        return self.out(self.body(self.table(words % 11), words, scale))
+
+
+class Picky(nn.Module):
+    """The part that reads them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, looked: Tensor, words: Tensor, scale: Tensor) -> Tensor:
+        for index in words.nonzero().flatten().tolist():
+            if words[index] == 99:
+                raise ValueError("no such word")  # the word
+        ignored = (scale * 0).log() * 0  # NaN that nobody uses
+        logs = (scale + 1e-3).log()  # the logarithm
+        return looked * torch.where(scale > 9, ignored, logs)[:, None] * self.weight[:4]
+
+
+@pytest.mark.parametrize(
+    ("plan", "ranks", "island"), [("single", 1, False), ("ddp", 2, False), ("zero3", 2, True)]
+)
+@pytest.mark.parametrize("nan", [False, True])
+def test_code_that_runs_eagerly_is_named_too(plan: str, ranks: int, island: bool, nan: bool) -> None:
+    job = Job(
+        model=lambda: Reads(island),
+        data=samples(scale=-1.0) if nan else samples(word=99),
+        objective=lambda model, batch: nn.functional.cross_entropy(model(*batch[:2]), batch[2]),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        batch=24,
+        accumulate=2,
+        steps=1,
+        shuffle=False,
+    )
+    programs = prepare(job, resolve(plan, ranks), "cpu", torch.float32, lambda event: None)
+    assert (programs.capture_error is None) == island
+    all_ranks = SerialRanks(job, programs, torch.float32)
+    for machine in all_ranks.machines:
+        machine.detect_nan = nan
+    with pytest.raises(StepError) as caught:
+        all_ranks.run(0)
+    error, (lines, first) = caught.value, inspect.getsourcelines(Picky)
+    number = next(i for i, text in enumerate(lines) if ("the logarithm" if nan else "the word") in text)
+    assert error.where == f"{__file__}:{first + number}" and error.module == "body"
+    assert error.micro_batch == 1 and BAD in error.ids and error.step == 0
+    assert ("log made NaN of numbers" if nan else "ValueError: no such word") in str(error)
