@@ -27,7 +27,7 @@ def line_of_differentiated(skip: Callable[[str], bool]) -> str | None:
 
     Torch notes it in anomaly mode alone. Files to `skip` are not named.
     """
-    node = torch._C._current_autograd_node()
+    node: Any = torch._C._current_autograd_node()
     if node is None:
         return None
     written = "".join(node.metadata.get("traceback_", ()))

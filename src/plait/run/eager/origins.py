@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -83,8 +84,8 @@ class Origins(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return made
         for tensor in pytree.tree_leaves(made):
             if isinstance(tensor, Tensor) and has_nan(tensor):
-                source = self.of(sorted(bad, key=lambda given: _is_dropped(given, tensor)))
-                self._of[id(tensor)] = (tensor, source if bad else self._here(str(func)))
+                likely = sorted(bad, key=partial(_is_dropped, tensor))
+                self._of[id(tensor)] = (tensor, self.of(likely) if bad else self._here(str(func)))
         return made
 
     def _here(self, op: str) -> Place:
@@ -100,6 +101,6 @@ def has_nan(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and bool(torch.isnan(tensor).any())
 
 
-def _is_dropped(given: Tensor, made: Tensor) -> bool:
+def _is_dropped(made: Tensor, given: Tensor) -> bool:
     """Whether NaN of an input is not to be found at its place in what came of it, as where a mask hides it."""
     return given.shape == made.shape and bool((torch.isnan(given) & ~torch.isnan(made)).any())

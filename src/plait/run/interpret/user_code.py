@@ -72,10 +72,11 @@ class UserCode:
 
     def _again(self, now: Step, instruction: ins.Opaque) -> Place | None:
         """Where NaN comes from, on this rank's share alone."""
+        origins = Origins(self._state.model)
         with (
             torch.no_grad(),
             self._state.lent(self._values),
             torch.autograd.set_detect_anomaly(True, check_nan=False),
-            Origins(self._state.model) as origins,
+            origins,
         ):
             return origins.of(self._blamed(now, instruction, None)[0])
