@@ -6,7 +6,7 @@ first step counts once.
 """
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +21,10 @@ from plait.job.watch import Watch
 from plait.torch_private import pytree
 from plait.torch_private.modules import attributes_of, is_lazy, tables_of
 
-if TYPE_CHECKING:
-    from plait.job.job import Job
-
 _PLAIN = (bool, int, float, complex, str, bytes, list, dict, set, tuple, type(None))
 
 
-def give_shapes(model: nn.Module, job: "Job") -> None:
+def give_shapes(model: nn.Module, job: Any) -> None:
     """Run the job's code once, which makes the parameters of lazy modules; raises JobError where it does not."""
     parts = job.parts()
     with kept_generators():
@@ -76,7 +73,7 @@ def give_shapes(model: nn.Module, job: "Job") -> None:
             )
 
 
-def _first_ids(job: "Job", num_samples: int | None) -> Tensor:
+def _first_ids(job: Any, num_samples: int | None) -> Tensor:
     """The first micro-batch."""
     order = job.order(num_samples)
     ids = torch.arange(job.batch) if order is None else order.at(0).ids
