@@ -5,7 +5,8 @@ batches (which may be empty: then its tensors have 0 rows), the model's gradient
 are those of one process: `batch_size` counts the samples of all ranks together.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from plait.job.data.source import Stream
 from plait.job.data.torch_loader import batch_of, collate_of, order_of
 from plait.job.order import SampleOrder
 from plait.plan.named import resolve
+from plait.plan.plan import Plan
+from plait.run.planned.model import Planned
 from plait.run.start import launch as starting
 from plait.run.start.launch import Seat, connect, disconnect
 from plait.run.start.party import TIMEOUT_S, place_here
@@ -32,10 +35,16 @@ class ShareLoader:
     """This rank's share of every batch of a DataLoader; each pass over it is an epoch."""
 
     def __init__(
-        self, loader: DataLoader[Any], *, device: torch.device | None = None, times: int = 1, seed: int = 0
+        self,
+        loader: DataLoader[Any],
+        *,
+        device: torch.device | None = None,
+        times: int = 1,
+        seed: int = 0,
+        place: tuple[int, int] | None = None,
     ) -> None:
-        """`times` as many samples are in a batch as the DataLoader says."""
-        rank, ranks = join_ranks(device or torch.device("cpu"))
+        """A batch has `times` as many samples as the DataLoader says; `place`: which share of how many, if not ranks."""
+        rank, ranks = place or join_ranks(device or torch.device("cpu"))
         self.dataset, self.loader, self._device = loader.dataset, loader, device
         self.batch_size = batch_of(loader) * times
         """Samples of a batch, over all ranks."""
@@ -104,36 +113,69 @@ def wrap(model: nn.Module) -> Wrapped:
     return model if isinstance(model, Wrapped) else Wrapped(model)
 
 
-def prepare(*parts: Any, plan: str = "ddp", seed: int = 0) -> Any:
+def prepare(
+    *parts: Any,
+    plan: str | Path | Plan = "ddp",
+    seed: int = 0,
+    micro_batches: int = 1,
+    settings: Mapping[str, Any] | None = None,
+    mesh: Mapping[str, int] | None = None,
+) -> Any:
     """Models, optimizers, DataLoaders and schedulers of a loop of the user's own, in the order in which they are given.
 
-    `seed` decides the order of DataLoaders that shuffle. Plans that cut the model, or its state, see a whole step:
-    those are for `plait.parallelize` and jobs.
+    `seed` decides the order of DataLoaders that shuffle. Under plans other than ddp one model and its optimizer are
+    given together: calls of the model are recorded, and `loss.backward()` runs what was recorded as one step of the
+    plan, in `micro_batches` slices.
     """
-    if (chosen := resolve(plan, 2)).name != "ddp":
-        raise PlanError(
-            f"plan {chosen.name} decides about a step as a whole, of which a loop of your own shows nothing.",
-            fix="use plan='ddp' here, or give the model, the loss and the optimizer to plait.parallelize(job, plan).",
-        )
     device = next(
         (p.device for part in parts if isinstance(part, nn.Module) for p in part.parameters()), None
     )
-    made = tuple(_prepared(part, device, seed) for part in parts)
+    rank, ranks = join_ranks(device or torch.device("cpu"))
+    chosen = resolve(plan, ranks if not isinstance(plan, Plan) else None, settings, mesh)
+    place = (rank, ranks)
+    planned: Planned | None = None
+    if chosen.name != "ddp":
+        planned = _planned(chosen, parts, ranks, seed=seed, micro_batches=micro_batches)
+        place = (chosen.data_coordinate(rank), chosen.data_ranks)
+    elif micro_batches != 1:
+        raise PlanError(
+            f"micro_batches={micro_batches} slices what a plan runs as one step; under ddp the loop does.",
+            fix="leave it out, or accumulate in the loop.",
+        )
+
+    def prepared(part: Any) -> Any:
+        if isinstance(part, nn.Module):
+            return planned if planned is not None else wrap(part)
+        if isinstance(part, DataLoader):
+            return ShareLoader(part, device=device, seed=seed, place=place)
+        if isinstance(part, ShareLoader | torch.optim.Optimizer) or hasattr(part, "get_last_lr"):
+            return part
+        raise UsageError(
+            f"{describe(part)} cannot be prepared.",
+            fix="give models, optimizers, DataLoaders and schedulers.",
+        )
+
+    made = tuple(map(prepared, parts))
     return made[0] if len(made) == 1 else made
 
 
-def _prepared(part: Any, device: torch.device | None, seed: int) -> Any:
-    if isinstance(part, nn.Module):
-        return wrap(part)
-    if isinstance(part, DataLoader):
-        return ShareLoader(part, device=device, seed=seed)
-    if isinstance(part, ShareLoader | torch.optim.Optimizer) or hasattr(part, "get_last_lr"):
-        return part
-    if isinstance(part, torch.optim.lr_scheduler.LRScheduler | torch.optim.lr_scheduler.ReduceLROnPlateau):
-        return part
-    raise UsageError(
-        f"{describe(part)} cannot be prepared.", fix="give models, optimizers, DataLoaders and schedulers."
-    )
+def _planned(plan: Plan, parts: Sequence[Any], ranks: int, *, seed: int, micro_batches: int) -> Planned:
+    models = [part for part in parts if isinstance(part, nn.Module)]
+    optimizers = [part for part in parts if isinstance(part, torch.optim.Optimizer)]
+    if len(models) != 1 or len(optimizers) != 1:
+        raise UsageError(
+            f"plan {plan.name} decides about a whole step, of one model and one optimizer; {len(models)} and "
+            f"{len(optimizers)} were given.",
+            fix="give both to the same call of prepare, made before it from the same module; or use plan='ddp'.",
+        )
+    if isinstance(models[0], Wrapped | Planned):
+        raise UsageError("the model was prepared before.", fix="prepare it once, under one plan.")
+    if plan.ranks != ranks:
+        raise PlanError(
+            f"the plan is for {plan.ranks} ranks, but {ranks} processes were started.",
+            fix=f"start {plan.ranks} processes, or drop the mesh from the plan.",
+        )
+    return Planned(models[0], optimizers[0], plan, seed=seed, micro_batches=micro_batches)
 
 
 def gathered(tensor: Tensor) -> Tensor:

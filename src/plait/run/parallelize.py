@@ -57,6 +57,8 @@ class Step:
         self._device = device
         self._source = programs.captures.source
         self._programs = programs
+        self._began = False
+        """Whether gradients were made since the last update."""
         links = links_of_plan(plan, rank, device, timeout_s=TIMEOUT_S)
         if isinstance(links, ProcessLinks):
             for part in programs.parts:
@@ -86,7 +88,7 @@ class Step:
         sizes = self._counts(count)
         if sum(sizes) == 0:
             raise UsageError("all ranks gave an empty share.", fix="end the loop when the data ends.")
-        shares = self._programs.own_shares(self._split(batch, sizes))
+        shares = self._programs.own_shares(self._split(self._programs, batch, sizes))
         step = self._state.steps_done
         programs = self._programs.at(step)
         fragments = self._plan.agreement.due(step, False)
@@ -104,6 +106,39 @@ class Step:
         self._state.observe({TRAIN_LOSS: loss})
         return loss
 
+    def gradients(
+        self, batch: Any, sizes: tuple[int, ...], programs: Programs, number: int
+    ) -> tuple[dict[str, Tensor], float]:
+        """A step up to its update: this rank's part of the gradients, by name, and the loss.
+
+        `batch` is this rank's share, `sizes` are those of all; `number` decides what is drawn at random. The gradients
+        lie in memory that the next call uses again.
+        """
+        shares = programs.own_shares(self._split(programs, batch, sizes))
+        if not shares:
+            return {}, math.nan
+        program = programs.for_step(shares, self._plan.agreement.due(self._state.steps_done, False))
+        self._state.narrow, self._began = bool(programs.captures.narrow), True
+        with torch.no_grad():
+            for _ in self._machine.gradients(program, number, shares):
+                raise AssertionError("a process waits inside its links, never outside")
+        return self._machine.store.gradients(program.of(self._rank).buckets), self.outcome.loss
+
+    def after_update(self) -> None:
+        """What follows the optimizer's step: where workers average, that."""
+        began, self._began = self._began, False
+        step = self._state.steps_done
+        fragments = self._plan.agreement.due(step, False)
+        if not began and not fragments:
+            self._machine.skip(step)
+            return
+        with torch.no_grad():
+            if not began:  # this rank had no samples, but averages with the others
+                for _ in self._machine.gradients(self._programs.for_step([], fragments), step, []):
+                    raise AssertionError("a process waits inside its links, never outside")
+            for _ in self._machine.after_update():
+                raise AssertionError("a process waits inside its links, never outside")
+
     def _counts(self, count: int) -> tuple[int, ...]:
         if self._plan.mesh.size == 1:
             return (count,)
@@ -120,7 +155,7 @@ class Step:
                 )
         return tuple(counts[share] for share in range(self._plan.data_ranks))
 
-    def _split(self, batch: Any, sizes: tuple[int, ...]) -> list[Share]:
+    def _split(self, programs: Programs, batch: Any, sizes: tuple[int, ...]) -> list[Share]:
         """The job's micro-batches: every rank cuts its share into as many pieces."""
         pieces = min(self._job.accumulate, max(sizes))
         by_rank = [split(size, pieces) for size in sizes]
@@ -129,7 +164,7 @@ class Step:
         shares = []
         for number in range(pieces):
             start = sum(own[:number])
-            piece = self._programs.captures.layout.rows(batch, start, own[number])
+            piece = programs.captures.layout.rows(batch, start, own[number])
             units = tuple(parts[number] for parts in by_rank)
             shares.append(
                 Share(
@@ -148,6 +183,21 @@ class Step:
         if self._machine.outcome is None:
             raise UsageError("no step has been made yet.", fix="call step(share) first.")
         return self._machine.outcome
+
+    @property
+    def state(self) -> ModelState:
+        """What this rank holds."""
+        return self._state
+
+    @contextmanager
+    def on_trial(self) -> Iterator[None]:
+        """Gradients that are made within it leave no trace in the model's buffers."""
+        self._machine.keeps_undo = True
+        try:
+            yield
+            self._machine.undo()
+        finally:
+            self._machine.keeps_undo = False
 
     @property
     def model(self) -> nn.Module:
@@ -199,7 +249,7 @@ class Step:
         return with_workers(saved, state, averaging, self._plan, self._rank)
 
 
-def _refuse_what_is_no_loop_of_steps(plan: Plan) -> None:
+def refuse_what_is_no_loop_of_steps(plan: Plan) -> None:
     """A loop of the user's own makes its steps on all ranks together, and does not say when an epoch ends."""
     agreement = plan.agreement
     if not agreement.marches:
@@ -235,7 +285,7 @@ def parallelize(
     if dist.is_initialized():
         rank, ranks = dist.get_rank(), dist.get_world_size()
     chosen = resolve(plan, ranks if not isinstance(plan, Plan) else None, settings, mesh)
-    _refuse_what_is_no_loop_of_steps(chosen)
+    refuse_what_is_no_loop_of_steps(chosen)
     if chosen.ranks != ranks:
         raise PlanError(
             f"the plan is for {chosen.ranks} ranks, but {ranks} processes were started.",

@@ -41,6 +41,17 @@ def join_ranks(device: torch.device) -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
+def equalize(module: nn.Module) -> None:
+    """All ranks have rank 0's weights."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            whole = tensor.detach().contiguous()
+            dist.broadcast(whole, 0)
+            tensor.detach().copy_(whole)
+
+
 class Wrapped(nn.Module):
     """A module whose gradients are those of all ranks' samples together; `module` is the user's own."""
 
@@ -65,19 +76,11 @@ class Wrapped(nn.Module):
         """Whether gradients are sums over all ranks."""
         self._trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if self.ranks > 1:
-            self._equalize()
+            equalize(module)
             for number, parameter in enumerate(self._trained):
                 parameter.register_post_accumulate_grad_hook(self._toucher(number))  # type: ignore[no-untyped-call]
             _wrapped.append(weakref.ref(self))
             _watch_backward()
-
-    def _equalize(self) -> None:
-        """All ranks have rank 0's weights."""
-        with torch.no_grad():
-            for tensor in (*self.module.parameters(), *self.module.buffers()):
-                whole = tensor.detach().contiguous()
-                dist.broadcast(whole, 0)
-                tensor.detach().copy_(whole)
 
     def _toucher(self, number: int) -> Callable[[Tensor], None]:
         own = weakref.ref(self)

@@ -124,10 +124,10 @@ def fake_model(job: Job, mode: FakeTensorMode) -> nn.Module:
                 raise
             # a constructor that reads values (.item(), .tolist()) cannot run on fake tensors
             model = job.build_model()
-    return _as_fake(model, mode)
+    return as_fake(model, mode)
 
 
-def _as_fake(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+def as_fake(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     """A copy with fake tensors; the memo keeps tied parameters tied, and the user's module is not touched."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():

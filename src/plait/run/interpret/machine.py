@@ -137,6 +137,31 @@ class Machine:
 
     def execute(self, program: Program, step: int, shares: Sequence[Share]) -> Iterator[None]:
         """One step, under the caller's `torch.no_grad`: a generator must not change the mode of its caller."""
+        yield from self._begin_step(program, step, shares)
+        yield from self._carry_out(self._at.instructions)
+        if self._at.own.serve is None:
+            yield from self._end_step(step + 1)
+            self._take_outcome()
+
+    def gradients(self, program: Program, number: int, shares: Sequence[Share]) -> Iterator[None]:
+        """A step up to its update, for somebody who updates when it suits them; `number` decides what is drawn."""
+        yield from self._begin_step(program, number, shares)
+        yield from self._carry_out(self._parted()[0])
+        yield from self._traffic.drain()
+        self._take_outcome()
+
+    def after_update(self) -> Iterator[None]:
+        """What follows the update of the step whose gradients were made last: where workers average, that."""
+        yield from self._carry_out(self._parted()[1])
+        yield from self._end_step(self.state.steps_done + 1)
+
+    def _parted(self) -> tuple[Sequence[ins.Instruction], Sequence[ins.Instruction]]:
+        """What comes before the one update of a step, and after."""
+        instructions = list(self._at.instructions)
+        at = next((i for i, entry in enumerate(instructions) if isinstance(entry, ins.Update)), None)
+        return (instructions, ()) if at is None else (instructions[:at], instructions[at + 1 :])
+
+    def _begin_step(self, program: Program, step: int, shares: Sequence[Share]) -> Iterator[None]:
         now = self._steps.step(program, step, shares)
         self.store.frozen, self.store.conditional = self.state.frozen(step), program.conditional
         self._now, self._sums.norm, self.user_code.used = now, None, frozenset()
@@ -144,8 +169,11 @@ class Machine:
         self._values |= now.known.constants
         if now.own.same_sizes and shares:
             yield from compare_sizes(now, self.links)
+
+    def _carry_out(self, instructions: Sequence[ins.Instruction]) -> Iterator[None]:
+        now, step = self._at, self._at.number
         entering, done, clock = self.observer.entering, self.observer.done, time.perf_counter_ns
-        for instruction in now.instructions:
+        for instruction in instructions:
             start = clock()
             if isinstance(instruction, ins.Wait):
                 entering(step, instruction, True)
@@ -168,13 +196,17 @@ class Machine:
             for name in instruction.frees:
                 self._values.pop(name, None)
             done(step, instruction, start, clock())
+
+    def _end_step(self, steps_done: int) -> Iterator[None]:
         yield from self._traffic.drain()
-        self.state.steps_done, self.is_updating = step + 1, False
+        self.state.steps_done, self.is_updating = steps_done, False
         self._undo.clear()
-        if self.state.averages is not None and program.plan.agreement.weights == "own":
-            self.state.averages.after(step)
+        if self.state.averages is not None and self._at.program.plan.agreement.weights == "own":
+            self.state.averages.after(steps_done - 1)
+
+    def _take_outcome(self) -> None:
         self.outcome = None
-        if shares:
+        if self._at.shares:
             self.outcome = StepOutcome(
                 total=self._values.pop(TOTAL), weight=self._values.pop(WEIGHT), norm=self._sums.norm
             )

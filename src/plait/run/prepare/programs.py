@@ -138,6 +138,12 @@ class Programs:
         return program
 
     @property
+    def trained(self) -> frozenset[str]:
+        """Parameters that get gradients in some step, on whatever rank."""
+        entries = (entry for own in self.full_step().classes for entry in own.buckets)
+        return frozenset(name for bucket in entries for name in bucket.parameters)
+
+    @property
     def rows(self) -> Rows | None:
         """How shares are taken out of whole micro-batches, where ranks must be padded alike; None: they need not."""
         alike = (entry.same_sizes for part in self.parts for entry in part.full_step().classes)
