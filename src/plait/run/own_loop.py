@@ -43,7 +43,7 @@ class ShareLoader:
         seed: int = 0,
         place: tuple[int, int] | None = None,
     ) -> None:
-        """A batch has `times` as many samples as the DataLoader says; `place`: which share of how many, if not ranks."""
+        """`times` as many samples are in a batch as the DataLoader says; `place`: which share of how many this is."""
         rank, ranks = place or join_ranks(device or torch.device("cpu"))
         self.dataset, self.loader, self._device = loader.dataset, loader, device
         self.batch_size = batch_of(loader) * times
