@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from plait.errors import UsageError
 from plait.run.checkpoint.state import OptimizerState
 from plait.run.hold.optimizer_shards import own_optimizer, whole_optimizer
-from plait.run.link.exchange import ProcessShardFetcher
+from plait.run.link.fetch import ProcessShardFetcher
 from plait.run.parallelize import Step
 from plait.run.planned.parameters import HeldParameter
 

@@ -67,7 +67,7 @@ class HeldParameter(Recorded, nn.Parameter):
             )
         self.gradients.clear(self.called)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> Any:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"<parameter {self.called} of shape {tuple(self.like.shape)}>"
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -117,7 +117,7 @@ class HeldGradient(Tensor):
             return table.norm(owner, 2.0 if order in (None, "fro") else float(order))
         raise _refusal(name, mine)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> Any:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"<gradient of {self.owner.called}>"
 
 

@@ -104,7 +104,7 @@ class Promise(Recorded, Tensor):
         found = self.known()
         return found if found is not None else self.runs.value_of(self)
 
-    def backward(  # type: ignore[override]
+    def backward(
         self, gradient: Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False,
         inputs: Any = None,
     ) -> None:  # fmt: skip
@@ -119,7 +119,7 @@ class Promise(Recorded, Tensor):
                 "loss.backward() was called twice on the same loss.",
                 fix="compute the loss again, or say retain_graph=True where its gradients should count twice.",
             )
-        root: Promise = self if gradient is None else self * gradient
+        root: Any = self if gradient is None else self * gradient
         self.runs.backward(root)
         self.passed = True
         self.value = self.value if gradient is None else self.known()
@@ -148,7 +148,7 @@ class Promise(Recorded, Tensor):
     def __format__(self, spec: str) -> str:
         return format(self.now() if self.like.dim() == 0 else repr(self), spec)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> Any:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         known = self.known()
         return repr(known) if known is not None else f"<{tuple(self.like.shape)} of a step that has not run>"
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.ranks.test_own_loop import close, data, net, own_loop
+from tests.ranks.own_loops.test_own_loop import close, data, net, own_loop
 from torch import nn
 from torch.nn import functional as F
 
