@@ -45,7 +45,14 @@ def links(
         for entry in found.times:
             if (entry.operation, entry.ranks) == (first, most):
                 lines.setdefault(entry.algorithm, []).append((entry.num_bytes, entry.seconds))
-        svg.write_text(links_picture(f"{first} among {most} processes of this machine", lines))
+        fits = {name: found.fits()[first, name, most] for name in lines}
+        about = {
+            name: f"{fit.start_s * 1e3:.3g} ms, {1e-9 / fit.per_unit_s:.2g} GB/s"
+            if fit.per_unit_s > 0
+            else ""
+            for name, fit in fits.items()
+        }
+        svg.write_text(links_picture(f"{first} among {most} processes of this machine", lines, about))
     if json_:
         told = {"times": [asdict(e) for e in found.times], "tried": [asdict(e) for e in found.tried]}
         print(json.dumps(told, indent=1))

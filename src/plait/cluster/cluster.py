@@ -78,6 +78,10 @@ class Link:
     """Data moves while devices compute; False: a device does its part of it when it waits for the result."""
     direct: bool = False
     """In a collective, everybody sends to everybody at once, as over our own sockets; else in rings and trees."""
+    work_s: float = 0.0
+    """For which a collective keeps a device from computing, whatever its size: processors send by themselves."""
+    work_s_per_byte: float = 0.0
+    """The same for every byte of the tensor."""
 
     def __post_init__(self) -> None:
         _check_positive("a link", {"bandwidth": self.bandwidth})

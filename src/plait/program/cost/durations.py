@@ -39,8 +39,9 @@ from plait.program.instructions import (
     SquareSum,
     Stash,
     Update,
+    Wait,
 )
-from plait.program.program import Program
+from plait.program.program import Program, RankProgram
 from plait.program.value import Value
 
 
@@ -70,11 +71,9 @@ class Durations:
             return self._compute(rank, instruction)
         if isinstance(instruction, Collective | Send):
             seconds = self._transfer(rank, instruction)
-            return (
-                seconds
-                if self._in_background(rank, instruction)
-                else self._before_own_part(instruction, seconds)
-            )
+            if self._in_background(rank, instruction):
+                return seconds + self.beside(rank, instruction)
+            return self._before_own_part(instruction, seconds)
         if isinstance(instruction, Opaque):
             raise ProgramError("the model was not captured: nobody knows how long it takes.")
         if isinstance(instruction, Update):
@@ -97,6 +96,21 @@ class Durations:
         if isinstance(started, Recv):
             return self._message(started.num_bytes, self._peers(rank, started)) / 2
         return self._transfer(rank, started)
+
+    def beside(self, rank: int, started: Instruction) -> float:
+        """Seconds by which communication in the background and what is computed beside it hold each other up."""
+        link = self._cluster.between
+        if not isinstance(started, Collective) or link.work_s + link.work_s_per_byte == 0:
+            return 0.0
+        if self._cluster.link_among(self._program.plan.mesh.group(rank, started.axis)).hosts < 2:
+            return 0.0
+        meanwhile = self._meanwhile[self._program.members[rank]].get(started.id, ())
+        computed_s = sum(self._compute(rank, instruction) for instruction in meanwhile)
+        return min(computed_s, link.work_s + started.num_bytes * link.work_s_per_byte)
+
+    @cached_property
+    def _meanwhile(self) -> list[dict[int, list[Compute]]]:
+        return [_meanwhile(own) for own in self._program.classes]
 
     @cached_property
     def _to_servers(self) -> Link:
@@ -233,3 +247,18 @@ def _filled_in_place(program: Program, index: int) -> frozenset[Value]:
             segment = own.segments[instruction.segment]
             found.update(instruction.writes[position] for position in segment.fillable)
     return frozenset(found)
+
+
+def _meanwhile(own: RankProgram) -> dict[int, list[Compute]]:
+    """By collective: what is computed between its start and its end."""
+    found: dict[int, list[Compute]] = {}
+    under_way: set[int] = set()
+    for instruction in own.instructions:
+        if isinstance(instruction, Collective):
+            under_way.add(instruction.id)
+        elif isinstance(instruction, Compute):
+            for number in under_way:
+                found.setdefault(number, []).append(instruction)
+        elif isinstance(instruction, Wait):
+            under_way.discard(instruction.of)
+    return found

@@ -36,6 +36,7 @@ class _Run:
         programs: Sequence[Program],
         duration: Duration,
         own_part: Duration,
+        beside: Duration,
         steps: int,
         fold: Sequence[int] | None,
     ) -> None:
@@ -43,7 +44,7 @@ class _Run:
         self.clock = Clock(self.plan.ranks, duration)
         self.ranks = tuple(range(self.plan.ranks) if fold is None else sorted(set(fold)))
         self._programs, self._steps, self._fold = programs, steps, fold
-        self._own_part = own_part
+        self._own_part, self._beside = own_part, beside
         self._takes_next, self._workers = self.plan.agreement.takes_next, self.plan.mesh.size
         self._peers = Peers(self.plan.mesh, fold)
         self._communication_s = [0.0] * self.plan.ranks
@@ -101,7 +102,8 @@ class _Run:
                         self._stands[rank] = instruction
                         yield key
                 start_s = now_s[rank]
-                end_s = max(start_s, *(ends_s[key] for key in keys)) + self._own_part(rank, started)
+                held_s = start_s + self._beside(rank, started)
+                end_s = max(held_s, *(ends_s[key] for key in keys)) + self._own_part(rank, started)
                 now_s[rank] = end_s
                 if isinstance(started, Pull):
                     clock.span(rank, step, started, asked_s, end_s)
@@ -187,18 +189,20 @@ def simulate(
     steps: int = 1,
     folded: bool = False,
     own_part: Duration = lambda rank, started: 0.0,
+    beside: Duration = lambda rank, started: 0.0,
 ) -> Trace:
     """Run `steps` steps of all ranks on clocks, in a time that grows as the number of instructions does.
 
     Several programs are those of a worker's consecutive steps, again and again: of workers that average now and then, a
     round. `own_part` is what a rank computes itself where it waits for what it has started, on links that do not work
-    in the background. `folded`: only one rank of each class is stepped through, and the trace shows these alone. It
-    says the same where durations do not differ within a class.
+    in the background; `beside`, by how much those that do held up what it computed meanwhile. `folded`: only one rank
+    of each class is stepped through, and the trace shows these alone. It says the same where durations do not differ
+    within a class.
     """
     programs = [program] if isinstance(program, Program) else program
     plan = programs[0].plan
     fold = representatives(programs[0]) if folded else None
-    run = _Run(programs, duration, own_part, steps, fold)
+    run = _Run(programs, duration, own_part, beside, steps, fold)
     run.run()
     return Trace(
         spans=tuple(run.clock.spans),

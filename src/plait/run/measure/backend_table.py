@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from plait.run.link.backend.create import register
+from plait.run.setup.interfaces import choose_interfaces
 from plait.run.start.launch import Seat, launch
 
 BACKENDS = ("gloo", "plait_shm", "mpi", "nccl")
@@ -98,6 +99,8 @@ def _rank(seat: Seat, backend: str, folder: Path) -> list[str]:
     store = dist.FileStore(str(folder / "store"), seat.ranks)  # type: ignore[attr-defined]
     limit = timedelta(seconds=_TIMEOUT_S)
     register()
+    if backend == "nccl":
+        choose_interfaces(seat.rank if torch.cuda.device_count() < seat.ranks else None)
     dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.ranks, timeout=limit)
     device = torch.device("cpu")
     if backend == "nccl":

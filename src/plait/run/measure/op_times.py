@@ -77,13 +77,13 @@ def time_ops(
                     found.append(seconds)
                 samples.host_s.append(host_s)
     by_key: dict[str, list[float]] = {}
-    for node, seconds in zip(nodes, _typical(samples.device_s), strict=True):
+    for node, seconds in zip(nodes, typical(samples.device_s), strict=True):
         by_key.setdefault(op_key(node, busy), []).append(seconds)
     host_s = median(samples.host_s) / max(len(nodes), 1) if device.type == "cuda" else 0.0
     return OpTimes(seconds={key: mean(found) for key, found in by_key.items()}, host_s=host_s)
 
 
-def _typical(times: Sequence[Sequence[float]]) -> list[float]:
+def typical(times: Sequence[Sequence[float]]) -> list[float]:
     """Of every op its median, scaled so that together they take as long as the median pass.
 
     Where more processes work than there are processors, each loses its own now and then: in the median of a short op

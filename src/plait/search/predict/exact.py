@@ -63,7 +63,14 @@ def exact_prediction(
     )
     last = len(steps) if agreement.marches else len(steps) * -(-_SETTLED // len(steps))
     before = (_STEPS - 1) * len(steps) if agreement.marches else last
-    trace = simulate(steps, durations.duration, steps=before + last, folded=True, own_part=durations.own_part)
+    trace = simulate(
+        steps,
+        durations.duration,
+        steps=before + last,
+        folded=True,
+        own_part=durations.own_part,
+        beside=durations.beside,
+    )
     times = step_times(steps, trace, last)
     constants = cluster.device.calibration
     uses = [

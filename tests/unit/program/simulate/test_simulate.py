@@ -121,6 +121,22 @@ def test_everybody_waits_for_the_slowest() -> None:
     assert {times(trace, rank)["update"] for rank in range(3)} == {(15, 16)}
 
 
+def test_processors_that_send_by_themselves_compute_meanwhile_for_longer() -> None:
+    """Where the wire is what takes long, that does not show."""
+
+    def simulated(wire_s: float) -> Trace:
+        times = DURATIONS | {"reduce 0": wire_s, "reduce 1": wire_s}
+        return simulate(
+            program_of(OVERLAPPED, OVERLAPPED),
+            lambda rank, instruction: times[instruction.name],
+            beside=lambda rank, started: 0.5 if started.name == "reduce 0" else 0.0,
+        )
+
+    assert times(simulated(1.0))["wait for 1"] == (4, 4.5)
+    assert times(simulated(1.0))["wait for 3"] == (4.5, 5)
+    assert times(simulated(3.0))["wait for 1"] == (4, 5)
+
+
 def test_steps_follow_each_other() -> None:
     trace = simulate(
         program_of(OVERLAPPED, OVERLAPPED), lambda rank, instruction: DURATIONS[instruction.name], steps=3

@@ -1,5 +1,6 @@
 """What pays on a slow network between hosts, as the simulator has it on the numbers of an emulated one."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,6 +36,24 @@ def test_overlap_larger_buckets_and_averaging_now_and_then_pay() -> None:
     assert usual < step_s("ddp", {"sync": {"bucket_mib": 0}})  # each tensor waits for the network
     assert step_s("ddp", {"sync": {"bucket_mib": 0.1, "compress": "bf16"}}) < usual
     assert step_s("local-sgd", {"average": {"every": 8}}) < usual / 2
+
+
+def test_sending_costs_processors_time_where_something_is_computed_meanwhile() -> None:
+    """More of it where more ranks than processors share them; little where all wait for the wire."""
+    network = Emulation.parse("bandwidth=100Gbit,latency=0ms,hosts=2x2")
+    few, many = (emulated(parse_cluster(f"{count}xcpu"), network) for count in (2, 4))
+    assert few.between.work_s == 2 * many.between.work_s > 0
+    free = replace(few, between=replace(few.between, work_s=0.0, work_s_per_byte=0.0))
+
+    def found(overlap: bool) -> list[float]:
+        settings = {"sync": {"bucket_mib": 0.1, "overlap": overlap}}
+        return [
+            plait.predict(chain(), "ddp", 4, settings=settings, cluster=cluster).prediction.step_s
+            for cluster in (few, free)
+        ]
+
+    overlapped, one_by_one = (taken - free for taken, free in map(found, (True, False)))
+    assert overlapped > one_by_one >= 0  # the weight of the loss is summed beside the forward, either way
 
 
 def test_wires_of_hosts_are_shared_and_levels_save_them() -> None:

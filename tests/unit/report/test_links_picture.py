@@ -1,0 +1,21 @@
+"""The picture of collectives' times: where lines cross, and what is written."""
+
+import pytest
+
+from plait.report.links_picture import crossovers, links_picture
+
+
+def test_lines_cross_between_the_sizes_that_were_measured() -> None:
+    """A latency of 1 with nothing a byte, and one of 0.01 a byte: equal at 100 bytes."""
+    lines = {"flat": [(10, 1.0), (1000, 1.0)], "steep": [(10, 0.1), (1000, 10.0)]}
+    ((size, name),) = crossovers(lines)
+    assert (size, name) == (pytest.approx(100), "flat")
+    assert crossovers({"flat": lines["flat"]}) == []
+
+
+def test_every_line_is_drawn_with_what_is_said_of_it() -> None:
+    lines = {f"way {at}": [(10, at + 1.0), (1000, at + 2.0)] for at in range(9)}
+    drawn = links_picture("times", lines, {"way 8": "3 ms, 2 GB/s"})
+    assert drawn.count("<polyline") == 9 and "3 ms, 2 GB/s" in drawn and "from" not in drawn
+    crossing = links_picture("times", {"a": [(10, 1.0), (1000, 1.0)], "b": [(10, 2.0), (1000, 0.5)]})
+    assert "b from " in crossing
