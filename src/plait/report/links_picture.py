@@ -1,7 +1,7 @@
 """The times of collectives against size, as a picture that stands alone.
 
-In: lines of (bytes, seconds), and what is to be said of each. Out: SVG text with both axes logarithmic, so that a latency
-is a flat line and a bandwidth a slope; the sizes from which on another line is the lowest are marked.
+In: lines of (bytes, seconds), and what is to be said of each. Out: SVG text with both axes logarithmic, so that a
+latency is a flat line and a bandwidth a slope; the sizes from which on another line is the lowest are marked.
 """
 
 from collections.abc import Mapping, Sequence
