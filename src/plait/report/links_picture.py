@@ -70,12 +70,12 @@ def links_picture(title: str, lines: Lines, about: Mapping[str, str] = MappingPr
         parts.append(
             f'<text x="{x(size):.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{format_bytes(size)}</text>'
         )
-    for size, name in crossovers(lines):
-        at = x(size)
+    for crossing, name in crossovers(lines):
+        at = x(crossing)
         parts.append(
             f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}" stroke="#999" '
             f'stroke-dasharray="3 3"/><text x="{at + 3:.1f}" y="{_TOP + 10}" font-size="10" fill="#555">'
-            f"{escape(name)} from {format_bytes(int(size))}</text>"
+            f"{escape(name)} from {format_bytes(int(crossing))}</text>"
         )
     ends = sorted(((y(points[-1][1]), name) for name, points in lines.items()))
     labels: dict[str, float] = {}

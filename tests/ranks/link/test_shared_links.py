@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -13,10 +14,13 @@ from torch import Tensor
 
 from plait.errors import RunError, WorkerError
 from plait.plan.mesh import Mesh
+from plait.plan.named import resolve
 from plait.program.instructions import Collective
-from plait.run.link.between import links_between
+from plait.run.link.between import links_between, network_here, with_lanes
+from plait.run.link.lanes import Lanes
 from plait.run.link.process_links import ProcessLinks
 from plait.run.link.shared_links import SharedLinks
+from plait.run.measure.progress_times import time_progress
 from plait.run.start.launch import Seat, connect, disconnect, launch
 
 pytestmark = pytest.mark.timeout(60)
@@ -182,6 +186,30 @@ def test_a_peer_that_is_gone_is_noticed_without_a_launcher() -> None:
     first, second = launch(main, ranks=2)
     assert "rank 1" in first and "is gone" in first and "all_reduce" in first
     assert second == ""
+
+
+def test_a_thread_does_it_where_that_was_measured_to_pay() -> None:
+    def main(seat: Seat) -> list[Any]:
+        links, network = _links(seat), network_here()
+        plan = resolve("ddp", seat.ranks)
+        memory = replace(network.inner, background=True)
+
+        def fresh() -> SharedLinks:
+            found = links_between(plan.mesh, seat.rank, CPU, timeout_s=20, fresh=True)
+            assert isinstance(found, SharedLinks)
+            return found
+
+        apart = with_lanes(links, plan, seat.rank, replace(network, inner=memory), fresh)
+        usual = with_lanes(
+            links, plan, seat.rank, replace(network, inner=replace(memory, background=False)), fresh
+        )
+        tensors = [torch.full((1000,), float(at + seat.rank)) for at in range(3)]
+        handles = [apart.start(_collective(), tensor) for tensor in tensors]
+        sums = [handle.result()[0].item() for handle in handles]
+        times = time_progress(seat.rank, seat.ranks)
+        return [type(apart), usual is links, sums, sorted(times), min(times.values()) > 0]
+
+    assert launch(main, ranks=2) == [[Lanes, True, [1.0, 3.0, 5.0], ["inline", "thread"], True]] * 2
 
 
 def test_ranks_that_cannot_share_all_fall_back() -> None:

@@ -25,26 +25,27 @@ from plait.run.link.lanes import Lanes
 from plait.run.link.links import Links, NoLinks, axes_that_meet
 from plait.run.link.mpi_links import MpiLinks
 from plait.run.link.process_links import ProcessLinks
-from plait.run.link.shared_links import share_memory
+from plait.run.link.shared_links import SharedLinks, share_memory
 from plait.run.link.shm.memory import host
 from plait.run.wire.tell import tell
 
 
 def network_here(emulation: Emulation | None = None) -> Network:
     """Where all ranks are, and by the first one's knowledge of its machine the links between them; all must ask."""
-    machine = DEVICES["cpu"].cluster("cpu", 1, 1)
+    machine, on_thread = DEVICES["cpu"].cluster("cpu", 1, 1), False
     if measured_path().exists():
         with suppress(ClusterError):  # of another version: what a processor usually has will do
             machine = parse_cluster(THIS)
+            on_thread = machine.host.background
     if emulation is not None:
         machine = emulated(machine, emulation)
     numbers = [[link.latency_s, link.bandwidth] for link in (machine.host, machine.between)]
-    told = tell([host(), numbers])
+    told = tell([host(), numbers, on_thread])
     (inner_s, inner_rate), (outer_s, outer_rate) = told[0][1]
-    places = [place for place, _ in told]
+    places = [place for place, _, _ in told]
     return Network(
         hosts=tuple(places.index(place) for place in places),
-        inner=Link(latency_s=inner_s, bandwidth=inner_rate, shared=True, background=False),
+        inner=Link(latency_s=inner_s, bandwidth=inner_rate, shared=True, background=told[0][2]),
         outer=Link(latency_s=outer_s, bandwidth=outer_rate, shared=True, direct=True),
     )
 
@@ -83,7 +84,10 @@ def with_lanes(links: Links, plan: Plan, rank: int, network: Network, fresh: Cal
     `fresh` makes more such links, which nobody else uses, so that a thread may.
     """
     mesh, wanted = plan.mesh, plan.links
-    if wanted.groups == 1 and not wanted.by_hops:
+    on_thread = network.inner.background and isinstance(
+        links, SharedLinks
+    )  # where `plait measure` found it to pay
+    if wanted.groups == 1 and not wanted.by_hops and not on_thread:
         return links
     lanes: dict[str, list[Links]] = {}
     for axis in axes_that_meet(mesh):

@@ -24,6 +24,7 @@ from plait.program.instructions import Collective
 from plait.program.value import Value
 from plait.run.measure.fit import Fit, fit_line, fit_saturating
 from plait.run.measure.load import complaint, foreign_cores, spread
+from plait.run.measure.progress_times import time_progress
 from plait.run.measure.rates import Rates, measure_rates
 from plait.run.measure.tiny import measure_overhead
 from plait.run.measure.transfer_times import TimedTransfer, mean_of_ranks, time_transfers
@@ -34,6 +35,8 @@ _MOST_RANKS = 16
 """Processes that are started to measure links: more tell nothing new of one host."""
 _SIZES = (1 << 12, 1 << 16, 1 << 19, 1 << 22)
 """Bytes of the all-reduces to which latency and bandwidth are fitted: from one page to what a bucket is."""
+_PAYS = 0.95
+"""Of the time that ranks need which sum where they wait: a thread that needs less than this is used."""
 _TIMEOUT_S = 120.0
 """After which a measurement counts as hanging: it takes seconds."""
 
@@ -89,11 +92,15 @@ def _processors(tell: Listener, foreign: float) -> Measured:
     )  # fmt: skip
     host, told_host = _link(transfers, "shared", ranks, calibration)
     between, told_between = _link(transfers, "plait", ranks, calibration)
+    progress = mean_of_ranks([entry["progress"] for entry in found])
+    on_thread = bool(progress) and progress["thread"] < _PAYS * progress["inline"]
+    memory = replace(host, shared=True, background=on_thread)
     cluster = Cluster(
-        name="this", device=chip, hosts=1, devices_per_host=ranks, pair=replace(host, shared=True, background=False),
-        host=replace(host, shared=True, background=False), between=replace(between, direct=True),
+        name="this", device=chip, hosts=1, devices_per_host=ranks, pair=memory, host=memory,
+        between=replace(between, direct=True),
     )  # fmt: skip
     notes = _notes(foreign, rates, overhead.start_s) | {
+        "sums_beside_computation_s": {way: round(seconds, 6) for way, seconds in progress.items()},
         "float32_rate_of_all_threads": max(alone["products"]["float32"].values()),
         "residuals": {
             "matrix products": residuals,
@@ -166,7 +173,7 @@ class _Main:
         if on_gpu:
             torch.cuda.set_device(device)
         if seat.ranks == 1:
-            return {"rates": asdict(measure_rates(device)), "transfers": {}}
+            return {"rates": asdict(measure_rates(device)), "transfers": {}, "progress": {}}
         connect(seat, self._backend, timeout_s=2 * _TIMEOUT_S)
         try:
             transfers = _all_reduce_times(self._backend, device)
@@ -174,7 +181,8 @@ class _Main:
                 return {"transfers": transfers}
             rates = measure_rates(device, dist.barrier)
             transfers |= time_transfers(_shared_all_reduces(seat.ranks), seat.rank, seat.ranks)
-            return {"rates": asdict(rates), "transfers": transfers}
+            progress = time_progress(seat.rank, seat.ranks)
+            return {"rates": asdict(rates), "transfers": transfers, "progress": progress}
         finally:
             disconnect()
 
