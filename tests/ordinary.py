@@ -6,6 +6,7 @@ In: a name. Out: a `Job` of a few steps. What is special about a case is its cla
 # mypy: ignore-errors
 # Written as people write models, with what a type checker cannot follow.
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -715,6 +716,28 @@ class Vmapped(Base):
 class ConditionalOp(Base):
     def middle(self, h: Tensor) -> Tensor:
         return torch.cond(torch.tensor(True), lambda z: z.tanh(), lambda z: z.sin(), (h,))
+
+
+@case()
+class ConditionalOpOnValue(Base):
+    def middle(self, h: Tensor) -> Tensor:
+        return torch.cond(h.sum() > 0, lambda z: z.tanh(), lambda z: z.sin(), (h,))
+
+
+@dataclasses.dataclass
+class Pair:
+    x: Tensor
+    y: Tensor
+    note: str = "as people write them"
+
+
+def as_pair(samples: list[Any]) -> Pair:
+    return Pair(*(torch.stack(column) for column in zip(*samples, strict=True)))
+
+
+@objective_case(mlp, collate=as_pair)
+def batch_is_a_dataclass(model: Any, batch: Pair) -> Tensor:
+    return F.cross_entropy(model(batch.x), batch.y)
 
 
 @case()

@@ -1,12 +1,13 @@
 """What parts of torch do while a model is traced, where their own way cannot be traced.
 
 Checkpointing calls its function plainly (what is computed again is noted, and a plan's decision); compiled parts run as
-they were written; batch norm with a cumulative average reads its counter as a tensor.
+they were written; batch norm with a cumulative average reads its counter as a tensor; `torch.cond` is a plain `if`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -31,8 +32,18 @@ def stand_ins(
         with on_checkpoint(function):
             yield
 
-    with replaced(_batch_norm, Noted, plain), torch.compiler.set_stance("force_eager"):
+    with (
+        replaced(_batch_norm, Noted, plain),
+        mock.patch.object(torch, "cond", _cond),
+        torch.compiler.set_stance("force_eager"),
+    ):
         yield
+
+
+def _cond(
+    pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any] = ()
+) -> Any:
+    return true_fn(*operands) if pred else false_fn(*operands)
 
 
 class _Reentrant:
