@@ -17,6 +17,7 @@ What to call. Names and options are those of the command line; `help(plait.train
                 resolve                a Plan from a name, a .yaml file, ranks, a mesh, settings
     look        capture                the dataflow graph of a step             plait graph
                 placements             where its tensors are under a plan       plait graph --placements
+                rewritten              a cheaper graph that computes the same   plait graph --rewrite
     decide      choose                 the plans for a cluster, ranked          plait plan
                 scale                  the best plan on 1, 2, 4, ... devices    plait plan --scale
                 export_plan            a plan for another system                plait plan --export
@@ -52,7 +53,7 @@ from plait.version import VERSION as _VERSION
 if TYPE_CHECKING:
     from plait.api.choose import Choice, choose, export_plan, scale
     from plait.api.doctor import Diagnosis, doctor
-    from plait.api.graphs import Placed, capture, placements
+    from plait.api.graphs import Placed, RewrittenGraph, capture, placements, rewritten
     from plait.api.links import links
     from plait.api.machine import measure
     from plait.api.predict import predict
@@ -113,6 +114,7 @@ _HOME = {
     "Measured": "run.measure.machine",
     "Objective": "job.updates.objectives",
     "Placed": "api.graphs",
+    "RewrittenGraph": "api.graphs",
     "PlaitError": "errors",
     "Plan": "plan.plan",
     "Predicted": "run.measure.predict",
@@ -150,6 +152,7 @@ _HOME = {
     "prepare": "run.own_loop",
     "read_run": "report.record",
     "resolve": "plan.named",
+    "rewritten": "api.graphs",
     "resume": "api.train",
     "scale": "api.choose",
     "train": "api.train",
@@ -198,6 +201,7 @@ __all__ = [
     "Plan",
     "Predicted",
     "Result",
+    "RewrittenGraph",
     "RunRecord",
     "Saved",
     "Saving",
@@ -233,6 +237,7 @@ __all__ = [
     "read_run",
     "resolve",
     "resume",
+    "rewritten",
     "scale",
     "train",
     "tune",

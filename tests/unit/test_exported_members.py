@@ -18,19 +18,19 @@ from plait.search.export import EXPORTERS
 
 FUNCTIONS = {
     "capture", "choose", "compare", "doctor", "export", "export_plan", "launch", "links", "load_job", "measure",
-    "parallelize", "placements", "predict", "prepare", "read_run", "resolve", "resume", "scale", "train", "tune",
+    "parallelize", "placements", "predict", "prepare", "read_run", "resolve", "resume", "rewritten", "scale", "train", "tune",
     "validate",
     "verify", "wrap", "write_page",
 }  # fmt: skip
 VALUES = {
     "Average", "Batched", "Callback", "Choice", "Comparison", "Diagnosis", "Ended", "EpochDone", "Evaluated", "Failed",
     "Freeze", "Job", "Limits", "LinkReport",
-    "Measured", "Objective", "Placed", "PlaitError", "Plan", "Predicted", "Result",
+    "Measured", "Objective", "Placed", "PlaitError", "Plan", "Predicted", "Result", "RewrittenGraph",
     "RunRecord", "Saved", "Saving", "Search", "Started", "States", "Step", "StepDone", "Stop", "Structure", "Trial",
     "Tried", "Tuned", "Until", "Validation", "Verification", "Vertices",
 }  # fmt: skip
 COMMANDS = {
-    "run": ("train", "resume"), "graph": ("capture", "placements"), "plan": ("choose", "scale", "export_plan"),
+    "run": ("train", "resume"), "graph": ("capture", "placements", "rewritten"), "plan": ("choose", "scale", "export_plan"),
     "predict": ("predict",), "measure": ("measure",), "validate": ("validate",), "verify": ("verify",),
     "report": ("read_run", "write_page"), "compare": ("compare",), "export": ("export",),
     "doctor": ("doctor",), "links": ("links",), "try": ("tune",),
@@ -98,6 +98,7 @@ def test_what_the_command_line_can_python_can() -> None:
 
 EQUIVALENT = {
     ("graph", "placements"),  # the function of that name
+    ("graph", "rewrite"),  # `plait.rewritten`
     ("predict", "trace"),  # `Predicted.trace`
     ("run", "workers"),  # settings={"workers": 2}, or Job(workers=2)
     ("run", "skip_bad"),

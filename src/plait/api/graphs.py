@@ -4,7 +4,7 @@ In: a job, a plan. Out: a `Graph`, or a `Listing` of placements and exchanges. N
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,9 @@ from plait.plan.plan import PIPE, Plan
 from plait.program.hops.price import Network, choices_of
 from plait.program.show.listing import Listing
 from plait.program.show.show import list_placements
+from plait.rewrite.choose import device_like
+from plait.rewrite.rewrite import GraphCosts, graph_costs, rewrite
+from plait.run.measure.graph_times import time_graphs
 from plait.run.prepare.programs import Programs
 
 
@@ -37,6 +40,22 @@ class Placed:
     """How open choices of the plan were made, and what else a person should know."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewrittenGraph:
+    """A graph before and after rewriting."""
+
+    before: GraphCosts
+    """As it was captured."""
+    after: GraphCosts
+    """As it was rewritten."""
+    graph: Graph
+    """The rewritten one."""
+    line: str
+    """What became of it, in words."""
+    rules: tuple[str, ...]
+    """That found something."""
+
+
 @kept_generators()
 def capture(job: Job | str, *, batch: int | None = None, args: Mapping[str, Any] | None = None) -> Graph:
     """The dataflow graph of one micro-step of `batch` samples; those of the job's own micro-batch by default.
@@ -46,6 +65,28 @@ def capture(job: Job | str, *, batch: int | None = None, args: Mapping[str, Any]
     _check_batch(batch)
     given, _ = given_job(job, None, args)
     return Captures(given).of_size(batch if batch is not None else -(-given.batch // given.accumulate))
+
+
+@kept_generators()
+def rewritten(
+    job: Job | str,
+    *,
+    batch: int | None = None,
+    args: Mapping[str, Any] | None = None,
+) -> RewrittenGraph:
+    """The graph of `capture` and a cheaper equal one, with what both cost: predicted, and timed on this processor."""
+    _check_batch(batch)
+    given, _ = given_job(job, None, args)
+    before = Captures(given).of_size(batch if batch is not None else -(-given.batch // given.accumulate))
+    made = rewrite(before, device_like(torch.device("cpu")))
+    seconds = time_graphs([before, made.graph])
+    return RewrittenGraph(
+        before=graph_costs(before, made.before_s, seconds[0]),
+        after=graph_costs(made.graph, made.after_s, seconds[1]),
+        graph=made.graph,
+        line=made.line(),
+        rules=tuple(made.rules),
+    )
 
 
 @kept_generators()
@@ -63,7 +104,7 @@ def placements(
     _check_batch(batch)
     ranks = ranks if ranks is not None or mesh else usual_ranks(plan)
     given, of_plan = given_job(job, settings, args)
-    chosen = resolve(plan, ranks, of_plan, mesh)
+    chosen = replace(resolve(plan, ranks, of_plan, mesh), rewrite="off")  # the user's own ops are shown
     if chosen.num_stages > 1:
         raise UsageError(
             f"--placements shows cuts within operators; pipe={chosen.mesh.size_of(PIPE)} cuts between them.",

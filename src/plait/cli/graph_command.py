@@ -34,14 +34,19 @@ def graph(
         bool,
         typer.Option("--placements", help="Show where every tensor is under a plan, and what is exchanged."),
     ] = False,
+    rewrite: Annotated[
+        bool, typer.Option("--rewrite", help="Compare it with a cheaper equal graph, found by rules.")
+    ] = False,
     how: How,
     arg: ArgOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Show what one training step of JOB computes: parameters, ops, FLOPs, memory, the costliest modules.
 
-    With --placements: where its tensors are under a plan, and what ranks exchange.
+    With --placements: where its tensors are under a plan, and what ranks exchange. With --rewrite: a cheaper equal graph.
     """
+    if placements and rewrite:
+        raise UsageError("--placements and --rewrite show different things.", fix="give one of them.")
     if not placements and how.is_given:
         raise UsageError(
             "--plan, --ranks, --mesh and --set say how a step is run.", fix="add --placements to see it."
@@ -52,7 +57,10 @@ def graph(
     )  # a machine reads standard output; what is going on is for a person
     try:
         with prints_aside(json_), waiting(progress, f"Reading {job}"):
-            found = _placed(job, batch, how, args) if placements else _captured(job, batch, args)
+            if placements:
+                found = _placed(job, batch, how, args)
+            else:
+                found = _rewritten(job, batch, args) if rewrite else _captured(job, batch, args)
     except CaptureError as error:
         _refuse(error, job, json_, progress)
         raise typer.Exit(1) from error
@@ -79,6 +87,24 @@ def _captured(job: str, batch: int | None, args: dict[str, str]) -> tuple[Any, R
         lambda: to_json(graph) | {"summary": summary_values(summary)},
         view,
         lambda title: draw_html(graph, title),
+    )
+
+
+def _rewritten(job: str, batch: int | None, args: dict[str, str]) -> tuple[Any, RenderableType, Any]:
+    from plait.cli.views.rewritten import rewritten_view  # likewise
+    from plait.graph.show.draw import draw_html
+
+    found = plait.rewritten(job, batch=batch, args=args)
+    values = {
+        "before": asdict(found.before),
+        "after": asdict(found.after),
+        "rules": found.rules,
+        "told": found.line,
+    }
+    return (
+        lambda: values,
+        Group(Text(job, style="bold"), *rewritten_view(found)),
+        lambda title: draw_html(found.graph, f"{title} --rewrite. {found.line}"),
     )
 
 

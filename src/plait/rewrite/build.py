@@ -5,6 +5,7 @@ new values; nodes that stay keep their names and marks. Parameters side by side 
 """
 
 import heapq
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -65,6 +66,8 @@ class _Build:
 
         end = self.new.output(map_arg(output.args[0], lambda node: now(node.name)))
         end.meta = dict(output.meta)
+        self.new.eliminate_dead_code()
+        self._split()
         self._mark(old)
         self.new.eliminate_dead_code()
         self.new.lint()
@@ -232,6 +235,34 @@ class _Build:
                 copy.meta["val"] = torch.clone(source.meta["val"], memory_format=torch.contiguous_format)
                 made.args = (copy, *made.args[1:])
                 made.meta["val"] = target(copy.meta["val"], *args[1:])
+
+    def _split(self) -> None:
+        """Slices that together are all of a tensor, at once."""
+        for source in list(self.new.nodes):
+            by_dim: dict[Any, list[fx.Node]] = {}
+            for user in source.users:
+                if user.target is aten.slice.Tensor and len(user.args) == 4:
+                    by_dim.setdefault(user.args[1], []).append(user)
+            for dim, parts in by_dim.items():
+                bounds: list[tuple[Any, Any, fx.Node]] = [(n.args[2], n.args[3], n) for n in parts]
+                bounds.sort(key=lambda entry: (entry[0], entry[1]))
+                ends = [0, *(end for _, end, _ in bounds)]
+                phases = {node.meta["phase"] for node in parts}
+                gapless = [start for start, _, _ in bounds] == ends[:-1]
+                if (
+                    len(parts) < 2
+                    or not gapless
+                    or ends[-1] != source.meta["val"].shape[dim]
+                    or len(phases) > 1
+                ):
+                    continue
+                sizes = [end - start for start, end, _ in bounds]
+                with self.new.inserting_after(source):
+                    made = self.new.call_function(aten.split_with_sizes.default, (source, sizes, dim))
+                made.meta = {"phase": phases.pop()}
+                self._evaluate(made)
+                for index, (_, _, node) in enumerate(bounds):
+                    node.target, node.args = operator.getitem, (made, index)
 
     def _mark(self, old: Mapping[str, fx.Node]) -> None:
         """Notes of new nodes: those of a node that computed the same, else of what uses them."""

@@ -16,7 +16,7 @@ from plait.program.cost.op_time import node_work, op_seconds
 from plait.rewrite.rewrite import Rewritten, rewrite
 from plait.rewrite.terms import neighbours, read_terms
 
-_LEAST_GAIN = 0.05
+_LEAST_GAIN = 0.1
 """Share of a step that rewriting must be predicted to save."""
 _MOST_GAIN = 0.3
 """Share that it saves at best, as far as is known before it is tried."""
@@ -38,7 +38,7 @@ def rewrite_where_it_pays(
 
     Plans that cut weights place the ops that the user wrote: patterns and fused weights are known there.
     """
-    if plan.rewrite != "on":
+    if plan.rewrite == "off":
         return None
     kind = device_like(device)
     cut = next((axis for axis in (TENSOR, DOMAIN) if plan.mesh.size_of(axis) > 1), None)

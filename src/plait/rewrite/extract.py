@@ -18,6 +18,8 @@ from plait.graph.cost import value_bytes
 from plait.rewrite.price import Priced
 from plait.rewrite.saturate import Classes
 
+_AFTER = 1e-3
+"""How far something new comes after what it is made of, where terms are 1 apart."""
 _GAP = 0.005
 """How far from the best a solution of HiGHS may be, of what a problem costs."""
 Choice = Mapping[int, int]
@@ -32,10 +34,9 @@ def extract(
     What a problem's values take in all is at most `memory` times what they took as written.
     """
     needed, ends = list(roots), time.monotonic() + limit_s
-    allowed = _without_circles(classes, _allowed(classes, priced))
+    allowed = _without_circles(classes, _allowed(classes, priced), _order(classes))
     fixed = _forced(classes, allowed, needed)
     while _settle(classes, priced, allowed, fixed, written):
-        allowed = _without_circles(classes, allowed)
         fixed = _forced(classes, allowed, needed)
     solved: dict[object, tuple[int, ...] | None] = {}
     found: dict[int, int] = {}
@@ -117,22 +118,63 @@ def _problems(classes: Classes, allowed: Sequence[Sequence[int]], fixed: set[int
     return [sorted(group) for group in groups.values()]
 
 
-def _without_circles(classes: Classes, allowed: list[list[int]]) -> list[list[int]]:
-    """Without ways that lead back to their class whatever way of a source is taken: parts of what they are parts of."""
-    while True:
-        sources = [
-            set.intersection(*(set(classes.ways[own][index].tensors) for index in ways))
-            if ways
-            else set[int]()
-            for own, ways in enumerate(allowed)
+def _without_circles(classes: Classes, allowed: list[list[int]], order: Sequence[float]) -> list[list[int]]:
+    """Without ways that go against the order, among classes that can lead back to themselves.
+
+    The order is that of the captured graph, whose own ways all stay; what is new comes after what it is made of.
+    """
+    pairs = [
+        (own, source)
+        for own, ways in enumerate(allowed)
+        for index in ways
+        for source in classes.ways[own][index].tensors
+    ]
+    rows, columns = zip(*pairs, strict=True) if pairs else ((), ())
+    links = csr_array((np.ones(len(pairs)), (rows, columns)), shape=(len(allowed), len(allowed)))
+    _, label = connected_components(links, directed=True, connection="strong")
+    kept = [
+        [
+            index
+            for index in ways
+            if not any(
+                label[source] == label[own] and order[source] >= order[own]
+                for source in classes.ways[own][index].tensors
+            )
         ]
-        kept = [
-            [i for i in ways if not any(own in sources[source] for source in classes.ways[own][i].tensors)]
-            for own, ways in enumerate(allowed)
-        ]
-        if kept == allowed:
-            return kept
-        allowed = kept
+        for own, ways in enumerate(allowed)
+    ]
+    users: dict[int, list[int]] = {}
+    for own, source in pairs:
+        users.setdefault(source, []).append(own)
+    dead = [own for own, ways in enumerate(kept) if not ways]
+    while dead:
+        gone = dead.pop()
+        for own in users.get(gone, ()):
+            left = [index for index in kept[own] if gone not in classes.ways[own][index].tensors]
+            if kept[own] and not left:
+                dead.append(own)
+            kept[own] = left
+    return kept
+
+
+def _order(classes: Classes) -> list[float]:
+    """Of each class, where it stands in the captured graph; of what is new, after what it can first be made of."""
+    found = [inf] * len(classes.ways)
+    for at, own in enumerate(classes.of_term):
+        found[own] = min(found[own], float(at))
+    left = [own for own, at in enumerate(found) if at == inf]
+    changed = True
+    while changed:
+        changed = False
+        for own in left:
+            best = min(
+                (max((found[source] for source in way.tensors), default=inf) for way in classes.ways[own]),
+                default=inf,
+            )
+            if best + _AFTER < found[own]:
+                found[own] = best + _AFTER
+                changed = True
+    return found
 
 
 def _settle(
@@ -224,60 +266,24 @@ def _solve(
             if source in at and source not in fixed:
                 span = range(first[source], first[source] + len(allowed[source]))
                 constrain({column: -1.0, **dict.fromkeys(span, 1.0)}, 0.0, inf)
-            back = [
-                first[source] + position
-                for position, way in enumerate(allowed[source] if source in at else ())
-                if own in classes.ways[source][way].tensors
-            ]
-            if back:
-                constrain({column: 1.0, **dict.fromkeys(back, 1.0)}, 0.0, 1.0)
     before = sum(_stored(own, written[own], classes, priced) for own in order if own in written)
     constrain({c: s for c, s in enumerate(size) if s}, 0.0, max(memory * before, 1.0))
-    knots = _knots(order, classes, allowed)
     width = len(columns)
-    place = {own: width + position for position, own in enumerate(knots)}
-    for column, (own, index) in enumerate(columns):
-        for source in set(classes.ways[own][index].tensors):
-            if own in knots and knots[own][0] == knots.get(source, (-1, 0))[0]:  # source comes before
-                most = float(knots[own][1])
-                constrain({place[own]: 1.0, place[source]: -1.0, column: -most}, 1.0 - most, inf)
-    largest = np.array([1.0] * width + [float(size) for _, size in knots.values()])
     result = milp(
-        np.concatenate([cost, np.zeros(len(knots))]),
-        constraints=LinearConstraint(_matrix(rows, width + len(knots)), low, high),
-        integrality=np.array([1] * width + [0] * len(knots)),
-        bounds=Bounds(0, largest),
+        cost,
+        constraints=LinearConstraint(_matrix(rows, width), low, high),
+        integrality=np.ones(width),
+        bounds=Bounds(0, 1),
         options={"time_limit": limit_s, "mip_rel_gap": _GAP},
     )
     if result.x is None:
         return None
     chosen = {columns[c][0]: columns[c][1] for c in np.flatnonzero(result.x[:width] > 0.5)}
+    if sum(priced.seconds[own][index] for own, index in chosen.items()) >= sum(
+        priced.seconds[own][written[own]] for own in order if own in written
+    ):
+        return None  # the time was up before anything better was found
     return tuple(allowed[own].index(chosen[own]) if own in chosen else -1 for own in order)
-
-
-def _knots(
-    order: Sequence[int], classes: Classes, allowed: Sequence[Sequence[int]]
-) -> dict[int, tuple[int, int]]:
-    """Classes that can lead back to themselves: of each the number of its knot, and how many are in it."""
-    at = {own: position for position, own in enumerate(order)}
-    pairs = [
-        (at[own], at[source])
-        for own in order
-        for index in allowed[own]
-        for source in classes.ways[own][index].tensors
-        if source in at
-    ]
-    if not pairs:
-        return {}
-    rows, columns = zip(*pairs, strict=True)
-    links = csr_array((np.ones(len(pairs)), (rows, columns)), shape=(len(order), len(order)))
-    _, labels = connected_components(links, directed=True, connection="strong")
-    sizes = np.bincount(labels)
-    return {
-        own: (int(label), int(sizes[label]))
-        for own, label in zip(order, labels, strict=True)
-        if sizes[label] > 1
-    }
 
 
 def _stored(own: int, index: int, classes: Classes, priced: Priced) -> float:

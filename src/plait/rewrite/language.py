@@ -37,9 +37,10 @@ def _convolution(numbers: Sequence[Any], tensors: Sequence[Any]) -> Call:
 
 
 def _mapped(numbers: Sequence[Any], tensors: Sequence[Any]) -> Call:
-    """An elementwise op by its name: `relu.default`."""
-    packet, overload = numbers[0].split("|", 1)[0].split(".")
-    return getattr(getattr(aten, packet), overload), tuple(tensors)
+    """An elementwise op by its name and the numbers after its tensors: `threshold_backward.default 0`."""
+    name, *rest = numbers[0].split()
+    packet, overload = name.split(".")
+    return getattr(getattr(aten, packet), overload), (*tensors, *map(float, rest))
 
 
 WORDS: Mapping[str, Word] = MappingProxyType(
@@ -61,6 +62,7 @@ WORDS: Mapping[str, Word] = MappingProxyType(
             call=lambda n, t: (aten.view.default, (t[0], [int(size) for size in n[0].split(",") if size])),
         ),
         "rowsum": Word(tensors=1, call=lambda n, t: (aten.sum.dim_IntList, (t[0], [0], True))),
+        "pad": Word(tensors=1, call=lambda n, t: (aten.constant_pad_nd.default, (t[0], [1, 1, 1, 1]))),
         "conv": Word(numbers=("String",), tensors=2, call=_convolution),
         "convb": Word(numbers=("String",), tensors=3, call=_convolution),
         "map1": Word(numbers=("String",), tensors=1, call=_mapped),

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 
 from plait.cluster.cluster import Device
 from plait.graph.graph import Graph
+from plait.program.cost.op_time import node_work
 from plait.rewrite.build import build
 from plait.rewrite.extract import extract
 from plait.rewrite.price import price
 from plait.rewrite.rule import Rule
-from plait.rewrite.rules import PRODUCTS, RULES
+from plait.rewrite.rules import RULES, TOLD
 from plait.rewrite.saturate import Classes, saturate
 from plait.rewrite.terms import Terms, read_terms, reason_against
 from plait.units import format_seconds
@@ -68,6 +69,34 @@ class Rewritten:
         return sum(1 for _ in self.graph.ops())
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphCosts:
+    """What a graph asks of a device."""
+
+    ops: int
+    """That compute something, views included."""
+    flops: float
+    num_bytes: float
+    """Read and written, each tensor once an op."""
+    predicted_s: float
+    """By the prices that were compared."""
+    measured_s: float | None
+    """On this machine; None: it was not run."""
+
+
+def graph_costs(graph: Graph, predicted_s: float, measured_s: float | None) -> GraphCosts:
+    """The costs of a graph as a person compares them."""
+    nodes = list(graph.ops())
+    works = [work for node in nodes if (work := node_work(node)) is not None]
+    return GraphCosts(
+        ops=len(nodes),
+        flops=sum(work.flops for work in works),
+        num_bytes=sum(work.num_bytes for work in works),
+        predicted_s=predicted_s,
+        measured_s=measured_s,
+    )
+
+
 def rewrite(
     graph: Graph, device: Device, *, rules: Sequence[Rule] = RULES, limit_s: float = LIMIT_S, memory: float = MEMORY,
 ) -> Rewritten:  # fmt: skip
@@ -94,7 +123,7 @@ def rewrite(
         before=count,
         before_s=before_s,
         after_s=after_s,
-        rules={rule.name: classes.used[rule.name] for rule in PRODUCTS if rule.name in classes.used},
+        rules={rule.name: classes.used[rule.name] for rule in TOLD if rule.name in classes.used},
         took_s=time.monotonic() - began,
     )
 

@@ -83,6 +83,8 @@ HEADER = "\n".join(
         "(constructor term (i64) T)",
         "(function shape (T) Shape :merge old)",
         "(relation next (T T))",
+        "(relation head (T))",
+        "(relation weight (T))",
         *(
             f"(constructor {name} ({' '.join([*word.numbers, *['T'] * word.tensors])}) T)"
             for name, word in WORDS.items()
@@ -97,9 +99,17 @@ HEADER = "\n".join(
         "(rule ((= c (cat d a b)) (= x (shape a)) (= y (shape b)))"
         " ((set (shape c) (vec-set x d (+ (vec-get x d) (vec-get y d))))))",
         "(rule ((= c (slice d s e a)) (= x (shape a))) ((set (shape c) (vec-set x d (- e s)))))",
+        "(rule ((= c (pad a)) (= x (shape a)))"
+        " ((set (shape c) (vec-set (vec-set x 2 (+ 2 (vec-get x 2))) 3 (+ 2 (vec-get x 3))))))",
+        # what is made of parameters alone
+        "(rule ((= c (mm a b)) (weight a) (weight b)) ((weight c)))",
+        "(rule ((= c (t a)) (weight a)) ((weight c)))",
         # what lies side by side: runs of neighbours, however they are put together
         "(rule ((next a b) (= c (cat d b e)) (next b e)) ((next a c)))",
         "(rule ((next b e) (= c (cat d a b)) (next a b)) ((next c e)))",
+        "(rule ((head a) (next a b) (= c (cat d a b))) ((head c)))",
+        "(rule ((head x) (= x (t a))) ((head a)))",
+        "(rule ((head x) (= a (t x))) ((head a)))",
         "(rule ((next x y) (= x (t a)) (= y (t b))) ((next a b)))",
         "(rule ((next x y) (= a (t x)) (= b (t y))) ((next a b)))",
     ]

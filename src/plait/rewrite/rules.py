@@ -1,7 +1,8 @@
 """The rules: equations between ops of aten, each held to be true by its proof (`proof.py`) and nothing else.
 
 `(next a b)` says that `b` follows `a` among tensors that may lie side by side: it keeps merges to runs of neighbours,
-of which there are few, where subsets would be many.
+of which there are few, where subsets would be many; `(head a)` that a run begins there. `(weight a)` says that `a` is
+made of parameters alone: sums of those are taken apart, sums along the way of the data are not.
 """
 
 from plait.rewrite.rule import Rule
@@ -27,7 +28,10 @@ PRODUCTS = (
             "(slice 1 (size a 1) (+ (size a 1) (size b 1)) (mm x (cat 1 a b)))",
         ),
         shapes={"x": "mk", "a": "kn", "b": "kp"},
-        when=("(next a b)",),
+        when=(
+            "(next a b)",
+            "(head a)",
+        ),
     ),
     Rule(
         name="products with one input merge",
@@ -37,7 +41,10 @@ PRODUCTS = (
             "(slice 0 (size a 0) (+ (size a 0) (size b 0)) (mm (cat 0 a b) x))",
         ),
         shapes={"x": "km", "a": "nk", "b": "pk"},
-        when=("(next a b)",),
+        when=(
+            "(next a b)",
+            "(head a)",
+        ),
     ),
     Rule(
         name="linear layers of one input merge",
@@ -49,6 +56,7 @@ PRODUCTS = (
         shapes={"x": "mk", "a": "kn", "b": "kp", "p": "n", "q": "p"},
         when=(
             "(next a b)",
+            "(head a)",
             "(= 1 (vec-length (shape p)))",
             "(= 1 (vec-length (shape q)))",
             "(= (size p 0) (size a 1))",
@@ -69,8 +77,88 @@ PRODUCTS = (
         shapes={"a": "mk", "b": "kn", "c": "ml", "d": "ln"},
         when=("(next d b)",),
     ),
+    Rule(
+        name="products distribute over sums",
+        given=("(mm a (add b c))",),
+        gives=("(add (mm a b) (mm a c))",),
+        shapes={"a": "mk", "b": "kn", "c": "kn"},
+        when=("(weight b)", "(weight c)"),
+    ),
+    Rule(
+        name="products distribute over sums, from the left",
+        given=("(mm (add a b) c)",),
+        gives=("(add (mm a c) (mm b c))",),
+        shapes={"a": "mk", "b": "mk", "c": "kn"},
+        when=("(weight a)", "(weight b)"),
+    ),
+    Rule(
+        name="linear layers distribute over sums",
+        given=("(addmm p x (add a b))",),
+        gives=("(add (addmm p x a) (mm x b))",),
+        shapes={"p": "n", "x": "mk", "a": "kn", "b": "kn"},
+        when=("(weight a)", "(weight b)"),
+    ),
 )
 """Of matrix products."""
+
+CONVOLUTIONS = (
+    Rule(
+        name="convolutions of one input merge",
+        given=("(conv p x a)", "(conv p x b)"),
+        gives=(
+            "(slice 1 0 (size a 0) (conv p x (cat 0 a b)))",
+            "(slice 1 (size a 0) (+ (size a 0) (size b 0)) (conv p x (cat 0 a b)))",
+        ),
+        shapes={"x": "mihw", "a": "oicd", "b": "picd"},
+        numbers={"p": ("1,1|1,1|1,1", "2,1|1,2|1,1")},
+        when=("(next a b)", "(head a)", "(= (size a 2) (size b 2))", "(= (size a 3) (size b 3))"),
+    ),
+    Rule(
+        name="convolutions with biases of one input merge",
+        given=("(convb p x a r)", "(convb p x b s)"),
+        gives=(
+            "(slice 1 0 (size a 0) (convb p x (cat 0 a b) (cat 0 r s)))",
+            "(slice 1 (size a 0) (+ (size a 0) (size b 0)) (convb p x (cat 0 a b) (cat 0 r s)))",
+        ),
+        shapes={"x": "mihw", "a": "oicd", "b": "picd", "r": "o", "s": "p"},
+        numbers={"p": ("1,1|1,1|1,1",)},
+        when=("(next a b)", "(head a)", "(= (size a 2) (size b 2))", "(= (size a 3) (size b 3))"),
+    ),
+    Rule(
+        name="a kernel of one position is one of nine",
+        given=('(conv "1,1|0,0|1,1" x a)',),
+        gives=('(conv "1,1|1,1|1,1" x (pad a))',),
+        shapes={"x": "mihw", "a": "oicc"},
+        when=("(= 1 (size a 2))", "(= 1 (size a 3))"),
+    ),
+)
+"""Of convolutions."""
+
+ELEMENTWISE = (
+    Rule(
+        name="an elementwise function of a part",
+        given=("(map1 f (slice d s e a))",),
+        gives=("(slice d s e (map1 f a))",),
+        shapes={"a": "mn"},
+        numbers={"f": ("relu.default", "silu.default"), "d": (0, 1), "s": (0, 1), "e": (1, 2)},
+    ),
+    Rule(
+        name="an elementwise function of parts",
+        given=("(map2 f (slice d s e a) (slice d s e b))",),
+        gives=("(slice d s e (map2 f a b))",),
+        shapes={"a": "mn", "b": "mn"},
+        numbers={"f": ("mul.Tensor", "threshold_backward.default 0"), "d": (0, 1), "s": (0, 1), "e": (1, 2)},
+        when=("(= (shape a) (shape b))",),
+    ),
+    Rule(
+        name="elementwise functions side by side",
+        given=("(cat d (map2 f a b) (map2 f x y))",),
+        gives=("(map2 f (cat d a x) (cat d b y))",),
+        shapes={"a": "mn", "b": "mn", "x": "mn", "y": "mn"},
+        numbers={"f": ("mul.Tensor", "threshold_backward.default 0"), "d": (0, 1)},
+    ),
+)
+"""Of elementwise functions."""
 
 SHAPES = (
     Rule(
@@ -78,6 +166,12 @@ SHAPES = (
         given=("(t (mm a b))",),
         gives=("(mm (t b) (t a))",),
         shapes={"a": "mk", "b": "kn"},
+    ),
+    Rule(
+        name="a sum transposed",
+        given=("(t (add a b))",),
+        gives=("(add (t a) (t b))",),
+        shapes={"a": "mn", "b": "mn"},
     ),
     Rule(name="transposed twice", given=("(t (t a))",), gives=("a",), shapes={"a": "mn"}),
     Rule(
@@ -155,6 +249,13 @@ SHAPES = (
         when=("(= (shape a) (shape b))",),
     ),
     Rule(
+        name="a view of a view",
+        given=("(view s (view u a))",),
+        gives=("(view s a)",),
+        shapes={"a": "mn"},
+        numbers={"s": ("-1", "1,-1"), "u": ("-1", "-1,1")},
+    ),
+    Rule(
         name="sums of columns",
         given=("(rowsum (slice 1 s e a))",),
         gives=("(slice 1 s e (rowsum a))",),
@@ -164,5 +265,7 @@ SHAPES = (
 )
 """Of transposes, slices and what lies side by side."""
 
-RULES = (*PRODUCTS, *SHAPES)
+RULES = (*PRODUCTS, *CONVOLUTIONS, *ELEMENTWISE, *SHAPES)
 """All."""
+TOLD = (*PRODUCTS, *CONVOLUTIONS)
+"""Those that people are told of; the others only carry them on."""

@@ -15,7 +15,7 @@ import torch
 from plait.errors import PlanError
 from plait.rewrite.language import WORDS
 from plait.rewrite.rule import HEADER, Rule, as_egglog
-from plait.rewrite.terms import Terms, neighbours
+from plait.rewrite.terms import Terms, neighbours, weights
 
 _ROUNDS = 24
 """Times that all rules are tried at most."""
@@ -60,7 +60,12 @@ def saturate(terms: Terms, rules: Sequence[Rule], limit_s: float) -> Classes:
     egraph.run_program(*egraph.parse_program("\n".join(lines)))
     for start in range(0, len(terms.terms), _AT_ONCE):
         _enter(egraph, terms, range(start, min(start + _AT_ONCE, len(terms.terms))))
-    pairs = [f"(next (term {first}) (term {second}))" for first, second in neighbours(terms)]
+    made = weights(terms)
+    pairs = [f"(weight (term {at}))" for at in sorted(made)]
+    follows = list(neighbours(terms))
+    later = {second for _, second in follows}
+    pairs += [f"(head (term {first}))" for first, _ in follows if first not in later]
+    pairs += [f"(next (term {first}) (term {second}))" for first, second in follows]
     egraph.run_program(*egraph.parse_program(f"(rule () ({' '.join(pairs)}) :ruleset facts) (run facts 1)"))
     used: dict[str, int] = {}
     most, ends, changed = max(1000, _MOST_WAYS * len(terms.terms)), time.monotonic() + limit_s, True

@@ -15,11 +15,12 @@ from torch import fx
 
 from plait.graph.graph import Graph
 from plait.torch_private import pytree
-from plait.torch_private.ops import OpOverload
+from plait.torch_private.ops import OpOverload, base_name
 
 aten = torch.ops.aten
 _STRIDED = frozenset({aten.as_strided, aten.as_strided_scatter, aten.view_as_real, aten.view_as_complex})
 """Ops whose result depends on how their input lies in memory."""
+_VIEWS = (aten.view.default, aten._unsafe_view.default)
 _LONGEST_RUN = 24
 """Neighbours of which any run may be merged: there are as many merges as pairs of them."""
 
@@ -45,6 +46,8 @@ class Terms:
     """Of each term, the first node that computes it."""
     of_node: dict[fx.Node, int] = field(default_factory=dict)
     """Every node's term."""
+    parameters: set[int] = field(default_factory=set)
+    """Terms of parameters."""
 
     def add(self, node: fx.Node, term: Term, known: dict[Term, int]) -> int:
         """The number of a term, which is new or known."""
@@ -82,7 +85,12 @@ def read_terms(graph: Graph) -> Terms:
         if node.op != "call_function":
             found.add(node, Term("in", (number,), ()), known)
             continue
+        if node.target in _VIEWS and _shape(node) == _shape(node.args[0]):
+            found.of_node[node] = found.of_node[node.args[0]]
+            continue
         found.add(node, _term(node, found), known)
+    nodes = graph.nodes()
+    found.parameters = {found.of_node[nodes[entry.node]] for entry in graph.inputs_of("parameter")}
     return found
 
 
@@ -116,11 +124,41 @@ def _word(node: fx.Node) -> tuple[str, tuple[Any, ...]]:
         return "add", ()
     if target is aten.slice.Tensor and (bounds := _bounds(node)) is not None:
         return "slice", bounds
-    if target in (aten.view.default, aten._unsafe_view.default):
+    if target in _VIEWS:
         return "view", (",".join(map(str, value.shape)),)
     if target is aten.sum.dim_IntList and value.ndim == 2 and list(args[1]) == [0] and args[2:] == (True,):  # type: ignore[arg-type]
         return "rowsum", ()
-    return "op", _signature(node)
+    if target is aten.convolution.default and (settings := _plain_convolution(node)) is not None:
+        return ("conv" if args[2] is None else "convb"), (settings,)
+    return _elementwise(node) or ("op", _signature(node))
+
+
+def _plain_convolution(node: fx.Node) -> str | None:
+    """Stride, padding and dilation of a convolution of images without groups; None: it is another one."""
+    _, _, _, stride, padding, dilation, transposed, _, groups = node.args
+    if transposed or groups != 1 or node.meta["val"].ndim != 4:
+        return None
+    return "|".join(",".join(map(str, part)) for part in (stride, padding, dilation))  # type: ignore[arg-type]
+
+
+def _elementwise(node: fx.Node) -> tuple[str, tuple[Any, ...]] | None:
+    """The word for a function of one or two tensors, element by element."""
+    target, value = node.target, node.meta["val"]
+    tensors = [arg for arg in node.args if isinstance(arg, fx.Node)]
+    rest = node.args[len(tensors) :]
+    if not isinstance(target, OpOverload) or target.namespace != "aten" or len(tensors) not in (1, 2):
+        return None
+    if torch.Tag.pointwise not in target.tags and target is not aten.threshold_backward.default:
+        return None
+    alike = all(_shape(t) == tuple(value.shape) and t.meta["val"].dtype == value.dtype for t in tensors)
+    if not alike or any(isinstance(arg, bool) or not isinstance(arg, (int, float)) for arg in rest):
+        return None
+    name = f"{base_name(target)}.{_overload(target)}"
+    return f"map{len(tensors)}", (" ".join([name, *map(repr, rest)]),)
+
+
+def _overload(target: Any) -> str:
+    return str(target).rpartition(".")[2]
 
 
 def _signature(node: fx.Node) -> tuple[Any, ...]:
@@ -167,6 +205,15 @@ def _bounds(node: fx.Node) -> tuple[int, int, int] | None:
     return (dim % len(shape), start, end) if step == 1 and start < end else None
 
 
+def weights(terms: Terms) -> set[int]:
+    """Terms that are made of parameters alone."""
+    found: set[int] = set()
+    for at, term in enumerate(terms.terms):
+        if at in terms.parameters or (term.tensors and all(source in found for source in term.tensors)):
+            found.add(at)
+    return found
+
+
 def neighbours(terms: Terms) -> Iterator[tuple[int, int]]:
     """Pairs of terms of which the second may lie right after the first.
 
@@ -183,6 +230,8 @@ def neighbours(terms: Terms) -> Iterator[tuple[int, int]]:
             base = terms.inner(right, "t")
             if terms.terms[base].word == "in":
                 partner.setdefault(terms.inner(left, "t"), base)
+        elif term.word in ("conv", "convb"):
+            groups.setdefault((term.word, term.numbers, term.tensors[0]), []).append(term.tensors[1])
         elif term.word == "addmm":
             groups.setdefault(("with", term.tensors[1]), []).append(term.tensors[2])
     inside: set[int] = set()

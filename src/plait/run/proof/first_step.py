@@ -68,7 +68,9 @@ def check_capture(job: Job, programs: Programs) -> str | None:
 def _differences(job: Job, programs: Programs) -> list[Difference]:
     captures = programs.captures
     eager = run_eager(job, 1, captures.dtype, captures)
-    record = run_serially(job, resolve("single", 1), 1, captures.dtype, captures=captures)
+    rewritten = "on" if programs.compiler.rewrites else "off"  # what is checked is what runs
+    single = resolve("single", 1, {"rewrite": rewritten})
+    record = run_serially(job, single, 1, captures.dtype, captures=captures)
     short = any(g.dtype in (torch.bfloat16, torch.float16) for g in eager.gradients[0].values())
     tolerance = _ROUGH_TOLERANCE if short or job.precision != "fp32" else _TOLERANCE
     found = compare(eager, record, rough=True, tolerance=tolerance, weight_tolerance=tolerance)
