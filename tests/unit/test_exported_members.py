@@ -30,7 +30,8 @@ VALUES = {
     "Tried", "Tuned", "Until", "Validation", "Verification", "Vertices",
 }  # fmt: skip
 COMMANDS = {
-    "run": ("train", "resume"), "graph": ("capture", "placements", "rewritten"), "plan": ("choose", "scale", "export_plan"),
+    "run": ("train", "resume"), "graph": ("capture", "placements", "rewritten"),
+    "plan": ("choose", "scale", "export_plan"),
     "predict": ("predict",), "measure": ("measure",), "validate": ("validate",), "verify": ("verify",),
     "report": ("read_run", "write_page"), "compare": ("compare",), "export": ("export",),
     "doctor": ("doctor",), "links": ("links",), "try": ("tune",),
