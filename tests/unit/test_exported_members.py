@@ -18,9 +18,8 @@ from plait.search.export import EXPORTERS
 
 FUNCTIONS = {
     "capture", "choose", "compare", "doctor", "export", "export_plan", "launch", "links", "load_job", "measure",
-    "parallelize", "placements", "predict", "prepare", "read_run", "resolve", "resume", "rewritten", "scale", "train", "tune",
-    "validate",
-    "verify", "wrap", "write_page",
+    "parallelize", "placements", "predict", "prepare", "read_run", "resolve", "resume", "rewritten", "scale", "train",
+    "tune", "validate", "verify", "wrap", "write_page",
 }  # fmt: skip
 VALUES = {
     "Average", "Batched", "Callback", "Choice", "Comparison", "Diagnosis", "Ended", "EpochDone", "Evaluated", "Failed",

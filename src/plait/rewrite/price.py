@@ -61,7 +61,20 @@ def price(classes: Classes, terms: Terms, parameters: set[int], device: Device) 
     _fill(classes, values)
     beside = _side_by_side(classes, parameters)
     early = _early(classes, terms)
-    seconds = [[_seconds(way, values, terms, beside, device) for way in own] for own in classes.ways]
+    known: dict[object, float] = {}
+
+    def seconds_of(way: Way) -> float:
+        """Ways that are alike, as those of repeated blocks, are priced once."""
+        if way.word in ("in", "op"):
+            return _seconds(way, values, terms, beside, device)
+        given = [values[source] for source in way.tensors]
+        shapes = tuple((v.shape, v.dtype) if isinstance(v, torch.Tensor) else None for v in given)
+        key = (way.word, way.numbers, shapes, way.word == "cat" and set(way.tensors) <= beside)
+        if key not in known:
+            known[key] = _seconds(way, values, terms, beside, device)
+        return known[key]
+
+    seconds = [[seconds_of(way) for way in own] for own in classes.ways]
     for own, known in enumerate(early):
         backward[own] = not known
     return Priced(seconds=seconds, values=values, backward=backward)
