@@ -43,7 +43,7 @@ def graph(
 ) -> None:
     """Show what one training step of JOB computes: parameters, ops, FLOPs, memory, the costliest modules.
 
-    With --placements: where its tensors are under a plan, and what ranks exchange. With --rewrite: a cheaper equal graph.
+    With --placements: where its tensors are under a plan, and what ranks exchange. With --rewrite: a cheaper graph.
     """
     if placements and rewrite:
         raise UsageError("--placements and --rewrite show different things.", fix="give one of them.")

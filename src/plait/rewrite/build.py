@@ -20,6 +20,7 @@ from plait.rewrite.extract import Choice
 from plait.rewrite.language import WORDS
 from plait.rewrite.saturate import Classes, Way
 from plait.rewrite.terms import Terms
+from plait.torch_private import pytree
 
 aten = torch.ops.aten
 
@@ -43,6 +44,8 @@ class _Build:
     """By class."""
     _first: dict[int, int] = field(default_factory=dict)
     """Of each class the term that was first."""
+    _known: dict[object, Any] = field(default_factory=dict)
+    """Values by op and what it was given."""
 
     def run(self) -> dict[str, Any]:
         for at, own in enumerate(self.classes.of_term):
@@ -221,9 +224,13 @@ class _Build:
         mode = next(value.fake_mode for value in _tensors(values))
         args, kwargs = map_arg((made.args, made.kwargs), lambda node: node.meta["val"])
         target: Any = made.target
+        key = (target, repr(pytree.tree_map(_seen, (args, kwargs))))
+        if key in self._known:  # as in another block
+            made.meta["val"] = self._known[key]
+            return
         with mode:
             try:
-                made.meta["val"] = target(*args, **kwargs)
+                made.meta["val"] = self._known[key] = target(*args, **kwargs)
             except (RuntimeError, ValueError):
                 assert target in (aten.view.default, aten._unsafe_view.default), made.format_node()
                 source: Any = made.args[0]
@@ -304,6 +311,12 @@ class _Build:
                     break
                 origin = next((user for user in origin.users if user.meta.get("phase") == "forward"), None)
             node.meta["origin"] = origin.name if origin is not None else ""
+
+
+def _seen(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return (tuple(value.shape), value.stride(), value.storage_offset(), value.dtype)
 
 
 def _tensors(values: list[Any]) -> list[Any]:

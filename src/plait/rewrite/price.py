@@ -57,7 +57,11 @@ def price(classes: Classes, terms: Terms, parameters: set[int], device: Device) 
     backward = [False] * len(classes.ways)
     for at, own in enumerate(classes.of_term):
         value = terms.nodes[at].meta.get("val")
-        values[own] = torch.empty_like(value, device="meta") if isinstance(value, torch.Tensor) else value
+        values[own] = (
+            torch.empty(tuple(value.shape), dtype=value.dtype, device="meta")
+            if isinstance(value, torch.Tensor)
+            else value
+        )
     _fill(classes, values)
     beside = _side_by_side(classes, parameters)
     early = _early(classes, terms)
