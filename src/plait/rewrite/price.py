@@ -79,8 +79,8 @@ def price(classes: Classes, terms: Terms, parameters: set[int], device: Device) 
         return known[key]
 
     seconds = [[seconds_of(way) for way in own] for own in classes.ways]
-    for own, known in enumerate(early):
-        backward[own] = not known
+    for own, is_early in enumerate(early):
+        backward[own] = not is_early
     return Priced(seconds=seconds, values=values, backward=backward)
 
 
