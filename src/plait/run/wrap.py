@@ -93,7 +93,7 @@ class Wrapped(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own; while it trains, batch norm meets the other ranks."""
-        if self.ranks == 1 or not (self.training and torch.is_grad_enabled()):
+        if self.ranks == 1 or not (self.module.training and torch.is_grad_enabled()):
             return self.module(*args, **kwargs)
         first = next((t for t in tensors_in((args, list(kwargs.values()))) if t.dim()), None)
         self._num_samples = 1 if first is None else first.shape[0]
