@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 import plait
 
-pl = pytest.importorskip("pytorch_lightning", reason="pip install 'plait[lightning]'")
+pl: Any = pytest.importorskip("pytorch_lightning", reason="pip install 'plait[lightning]'")
 pytestmark = [pytest.mark.timeout(180), pytest.mark.filterwarnings("ignore")]
 
 
