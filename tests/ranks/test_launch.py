@@ -502,3 +502,19 @@ def test_ctrl_c_here_raises_a_keyboard_interrupt_and_gives_the_handlers_back() -
     assert isinstance(caught.value, Interrupted)
     assert caught.value.results == ["saved"]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_rank_without_which_the_others_cannot_go_on_after_all_is_named() -> None:
+    """Not one of those that waited for it."""
+
+    def main(seat: Seat) -> int:
+        connect(seat, timeout_s=60)
+        dist.all_reduce(torch.ones(4))
+        if seat.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(torch.ones(4))
+        disconnect()
+        return seat.rank
+
+    with pytest.raises(WorkerError, match="rank 0 of 3 was killed by SIGKILL"):
+        launch(main, ranks=3, dispensable=(0, 1, 2))

@@ -54,7 +54,10 @@ def test_a_run_that_cannot_be_saved_is_not_started(
     told = capfd.readouterr().err
     assert "DiskError: the disk of " in told
     assert "KiB free; the run needs " in told
-    assert "a checkpoint takes about 10.9 KiB, and there is one at the end." in told
+    assert (
+        "a checkpoint takes about 10.9 KiB, there is one at the end, and records take 256 KiB or more."
+        in told
+    )
     assert "Traceback" not in told
     assert not (small_disk / "run").exists()
 

@@ -29,10 +29,10 @@ def check_room(folder: Path, programs: Programs, *, on_the_way: bool, keep: int 
     there = sum(path.stat().st_size for path in folder.glob("checkpoints/step-*/*") if path.is_file())
     needed = max(each, (keep + 1) * each - there if on_the_way else 0) + _JOURNAL_BYTES
     if free < needed:
-        count = f"{keep + 1} of them at once" if on_the_way else "one at the end"
+        count = f"there are {keep + 1} of them at once" if on_the_way else "there is one at the end"
         raise DiskError(
             f"the disk of {folder} has {format_bytes(free)} free; the run needs {format_bytes(needed)}: a checkpoint"
-            f" takes about {format_bytes(each)}, and there is {count}.",
+            f" takes about {format_bytes(each)}, {count}, and records take {format_bytes(_JOURNAL_BYTES)} or more.",
             fix="free space there, or choose another disk with --out.",
         )
 

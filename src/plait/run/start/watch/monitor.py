@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from plait.errors import HangError, RunError
+from plait.errors import HangError, PlaitError, RunError
 from plait.run.start.board import State
 from plait.run.start.process import Process
 from plait.run.start.processes import Crew
@@ -66,6 +66,8 @@ class Monitor:
         """The checkpoint that one of them has written."""
         self.lost: set[int] = set()
         """Ranks that died, or were given up, and without which the run goes on."""
+        self._last_loss: tuple[float, PlaitError] | None = None
+        """Of these, when and why."""
         self._dispensable = dispensable
         self._crew = crew
         self._check = check
@@ -224,15 +226,16 @@ class Monitor:
             entry = self._crew.board.read(failure.rank, writer_is_dead=True)
             oom_kills = launch_failure.count_oom_kills() - self._oom_kills
             told = launch_failure.to_error(failure, entry, self._crew.ranks, oom_kills)
-            self._do_without(failure.rank, told.what)
+            self._do_without(failure.rank, told)
         else:
             self._fail(failure)
 
-    def _do_without(self, rank: int, why: str) -> None:
+    def _do_without(self, rank: int, why: PlaitError) -> None:
         """Go on without a rank, and tell the others and the user."""
         self.lost.add(rank)
+        self._last_loss = (time.monotonic(), why)
         self._crew.board.mark_gone(rank)
-        self._on_event(rank, {"lost": why})
+        self._on_event(rank, {"lost": why.what})
 
     def _fail(self, failure: Failure) -> None:
         self.failures[failure.rank] = failure
@@ -244,6 +247,12 @@ class Monitor:
         patience_s = _ECHO_S if cause.is_communication else _SETTLE_S
         if running and time.monotonic() - failed_at < patience_s:
             return
+        if (
+            cause.is_communication
+            and self._last_loss is not None
+            and failed_at - self._last_loss[0] < _ECHO_S
+        ):
+            raise self._last_loss[1]  # it could not go on without it after all
         board, ranks = self._crew.board, self._crew.ranks
         entry = board.read(cause.rank, writer_is_dead=cause.told is None)
         if cause.is_timeout and running and entry is not None and entry.state is State.WAITING:
@@ -284,7 +293,7 @@ class Monitor:
             while process.poll() is None and time.monotonic() < deadline:
                 time.sleep(_KILL_LOOK_S)
             self._read(process)  # what it has done counts, also what it did while it showed its stack
-            self._do_without(rank, error.what)
+            self._do_without(rank, error)
 
     def _judge_interrupt(self) -> None:
         if not self._interrupts.count:
