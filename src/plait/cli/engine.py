@@ -147,9 +147,10 @@ def _batch(text: str, name: str) -> int:
     try:
         while state.split()[:1] == [] or state.split()[0] not in _OVER:
             time.sleep(_LOOK_S)
-            found = dict(w.split("=", 1) for w in _ask(["scontrol", "show", "job", job]).split() if "=" in w)
-            if found.get("JobState", "") != state:
-                state = found.get("JobState", "")
+            # Not scontrol, which says that a job is over while its tasks still save.
+            found = _ask(["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T"]).strip()
+            if found != state:
+                state = found
                 print(f"job {job}: {state.lower()}", file=sys.stderr)
             shown = _show(log, shown)
     except KeyboardInterrupt:

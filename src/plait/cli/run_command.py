@@ -144,7 +144,7 @@ def _failing_after_start(listener: Listener, console: Console) -> Iterator[Liste
     def heard(event: dict[str, Any]) -> None:
         nonlocal started
         started = event.get("started", started)
-        if "told" in event:
+        if "told" in event and not speaks_elsewhere():
             console.print(event["told"], highlight=False, soft_wrap=True)
         listener(event)
 

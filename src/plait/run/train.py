@@ -228,8 +228,8 @@ def _where(party: First, plan: Plan) -> str:
     cut = HostMesh.of(plan.mesh, per_host) if 1 < per_host < plan.mesh.size else None
     lies = cut.describe() if cut is not None else " x ".join(f"{n}={size}" for n, size in plan.mesh.axes)
     return (
-        f"{place.tasks} tasks of {place.engine}, {plan.ranks} ranks: {lies}. Task 0 on {party.hosts()[0]['host']} has "
-        "the run folder: without it the run ends, and goes on where it is resumed."
+        f"{place.tasks} tasks of {place.engine}, {plan.ranks} ranks: {lies}. Files are at task 0 on "
+        f"{party.hosts()[0]['host']}: without that host the run ends, and goes on where it is resumed."
     )
 
 

@@ -14,7 +14,7 @@ ClusterName=plait
 SlurmctldHost=localhost
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.sock
+AuthInfo=socket={folder}/munge.sock,cred_expire=5
 CredType=cred/munge
 SlurmctldPort={ports[0]}
 SlurmctldPidFile={folder}/slurmctld.pid

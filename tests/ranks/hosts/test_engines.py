@@ -10,6 +10,7 @@ from tests.ranks import jobs
 from tests.ranks.hosts.hosts import PLAIT, ROOT, environment
 from tests.ranks.hosts.slurm import NoSlurmError, two_nodes
 
+from plait.files.records import read_records
 from plait.run.checkpoint.store import load_checkpoint
 
 pytestmark = pytest.mark.timeout(300)
@@ -54,6 +55,72 @@ def test_a_batch_job_is_submitted_and_followed(slurm: dict[str, str], tmp_path: 
     said = _done([*PLAIT, *run, "--engine", "slurm", "--hosts", "2"], slurm, tmp_path)
     assert said.count("run folder: ") == 1
     assert load_checkpoint(tmp_path / "run").step == 4
+
+
+def test_a_batch_job_that_is_told_before_its_limit_saves_and_goes_on(
+    slurm: dict[str, str], tmp_path: Path
+) -> None:
+    """Slurm's SIGUSR1 ahead of the limit; then scancel, after which it does not go on, and what it saved stays."""
+    out, over = tmp_path / "run", tmp_path / "over"
+    (tmp_path / "job.py").write_text(
+        f"import sys, time\nsys.path.insert(0, {str(ROOT)!r})\n"
+        "from dataclasses import replace\nfrom pathlib import Path\nfrom tests.ranks import jobs\n"
+        "def job():\n"
+        f"    data = jobs.Marked(None, lambda: time.sleep(0 if Path({str(over)!r}).exists() else 0.02))\n"
+        "    return replace(jobs.plain(), data=data, epochs=None, steps=400)\n"
+    )
+    run = [
+        *PLAIT,
+        "run",
+        str(tmp_path / "job.py"),
+        "--plan",
+        "ddp",
+        "--ranks",
+        "2",
+        "--out",
+        str(out),
+        "--no-trace",
+    ]
+
+    def follow() -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [*run, "--engine", "slurm", "--hosts", "2"], env=slurm, cwd=tmp_path, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def wait_for(path: Path, text: str) -> None:
+        while not path.exists() or text not in path.read_text():
+            assert following.poll() is None, following.communicate()[0]
+            time.sleep(0.1)
+
+    def job() -> str:
+        return _done(["squeue", "-h", "-o", "%i"], slurm, tmp_path).split()[0]
+
+    following = follow()
+    try:
+        wait_for(out / "metrics.jsonl", '"step": 3,')
+        number = job()
+        _done(["scancel", "--signal=USR1", number], slurm, tmp_path)
+        while "Restarts=1" not in _done(["scontrol", "show", "job", number], slurm, tmp_path):
+            assert following.poll() is None, following.communicate()[0]
+            time.sleep(0.1)
+        over.touch()
+        said = following.communicate(timeout=200)[0]
+        assert following.returncode == 0, said
+        assert "interrupted and saved" in said and load_checkpoint(out).step == 400
+        steps = [e["step"] for e in read_records(out / "metrics.jsonl").entries if "loss" in e]
+        assert steps == list(range(400)), said
+        over.unlink()
+        shutil.rmtree(out)
+        following = follow()
+        wait_for(out / "metrics.jsonl", '"step": 3,')
+        _done(["scancel", job()], slurm, tmp_path)
+        said = following.communicate(timeout=100)[0]
+        assert following.returncode == 1 and "cancelled" in said
+        assert 0 < load_checkpoint(out).step < 400
+    finally:
+        following.kill()
+        following.wait()
 
 
 def test_mpirun(tmp_path: Path) -> None:

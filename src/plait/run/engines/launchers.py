@@ -1,5 +1,6 @@
 """Command lines of torchrun and mpirun."""
 
+import subprocess
 import sys
 
 from plait.errors import UsageError
@@ -26,12 +27,27 @@ def torchrun(request: Request) -> list[str]:
 def mpi(request: Request) -> list[str]:
     """One task a rank; the token travels in the environment, of which the command line has the name alone."""
     options = request.known("hosts", "first", "oversubscribe", "allow_root", "mpirun")
-    found = [options.get("mpirun", "mpirun"), "-n", str(request.ranks), "-x", "PLAIT_TOKEN"]
+    mpirun = options.get("mpirun", "mpirun")
+    is_hydra = _is_hydra(mpirun)
+    found = [mpirun, "-n", str(request.ranks)]
+    found += [] if is_hydra else ["-x", "PLAIT_TOKEN"]  # MPICH hands on all variables
     if "hosts" in options:
         each = request.ranks // request.hosts
-        found += ["-H", ",".join(f"{name}:{each}" for name in options["hosts"].split("+"))]
+        hosts = ",".join(f"{name}:{each}" for name in options["hosts"].split("+"))
+        found += ["-hosts" if is_hydra else "-H", hosts]
     if "first" in options:
-        found += ["-x", f"PLAIT_FIRST_ADDRESS={options['first']}"]
-    found += ["--oversubscribe"] if "oversubscribe" in options else []
-    found += ["--allow-run-as-root"] if "allow_root" in options else []
+        first = f"PLAIT_FIRST_ADDRESS={options['first']}"
+        found += ["-genv", *first.split("=", 1)] if is_hydra else ["-x", first]
+    if not is_hydra:  # MPICH asks for neither
+        found += ["--oversubscribe"] if "oversubscribe" in options else []
+        found += ["--allow-run-as-root"] if "allow_root" in options else []
     return [*found, *request.command]
+
+
+def _is_hydra(mpirun: str) -> bool:
+    """Whether this is MPICH's (or Intel's) mpirun, whose options differ from Open MPI's."""
+    try:
+        told = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return "hydra" in told.stdout.lower()

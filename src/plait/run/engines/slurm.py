@@ -24,6 +24,13 @@ _LINES = (
 _AHEAD_S = 120
 """Before its end, a job is told: time for a checkpoint."""
 
+_GO_ON = (
+    "# told before its limit, it has saved: it goes on after; a job that is cancelled does not run any more",
+    'if [ $code = 130 ] && [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ]; then',
+    '  scontrol requeue "$SLURM_JOB_ID" && sleep 600',
+    "fi",
+)
+
 
 def script(request: Request, name: str, out: str | None, *, runs: bool = True) -> str:
     """What sbatch is given; `out`: the run folder, where it is a run."""
@@ -61,7 +68,10 @@ def script(request: Request, name: str, out: str | None, *, runs: bool = True) -
             if runs
             else ("more=()",)
         ),
-        f'exec srun --kill-on-bad-exit=0{stays}{container} {arguments} "${{more[@]}}"',
+        f'srun --kill-on-bad-exit=0{stays}{container} {arguments} "${{more[@]}}"',
+        "code=$?",
+        *(_GO_ON if runs else ()),
+        "exit $code",
         "",
     ]
     return "\n".join(lines)

@@ -1,7 +1,10 @@
-"""What Open MPI's and MPICH's mpirun tell a task. Neither says where task 0 is; Open MPI says where mpirun is."""
+"""What Open MPI's and MPICH's mpirun tell a task. Neither says where task 0 is; both say where mpirun is."""
 
+import os
 import re
 from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
 
 from plait.run.join.place import Place, number
 
@@ -31,14 +34,25 @@ def read_mpich(environment: Mapping[str, str]) -> Place | None:
     """The place that PMI_* name; MPI_LOCALNRANKS tells MPICH from Slurm, which may set the others too."""
     if "PMI_SIZE" not in environment or "MPI_LOCALNRANKS" not in environment:
         return None
+    head = _mpiexec()
     return Place(
         engine=_MPICH,
         task=number(environment, _MPICH, "PMI_RANK"),
         tasks=number(environment, _MPICH, "PMI_SIZE"),
         local_tasks=number(environment, _MPICH, "MPI_LOCALNRANKS"),
-        first=None,
-        run=environment.get("PMI_JOBID", environment.get("PMI_ID", "")),
+        first=head.rpartition(":")[0] or None,
+        run=environment.get("PMI_JOBID", head),
     )
+
+
+def _mpiexec() -> str:
+    """Where mpiexec listens, as its proxy on this host, which started this task, was told: host:port; the variables do
+    not say. Empty where the task was started by something in between."""
+    try:
+        words = Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0")
+    except OSError:
+        return ""
+    return next((after for word, after in pairwise(words) if word == "--control-port"), "")
 
 
 def _head(uri: str) -> str | None:
