@@ -60,7 +60,7 @@ def test_a_batch_job_is_submitted_and_followed(slurm: dict[str, str], tmp_path: 
 def test_a_batch_job_that_is_told_before_its_limit_saves_and_goes_on(
     slurm: dict[str, str], tmp_path: Path
 ) -> None:
-    """Slurm's SIGUSR1 ahead of the limit; then scancel, after which it does not go on, and what it saved stays."""
+    """Slurm's SIGUSR1 ahead of the limit."""
     out, over = tmp_path / "run", tmp_path / "over"
     (tmp_path / "job.py").write_text(
         f"import sys, time\nsys.path.insert(0, {str(ROOT)!r})\n"
@@ -110,14 +110,6 @@ def test_a_batch_job_that_is_told_before_its_limit_saves_and_goes_on(
         assert "interrupted and saved" in said and load_checkpoint(out).step == 400
         steps = [e["step"] for e in read_records(out / "metrics.jsonl").entries if "loss" in e]
         assert steps == list(range(400)), said
-        over.unlink()
-        shutil.rmtree(out)
-        following = follow()
-        wait_for(out / "metrics.jsonl", '"step": 3,')
-        _done(["scancel", job()], slurm, tmp_path)
-        said = following.communicate(timeout=100)[0]
-        assert following.returncode == 1 and "cancelled" in said
-        assert 0 < load_checkpoint(out).step < 400
     finally:
         following.kill()
         following.wait()
