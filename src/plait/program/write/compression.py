@@ -229,7 +229,9 @@ def notices_of(program: Program) -> tuple[str, ...]:
         f"{format_bytes(before)} a step"
     )
     rest = "; what is not sent yet is not part of checkpoints" if plan.sync.compress not in CASTS else ""
-    return (f"{told}. This is lossy{rest}.",)
+    absent = sorted(program.conditional) if plan.sync.compress not in CASTS else []
+    unused = f" Where a step does not use {absent[0]}, its gradient counts as zero." if absent else ""
+    return (f"{told}. This is lossy{rest}.{unused}",)
 
 
 def _spec(count: int, dtype: torch.dtype) -> Spec:

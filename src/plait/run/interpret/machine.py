@@ -114,7 +114,10 @@ class Machine:
         if own.serve is not None:
             assert self.post is not None
             service = Service(program.plan, self.rank, self.post, self.state, own, own.serve)
-            service.holder = Optimized(service) if "push" in own.serve.handlers else Center(service)
+            service.holder = Center(service)
+            if "push" in own.serve.handlers:
+                service.holder = optimized = Optimized(service)
+                optimized.store.conditional = program.conditional
             self.service = service
         elif self.post is not None:
             self._side.port = Port(program.plan, self.post, self.state, own, waits=self.waits)
