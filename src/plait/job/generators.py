@@ -34,12 +34,17 @@ def kept_generators() -> Iterator[None]:
 def seed_for(text: str) -> None:
     """Seed torch on the processor, random, and numpy where it is in use, from what a draw is for."""
     seed = number_of(text)
-    torch.default_generator.manual_seed(
-        seed
-    )  # torch.manual_seed asks every kind of device: 100 times as long
+    torch.default_generator.manual_seed(seed)
     random.seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed % 2**32)
+
+
+def seed_torch(seed: int) -> None:
+    """What `torch.manual_seed` does, which asks every kind of device that there might be: 100 times as long."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
 
 
 def number_of(text: str) -> int:

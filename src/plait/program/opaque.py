@@ -41,7 +41,7 @@ def compile_opaque(
     clip: Clip,
     notices: tuple[str, ...],
     buffers: Sequence[str] = (),
-    draw_dims: tuple[int, ...] | None = None,
+    draw_shapes: tuple[tuple[int, ...], ...] | None = None,
     watched: bool = True,
     device: torch.device | None = None,
 ) -> Program:
@@ -54,7 +54,7 @@ def compile_opaque(
         plan=plan,
         micro_batches=tuple(sizes),
         shares=tuple(shares),
-        classes=(_rank(builder, parameters, len(sizes), buffers, draw_dims, watched),),
+        classes=(_rank(builder, parameters, len(sizes), buffers, draw_shapes, watched),),
         members=(0,) * plan.mesh.size,
         layout=layout,
         gathered=(),
@@ -150,7 +150,7 @@ def _rank(
     parameters: Sequence[ParameterShape],
     num_micro: int,
     buffers: Sequence[str],
-    draw_dims: tuple[int, ...] | None,
+    draw_shapes: tuple[tuple[int, ...], ...] | None,
     watched: bool,
 ) -> RankProgram:
     buckets, writer, servers = builder.buckets, builder.writer, builder.servers
@@ -165,7 +165,7 @@ def _rank(
             started = [builder.start_gather(group, number) for group in range(len(builder.layout.groups))]
             for group, instruction in enumerate(started):
                 builder.end_gather(group, instruction, number)
-        _micro_batch(builder, held, number, draw_dims, watched, is_last=number == num_micro - 1)
+        _micro_batch(builder, held, number, draw_shapes, watched, is_last=number == num_micro - 1)
 
     def after() -> None:
         for index, bucket in enumerate(buckets):
@@ -182,7 +182,7 @@ def _micro_batch(
     builder: StepBuilder,
     held: tuple[Value, ...],
     number: int,
-    draw_dims: tuple[int, ...] | None,
+    draw_shapes: tuple[tuple[int, ...], ...] | None,
     watched: bool,
     *,
     is_last: bool,
@@ -197,7 +197,7 @@ def _micro_batch(
             name="forward and backward, eagerly",
             parameters=parameters,
             buffers=buffers,
-            draw_dims=draw_dims,
+            draw_shapes=draw_shapes,
             watched=watched,
             micro_batch=number,
             reads=held,

@@ -8,7 +8,7 @@ statistics of all. All ranks must run backward equally often. What a rank draws 
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from plait.run.eager.company import Company
 from plait.run.eager.reading import read_loss
 from plait.run.eager.statistics import WholeStatistics
 from plait.run.start.party import TIMEOUT_S, meet, place_here
+from plait.torch_private.intercept import intercepted
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _BUCKET_BYTES = 25 << 20
@@ -111,7 +112,7 @@ class Wrapped(nn.Module):
         return any(isinstance(module, BATCH_NORMS) and module.training for module in self.module.modules())
 
     def _statistics(self, company: Company) -> Any:
-        return WholeStatistics(company, self.module) if self._normalizes() else nullcontext()
+        return intercepted(WholeStatistics(company, self.module).takers() if self._normalizes() else ())
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

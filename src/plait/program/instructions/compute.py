@@ -29,8 +29,8 @@ class Opaque(Instruction):
     """Parameters whose gradients it writes after total and weight."""
     buffers: tuple[str, ...]
     """Buffers of which it writes what this rank adds to them, after the gradients."""
-    draw_dims: tuple[int, ...] | None = None
-    """The dim that holds samples, by draw of random numbers (-1: none); None: not known."""
+    draw_shapes: tuple[tuple[int, ...], ...] | None = None
+    """Of its draws of random numbers, -1 in the place of the dim that holds samples; None: not known."""
     watched: bool = True
     """Whether its random numbers and batch norm are those of the whole batch: the code runs while ops are watched."""
 

@@ -14,68 +14,73 @@ from torch import Tensor
 
 from plait.graph.ops import random as random_ops
 from plait.graph.ops.random_hash import mix64
-from plait.torch_private.dispatch import TorchDispatchMode
-from plait.torch_private.ops import arguments_of, schema_of
+from plait.job.generators import seed_torch
+from plait.torch_private.intercept import Takers, drawing_ops
+from plait.torch_private.ops import OpOverload, schema_of
 
 _SMALLEST = 2.0**-33
 """In place of a uniform 0, of which no logarithm could be taken."""
 
 
-class SampleDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While active, random ops draw numbers that belong to samples."""
+class SampleDraws:
+    """Takes random ops, and draws numbers that belong to samples."""
 
-    def __init__(self, key: Tensor, num_samples: int, dims: Sequence[int] | None = None) -> None:
-        """`dims` are those that hold samples, by draw (-1: none); what they do not tell is read off the shape."""
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._key, self._num_samples, self._dims = key, num_samples, dims
-        self._index: dict[int, int] = {}
+    def __init__(self, key: Tensor, num_samples: int, known: Sequence[tuple[int, ...]] | None = None) -> None:
+        """`known`: shapes of a trial, -1 where samples are; what they do not tell is read off the shape drawn."""
+        self._key, self._num_samples, self._known = key, num_samples, known or ()
+        self._next = 0
+        """Of the known shapes, that of the next draw, if there is none that the trial had not."""
+        self._dims: dict[int, int] = {}
+        """Where samples are, by number of a draw."""
         self.shapes: list[tuple[int, ...]] = []
         """Of all draws so far."""
         self.others: dict[str, None] = {}
         """Ops whose numbers are torch's, and depend on the share."""
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
-            return func(*args, **(kwargs or {}))
-        given = arguments_of(func, args, kwargs or {})
+    def takers(self) -> Takers:
+        """For `intercepted`."""
+        return ((drawing_ops(), self._take),)
+
+    def _take(self, op: OpOverload, given: Mapping[str, Any], call: Callable[[], Any]) -> Any:
         if (
             _draws_nothing(given) or given.get("generator") is not None
         ):  # the user's own generator is the user's
-            return func(*args, **(kwargs or {}))
+            return call()
         number = int(torch.randint(1 << 62, ()))
-        name = schema_of(func).name
+        name, outs = schema_of(op).name, [entry.name for entry in schema_of(op).arguments if entry.is_out]
         rule = _RULES.get(name.removesuffix("_"))
-        if rule is not None:
+        if rule is not None and outs in ([], ["out"]):
             made = rule(_Draw(self, number), given, name.endswith("_"))
             if made is not None:
-                return made
+                return given["out"].resize_(made.shape).copy_(made) if outs else made
         self.others[name.removeprefix("aten::")] = None
         state = torch.get_rng_state()
-        torch.manual_seed(mix64(number + int(self._key[2])) % (1 << 63))
+        seed_torch(mix64(number + int(self._key[2])) % (1 << 63))
         try:
-            return func(*args, **(kwargs or {}))
+            return call()
         finally:
             torch.set_rng_state(state)
 
     def placement(self, number: int, shape: tuple[int, ...]) -> dict[str, int]:
         """Which dim of a draw holds samples, and how many rows of it one sample has."""
-        index = self._index.setdefault(number, len(self._index))
-        if index == len(self.shapes):
+        if number not in self._dims:
+            self._dims[number] = self._samples_in(shape)
             self.shapes.append(shape)
-        dim: int | None = None
-        if self._dims is not None and index < len(self._dims) and self._dims[index] < len(shape):
-            dim = self._dims[index]
-        if dim is None:
-            dim = 0 if shape else -1
-        if dim < 0 or not self._num_samples or shape[dim] % self._num_samples:
+        dim = self._dims[number]
+        if not 0 <= dim < len(shape) or not self._num_samples or shape[dim] % self._num_samples:
             return {"batch_dim": -1, "rows_per_sample": 1}
         return {"batch_dim": dim, "rows_per_sample": shape[dim] // self._num_samples}
+
+    def _samples_in(self, shape: tuple[int, ...]) -> int:
+        """By the next draw of the trial that looked like this one, or else by the one whose turn it is."""
+        later = range(self._next, len(self._known))
+        alike = next((index for index in later if _is_like(shape, self._known[index])), None)
+        if alike is not None:
+            self._next = alike + 1
+            return _dim_of(self._known[alike])
+        turn = len(self._dims)
+        same = turn < len(self._known) and len(self._known[turn]) == len(shape)
+        return _dim_of(self._known[turn]) if same else 0
 
     def key_on(self, device: torch.device) -> Tensor:
         """Where numbers are made."""
@@ -87,14 +92,25 @@ def _draws_nothing(given: Mapping[str, Any]) -> bool:
     return off or any(given.get(name, 1.0) == 0.0 for name in ("dropout_p", "dropout"))
 
 
-def dims_of(few: Sequence[tuple[int, ...]], more: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """Dims that follow the number of samples, by draw, from the draws of two sizes; None: they are not alike."""
+def shapes_of(
+    few: Sequence[tuple[int, ...]], more: Sequence[tuple[int, ...]]
+) -> tuple[tuple[int, ...], ...] | None:
+    """Shapes with -1 in the dim that follows the number of samples, from draws of two sizes; None: not alike."""
     if [len(shape) for shape in few] != [len(shape) for shape in more]:
         return None
-    return tuple(
-        next((dim for dim, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), -1)
-        for one, other in zip(few, more, strict=True)
-    )
+    found = []
+    for one, other in zip(few, more, strict=True):
+        dim = next((dim for dim, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), -1)
+        found.append(tuple(-1 if index == dim else extent for index, extent in enumerate(one)))
+    return tuple(found)
+
+
+def _dim_of(known: tuple[int, ...]) -> int:
+    return known.index(-1) if -1 in known else -1
+
+
+def _is_like(shape: tuple[int, ...], known: tuple[int, ...]) -> bool:
+    return len(shape) == len(known) and all(b in (-1, a) for a, b in zip(shape, known, strict=True))
 
 
 class _Draw:

@@ -4,7 +4,8 @@ In: kernels of batch norm that the user's model runs on this rank's share. Out: 
 micro-batch, and gradients that go back through the statistics to all ranks. The formulas are those of captured steps.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 from plait.errors import JobError
 from plait.program.local import functions as local
 from plait.run.eager.company import Company
-from plait.torch_private.dispatch import TorchDispatchMode
-from plait.torch_private.ops import arguments_of
+from plait.torch_private.intercept import Takers, takable
+from plait.torch_private.ops import OpOverload
 
 aten = torch.ops.aten
 
@@ -22,27 +23,22 @@ _FORWARD = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default)
 _BACKWARD = (aten.native_batch_norm_backward.default, aten.cudnn_batch_norm_backward.default)
 
 
-class WholeStatistics(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While active, batch norm meets the other ranks; also where checkpointing computes it again."""
+class WholeStatistics:
+    """Takes batch norm, and lets it meet the other ranks; also where checkpointing computes it again."""
 
     def __init__(self, company: Company, model: nn.Module) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self._company = company
         named = (*model.named_parameters(), *model.named_buffers())
         self._names = {tensor.data_ptr(): name for name, tensor in named if tensor.numel()}
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if func in _FORWARD or func in _BACKWARD:
-            given = arguments_of(func, args, kwargs or {})
-            if given.get("training", given.get("train", True)):
-                return self._forward(given) if func in _FORWARD else self._backward(given)
-        return func(*args, **(kwargs or {}))
+    def takers(self) -> Takers:
+        """For `intercepted`."""
+        return ((_batch_norms(), self._take),)
+
+    def _take(self, op: OpOverload, given: Mapping[str, Any], call: Callable[[], Any]) -> Any:
+        if not given.get("training", given.get("train", True)):
+            return call()
+        return self._forward(given) if op in _FORWARD else self._backward(given)
 
     def _place(self, given: Mapping[str, Any], channels: int) -> str:
         """The layer, by a tensor of its own."""
@@ -102,6 +98,11 @@ class WholeStatistics(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A row for each rank: its elements a channel, then its numbers."""
         count = own.new_tensor([x.numel() // max(x.shape[1], 1)], dtype=torch.float64)
         return self._company.gather(place, torch.cat((count, own.double())))
+
+
+@cache
+def _batch_norms() -> frozenset[OpOverload]:
+    return takable((*_FORWARD, *_BACKWARD))
 
 
 def _eps(given: Mapping[str, Any]) -> float:

@@ -7,7 +7,7 @@ the mean over all. What remains is told: Python state, branches and other sums o
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from plait.errors import JobError
 from plait.graph.ops.random import random_key
 from plait.job.data.share import Share
 from plait.job.dtypes import default_dtype
+from plait.job.generators import seed_torch
 from plait.job.job import Job
 from plait.program.instructions import Opaque
 from plait.run.eager.company import Company
@@ -25,6 +26,7 @@ from plait.run.eager.reading import read_loss
 from plait.run.eager.statistics import WholeStatistics
 from plait.run.hold.state import ModelState
 from plait.torch_private import pytree
+from plait.torch_private.intercept import Takers, intercepted
 
 
 def run_eagerly(
@@ -48,7 +50,7 @@ def run_eagerly(
         if company is not None:
             company.leave()
     else:
-        modes = _modes(state, share, model, step, micro_batch, company)
+        takers = _takers(state, share, model, step, micro_batch, company)
         batch = pytree.tree_map_only(Tensor, state.to_device, share.batch)
         frozen = [(name, p) for name, p in named.items() if not p.requires_grad]
         job = state.part(step)
@@ -57,7 +59,7 @@ def run_eagerly(
             _seeded(state, step, micro_batch),
             trained_alone(list(named.items()), model.parameters),
         ):
-            with state.job.autocast(state.device.type), default_dtype(state.asked), entered(modes):
+            with state.job.autocast(state.device.type), default_dtype(state.asked), intercepted(takers):
                 result = job.objective_of(state.model, batch)
             total, weight = total_and_weight(job, batch, len(share.ids), result, sum(share.sizes))
             _refuse_late_training(frozen)
@@ -67,7 +69,7 @@ def run_eagerly(
             if whole > 0:  # a share that weighs nothing has samples in the statistics of others
                 alone = company is None and isinstance(result, Tensor)
                 mean = result if alone else total / whole
-                with entered(modes):
+                with intercepted(takers):
                     found = _backward(mean, tensors)  # type: ignore[arg-type]
         if company is not None:
             company.leave()
@@ -92,32 +94,23 @@ def trained_alone(named: Sequence[tuple[str, nn.Parameter]], names: Collection[s
             parameter.requires_grad_(True)
 
 
-def _modes(
+def _takers(
     state: ModelState, share: Share, model: Opaque, step: int, micro_batch: int, company: Company | None
-) -> list[Any]:
-    """What the user's code runs under: random numbers by sample, statistics of all ranks."""
+) -> Takers:
+    """Which ops of the user's code are ours: random numbers by sample, statistics of all ranks."""
     if not model.watched:
-        return []
+        return ()
     key = random_key(seed=state.job.seed, step=step, micro_batch=micro_batch, first_sample=share.offset)
-    modes: list[Any] = [SampleDraws(key, len(share.ids), model.draw_dims)]
+    takers = SampleDraws(key, len(share.ids), model.draw_shapes).takers()
     if company is not None and state.job.batch_norm == "global":
-        modes.append(WholeStatistics(company, state.model))
-    return modes
-
-
-@contextmanager
-def entered(modes: Sequence[Any]) -> Iterator[None]:
-    """All of them."""
-    with ExitStack() as stack:
-        for mode in modes:
-            stack.enter_context(mode)
-        yield
+        takers += WholeStatistics(company, state.model).takers()
+    return takers
 
 
 @contextmanager
 def _seeded(state: ModelState, step: int, micro_batch: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[state.device] if state.device.type == "cuda" else []):
-        torch.manual_seed(seed_of(state.job, step, micro_batch))
+        seed_torch(seed_of(state.job, step, micro_batch))
         yield
 
 

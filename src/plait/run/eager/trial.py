@@ -20,9 +20,10 @@ from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.job.origin import fix_of, told
 from plait.job.watch import Watch
-from plait.run.eager.draws import SampleDraws, dims_of
+from plait.run.eager.draws import SampleDraws, shapes_of
 from plait.run.eager.reading import read_loss
 from plait.torch_private import pytree
+from plait.torch_private.intercept import intercepted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +34,8 @@ class Trial:
     """Whether float64 data must be given as float32."""
     weighs: bool
     """Whether the loss says what it is a mean of."""
-    draw_dims: tuple[int, ...] | None
-    """The dim that holds samples, by draw of random numbers; None: not known."""
+    draw_shapes: tuple[tuple[int, ...], ...] | None
+    """Of its draws of random numbers, -1 in the place of the dim that holds samples; None: not known."""
     other_draws: tuple[str, ...]
     """Random ops whose numbers depend on the shares."""
     watched: bool = True
@@ -63,16 +64,16 @@ def try_eagerly(job: Job, batch: Any, num_samples: int, more: Any, num_more: int
             if "torch._dynamo" in sys.modules:  # compiled parts remember that they were watched
                 torch.compiler.reset()
             continue
-        dims: tuple[int, ...] | None = () if first.draws is not None else None
+        shapes: tuple[tuple[int, ...], ...] | None = () if first.draws is not None else None
         if first.draws is not None and first.draws.shapes:
-            dims = None
+            shapes = None
             with contextlib.suppress(Exception):
                 other = _try(job, more, num_more, narrow, watched=True).draws
-                dims = dims_of(first.draws.shapes, other.shapes) if other is not None else None
+                shapes = shapes_of(first.draws.shapes, other.shapes) if other is not None else None
         return Trial(
             narrow=narrow,
             weighs=first.weighs,
-            draw_dims=dims,
+            draw_shapes=shapes,
             other_draws=tuple(first.draws.others) if first.draws is not None else (),
             watched=watched,
         )
@@ -95,7 +96,11 @@ def _try(job: Job, batch: Any, num_samples: int, narrow: bool, watched: bool) ->
 
     torch.manual_seed(job.seed)
     try:
-        with torch.enable_grad(), job.autocast("cpu"), draws or contextlib.nullcontext():
+        with (
+            torch.enable_grad(),
+            job.autocast("cpu"),
+            intercepted(draws.takers() if draws is not None else ()),
+        ):
             result = job.objective_of(model.train(), pytree.tree_map_only(Tensor, given, batch))
     finally:
         watch.restore()

@@ -46,7 +46,7 @@ class OpaqueSteps:
             clip=Clip.of(self._job.norm_bound, self._job.clip_value),
             notices=self._notices(plan, error),
             buffers=[name for name, _ in self._job.build_model().named_buffers()],
-            draw_dims=trial.draw_dims,
+            draw_shapes=trial.draw_shapes,
             watched=trial.watched,
             device=self._device,
         )

@@ -22,6 +22,7 @@ from plait.graph.ops.random import random_key
 from plait.graph.ops.replay import Draws
 from plait.job.data.share import Share
 from plait.job.dtypes import default_dtype
+from plait.job.generators import seed_torch
 from plait.job.job import Job
 from plait.job.order import micro_batch_sizes
 from plait.job.updates.clip import Clip
@@ -35,6 +36,7 @@ from plait.run.hold.state import ModelState
 from plait.run.prepare.programs import Programs
 from plait.run.proof.serial_run import Record
 from plait.torch_private import pytree
+from plait.torch_private.intercept import intercepted
 
 
 def run_eager(job: Job, steps: int, dtype: torch.dtype, captures: Captures) -> Record:
@@ -169,13 +171,13 @@ def drawing(
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        torch.manual_seed(seed_of(job, step, micro_batch))
+        seed_torch(seed_of(job, step, micro_batch))
         stack.enter_context(autocast_like(job, device_type))
         key = random_key(seed=job.seed, step=step, micro_batch=micro_batch)
         draws = Draws(() if isinstance(runs, Opaque) else runs, key)
         if isinstance(runs, Opaque):
             if runs.watched:
-                stack.enter_context(SampleDraws(key, num_samples, runs.draw_dims))
+                stack.enter_context(intercepted(SampleDraws(key, num_samples, runs.draw_shapes).takers()))
         elif draws.any:  # what is checkpointed would draw twice
             stack.enter_context(stand_ins())
             stack.enter_context(draws)

@@ -204,3 +204,30 @@ def test_a_parameter_without_a_gradient_is_left_alone(plan: str, ranks: int) -> 
     assert torch.equal(found.weights["rarely.bias"], start.rarely.bias)
     assert not torch.equal(found.weights["rarely.weight"], start.rarely.weight)
     assert_same(found, run_serially(made, resolve("single", 1), 3, torch.float64))
+
+
+def test_draws_and_statistics_that_begin_later_are_those_of_the_whole_batch() -> None:
+    """Nothing is drawn and nothing normalized when the model is tried; in a part that torch.compile has made, too."""
+
+    class Later(Opaque):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+            self.part = torch.compile(
+                nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.4)), backend="eager", fullgraph=True
+            )
+
+        def middle(self, h: Tensor) -> Tensor:
+            self.calls += 1
+            self.norm.train(self.calls > 1)
+            self.part.train(self.calls > 1)
+            h = self.part(self.norm(h.transpose(1, 2)).transpose(1, 2))
+            out = torch.empty_like(h)
+            if self.calls > 2:
+                return h * torch.bernoulli(torch.full_like(h, 0.5), out=out) * torch.rand(h.shape[0], 1, 1)
+            return h
+
+    made = job(model=Later, steps=4)
+    one = run_serially(made, resolve("single", 1), 4, torch.float64)
+    assert_same(run_serially(made, resolve("ddp", 2), 4, torch.float64), one)
+    assert made.build_model().norm.running_mean.eq(0).all() and one.buffers["norm.running_mean"].ne(0).all()
