@@ -14,14 +14,13 @@ from typing import Any
 import torch
 
 from plait.callbacks import Callback, Callbacks
-from plait.errors import CheckpointError, JobError, UsageError
+from plait.errors import JobError
 from plait.files.write import write_or_tell, write_whole
 from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.options import Limits, Listener, Saving, Trial
 from plait.plan.named import NAMED, resolve
 from plait.plan.plan import Plan, parse_plan
-from plait.run.checkpoint.store import load_checkpoint, locate_checkpoint
 from plait.run.join.find import task_of
 from plait.run.link.host_links import HostMesh
 from plait.run.loop.shared_model import check_shared
@@ -30,9 +29,11 @@ from plait.run.parent.again import Again
 from plait.run.parent.attempts import Attempts
 from plait.run.parent.outlive import SAVE_EVERY, Outlive, plan_on
 from plait.run.parent.ranks import Main, start_of, threads_per_rank
+from plait.run.parent.resume import continued_from, holds_run, last_of, located
 from plait.run.prepare.about import about
 from plait.run.prepare.fits import memory_limit
 from plait.run.prepare.prepare import prepare
+from plait.run.prepare.programs import Programs
 from plait.run.prepare.room import check_room
 from plait.run.prepare.rules import check_emulation, check_slow
 from plait.run.proof.first_step import check_capture
@@ -85,7 +86,7 @@ def train(
     place = place_here()
     chosen = resolve(plan, ranks_wanted(place, plan, ranks, mesh), settings, mesh)
     started = task_of(os.environ) if limits.elastic is not None else None
-    begins_again = started is not None and resume is None and _holds_run(out)
+    begins_again = started is not None and resume is None and holds_run(out)
     if started is not None and started.is_rank and chosen.ranks != started.tasks:
         chosen = plan_on(chosen, started.tasks)
     if steps is not None:
@@ -144,34 +145,21 @@ def _lead(
     job: Job, chosen: Plan, folder: Path, options: _Options, tell: Callbacks, party: First | None
 ) -> tuple[Result, dict[str, Any]]:
     """Train, as the only task or the first, which has the run folder."""
-    device, dtype, saving, limits, trial, trace = (
-        options.device, options.dtype, options.saving, options.limits, options.trial, options.trace,
-    )  # fmt: skip
+    device, saving, limits = options.device, options.saving, options.limits
+
+    def say(text: str) -> None:
+        tell({"notice": text})
+
     with locked(folder), room_for_last_words(folder), Guardian() as guardian:
         try:
-            checkpoint = _last_of(folder, tell) if options.begins_again else _located(options.resume, tell)
-            start_step = _continued_from(checkpoint, job) if checkpoint else 0
-            said: list[dict[str, Any]] = []
-            programs = prepare(
-                job, chosen, device, dtype, said.append, limit_bytes=memory_limit(device, limits.memory)
-            )
-            for event in ({"run": about(programs, folder, device, start_step)}, *said):
-                tell(event)
-            if party is not None:
-                tell({"notice": _where(party, programs.plan)})
-            comparing = trial.record_gradients or dtype != torch.float32
-            if limits.check and not comparing:
-                lines = [check_capture(part.job, part) for part in programs.parts]
-                for line in dict.fromkeys(line for line in lines if line is not None):
-                    tell({"notice": line})
-            saves = saving.checkpoint_every is not None or programs.plan.sync.servers > 0
-            check_room(folder, programs, on_the_way=saves)
+            checkpoint = last_of(folder, tell) if options.begins_again else located(options.resume, tell)
+            start_step = continued_from(checkpoint, job) if checkpoint else 0
+            programs = _prepared(job, chosen, folder, options, tell, party, start_step)
         except BaseException:
             discard_if_empty(folder)
             raise
         chosen, job = programs.plan, programs.whole
-        order = job.order(programs.captures.source.num_samples)
-        say = lambda text: tell({"notice": text})  # noqa: E731
+        num_samples = programs.captures.source.num_samples
         outlive = _outlive(options, chosen, tell)
         task = _task(
             job, chosen, folder, options, resume=checkpoint, clock_offset_ns=clock_offset_ns(),
@@ -179,46 +167,59 @@ def _lead(
         )  # fmt: skip
         if outlive is not None and options.begins_again:
             outlive.begun_again(task, start_step)
+        order = job.order(num_samples)
         write_left_shares(folder, start_step, samples=saving.record_samples, order=order, tell=say)
         write_whole(folder / "plan.yaml", chosen.to_yaml())
-        write_environment(
-            folder,
-            {
-                "ranks": chosen.ranks,
-                "device": device,
-                "batch": job.batch,
-                "seed": job.seed,
-                **({"hosts": party.hosts()} if party is not None else {}),
-                **saving.remembered,
-            },
-            start_step=start_step,
-        )
-        total_steps = job.total_steps(programs.captures.source.num_samples)
+        known = {"ranks": chosen.ranks, "device": device, "batch": job.batch, "seed": job.seed}
+        hosts = {"hosts": party.hosts()} if party is not None else {}
+        write_environment(folder, {**known, **hosts, **saving.remembered}, start_step=start_step)
+        total_steps = job.total_steps(num_samples)
         if total_steps is not None and total_steps <= start_step:
-            tell(
-                {
-                    "notice": f"step {start_step} of {total_steps} was reached before: nothing is left to train."
-                }
-            )
+            say(f"step {start_step} of {total_steps} was reached before: nothing is left to train.")
         tell({"started": str(folder), "total_steps": total_steps, "start_step": start_step})
         attempts = Attempts(
-            again=Again(on_bad_loss=limits.on_bad_loss, tell=tell),
-            outlive=outlive,
-            guardian=guardian,
-            party=party,
+            again=Again(on_bad_loss=limits.on_bad_loss, tell=tell), outlive=outlive, guardian=guardian, party=party,
             wants_end=lambda: tell.stop,
-        )
+        )  # fmt: skip
         try:
             summary, programs = attempts.run(task, programs, start_step)
         except BaseException as error:
             tell.fail(error)
             raise
         write_or_tell(lambda: write_totals(folder, programs.plan, summary), say)
-        if trace and summary["losses"]:
+        if options.trace and summary["losses"]:
             write_or_tell(lambda: _write_timeline(folder), say)
         tell.end(summary["stopped"])
         notices = (*programs.choices, *summary["notices"])
         return Result.of(summary, folder, notices, job), summary
+
+
+def _prepared(
+    job: Job,
+    chosen: Plan,
+    folder: Path,
+    options: _Options,
+    tell: Callbacks,
+    party: First | None,
+    start_step: int,
+) -> Programs:
+    """The programs of a run that can begin: captured, checked against the user's own code, with room on the disk."""
+    device, dtype, limits = options.device, options.dtype, options.limits
+    said: list[dict[str, Any]] = []
+    limit = memory_limit(device, limits.memory)
+    programs = prepare(job, chosen, device, dtype, said.append, limit_bytes=limit)
+    for event in ({"run": about(programs, folder, device, start_step)}, *said):
+        tell(event)
+    if party is not None:
+        tell({"notice": _where(party, programs.plan)})
+    comparing = options.trial.record_gradients or dtype != torch.float32
+    if limits.check and not comparing:
+        lines = [check_capture(part.job, part) for part in programs.parts]
+        for line in dict.fromkeys(line for line in lines if line is not None):
+            tell({"notice": line})
+    saves = options.saving.checkpoint_every is not None or programs.plan.sync.servers > 0
+    check_room(folder, programs, on_the_way=saves)
+    return programs
 
 
 def _where(party: First, plan: Plan) -> str:
@@ -294,36 +295,3 @@ def _write_timeline(folder: Path) -> None:
     """For viewers of Chrome's format, where every rank has left its trace."""
     if any(folder.glob("trace/rank*.json")):
         write_chrome(read_trace(folder), folder / "trace" / "trace.json")
-
-
-def _located(resume: str | Path | None, tell: Listener) -> Path | None:
-    """The checkpoint to go on from."""
-    if resume is None:
-        return None
-    return locate_checkpoint(Path(resume), on_notice=lambda text: tell({"notice": text}))
-
-
-def _holds_run(out: str | Path | None) -> bool:
-    """Whether a run has begun to write to a folder."""
-    return out is not None and (Path(out) / "metrics.jsonl").exists()
-
-
-def _last_of(folder: Path, tell: Listener) -> Path | None:
-    """The last checkpoint of a run; None: it has none yet."""
-    try:
-        return _located(folder, tell)
-    except CheckpointError:
-        return None
-
-
-def _continued_from(checkpoint: Path, job: Job) -> int:
-    """The step to continue with; refuses a job under which it would not be the same run."""
-    state = load_checkpoint(checkpoint)
-    for name in ("seed", "batch"):
-        before, now = state.extra.get(name), getattr(job, name)
-        if before is not None and before != now:
-            raise UsageError(
-                f"the run was started with {name}={before}; the job now has {name}={now}, which gives other samples.",
-                fix=f"use --set {name}={before}, or start a new run.",
-            )
-    return state.step

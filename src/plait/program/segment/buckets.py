@@ -63,21 +63,7 @@ def make_buckets(
     nodes = graph.nodes()
     order = {name: index for index, name in enumerate(nodes)}
     if layout.groups:
-        made = [
-            Bucket(
-                parameters=group.parameters,
-                shapes=group.shapes,
-                dtype=nodes[graph.gradients[group.parameters[0]]].meta["val"].dtype,
-                axis="+".join(sums[group.parameters[0]]),
-                tied=group.owners if len(group.owners) > 1 else (),
-                group=group,
-            )
-            for group in layout.groups
-            if group.trained
-            and group.parameters[0] in graph.gradients  # by this graph
-            and (not layout.owners or coordinate in group.owners)
-        ]
-        return _with_scalars(made, graph, sums, plan)
+        return _with_scalars(_of_groups(graph, sums, layout, coordinate), graph, sums, plan)
     here = [n for n in graph.gradients if not layout.owners or coordinate in layout.owners[n]]
     names = sorted(here, key=lambda name: order[graph.gradients[name]])
     keys = {
@@ -119,6 +105,27 @@ def make_buckets(
             )
         )
     return _with_scalars(made, graph, sums, plan)
+
+
+def _of_groups(
+    graph: Graph, sums: Mapping[str, tuple[str, ...]], layout: Layout, coordinate: int
+) -> list[Bucket]:
+    """Where parameters are held in flat groups: a bucket of the same shape for each."""
+    nodes = graph.nodes()
+    return [
+        Bucket(
+            parameters=group.parameters,
+            shapes=group.shapes,
+            dtype=nodes[graph.gradients[group.parameters[0]]].meta["val"].dtype,
+            axis="+".join(sums[group.parameters[0]]),
+            tied=group.owners if len(group.owners) > 1 else (),
+            group=group,
+        )
+        for group in layout.groups
+        if group.trained
+        and group.parameters[0] in graph.gradients  # by this graph
+        and (not layout.owners or coordinate in group.owners)
+    ]
 
 
 def _with_scalars(

@@ -6,6 +6,7 @@ parameters, so that what is gathered together is used together.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 from plait.graph.graph import Graph
 from plait.plan.plan import DATA, PIPE, Plan
@@ -111,9 +112,6 @@ def _groups(
             close()
             key, size = own, 0.0
         pending.append(name)
-        count = 1
-        for extent in layout.local_shape(name, coordinates):
-            count *= extent
-        size += count * dtypes[name].itemsize
+        size += prod(layout.local_shape(name, coordinates)) * dtypes[name].itemsize
     close()
     return tuple(groups)

@@ -10,19 +10,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from plait.errors import LostError, PlaitError, RunError, UsageError
+from plait.errors import LostError, RunError, UsageError
 from plait.run.join.addresses import address_of_first, own_address
 from plait.run.join.place import Place
 from plait.run.join.token import ports_of
 from plait.run.start.board import Board
 from plait.run.start.child import describe
 from plait.run.start.memory_file import anonymous_file
+from plait.run.start.tasks.agreement import compare, name_tasks, of_task
 from plait.run.start.tasks.members import Members, Other
+from plait.run.start.tasks.open_round import Lines, OpenRound, tell_board
 from plait.run.start.tasks.remote import RemoteProcess
 from plait.run.start.tasks.trunk import Arrivals, Trunk
 from plait.run.start.watch.failure import revive
@@ -33,25 +34,10 @@ from plait.run.wire.store import RunStore
 from plait.run.wire.switchboard import Switchboard
 from plait.threads import start_thread
 
-_LOOK_S = 0.02
-"""Between two looks at what other hosts must be told."""
 _FILES_S = 600.0
 """For another host to send what its ranks have written, while it moves."""
 _LAST_FILES_S = 5.0
 """The same after a failure: everybody is gone within 10 s."""
-
-
-@dataclass(kw_only=True, slots=True)
-class _Round:
-    """One start of all ranks."""
-
-    number: int
-    processes: dict[int, RemoteProcess]
-    board: Board
-    arrivals: dict[int, Arrivals]
-    switchboard: Switchboard | None = None
-    early: list[tuple[int, socket.socket]] = field(default_factory=list)
-    """Lines that came before the switchboard."""
 
 
 class First:
@@ -69,11 +55,9 @@ class First:
         """Is told when another task is asked to stop."""
         self._token = token
         self._changed = threading.Condition()
-        self._round: _Round | None = None
-        self._seats: Switchboard | None = None
-        """That of tasks which are ranks themselves."""
-        self._early: list[tuple[int, socket.socket]] = []
-        """Lines to it that came before it."""
+        self._round: OpenRound | None = None
+        self._seats = Lines()
+        """Those of tasks which are ranks themselves."""
         self._count = 0
         host = own_address(environment) or address_of_first(place)
         self._door = Door(host, ports_of(token), token, self._receive)
@@ -83,7 +67,7 @@ class First:
                 lambda: len(self.others) == place.tasks - 1,
                 patience_s,
                 lambda: (
-                    f"{_tasks(set(range(1, place.tasks)) - set(self.others))} of {place.tasks} did not come within "
+                    f"{name_tasks(set(range(1, place.tasks)) - set(self.others))} of {place.tasks} did not come within "
                     f"{patience_s:g} s"
                     + (
                         f" ({self._door.turned_away} connections knew no token)"
@@ -104,7 +88,7 @@ class First:
             while not is_over():
                 for other in self.members.present():
                     if other.error is not None:
-                        raise _of_task(revive(other.error), other)
+                        raise of_task(revive(other.error), other)
                     if other.lost is not None:
                         raise RunError(f"task {other.task} on {other.host} is gone: {other.lost}.")
                 if time.monotonic() > deadline:
@@ -121,21 +105,21 @@ class First:
             lambda: all(other.facts is not None for other in self.others.values()),
             patience_s,
             lambda: (
-                f"{_tasks(t for t, o in self.others.items() if o.facts is None)} did not come so far within "
+                f"{name_tasks(t for t, o in self.others.items() if o.facts is None)} did not come so far within "
                 f"{patience_s:g} s."
             ),
         )
         for other in self.members.present():
-            _compare(facts, other)
+            compare(facts, other)
             other.facts = None
         self._facts = facts
-        self._tell({"op": "agreed"})
+        self.members.tell({"op": "agreed"})
 
     def _welcome(self, other: Other) -> None:
         """A task that comes while the run is under way is to do the same as all; it waits until it is taken in."""
         assert self._facts is not None
         try:
-            _compare(self._facts, other)
+            compare(self._facts, other)
         except UsageError as error:
             other.trunk.send({"op": "end", "summary": None, "error": describe(error)})
         else:
@@ -159,12 +143,7 @@ class First:
 
     def hosts(self) -> list[dict[str, Any]]:
         """All tasks, for the run's records: where each is, and by how much its times in a trace may be off."""
-        found = [{"task": 0, "host": socket.gethostname(), "address": self.address[0], "clock_error_s": 0.0}]
-        for task, other in sorted(self.others.items()):
-            where = other.trunk.socket.getpeername()[0]
-            error_s = other.clock_error_ns / 1e9
-            found.append({"task": task, "host": other.host, "address": where, "clock_error_s": error_s})
-        return found
+        return self.members.hosts(self.address[0])
 
     def close(self) -> None:
         """Hang up."""
@@ -187,9 +166,7 @@ class First:
         switchboard = Switchboard([near])
         switchboard.start()
         with self._changed:
-            self._seats = switchboard
-            for rank, line in self._early:
-                switchboard.add(rank, line)
+            self._seats.connect(switchboard)
         return RunStore(far.detach(), 0, timeout_s, reach=Reach(0, secret, timeout_s))
 
     @contextmanager
@@ -211,10 +188,12 @@ class First:
         }
         arrivals = {o.task: Arrivals(folder, o.task) for o in members} if folder is not None else {}
         self._wait(lambda: all(other.is_ready for other in members), float("inf"), str)
-        self._round = _Round(number=self._count, processes=processes, board=board, arrivals=arrivals)
+        self._round = OpenRound(number=self._count, processes=processes, board=board, arrivals=arrivals)
         marker = folder / f".shared-{token_hex(8)}" if folder is not None else None
         over = threading.Event()
-        pump = threading.Thread(target=self._pump, args=(board, over), name="plait hosts", daemon=True)
+        pump = threading.Thread(
+            target=tell_board, args=(board, self.members, over), name="plait hosts", daemon=True
+        )
         is_right = False
         try:
             if marker is not None:
@@ -251,13 +230,11 @@ class First:
         found = self._round
         assert found is not None
         with self._changed:
-            found.switchboard = switchboard
-            for rank, line in found.early:
-                switchboard.add(rank, line)
+            found.lines.connect(switchboard)
 
     def _collect(self, patience_s: float) -> None:
         """Wait until the others' ranks are gone and their files are here."""
-        self._tell({"op": "over"})
+        self.members.tell({"op": "over"})
         deadline = time.monotonic() + patience_s
         with self._changed:
             while time.monotonic() < deadline:
@@ -265,33 +242,13 @@ class First:
                     return
                 self._changed.wait(0.1)
 
-    def _pump(self, board: Board, over: threading.Event) -> None:
-        """Tell the others what the board says to all ranks."""
-        told_stop, told_last, gone = False, False, set[int]()
-        while not over.wait(_LOOK_S):
-            if board.is_stopping and not told_stop:
-                told_stop = True
-                self._tell({"op": "stop"})
-            last = board.last_step
-            if last is not None and not told_last:
-                told_last = True
-                self._tell({"op": "last", "step": last})
-            if told_last and all(o.has_heard or o.lost is not None for o in self.members.present()):
-                board.let_go()
-            for rank in board.gone() - gone:
-                gone.add(rank)
-                self._tell({"op": "gone", "rank": rank})
-
-    def _tell(self, head: dict[str, Any]) -> None:
-        for other in self.members.present():
-            with suppress(OSError):
-                other.trunk.send(head)
-
     def _receive(self, hello: dict[str, Any], made: socket.socket) -> dict[str, Any] | None:
         if hello.get("op") == "line":
             return self._take_line(hello, made)
         if hello.get("op") == "seat":
-            self._take_seat(int(hello["rank"]), made)
+            made.sendall(pack({}))
+            with self._changed:
+                self._seats.add(int(hello["rank"]), made)
             return None
         task, host = hello.get("task"), str(hello.get("host"))[:200]
         if hello.get("op") != "join" or not isinstance(task, int) or not 0 < task < self.place.tasks:
@@ -317,20 +274,8 @@ class First:
             ):
                 return {"refused": "this round is over."}
             made.sendall(pack({}))
-            rank = int(hello["rank"])
-            if found.switchboard is None:
-                found.early.append((rank, made))
-            else:
-                found.switchboard.add(rank, made)
+            found.lines.add(int(hello["rank"]), made)
         return None
-
-    def _take_seat(self, rank: int, made: socket.socket) -> None:
-        made.sendall(pack({}))
-        with self._changed:
-            if self._seats is None:
-                self._early.append((rank, made))
-            else:
-                self._seats.add(rank, made)
 
     def _listen(self, other: Other) -> None:
         """Hear what another task has to say, to its end."""
@@ -341,13 +286,9 @@ class First:
             reason = getattr(error, "strerror", None) or str(error)
             with self._changed:
                 other.lost = f"its host does not answer any more ({reason})"
-                for process in self._processes_of(other):
-                    process.end(-9, other.lost)
+                if self._round is not None:
+                    self._round.lose(other)
                 self._changed.notify_all()
-
-    def _processes_of(self, other: Other) -> list[RemoteProcess]:
-        found = self._round
-        return [] if found is None else [p for p in found.processes.values() if p.trunk is other.trunk]
 
     def _take(self, other: Other, head: dict[str, Any], body: bytes) -> None:
         op, found = head["op"], self._round
@@ -358,7 +299,7 @@ class First:
                 found.arrivals[other.task].take(head, body)
         elif op in ("lines", "pulse", "stack", "slot", "ended"):
             if found is not None and head["round"] == found.number:
-                _take_from_rank(found, head, body)
+                found.take(head, body)
         else:
             with self._changed:
                 if op == "here":
@@ -381,47 +322,3 @@ class First:
                 else:
                     raise ValueError(op)
                 self._changed.notify_all()
-
-
-def _take_from_rank(found: _Round, head: dict[str, Any], body: bytes) -> None:
-    process = found.processes[int(head["rank"])]
-    op = head["op"]
-    if op == "lines":
-        process.take_lines(body)
-    elif op == "slot":
-        found.board.put_slot(process.rank, body, process.clock_ns)
-    elif op == "pulse":
-        process.take_pulse(str(head["state"]), float(head["processor_s"]), int(head["num_bytes"]))
-        process.pid = int(head["pid"])
-    elif op == "stack":
-        process.take_stack(body)
-    else:
-        process.end(int(head["code"]))
-
-
-def _compare(facts: Mapping[str, Any], other: Other) -> None:
-    """Refuse a task that is about to do something else."""
-    found = other.facts
-    assert found is not None
-    for name in facts:
-        if found.get(name) != facts[name]:
-            raise UsageError(
-                f"task {other.task} on {other.host} has another {name} than task 0: "
-                f"{_brief(found.get(name))}, not {_brief(facts[name])}.",
-                fix="start the same command, with the same files and versions, on all hosts.",
-            )
-
-
-def _of_task(error: PlaitError, other: Other) -> PlaitError:
-    error.what = f"task {other.task} on {other.host}: {error.what}"
-    return error
-
-
-def _tasks(found: Any) -> str:
-    numbers = sorted(found)
-    return f"{'task' if len(numbers) == 1 else 'tasks'} {', '.join(map(str, numbers))}"
-
-
-def _brief(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -3,7 +3,9 @@
 In: tasks that came, that were lost, that came back. Out: which ranks each has in the next round.
 """
 
+import socket
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +56,21 @@ class Members:
         """Those that the run counts on; one of them may have been lost a moment ago."""
         dropped = {task for task, room in self._room.items() if not room}
         return [o for t, o in sorted(self.others.items()) if t not in dropped and not o.is_returning]
+
+    def tell(self, head: dict[str, Any]) -> None:
+        """All that are present hear it; those that cannot are found lost by whoever listens to them."""
+        for other in self.present():
+            with suppress(OSError):
+                other.trunk.send(head)
+
+    def hosts(self, address: str) -> list[dict[str, Any]]:
+        """All tasks, for the run's records: where each is, and by how much its times in a trace may be off."""
+        found = [{"task": 0, "host": socket.gethostname(), "address": address, "clock_error_s": 0.0}]
+        for task, other in sorted(self.others.items()):
+            where = other.trunk.socket.getpeername()[0]
+            error_s = other.clock_error_ns / 1e9
+            found.append({"task": task, "host": other.host, "address": where, "clock_error_s": error_s})
+        return found
 
     def seats(self, ranks: int) -> dict[int, range]:
         """The ranks of each task."""

@@ -1,83 +1,23 @@
-"""Accelerate's names: `from plait.accelerate import Accelerator` in a script that was written for Accelerate.
-
-In: processes that torchrun, srun, mpirun or `plait.launch` started, one a rank; or one alone. Out: its calls, exact: a
-rank's loss weighs what it is a mean of, no sample is repeated to make shares equal, and metrics see each sample once.
-As there, `batch_size` is that of one process unless `split_batches`. State is saved without pickles of objects.
-"""
+"""The `Accelerator` of a script: its processes, and its model, optimizer, data and scheduler among them."""
 
 import os
-import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from plait.accelerate.functions import DistributedType, skip_first_batches
+from plait.accelerate.steppers import Optimizer, Scheduler
 from plait.errors import UsageError
 from plait.job.batch import map_tensors
 from plait.run.own_loop import ShareLoader, gathered
 from plait.run.start.launch import disconnect
 from plait.run.wrap import Wrapped, join_ranks
-
-__all__ = ["Accelerator", "DistributedType", "set_seed", "skip_first_batches"]
-
-
-class DistributedType(StrEnum):
-    """How processes are connected, by Accelerate's names."""
-
-    NO = "NO"
-    MULTI_CPU = "MULTI_CPU"
-    MULTI_GPU = "MULTI_GPU"
-    XLA = "XLA"
-
-
-def set_seed(seed: int, *unused: Any) -> None:
-    """Seed torch, random and numpy."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    numpy.random.seed(seed % 2**32)
-
-
-class _Optimizer:
-    """Steps where gradients are complete; everything else is the optimizer's own."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, accelerator: "Accelerator") -> None:
-        self.optimizer, self._accelerator = optimizer, accelerator
-
-    def step(self, closure: Any = None) -> None:
-        if self._accelerator.sync_gradients:
-            self.optimizer.step(closure)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        if self._accelerator.sync_gradients:
-            self.optimizer.zero_grad(set_to_none)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.optimizer, name)
-
-
-class _Scheduler:
-    """Steps with the optimizer; as often as there are ranks where each has a whole batch, as Accelerate does."""
-
-    def __init__(self, scheduler: Any, accelerator: "Accelerator", times: int) -> None:
-        self.scheduler, self._accelerator, self._times = scheduler, accelerator, times
-
-    def step(self, *args: Any, **kwargs: Any) -> None:
-        if not self._accelerator.sync_gradients:
-            return
-        for _ in range(self._times):
-            total = getattr(self.scheduler, "total_steps", None)
-            if total is None or self.scheduler.last_epoch < total:
-                self.scheduler.step(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.scheduler, name)
 
 
 class Accelerator:
@@ -115,8 +55,8 @@ class Accelerator:
         self._steps_schedulers = step_scheduler_with_optimizer
         self._places = device_placement
         self._models: list[Wrapped] = []
-        self._optimizers: list[_Optimizer] = []
-        self._schedulers: list[_Scheduler] = []
+        self._optimizers: list[Optimizer] = []
+        self._schedulers: list[Scheduler] = []
         self._loaders: list[ShareLoader] = []
         self._custom: list[Any] = []
 
@@ -163,11 +103,11 @@ class Accelerator:
         if isinstance(part, DataLoader):
             return self.prepare_data_loader(part)
         if isinstance(part, torch.optim.Optimizer):
-            self._optimizers.append(_Optimizer(part, self))
+            self._optimizers.append(Optimizer(part, self))
             return self._optimizers[-1]
         if hasattr(part, "step") and hasattr(part, "state_dict"):
             times = 1 if self.split_batches or not self._steps_schedulers else self.num_processes
-            self._schedulers.append(_Scheduler(part, self, times))
+            self._schedulers.append(Scheduler(part, self, times))
             return self._schedulers[-1]
         return part
 
@@ -345,15 +285,6 @@ class Accelerator:
         """Leave the others."""
         self.wait_for_everyone()
         disconnect()
-
-
-def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
-    """The loader's next pass without its first batches."""
-    if not isinstance(loader, ShareLoader):
-        raise UsageError(
-            "skip_first_batches takes a DataLoader that was prepared.", fix="call prepare first."
-        )
-    return loader.skipping(num_batches)
 
 
 def _device(cpu: bool) -> torch.device:
