@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 import plait
+from bench.measured import measured_durations, slowed, steps_per_s
 from plait.plan.plan import Plan
-from plait.program.simulate.measured import measured_durations, slowed, steps_per_s
 from plait.program.simulate.simulator import simulate
 from plait.run.prepare.prepare import prepare
 from plait.trace.files import read_trace

@@ -12,8 +12,7 @@ from docs.pictures.svg import _text
 from plait.program.simulate.schedule_clock import bubble_rate, durations, program_of_schedule
 from plait.program.simulate.simulator import simulate
 from plait.program.stage.schedules import SCHEDULES
-from plait.program.stage.schedules.base import Action, Costs
-from plait.program.stage.schedules.validity import peak_in_flight
+from plait.program.stage.schedules.base import Action, Costs, peak_in_flight
 from plait.trace.span import Span, Trace
 
 RANKS, MICRO_BATCHES = 4, 8

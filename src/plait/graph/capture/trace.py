@@ -73,8 +73,6 @@ class Traced:
     static_weight: float | None
     """The weight as a number where it is constant."""
     notices: tuple[str, ...]
-    num_flags: int = 0
-    """What the step depends on, in the order in which Python asked: the last outputs."""
     numbers: Mapping[int, Tensor]
     """Tensors that the user's code takes for numbers, by id."""
 
@@ -156,7 +154,6 @@ class _Trace:
             reached=self.reached,
             static_weight=self.reading.static_weight,
             notices=(*self.reading.notices, *self._checkpoint_notices(), *subject.islands.notices()),
-            num_flags=len(self.decisions.flags),
             numbers=self.functions.numbers,
         )
 

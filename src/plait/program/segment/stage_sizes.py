@@ -14,7 +14,7 @@ from plait.program.layout import Layout
 from plait.program.stage.cut_by_cost import Room
 from plait.program.stage.cut_places import moved, same_places
 from plait.program.stage.schedules import SCHEDULES
-from plait.program.stage.schedules.validity import peak_in_flight
+from plait.program.stage.schedules.base import peak_in_flight
 from plait.program.stage.stages import assign_stages, forward_ops
 from plait.program.stage.where import Stages
 from plait.units import parse_bytes

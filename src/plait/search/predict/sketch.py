@@ -16,8 +16,7 @@ from plait.errors import PlanError
 from plait.plan.plan import DATA, DOMAIN, PIPE, TENSOR, Plan
 from plait.program.cost.collective_time import CollectiveSeconds, collective_seconds, message_seconds
 from plait.program.stage.schedules import SCHEDULES
-from plait.program.stage.schedules.base import Action
-from plait.program.stage.schedules.validity import peak_in_flight
+from plait.program.stage.schedules.base import Action, peak_in_flight
 from plait.search.predict.between import Row, best_cut
 from plait.search.predict.memory_rule import Held, StateBytes, memory_use
 from plait.search.predict.model_costs import ModelCosts, UnitCosts

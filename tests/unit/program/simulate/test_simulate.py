@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench.measured import measured_durations
 from tests.zoo import ZOO
 
 import plait
@@ -16,7 +17,6 @@ from plait.program.check.walk import Walk
 from plait.program.instructions import Collective, Compute, Instruction, Recv, Send, Update, Wait
 from plait.program.layout import Layout
 from plait.program.program import Program, RankProgram
-from plait.program.simulate.measured import measured_durations
 from plait.program.simulate.schedule_clock import durations, program_of_schedule
 from plait.program.simulate.simulator import simulate
 from plait.program.stage.schedules import SCHEDULES

@@ -4,13 +4,13 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from tests.unit.program.stage.schedule_proof import check_schedule
 
 from plait.errors import PlanError, ProgramError
 from plait.program.check.soundness import check_program
 from plait.program.simulate.schedule_clock import program_of_schedule
 from plait.program.stage.schedules import SCHEDULES
-from plait.program.stage.schedules.base import Action, Costs
-from plait.program.stage.schedules.validity import check_schedule, peak_in_flight
+from plait.program.stage.schedules.base import Action, Costs, peak_in_flight
 from plait.program.stage.schedules.zero_bubble import zero_bubble_h2
 
 SHAPES = tuple(product((1, 2, 3, 4, 6), (1, 2, 4, 5, 7, 12)))

@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 import torch
+from bench.measured import slowed, steps_per_s
 from tests.ranks import jobs
 from torch import nn
 
@@ -27,7 +28,6 @@ from plait.program.instructions import (
 )
 from plait.program.program import Program
 from plait.program.simulate.event_clock import Duration
-from plait.program.simulate.measured import slowed, steps_per_s
 from plait.program.simulate.simulator import simulate
 from plait.program.value import Value
 from plait.run.prepare.prepare import prepare

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench.measured import slowed, steps_per_s
 from tests.unit.run.loop.averaging_reference import (
     Workers,
     elastic_in_turn,
@@ -18,7 +19,6 @@ from torch import Tensor
 from plait.errors import PlanError, UsageError
 from plait.plan.named import resolve
 from plait.program.instructions import Collective, Compute
-from plait.program.simulate.measured import slowed, steps_per_s
 from plait.program.simulate.simulator import simulate
 from plait.run.parallelize import parallelize
 from plait.run.prepare.prepare import prepare

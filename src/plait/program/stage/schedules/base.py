@@ -7,7 +7,7 @@ Every schedule computes the gradients of a stage's parameters in the order of th
 sums keep their order, so gradients keep their bits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,3 +48,15 @@ def one_stage_a_rank(schedule: str, stages_a_rank: int) -> None:
             f"schedule {schedule} has one stage a rank; the plan asks for {stages_a_rank}.",
             fix="use the schedule interleaved, or one stage a rank.",
         )
+
+
+def peak_in_flight(actions: Sequence[Sequence[Action]]) -> list[int]:
+    """For each rank, the most (stage, micro-batch) that are between their forward and their last gradient at once."""
+    peaks = []
+    for own in actions:
+        now = most = 0
+        for action in own:
+            now += {"forward": 1, "input": 0, "backward": -1, "weight": -1}[action.kind]
+            most = max(most, now)
+        peaks.append(most)
+    return peaks

@@ -1,14 +1,13 @@
 """Prove that a schedule is one, without a model.
 
-In: the actions of each rank. Out: nothing, or a `ProgramError` that names the first action at fault; and how much each
-rank keeps in memory.
+In: the actions of each rank. Out: nothing, or a `ProgramError` that names the first action at fault.
 """
 
 from collections import deque
 from collections.abc import Sequence
 
 from plait.errors import ProgramError
-from plait.program.stage.schedules.base import Action
+from plait.program.stage.schedules.base import Action, peak_in_flight
 from plait.program.stage.schedules.messages import Made, makes, needs
 
 
@@ -32,18 +31,6 @@ def check_schedule(
             raise ProgramError(
                 f"rank {rank} keeps {most} micro-batches in memory; the schedule allows {in_flight}."
             )
-
-
-def peak_in_flight(actions: Sequence[Sequence[Action]]) -> list[int]:
-    """For each rank, the most (stage, micro-batch) that are between their forward and their last gradient at once."""
-    peaks = []
-    for own in actions:
-        now = most = 0
-        for action in own:
-            now += {"forward": 1, "input": 0, "backward": -1, "weight": -1}[action.kind]
-            most = max(most, now)
-        peaks.append(most)
-    return peaks
 
 
 def told(action: Action) -> str:
