@@ -15,7 +15,7 @@ from plait.graph.ops.beside import parameters_beside
 from plait.job.order import shares as equal_shares
 from plait.job.updates.clip import Bound, Clip
 from plait.job.updates.optimizer_state import Builder
-from plait.plan.plan import DATA, PIPE, Plan
+from plait.plan.plan import PIPE, Plan
 from plait.program.check.soundness import check_program
 from plait.program.layout import Layout
 from plait.program.local.cross_entropy import without_log_probabilities
@@ -91,8 +91,7 @@ def compile_program(
         for size, units in zip(micro_batches, given, strict=True)
     }
     first, placed = graphs[micro_batches[0]], chosen[(micro_batches[0], given[0])]
-    sharded = plan.memory.zero > 0 and plan.data_ranks > 1
-    ends = [ends_of(first, p, summed=sharded and p.axis.name == DATA) for p in placed]
+    ends = [ends_of(first, p, plan) for p in placed]
     sums = sums_of(first, ends, [p.axis for p in placed])
     if plan.agreement.weights == "server":
         sums = dict.fromkeys(sums, (SERVERS,))

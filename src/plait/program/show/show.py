@@ -31,8 +31,7 @@ from plait.program.show.transfers import local_changes, transfers
 def list_placements(graph: Graph, plan: Plan, program: Program, *, local_batch_norm: bool = False) -> Listing:
     """Everything about the first micro-batch of `program`, which was compiled from `graph` under `plan`."""
     chosen = place(graph, plan, program.shares[0])
-    sharded = plan.memory.zero > 0 and plan.data_ranks > 1
-    ends = [ends_of(graph, p, summed=sharded and p.axis.name == DATA) for p in chosen]
+    ends = [ends_of(graph, p, plan) for p in chosen]
     local = localize(
         graph, chosen, program.layout.coordinates(0), local_batch_norm=local_batch_norm, ends=ends
     )

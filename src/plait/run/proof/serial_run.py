@@ -123,7 +123,7 @@ class SerialRanks:
                 machine.skip(step)
                 if machine.port is not None:
                     machine.port.skip(step)
-        for parts in self._gradients[: len(self.machines)]:
+        for parts in self._gradients:
             parts.clear()  # a parameter may have none in this step
         self.notices = (*self.programs.choices, *own[0].notices)
         run_step(working, own, step, [by_rank[machine.rank] for machine in working], self.turn)

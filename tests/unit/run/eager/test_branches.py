@@ -1,11 +1,15 @@
 """Models whose Python code reads values: every plan computes what the user's own loop does."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import plait
 from plait.graph.from_job import Captures
+from plait.plan.named import resolve
+from plait.run.proof.serial_run import run_serially
 
 
 class Branching(nn.Module):
@@ -89,15 +93,35 @@ def job_of(model: type[nn.Module], large: float = 0.0, **settings: object) -> pl
 @pytest.mark.parametrize("model", [Branching, Around])
 @pytest.mark.parametrize(
     ("plan", "accumulate"),
-    [("ddp", 1), ("zero3", 2), ("zero1", 1), ("1f1b", 2)],
+    [("ddp", 1), ("zero3", 2), ("zero1", 1), ("1f1b", 2), ("server-sync", 2)],
     ids=lambda v: str(v),
 )
 def test_plans_compute_what_the_users_loop_does(model: type[nn.Module], plan: str, accumulate: int) -> None:
     job = job_of(model, accumulate=accumulate, clip_norm=0.5)
-    proof = plait.verify(job, plan, 2, steps=4, serial=True)
+    proof = plait.verify(job, plan, 3 if plan == "server-sync" else 2, steps=4, serial=True)
     assert proof.first is None, proof.first
     assert proof.eager and proof.eager_first is None, proof.eager_first
     assert not any("running eagerly" in notice for notice in proof.notices)
+
+
+def test_two_servers_clip_by_the_norm_of_what_is_there() -> None:
+    """Beside a term that every worker has whole."""
+
+    def objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        penalty = sum(parameter.square().sum() for parameter in model.parameters())
+        return nn.functional.cross_entropy(model(batch[0]), batch[1]) + 0.1 * penalty
+
+    job = replace(job_of(Branching, clip_norm=0.5), loss=None, objective=objective)
+    settings = {"sync": {"servers": 2}}
+    proof = plait.verify(job, "server-sync", 4, steps=4, serial=True, settings=settings)
+    assert proof.ok and proof.eager, (proof.first, proof.eager_first)
+
+
+@pytest.mark.parametrize("compress", ["topk", "powersgd", "bf16"])
+def test_what_counts_as_zero_is_told(compress: str) -> None:
+    plan = resolve("ddp", 2, {"sync": {"compress": compress}})
+    (told,) = [n for n in run_serially(job_of(Branching), plan, 1, torch.float32).notices if "lossy" in n]
+    assert ("does not use no.bias, its gradient counts as zero" in told) == (compress != "bf16")
 
 
 def test_what_is_computed_is_told() -> None:
