@@ -1,5 +1,6 @@
 """Loops of the user's own under plans that cut the model or its state, on two ranks, against the same loop alone."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -78,13 +79,36 @@ def refused() -> list[str]:
     return told
 
 
+def originals() -> list[str]:
+    """What a prepared module says for itself after the first backward."""
+    own = net(False)
+    x, y = data().tensors
+    model, _ = plait.prepare(own, torch.optim.SGD(own.parameters(), lr=0.1), plan="zero3")
+    own(x[:1])  # before the first backward it has its weights
+    F.cross_entropy(model(x), y).backward()
+    told = []
+    for act in (lambda: own(x), lambda: next(own.children())(x), own.state_dict, lambda: own.load_state_dict({}),
+                lambda: copy.deepcopy(own), lambda: own.eval()(x)):  # fmt: skip
+        try:
+            act()
+            told.append("")
+        except PlaitError as error:
+            told.append(str(error))
+    model.train()
+    loss = F.cross_entropy(model(x), y) + 0.01 * sum(value.pow(2).sum() for value in own.parameters())
+    with model.whole() as whole:
+        alone = F.cross_entropy(whole(x), y) + 0.01 * sum(value.pow(2).sum() for value in whole.parameters())
+    close(loss.item(), alone.item())  # its parameters can be parts of a loss
+    return told
+
+
 def work() -> list[Any]:
     found = [
         own_loop(lambda *parts, plan=plan: plait.prepare(*parts, plan=plan), **case)  # type: ignore[arg-type]
         for plan, case in PLANS.items()
     ]
     resumed = [saved_and_loaded(plan) for plan in ("zero2", "1f1b")]
-    return [found, resumed, apart(), refused()]
+    return [found, resumed, apart(), refused(), originals()]
 
 
 def by_hand() -> list[Any]:
@@ -108,7 +132,7 @@ def by_hand() -> list[Any]:
 def test_any_plan_computes_what_the_loop_computes_alone() -> None:
     plain = [own_loop(lambda *parts: parts, **case) for case in PLANS.values()]  # type: ignore[arg-type]
     resumed, averaged = saved_and_loaded(None), by_hand()
-    for cases, saved, mixed, told in plait.launch(work, 2):
+    for cases, saved, mixed, told, original in plait.launch(work, 2):
         for found, expected in zip(cases, plain, strict=True):
             close(found["norms"], expected["norms"])
             close(found["seen"], expected["seen"])
@@ -121,3 +145,6 @@ def test_any_plan_computes_what_the_loop_computes_alone() -> None:
             close(mine, theirs)
         assert "calls state_dict" in told[0] and "calls loss.backward()" in told[0]
         assert "computes another loss" in told[1]
+        assert all("Fix: use what plait.prepare returned" in one or "copied" in one for one in original), (
+            original
+        )
