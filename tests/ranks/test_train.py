@@ -123,6 +123,8 @@ def test_the_folder_holds_what_was_run(ranks: int, runs: dict[int, plait.Result]
     )
     events = json.loads((folder / "trace" / "trace.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events if event["ph"] == "X"} == set(range(ranks))
+    trace = plait.read_run(folder).trace
+    assert trace is not None and trace.steps == tuple(range(14))  # the end of the data is no step
 
 
 def test_bf16_trains_with_masters_in_fp32(tmp_path: Path) -> None:

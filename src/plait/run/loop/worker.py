@@ -175,12 +175,13 @@ class Worker:
                 self.seat.emit({"notice": line})
 
     def _timed(self, loader: Loader) -> Iterator[LoadedStep]:
-        """The loader's steps; the time for which they are not ready yet counts as data."""
+        """The loader's steps; the time for which they are not ready yet counts as data, of steps that come."""
         steps, number = iter(loader), self.start_step
         while True:
-            with self.watch.observer.beside(number, "data"):
-                loaded = next(steps, None)
-            if loaded is None:
+            try:
+                with self.watch.observer.beside(number, "data"):
+                    loaded = next(steps)
+            except StopIteration:
                 return
             yield loaded
             number = loaded.step + 1
