@@ -56,7 +56,7 @@ def exhibit() -> Exhibit:
         idea="Gradient descent may step after every sample (standard in order, stochastic in random order), after all samples "
         "(batch) or after some (mini-batch). Few samples a step make many noisy steps an epoch, all samples make one exact step.",
         numbers=[Number(what="best held-out accuracy after 3 epochs", ours=best)],
-        tables=[Table(title="1,437 handwritten digits, 3 epochs", columns=["variant", "steps", "lr", "loss", "accuracy"], rows=rows)],
+        tables=[Table(title="1,438 handwritten digits, 3 epochs", columns=["variant", "steps", "lr", "loss", "accuracy"], rows=rows)],
         pictures={
             "Loss against samples seen, means of 64 samples": curves(
                 "loss by samples seen", lines, x="samples", y="loss"

@@ -57,6 +57,22 @@ def test_without_slack_server_stale_is_server_sync(ranks: int, servers: int, pla
     assert found.ok, found.first
 
 
+class Nearest(nn.Module):
+    """Centers of clusters: distances between all points and centers are no op that a batch can be cut for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centers = nn.Parameter(torch.randn(4, 16))
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        return torch.cdist(points, self.centers).square().amin(1)
+
+
+def test_what_every_worker_computes_whole_counts_once() -> None:
+    job = replace(jobs.plain(), model=Nearest, loss=lambda squares, _: squares.mean())
+    assert (found := verify(job, "server-sync", 4, serial=True)).ok, found.first
+
+
 @pytest.mark.parametrize("plan", ["server-async", "server-stale"])
 def test_what_depends_on_time_is_not_compared(plan: str) -> None:
     with pytest.raises(UsageError, match="depends on which of them comes first"):
