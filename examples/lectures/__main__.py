@@ -48,9 +48,9 @@ def index() -> str:
 
 
 _ABOUT = (
-    "plait came from five lectures. Each of their systems, pictures and worked numbers runs here: every number and picture "
-    "below was made by a run of this repository on the date and machine that its page names (`make gallery` makes them "
-    "again). Where a lecture's own number is wrong, the page says so and shows why."
+    "plait came from five lectures. Each of their systems, pictures and worked numbers runs here: every number and "
+    "picture below was made by a run of this repository, on the date and machine that its page names; `make gallery` "
+    "makes them again. Where a lecture's own number is wrong, the page says so and shows why."
 )
 
 if __name__ == "__main__":

@@ -90,7 +90,13 @@ def page(exhibit: Exhibit, module: str, seconds: float) -> tuple[str, dict[str, 
         lines += [f"**{title}**", "", _row(columns), _row(["---"] * len(columns)), *map(_row, rows), ""]
     for title, text in exhibit.texts.items():
         lines += [f"**{title}**", "", "```text", text.rstrip(), "```", ""]
-    lines += [exhibit.seen.strip(), "", "---", "", f"*Made by the command above in {seconds:.0f} s: {made()}.*"]
+    lines += [
+        exhibit.seen.strip(),
+        "",
+        "---",
+        "",
+        f"*Made by the command above in {seconds:.0f} s: {made()}.*",
+    ]
     return "\n".join(lines) + "\n", pictures
 
 
@@ -99,7 +105,9 @@ def made() -> str:
     processor = platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
+        names = [
+            line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line
+        ]
         processor = f"{len(names)} cores of {names[0]}" if names else processor
     day = datetime.now(UTC).strftime("%Y-%m-%d")
     return f"{day}, {processor}, torch {torch.__version__}, plait {version('plait')}"

@@ -65,7 +65,8 @@ def walk(job: plait.Job, batch: tuple[Tensor, ...]) -> tuple[Graph, list[Walked]
 def listing(walked: Sequence[Walked]) -> str:
     """The ops as text, a line each, with small values written out."""
     return "\n".join(
-        f"{one.phase:<9} {one.name:<22} = {one.op}({', '.join(one.inputs)})  {_short(one.value)}" for one in walked
+        f"{one.phase:<9} {one.name:<22} = {one.op}({', '.join(one.inputs)})  {_short(one.value)}"
+        for one in walked
     )
 
 
@@ -73,12 +74,18 @@ def draw(title: str, graph: Graph) -> str:
     """The graph as boxes in rows by depth: inputs above, forward blue, backward green."""
     names = {entry.node: entry.name for entry in graph.inputs}
     depth: dict[fx.Node, int] = {}
-    shown = [node for node in graph.graph.nodes if node.op != "output" and (node.users or node.op != "placeholder")]
+    shown = [
+        node for node in graph.graph.nodes if node.op != "output" and (node.users or node.op != "placeholder")
+    ]
     for node in shown:
         depth[node] = 1 + max((depth[one] for one in node.all_input_nodes), default=-1)
     rows: dict[int, list[fx.Node]] = {}
     for node in shown:
-        at = depth[node] if node.op != "placeholder" else max(0, min(depth[user] for user in node.users if user in depth) - 1)
+        at = (
+            depth[node]
+            if node.op != "placeholder"
+            else max(0, min(depth[user] for user in node.users if user in depth) - 1)
+        )
         rows.setdefault(at, []).append(node)
     wide, tall = 128, 58
     width = 24 + wide * max(map(len, rows.values()))
@@ -93,20 +100,27 @@ def draw(title: str, graph: Graph) -> str:
         f'font-family="sans-serif" font-size="11" role="img" aria-label="{escape(title)}">',
         '<defs><marker id="a" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0L8 4L0 8z" fill="#868e96"/></marker></defs>',
-        f'<rect width="{width:g}" height="{height:g}" fill="white"/><text x="8" y="20" font-size="14">{escape(title)}</text>',
+        f'<rect width="{width:g}" height="{height:g}" fill="white"/>',
+        f'<text x="8" y="20" font-size="14">{escape(title)}</text>',
     ]
     for node in shown:
         for one in node.all_input_nodes:
             (x, y), (to_x, to_y) = place[one], place[node]
             parts.append(
-                f'<line x1="{x:.1f}" y1="{y + 26:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}" stroke="#adb5bd" marker-end="url(#a)"/>'
+                f'<line x1="{x:.1f}" y1="{y + 26:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}" stroke="#adb5bd" '
+                'marker-end="url(#a)"/>'
             )
     for node in shown:
         x, y = place[node]
-        colour = "#f1f3f5" if node.op == "placeholder" else {"backward": "#b2f2bb"}.get(node.meta.get("phase", ""), "#a5d8ff")
+        colour = (
+            "#f1f3f5"
+            if node.op == "placeholder"
+            else {"backward": "#b2f2bb"}.get(node.meta.get("phase", ""), "#a5d8ff")
+        )
         label = names.get(node.name) or _op(node)
         parts.append(
-            f'<rect x="{x - wide / 2 + 5:.1f}" y="{y:.1f}" width="{wide - 10}" height="26" rx="4" fill="{colour}" stroke="#868e96"/>'
+            f'<rect x="{x - wide / 2 + 5:.1f}" y="{y:.1f}" width="{wide - 10}" height="26" rx="4" fill="{colour}" '
+            'stroke="#868e96"/>'
             f'<text x="{x:.1f}" y="{y + 17:.1f}" text-anchor="middle">{escape(label[:20])}</text>'
         )
     return "".join(parts) + "</svg>\n"

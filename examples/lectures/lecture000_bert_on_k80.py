@@ -1,14 +1,15 @@
 """BERT-large on 1, 2, 4 and 8 K80, lecture 000: predicted, and an inverse search for what its numbers can mean.
 
-    python -m examples.lectures.lecture000_bert_on_k80
+python -m examples.lectures.lecture000_bert_on_k80
 """
 
 from dataclasses import dataclass, replace
 from itertools import product
 
-import plait
 from examples.lectures.exhibit import Exhibit, Number, Table, show
 from examples.lectures.pictures import curves
+
+import plait
 from plait.cluster.cluster import Cluster
 from plait.cluster.parse import parse_cluster
 from plait.search.choose.subject import subject_of_paper
@@ -18,7 +19,12 @@ GPUS = (1, 2, 4, 8)
 MINUTES = (399.0, 214.0, 118.0, 61.0)
 EFFICIENCY = (1.0, 0.93, 0.85, 0.82)
 """As the lecture prints them."""
-LINKS = {"10 GB/s, PCIe 3": 10e9, "5 GB/s, shared by pairs": 5e9, "3 GB/s, through the host": 3e9, "1.25 GB/s, 10 Gbit": 1.25e9}
+LINKS = {
+    "10 GB/s, PCIe 3": 10e9,
+    "5 GB/s, shared by pairs": 5e9,
+    "3 GB/s, through the host": 3e9,
+    "1.25 GB/s, 10 Gbit": 1.25e9,
+}
 """Between GPUs, bytes a second."""
 BATCHES, SEQUENCES = (2, 4, 8, 16, 32), (128, 256, 384, 512)
 """Samples a GPU, tokens a sample."""
@@ -45,7 +51,9 @@ class Guess:
 
 def _cluster(bandwidth: float) -> Cluster:
     found = parse_cluster("8xK80")
-    return replace(found, pair=replace(found.pair, bandwidth=bandwidth), host=replace(found.host, bandwidth=bandwidth))
+    return replace(
+        found, pair=replace(found.pair, bandwidth=bandwidth), host=replace(found.host, bandwidth=bandwidth)
+    )
 
 
 def guesses() -> list[Guess]:
@@ -56,12 +64,22 @@ def guesses() -> list[Guess]:
         sketcher = Sketcher(subject.costs(tensor=1, sequence=False), _cluster(bandwidth), subject.state)
         for batch, overlap in product(BATCHES, (True, False)):
             plans = [plait.resolve("ddp", gpus, {"sync": {"overlap": overlap}}) for gpus in GPUS]
-            made = [sketcher.predict(plan, micro_batch=batch, batch=batch * n) for plan, n in zip(plans, GPUS, strict=True)]
+            made = [
+                sketcher.predict(plan, micro_batch=batch, batch=batch * n)
+                for plan, n in zip(plans, GPUS, strict=True)
+            ]
             if all(one.fits for one in made):
                 rates = [one.samples_per_s for one in made]
                 shares = tuple(rate / n / rates[0] for rate, n in zip(rates, GPUS, strict=True))
                 found.append(
-                    Guess(batch=batch, seq=seq, link=link, overlap=overlap, efficiency=shares, samples_per_s=rates[0])
+                    Guess(
+                        batch=batch,
+                        seq=seq,
+                        link=link,
+                        overlap=overlap,
+                        efficiency=shares,
+                        samples_per_s=rates[0],
+                    )
                 )
     return sorted(found, key=lambda guess: guess.error)
 
@@ -75,16 +93,29 @@ def exhibit() -> Exhibit:
     return Exhibit(
         lecture="000",
         title="BERT-large on one to eight K80: what the numbers can mean",
-        idea="The lecture measures 399, 214, 118 and 61 minutes on 1, 2, 4 and 8 K80 and does not say with which batch, sequence, "
-        "link or overlap. plait predicts a step on that board for every combination and lists those whose scaling is the lecture's.",
+        idea="The lecture measures 399, 214, 118 and 61 minutes on 1, 2, 4 and 8 K80 and does not say "
+        "with which batch, sequence, link or overlap. plait predicts a step on that board for every "
+        "combination and lists those whose scaling is the lecture's.",
         numbers=[
             *(
-                Number(what=f"minutes on {n}, in the best setting", lecture=m, ours=ours, note="scaled to 399 on one" if n == 1 else "")
+                Number(
+                    what=f"minutes on {n}, in the best setting",
+                    lecture=m,
+                    ours=ours,
+                    note="as given" if n == 1 else "",
+                )
                 for n, m, ours in zip(GPUS, MINUTES, minutes, strict=True)
             ),
             *(
-                Number(what=f"efficiency on {n}", lecture=share, ours=ours, note=f"399 / {n} / {m:.0f} is {own:.3f}")
-                for n, m, share, ours, own in zip(GPUS, MINUTES, EFFICIENCY, best.efficiency, printed, strict=True)
+                Number(
+                    what=f"efficiency on {n}",
+                    lecture=share,
+                    ours=ours,
+                    note=f"399 / {n} / {m:.0f} is {own:.3f}",
+                )
+                for n, m, share, ours, own in zip(
+                    GPUS, MINUTES, EFFICIENCY, best.efficiency, printed, strict=True
+                )
                 if n > 1
             ),
             Number(what="settings tried that fit 12 GB", ours=float(len(found))),
@@ -93,10 +124,27 @@ def exhibit() -> Exhibit:
         tables=[
             Table(
                 title="The settings that are nearest",
-                columns=["samples a GPU", "tokens", "link", "overlap", "2", "4", "8", "worst error", "samples/s on 1"],
+                columns=[
+                    "samples a GPU",
+                    "tokens",
+                    "link",
+                    "overlap",
+                    "2",
+                    "4",
+                    "8",
+                    "worst error",
+                    "samples/s on 1",
+                ],
                 rows=[
-                    [g.batch, g.seq, g.link, "yes" if g.overlap else "no", *(f"{e:.2f}" for e in g.efficiency[1:]),
-                     f"{g.error:.3f}", f"{g.samples_per_s:.2f}"]
+                    [
+                        g.batch,
+                        g.seq,
+                        g.link,
+                        "yes" if g.overlap else "no",
+                        *(f"{e:.2f}" for e in g.efficiency[1:]),
+                        f"{g.error:.3f}",
+                        f"{g.samples_per_s:.2f}",
+                    ]
                     for g in found[:12]
                 ],
             )
@@ -107,15 +155,20 @@ def exhibit() -> Exhibit:
                 {
                     "lecture": list(zip(map(float, GPUS), EFFICIENCY, strict=True)),
                     "nearest setting": list(zip(map(float, GPUS), best.efficiency, strict=True)),
-                    "10 GB/s with overlap, 512 tokens": list(zip(map(float, GPUS), plain.efficiency, strict=True)),
+                    "10 GB/s with overlap, 512 tokens": list(
+                        zip(map(float, GPUS), plain.efficiency, strict=True)
+                    ),
                 },
-                x="K80", y="per-GPU efficiency", log_x=True,
+                x="K80",
+                y="per-GPU efficiency",
+                log_x=True,
             )
         },
-        seen="The numbers are those of a link that cannot hide the gradients: 1.3 GB of them a step. With gradients reduced while "
-        "the backward runs over a fast link, eight K80 would lose next to nothing. (A K80 board has two GPUs; 'one' is taken as one "
-        "of them. Absolute minutes depend on how much data was read, which is not said, so the first is taken as given.)",
-    )  # fmt: skip
+        seen="The numbers are those of a link that cannot hide the gradients: 1.3 GB of them a step. "
+        "With gradients reduced while the backward runs over a fast link, eight K80 would lose next to "
+        "nothing. (A K80 board has two GPUs; 'one' is taken as one of them. Absolute minutes depend on "
+        "how much data was read, which is not said, so the first is taken as given.)",
+    )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """Copies of the whole data, lecture 000: hyper-parameters and folds, tried side by side.
 
-    python -m examples.lectures.lecture000_folds
+python -m examples.lectures.lecture000_folds
 """
 
 import tempfile
 from pathlib import Path
 
-import plait
 from examples.lectures.exhibit import Exhibit, Number, Table, show
 from examples.lectures.pictures import curves
+
+import plait
 
 JOB = Path(__file__).parents[1] / "digits_mlp.py"
 FOLDS, STEPS = 3, 60
@@ -18,15 +19,21 @@ RATES = (0.001, 0.01, 0.1, 1.0)
 def exhibit() -> Exhibit:
     with tempfile.TemporaryDirectory(prefix="plait-lecture-") as folder:
         tuned = plait.tune(
-            str(JOB), args={"lr": list(RATES)}, folds=FOLDS, steps=STEPS, metric="accuracy", out=Path(folder) / "tried"
+            str(JOB),
+            args={"lr": list(RATES)},
+            folds=FOLDS,
+            steps=STEPS,
+            metric="accuracy",
+            out=Path(folder) / "tried",
         )
     assert tuned.best is not None and tuned.command is not None
     by_rate = sorted(tuned.tried, key=lambda one: float(one.args["lr"]))
     return Exhibit(
         lecture="000",
         title="Copies of the data: hyper-parameters and folds",
-        idea="The lecture's first option for distribution: every worker has all of the data and trains on its own, with other "
-        "hyper-parameters or on another fold. Done often in practice and, as it says, mostly as easy as it sounds: `plait try`.",
+        idea="The lecture's first option for distribution: every worker has all of the data and trains "
+        "on its own, with other hyper-parameters or on another fold. Done often in practice and, as it "
+        "says, mostly as easy as it sounds: `plait try`.",
         numbers=[
             Number(what="runs, side by side on this machine's cores", ours=float(len(RATES) * FOLDS)),
             Number(what="best learning rate", ours=float(tuned.best.args["lr"])),
@@ -48,7 +55,8 @@ def exhibit() -> Exhibit:
                 x="learning rate", y="accuracy", log_x=True,
             )
         },
-        seen="No fold is trained on its own test part. Then one command trains the winner on all of the data, under any plan.",
+        seen="No fold is trained on its own test part. Then one command trains the winner on all of the "
+        "data, under any plan.",
     )  # fmt: skip
 
 

@@ -1,11 +1,12 @@
 """How long GPT-3 takes to train, lecture 000: its own extrapolation, and predictions for named clusters.
 
-    python -m examples.lectures.lecture000_gpt3_days
+python -m examples.lectures.lecture000_gpt3_days
 """
 
-import plait
 from examples.lectures.exhibit import Exhibit, Number, Table, show
 from examples.lectures.pictures import bars
+
+import plait
 
 TOKENS, SEQUENCE, BATCH = 300e9, 2048, 1536
 """What GPT-3 was trained on (Brown et al. 2020), and the batch that Narayanan et al. 2021 train it with."""
@@ -30,18 +31,20 @@ def exhibit() -> Exhibit:
     return Exhibit(
         lecture="000",
         title="How long does GPT-3 take to train?",
-        idea="From BERT-large's 399 minutes on one K80 and a model 530 times as large, the lecture extrapolates 212 thousand "
-        "minutes, 147 days, for the same data. GPT-3 was trained on far more data by far more devices; plait searches the best plan "
-        "for a cluster by name and predicts the days.",
+        idea="From BERT-large's 399 minutes on one K80 and a model 530 times as large, the lecture "
+        "extrapolates 212 thousand minutes, 147 days, for the same data. GPT-3 was trained on far more "
+        "data by far more devices; plait searches the best plan for a cluster by name and predicts the "
+        "days.",
         numbers=[
             Number(what="175 billion over 330 million", lecture=530, ours=ratio),
             Number(what="minutes for the same data on one K80", lecture="212k", ours=399 * ratio),
             Number(what="the same in days", lecture=147, ours=399 * ratio / 60 / 24),
             Number(
-                what="days on 1,024 A100 for 300 billion tokens", ours=days["128x8xA100"],
+                what="days on 1,024 A100 for 300 billion tokens",
+                ours=days["128x8xA100"],
                 note=f"Narayanan et al. 2021 estimate {PUBLISHED_DAYS:.0f} from measured steps",
             ),
-        ],  # fmt: skip
+        ],
         tables=[
             Table(
                 title=f"300 billion tokens, batch {BATCH}, the best plan that plait finds",
@@ -50,9 +53,9 @@ def exhibit() -> Exhibit:
             )
         ],
         pictures={"Days for 300 billion tokens": bars("GPT-3, predicted", shown, unit="days")},
-        seen="The lecture's extrapolation holds tokens fixed and assumes that one K80 could hold the model, which needs 2.8 TB "
-        "with its optimizer; its 147 days are arithmetic, not a plan. The command for one row: "
-        f"`plait plan --model gpt3-175b --cluster 128x8xA100 --batch {BATCH}`.",
+        seen="The lecture's extrapolation holds tokens fixed and assumes that one K80 could hold the "
+        "model, which needs 2.8 TB with its optimizer; its 147 days are arithmetic, not a plan. The "
+        f"command for one row: `plait plan --model gpt3-175b --cluster 128x8xA100 --batch {BATCH}`.",
     )
 
 

@@ -1,6 +1,6 @@
 """Horovod's script, lecture 000: written for Horovod, run by plait with its import line changed; also on Spark.
 
-    python -m examples.lectures.lecture000_horovod
+python -m examples.lectures.lecture000_horovod
 """
 
 import importlib.util
@@ -12,19 +12,19 @@ import tempfile
 from pathlib import Path
 
 import torch
+from examples.digits_mlp import accuracy, digits, network
+from examples.lectures.exhibit import Exhibit, Number, Table, show
 from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 import plait.horovod as hvd  # was: import horovod.torch as hvd
-from examples.digits_mlp import accuracy, digits, network
-from examples.lectures.exhibit import Exhibit, Number, Table, show
 
 EPOCHS, RANKS = 6, 2
 
 
 def script() -> dict[str, float]:
-    """As Horovod's documentation has it: a learning rate by size, a sampler by rank, broadcasts, the wrapped optimizer."""
+    """As Horovod's documentation has it: a rate by size, a sampler by rank, broadcasts, the wrapped optimizer."""
     hvd.init()
     torch.manual_seed(hvd.rank())  # on purpose not the same: the broadcast must make it so
     data = digits()
@@ -52,7 +52,9 @@ def under_torchrun() -> dict[str, float]:
         out = Path(folder) / "found.json"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS),
                    "-m", "examples.lectures.lecture000_horovod", "--write", str(out)]  # fmt: skip
-        subprocess.run(command, check=True, timeout=110, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        subprocess.run(
+            command, check=True, timeout=110, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        )
         found: dict[str, float] = json.loads(out.read_text())
         return found
 
@@ -70,15 +72,24 @@ def on_spark() -> dict[str, float] | str:
 def exhibit() -> Exhibit:
     torchrun, spark = under_torchrun(), on_spark()
     rows: list[list[float | str]] = [["torchrun", torchrun["ranks"], torchrun["accuracy"], torchrun["apart"]]]
-    rows.append(["Spark", spark, "", ""] if isinstance(spark, str) else ["Spark", *(spark[k] for k in ("ranks", "accuracy", "apart"))])
+    rows.append(
+        ["Spark", spark, "", ""]
+        if isinstance(spark, str)
+        else ["Spark", *(spark[k] for k in ("ranks", "accuracy", "apart"))]
+    )
     return Exhibit(
         lecture="000",
         title="Horovod's script, with one line changed",
-        idea="Horovod scales a script for one worker to many: a broadcast at the start, an optimizer that averages gradients. The "
-        "same names stand on plait's own links, under torchrun, srun, mpirun, and on Spark by `plait.horovod.spark.run(function)`.",
+        idea="Horovod scales a script for one worker to many: a broadcast at the start, an optimizer "
+        "that averages gradients. The same names stand on plait's own links, under torchrun, srun, "
+        "mpirun, and on Spark by `plait.horovod.spark.run(function)`.",
         numbers=[
             Number(what="held-out accuracy on two processes", ours=torchrun["accuracy"]),
-            Number(what="difference of weights between them", ours=torchrun["apart"], note="both began with other seeds"),
+            Number(
+                what="difference of weights between them",
+                ours=torchrun["apart"],
+                note="both began with other seeds",
+            ),
         ],
         tables=[Table(title="Started by", columns=["engine", "ranks", "accuracy", "apart"], rows=rows)],
         texts={"The line": "-import horovod.torch as hvd\n+import plait.horovod as hvd"},

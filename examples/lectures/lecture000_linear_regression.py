@@ -1,22 +1,22 @@
 """Linear regression three ways, lecture 000: analytic, gradients by hand, torch.nn; all agree.
 
-    python -m examples.lectures.lecture000_linear_regression
+python -m examples.lectures.lecture000_linear_regression
 """
 
 import torch
-from torch import Tensor, nn
-
-import plait
 from examples.lectures.exhibit import Exhibit, Number, Table, show
 from examples.lectures.graphs import draw
 from examples.lectures.runs import trained
 from examples.linear_regression import least_squares, patients
+from torch import Tensor, nn
+
+import plait
 
 STEPS, RATE = 2000, 0.1
 
 
 def by_hand() -> Tensor:
-    """beta_new = beta_prev - alpha * grad, with momentum; the gradient is written out, 1s are added to X for the bias."""
+    """beta_new = beta_prev - alpha * grad, with momentum; X has a column of 1s for the bias."""
     x, y = (tensor.double() for tensor in patients().tensors)
     x = torch.cat([x, torch.ones(len(x), 1)], dim=1)
     beta = torch.zeros(x.shape[1], 1, dtype=torch.float64)
@@ -31,7 +31,7 @@ def job() -> plait.Job:
     """The lecture's torch.nn version, as a job: any plan can run it."""
 
     def data() -> list[tuple[Tensor, Tensor]]:
-        return [(x.double(), y.double()) for x, y in patients()]
+        return [(x.double(), y.double()) for x, y in zip(*patients().tensors, strict=True)]
 
     return plait.Job(
         model=lambda: nn.Linear(10, 1).double(),
@@ -55,21 +55,32 @@ def exhibit() -> Exhibit:
     return Exhibit(
         lecture="000",
         title="Linear regression three ways",
-        idea="The betas that minimize the squared error can be had from the normal equations, by gradient descent with a gradient "
-        "that is written out, or by torch.nn, which finds the gradient itself. They are the same betas.",
+        idea="The betas that minimize the squared error can be had from the normal equations, by "
+        "gradient descent with a gradient that is written out, or by torch.nn, which finds the gradient "
+        "itself. They are the same betas.",
         numbers=[
-            Number(what="by hand, largest difference to the analytic solution", ours=f"{gaps['by hand']:.1e}"),
+            Number(
+                what="by hand, largest difference to the analytic solution", ours=f"{gaps['by hand']:.1e}"
+            ),
             Number(what="torch.nn on two processes, the same", ours=f"{gaps['torch.nn, ddp on 2']:.1e}"),
         ],
         tables=[
             Table(
                 title="The betas for 442 diabetes patients, all columns standardised",
                 columns=["beta", *found],
-                rows=[[name, *(f"{beta[at].item():.6f}" for beta in found.values())] for at, name in enumerate(names)],
+                rows=[
+                    [name, *(f"{beta[at].item():.6f}" for beta in found.values())]
+                    for at, name in enumerate(names)
+                ],
             )
         ],
-        pictures={"Linear regression as a graph, forward and backward": draw("L = (y - beta x)^2", plait.capture(job()))},
-        seen=f"After {STEPS} steps (with momentum: one of the better methods that the lecture mentions) all three agree. The graph is what lecture 000 calls the computational graph: plait captures it "
+        pictures={
+            "Linear regression as a graph, forward and backward": draw(
+                "L = (y - beta x)^2", plait.capture(job())
+            )
+        },
+        seen=f"After {STEPS} steps (with momentum: one of the better methods that the lecture mentions) "
+        "all three agree. The graph is what lecture 000 calls the computational graph: plait captures it "
         "from the module, and the plan decides where its ops run.",
     )
 

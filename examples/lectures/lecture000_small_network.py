@@ -1,16 +1,16 @@
-"""The small network of lecture 000's slides: its graph drawn and walked, and trained as the slide's loop leaves it open.
+"""The small network of lecture 000's slides: its graph drawn, walked, and trained.
 
-    python -m examples.lectures.lecture000_small_network
+python -m examples.lectures.lecture000_small_network
 """
 
 import torch
+from examples.lectures.exhibit import Exhibit, Number, show
+from examples.lectures.graphs import draw, listing, walk
+from examples.lectures.runs import trained
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import plait
-from examples.lectures.exhibit import Exhibit, Number, show
-from examples.lectures.graphs import draw, listing, walk
-from examples.lectures.runs import trained
 
 
 class ToyModel(nn.Module):
@@ -53,8 +53,9 @@ def exhibit() -> Exhibit:
     return Exhibit(
         lecture="000",
         title="A network is a graph of operations on tensors",
-        idea="The slides call PyTorch a workflow system whose records are tensors: a module is a graph of operations, and the "
-        "backward pass is a second graph that autograd derives. This is the graph of a whole step of the slides' ToyModel.",
+        idea="The slides call PyTorch a workflow system whose records are tensors: a module is a graph "
+        "of operations, and the backward pass is a second graph that autograd derives. This is the graph "
+        "of a whole step of the slides' ToyModel.",
         numbers=[
             Number(what="operations forward, with the loss", ours=float(len(forward))),
             Number(what="operations backward", ours=float(len(walked) - len(forward))),

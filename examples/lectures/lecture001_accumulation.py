@@ -1,17 +1,17 @@
 """Gradient accumulation without synchronization, lecture 001's `no_sync`: fewer messages, the same step.
 
-    python -m examples.lectures.lecture001_accumulation
+python -m examples.lectures.lecture001_accumulation
 """
 
 import statistics
 
 import torch
+from examples.lectures.exhibit import Exhibit, Number, Table, show
+from examples.lectures.runs import trained
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import plait
-from examples.lectures.exhibit import Exhibit, Number, Table, show
-from examples.lectures.runs import trained
 
 NETWORK = "bandwidth=400Mbit,latency=3ms,hosts=2x1"
 WIDTH, BATCH, MICRO = 512, 256, 4
@@ -19,9 +19,13 @@ WIDTH, BATCH, MICRO = 512, 256, 4
 
 def job(batch: int, accumulate: int, steps: int) -> plait.Job:
     generator = torch.Generator().manual_seed(0)
-    data = TensorDataset(torch.randn(BATCH, WIDTH, generator=generator), torch.randint(0, 10, (BATCH,), generator=generator))
+    data = TensorDataset(
+        torch.randn(BATCH, WIDTH, generator=generator), torch.randint(0, 10, (BATCH,), generator=generator)
+    )
     return plait.Job(
-        model=lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 10)),
+        model=lambda: nn.Sequential(
+            nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 10)
+        ),
         data=data,
         loss=nn.CrossEntropyLoss(),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
@@ -50,23 +54,41 @@ def exhibit() -> Exhibit:
     apart = max((whole[name] - slices[name]).abs().max().item() for name in whole)
     rows: list[list[float | str]] = [
         ["256 at once", 1, f"{1e3 * whole_s:.0f} ms", f"{whole_bytes / 2**20:.1f} MiB"],
-        [f"{MICRO} slices, one synchronization", 1, f"{1e3 * slices_s:.0f} ms", f"{slices_bytes / 2**20:.1f} MiB"],
+        [
+            f"{MICRO} slices, one synchronization",
+            1,
+            f"{1e3 * slices_s:.0f} ms",
+            f"{slices_bytes / 2**20:.1f} MiB",
+        ],
         [f"{MICRO} small steps", MICRO, f"{1e3 * each_s:.0f} ms", f"{each_bytes / 2**20:.1f} MiB"],
     ]
     return Exhibit(
         lecture="001",
         title="Accumulate first, synchronize once",
-        idea="With `no_sync`, DDP adds up the gradients of several micro-batches on each process and reduces them with the last. A "
-        "batch that does not fit is trained in slices, and what is sent does not grow with their number. In plait it is "
-        "`accumulate=4` of the job, or `with model.no_sync():` in a loop of your own.",
+        idea="With `no_sync`, DDP adds up the gradients of several micro-batches on each process and "
+        "reduces them with the last. A batch that does not fit is trained in slices, and what is sent "
+        "does not grow with their number. In plait it is `accumulate=4` of the job, or "
+        "`with model.no_sync():` in a loop of your own.",
         numbers=[
-            Number(what="largest difference of a weight, slices to the whole batch, 8 steps", ours=f"{apart:.1e}"),
-            Number(what="bytes reduced, 4 small steps to accumulation", lecture="4", ours=each_bytes / slices_bytes),
+            Number(
+                what="largest difference of a weight, slices to the whole batch, 8 steps", ours=f"{apart:.1e}"
+            ),
+            Number(
+                what="bytes reduced, 4 small steps to accumulation",
+                lecture="4",
+                ours=each_bytes / slices_bytes,
+            ),
             Number(what="time for 256 samples, the same", ours=each_s / slices_s),
         ],
-        tables=[Table(title=f"256 samples on two processes, {NETWORK}", columns=["how", "updates", "time", "reduced"], rows=rows)],
-        seen="Slices give the whole batch's step to rounding. Small steps synchronize four times as often, and on a slow link take "
-        "accordingly longer.",
+        tables=[
+            Table(
+                title=f"256 samples on two processes, {NETWORK}",
+                columns=["how", "updates", "time", "reduced"],
+                rows=rows,
+            )
+        ],
+        seen="Slices give the whole batch's step to rounding. Small steps synchronize four times as "
+        "often, and on a slow link take accordingly longer.",
     )
 
 

@@ -1,6 +1,6 @@
 """Where an iteration's time goes, lecture 001's Fig. 6: measured here over sockets, predicted for 32 V100.
 
-    python -m examples.lectures.lecture001_latency_breakdown
+python -m examples.lectures.lecture001_latency_breakdown
 """
 
 from collections.abc import Callable
@@ -8,20 +8,25 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
-from torch.utils.data import TensorDataset
-
-import plait
 from examples.lectures.exhibit import Exhibit, Number, Table, show
 from examples.lectures.pictures import bars
 from examples.lectures.runs import trained
 from examples.resnet18_fashion import resnet18
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import plait
 from plait.job.paper.job import paper_job
 from plait.report.breakdown import breakdown
 from plait.trace.span import Trace
 
 STEPS, GPUS = 6, 32
-PARTS = {"forward": "forward_s", "backward": "backward_s", "exposed communication": "exposed_communication_s", "update": "update_s"}
+PARTS = {
+    "forward": "forward_s",
+    "backward": "backward_s",
+    "exposed communication": "exposed_communication_s",
+    "update": "update_s",
+}
 
 
 class Encoder(nn.Module):
@@ -43,7 +48,9 @@ def small(name: str) -> plait.Job:
     """A ResNet-18 or an encoder that two cores can train."""
     generator = torch.Generator().manual_seed(0)
     if name == "ResNet":
-        data = TensorDataset(torch.randn(32, 1, 28, 28, generator=generator), torch.randint(0, 10, (32,), generator=generator))
+        data = TensorDataset(
+            torch.randn(32, 1, 28, 28, generator=generator), torch.randint(0, 10, (32,), generator=generator)
+        )
         return _job(partial(resnet18, 16), data, 32)
     tokens = torch.randint(0, 2000, (16, 64), generator=generator)
     return _job(Encoder, TensorDataset(tokens, tokens), 16)
@@ -64,7 +71,9 @@ def _job(model: Callable[[], nn.Module], data: TensorDataset, batch: int) -> pla
 def _parts(trace: Trace) -> dict[str, float]:
     """Milliseconds of a step by what they were spent on; the mean over ranks."""
     found = breakdown(trace)
-    return {name: 1e3 * sum(getattr(rank, field) for rank in found) / len(found) for name, field in PARTS.items()}
+    return {
+        name: 1e3 * sum(getattr(rank, field) for rank in found) / len(found) for name, field in PARTS.items()
+    }
 
 
 def measured(name: str, *, overlap: bool) -> dict[str, float]:
@@ -91,29 +100,48 @@ def exhibit() -> Exhibit:
             label = f"{name}, {'overlap' if overlap else 'none'}"
             here[label], there[label] = measured(name, overlap=overlap), predicted(name, overlap=overlap)
     saved = {
-        name: 1 - sum(there[f"{name}, overlap"].values()) / sum(there[f"{name}, none"].values()) for name in ("ResNet", "BERT")
+        name: 1 - sum(there[f"{name}, overlap"].values()) / sum(there[f"{name}, none"].values())
+        for name in ("ResNet", "BERT")
     }
     return Exhibit(
         lecture="001",
         title="Where an iteration's time goes (Fig. 6)",
-        idea="The paper of PyTorch DDP breaks an iteration into forward, backward, communication and update, with and without "
-        "overlap, for ResNet-50 and BERT on 32 V100. BERT has 13 times the gradients, so it communicates longest; overlap hides most "
-        "of it behind the backward.",
+        idea="The paper of PyTorch DDP breaks an iteration into forward, backward, communication and "
+        "update, with and without overlap, for ResNet-50 and BERT on 32 V100. BERT has 13 times the "
+        "gradients, so it communicates longest; overlap hides most of it behind the backward.",
         numbers=[
-            Number(what="ResNet-50 on 32 V100 with NCCL, faster by overlap (paper: 38.0 %)", lecture=0.380, ours=saved["ResNet"]),
-            Number(what="BERT on 32 V100 with NCCL, faster by overlap (paper: 35.2 %)", lecture=0.352, ours=saved["BERT"]),
+            Number(
+                what="ResNet-50 on 32 V100 with NCCL, faster by overlap (paper: 38.0 %)",
+                lecture=0.380,
+                ours=saved["ResNet"],
+            ),
+            Number(
+                what="BERT on 32 V100 with NCCL, faster by overlap (paper: 35.2 %)",
+                lecture=0.352,
+                ours=saved["BERT"],
+            ),
         ],
         tables=[
-            Table(title=title, columns=["what", *PARTS], rows=[[k, *(f"{ms:.1f} ms" for ms in v.values())] for k, v in found.items()])
-            for title, found in (("Measured here: two processes over sockets", here), ("Predicted: 4 hosts of 8 V100", there))
+            Table(
+                title=title,
+                columns=["what", *PARTS],
+                rows=[[k, *(f"{ms:.1f} ms" for ms in v.values())] for k, v in found.items()],
+            )
+            for title, found in (
+                ("Measured here: two processes over sockets", here),
+                ("Predicted: 4 hosts of 8 V100", there),
+            )
         ],
         pictures={
-            "Measured here, two processes, a small ResNet and a small encoder": bars("measured", here, unit="ms"),
+            "Measured here, two processes, a small ResNet and a small encoder": bars(
+                "measured", here, unit="ms"
+            ),
             "Predicted for 32 V100, ResNet-50 and BERT-large": bars("predicted", there, unit="ms"),
         },
-        seen="Here two processes share two cores, so what overlaps also takes turns; the exposed part shrinks all the same. The "
-        "percentages of the paper are of the whole iteration on its own network, which it does not fully describe; the prediction is for "
-        "the usual host of 8 V100 with 100 Gbit/s between hosts.",
+        seen="Here two processes share two cores, so what overlaps also takes turns; the exposed part "
+        "shrinks all the same. The percentages of the paper are of the whole iteration on its own "
+        "network, which it does not fully describe; the prediction is for the usual host of 8 V100 with "
+        "100 Gbit/s between hosts.",
     )
 
 

@@ -1,14 +1,15 @@
 """Round-robin process groups, lecture 001: collectives spread over 1, 3 and 5 groups on a slow link.
 
-    python -m examples.lectures.lecture001_round_robin
+python -m examples.lectures.lecture001_round_robin
 """
 
 import statistics
 
-import plait
 from examples.lectures.exhibit import Exhibit, Number, Table, show
 from examples.lectures.lecture001_bucket_sizes import job
 from examples.lectures.runs import trained
+
+import plait
 
 NETWORKS = ("bandwidth=1Gbit,latency=5ms,hosts=2x1", "bandwidth=200Mbit,latency=1ms,hosts=2x1")
 """One whose latency decides, one whose bandwidth does."""
@@ -17,7 +18,9 @@ GROUPS = (1, 3, 5)
 
 def measured(groups: int, network: str) -> float:
     settings = {"sync": {"bucket_mib": 0.25}, "links": {"groups": groups}}
-    with trained(job(), "ddp", 2, settings=settings, trace=False, trial=plait.Trial(emulate=network)) as result:
+    with trained(
+        job(), "ddp", 2, settings=settings, trace=False, trial=plait.Trial(emulate=network)
+    ) as result:
         return statistics.median(line["step_s"] for line in result.history[2:] if "step_s" in line)
 
 
@@ -27,8 +30,9 @@ def exhibit() -> Exhibit:
     return Exhibit(
         lecture="001",
         title="Round-robin process groups",
-        idea="Collectives of one group run one after the other. PyTorch's round-robin groups hand buckets to several groups in turn, "
-        "so that one bucket's latency passes while another is sent; on hosts with several kinds of links each group may use another.",
+        idea="Collectives of one group run one after the other. PyTorch's round-robin groups hand "
+        "buckets to several groups in turn, so that one bucket's latency passes while another is sent; "
+        "on hosts with several kinds of links each group may use another.",
         numbers=[
             Number(what="speed of 3 groups to 1 where latency decides", ours=latency[0] / latency[1]),
             Number(what="speed of 5 groups to 1, the same", ours=latency[0] / latency[2]),
@@ -42,8 +46,8 @@ def exhibit() -> Exhibit:
                 rows=[[network, *(f"{1e3 * s:.0f} ms" for s in times)] for network, times in found.items()],
             )
         ],
-        seen="Several groups pay where many small messages wait for each other's latency. Where the wire is full there is nothing to "
-        "win: the bytes are the same.",
+        seen="Several groups pay where many small messages wait for each other's latency. Where the wire "
+        "is full there is nothing to win: the bytes are the same.",
     )
 
 

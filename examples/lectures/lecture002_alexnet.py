@@ -1,17 +1,17 @@
 """AlexNet as it was in 2012, at its full shape, with its split over two devices: lectures 002 and 003.
 
-    python -m examples.lectures.lecture002_alexnet
+python -m examples.lectures.lecture002_alexnet
 """
 
 from collections import OrderedDict
 from pathlib import Path
 
 import torch
+from examples.lectures.exhibit import Exhibit, Number, Table, show
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import plait
-from examples.lectures.exhibit import Exhibit, Number, Table, show
 
 SPLIT = Path(__file__).parents[1] / "alexnet_two_devices.yaml"
 PAPER = {"input": 150_528, "conv1": 253_440, "conv2": 186_624, "conv3": 64_896, "conv4": 64_896, "conv5": 43_264,
@@ -20,7 +20,7 @@ PAPER = {"input": 150_528, "conv1": 253_440, "conv2": 186_624, "conv3": 64_896, 
 
 
 def alexnet() -> nn.Module:
-    """Five convolutions, three dense layers, 60 million parameters; conv2, conv4, conv5 see their own device's channels."""
+    """60 million parameters; conv2, conv4 and conv5 see the channels of their own device."""
     layers: dict[str, nn.Module] = {
         "conv1": nn.Conv2d(3, 96, 11, stride=4, padding=2), "relu1": nn.ReLU(),
         "norm1": nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75, k=2), "pool1": nn.MaxPool2d(3, 2),
@@ -68,39 +68,49 @@ def neurons() -> dict[str, int]:
 def exhibit() -> Exhibit:
     found = neurons()
     placed = plait.placements(job(), SPLIT)
-    exchanges = [one for one in placed.listing.exchanges if one.collective != "none"]
+    exchanges = [one for one in placed.listing.transfers if one.collective != "none"]
     proof = plait.verify(job(), SPLIT, steps=1, serial=True)
     size = sum(parameter.numel() for parameter in alexnet().parameters())
     return Exhibit(
         lecture="002",
         title="AlexNet 2012 on its two devices",
-        idea="AlexNet was trained on two GPUs with half of the kernels on each, which exchange activations only in some layers: "
-        "the first well-known model that was cut by tensors. Here it is at its full shape with that cut as a placement file.",
+        idea="AlexNet was trained on two GPUs with half of the kernels on each, which exchange "
+        "activations only in some layers: the first well-known model that was cut by tensors. Here it is "
+        "at its full shape with that cut as a placement file.",
         numbers=[
             Number(what="parameters", lecture="60 million", ours=f"{size:,}"),
             Number(what="equal to one device after a step", ours="yes" if proof.ok else "no"),
             Number(what="exchanges in a step", ours=float(len(exchanges))),
             *[
                 Number(
-                    what=f"neurons of {name}", lecture=f"{PAPER[name]:,}", ours=f"{count:,}",
+                    what=f"neurons of {name}",
+                    lecture=f"{PAPER[name]:,}",
+                    ours=f"{count:,}",
                     note="" if count == PAPER[name] else "55 x 55 x 96; the caption has 55 x 48 x 96",
                 )
                 for name, count in found.items()
             ],
-        ],  # fmt: skip
+        ],
         tables=[
             Table(
                 title="What the two devices exchange in a step of 2 images",
                 columns=["when", "for", "how", "what", "bytes"],
                 rows=[
-                    [one.phase, one.module or "the whole step", one.collective, one.what, f"{one.num_bytes:,}"]
+                    [
+                        one.phase,
+                        one.module or "the whole step",
+                        one.collective,
+                        one.what,
+                        f"{one.num_bytes:,}",
+                    ]
                     for one in exchanges
                 ],
             )
         ],
-        seen="conv2, conv4 and conv5 exchange nothing for their own sake, as in the paper; conv3 and the dense layers gather the "
-        "other half. The response normalisation of the paper runs over neighbouring kernels of one device; over all kernels, as "
-        "here, its edges are exchanged too. One of the caption's numbers is wrong: 55 x 55 x 96 is 290,400.",
+        seen="conv2, conv4 and conv5 exchange nothing for their own sake, as in the paper; conv3 and the "
+        "dense layers gather the other half. The response normalisation of the paper runs over "
+        "neighbouring kernels of one device; over all kernels, as here, its edges are exchanged too. One "
+        "of the caption's numbers is wrong: 55 x 55 x 96 is 290,400.",
     )
 
 

@@ -1,16 +1,16 @@
 """Algorithm 1 of lecture 002, data-parallel training, line by line, with a convergence criterion on the weights.
 
-    python -m examples.lectures.lecture002_algorithm_1
+python -m examples.lectures.lecture002_algorithm_1
 """
 
 import math
 
 import torch
+from examples.lectures.exhibit import Exhibit, Number, show
+from examples.linear_regression import least_squares, patients
 from torch import Tensor, nn
 
 import plait
-from examples.lectures.exhibit import Exhibit, Number, show
-from examples.linear_regression import least_squares, patients
 
 PROCESSES, ENOUGH, AT_MOST = 2, 1e-9, 20_000
 
@@ -52,9 +52,10 @@ def exhibit() -> Exhibit:
     return Exhibit(
         lecture="002",
         title="Algorithm 1: data-parallel training until the weights stand still",
-        idea="Every process has the model and a chunk of the data; gradients are summed over processes (MPI.Allreduce), so all "
-        "take the same step, until the weights have converged. The loop is written here as the lecture prints it; "
-        "`plait.wrap(model)` makes its backward that of all samples.",
+        idea="Every process has the model and a chunk of the data; gradients are summed over processes "
+        "(MPI.Allreduce), so all take the same step, until the weights have converged. The loop is "
+        "written here as the lecture prints it; `plait.wrap(model)` makes its backward that of all "
+        "samples.",
         numbers=[
             Number(what="steps until no weight moves by 1e-9, 1 process", ours=one[0]),
             Number(what="steps, 2 processes of 221 patients each", ours=two[0][0]),
@@ -62,9 +63,9 @@ def exhibit() -> Exhibit:
             Number(what="largest difference of weights between the two processes", ours=f"{ranks_apart:.1e}"),
             Number(what="largest difference to the analytic solution", ours=f"{gap:.1e}"),
         ],
-        seen="Both end at the least-squares solution, after as many steps. As printed, line 11 adds gradients up without dividing "
-        "by the number of samples and line 9 compares the chunk's predictions with all of Y; here the chunk has its own Y, and "
-        "the gradient is the mean.",
+        seen="Both end at the least-squares solution, after as many steps. As printed, line 11 adds "
+        "gradients up without dividing by the number of samples and line 9 compares the chunk's "
+        "predictions with all of Y; here the chunk has its own Y, and the gradient is the mean.",
     )
 
 

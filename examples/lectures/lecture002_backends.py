@@ -1,6 +1,6 @@
 """The backend by operation table of lecture 002, every cell tried.
 
-    python -m examples.lectures.lecture002_backends
+python -m examples.lectures.lecture002_backends
 """
 
 from examples.lectures.exhibit import Exhibit, Number, Table, show
@@ -8,8 +8,29 @@ from examples.lectures.exhibit import Exhibit, Number, Table, show
 from plait.run.measure.backend_table import BACKENDS, OPERATIONS, try_backends
 
 LECTURE = {
-    "gloo": "send recv broadcast all_reduce reduce all_gather gather scatter barrier".split(),
-    "mpi": "send recv broadcast all_reduce reduce all_gather gather scatter all_to_all barrier".split(),
+    "gloo": [
+        "send",
+        "recv",
+        "broadcast",
+        "all_reduce",
+        "reduce",
+        "all_gather",
+        "gather",
+        "scatter",
+        "barrier",
+    ],
+    "mpi": [
+        "send",
+        "recv",
+        "broadcast",
+        "all_reduce",
+        "reduce",
+        "all_gather",
+        "gather",
+        "scatter",
+        "all_to_all",
+        "barrier",
+    ],
 }
 """What the lecture ticks for processors; nccl has none there."""
 
@@ -26,19 +47,30 @@ def exhibit() -> Exhibit:
         return now if one.works is None or now == then else f"{now} (lecture: {then})"
 
     untried = sorted({(one.backend, one.why) for one in tried.values() if one.works is None})
-    agree = sum(tried[b, o].works == (o in LECTURE[b]) for b in LECTURE for o in OPERATIONS if tried[b, o].works is not None)
+    agree = sum(
+        tried[b, o].works == (o in LECTURE[b])
+        for b in LECTURE
+        for o in OPERATIONS
+        if tried[b, o].works is not None
+    )
     asked = sum(tried[b, o].works is not None for b in LECTURE for o in OPERATIONS)
     return Exhibit(
         lecture="002",
         title="Which backend can do which operation",
-        idea="The lecture's table says what gloo, MPI and NCCL can do, on processors and on GPUs. It ages with every release, so "
-        "each cell is tried on two processes here: the operation runs and its result is checked. `plait links` prints the same.",
-        numbers=[Number(what="cells for processors that are as the lecture says", ours=f"{agree} of {asked} tried")],
+        idea="The lecture's table says what gloo, MPI and NCCL can do, on processors and on GPUs. It "
+        "ages with every release, so each cell is tried on two processes here: the operation runs and "
+        "its result is checked. `plait links` prints the same.",
+        numbers=[
+            Number(what="cells for processors that are as the lecture says", ours=f"{agree} of {asked} tried")
+        ],
         tables=[
             Table(
                 title="On processors, two processes",
                 columns=["operation", *BACKENDS],
-                rows=[[operation, *(cell(backend, operation) for backend in BACKENDS)] for operation in OPERATIONS],
+                rows=[
+                    [operation, *(cell(backend, operation) for backend in BACKENDS)]
+                    for operation in OPERATIONS
+                ],
             )
         ],
         seen="gloo has learned reduce_scatter and all_to_all since the lecture. "

@@ -1,17 +1,17 @@
 """The backpropagation example of lecture 002, step by step from the captured graph, to -0.0315.
 
-    python -m examples.lectures.lecture002_backpropagation
+python -m examples.lectures.lecture002_backpropagation
 """
 
 import math
 
 import torch
+from examples.lectures.exhibit import Exhibit, Number, show
+from examples.lectures.graphs import draw, listing, walk
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import plait
-from examples.lectures.exhibit import Exhibit, Number, show
-from examples.lectures.graphs import draw, listing, walk
 
 HIDDEN = torch.tensor([[0.5, 0.2, 0.9, 0.4]])
 """The hidden layer: h1 = 0.5 is the slide's, the others do not matter to its number."""
@@ -62,8 +62,8 @@ def exhibit() -> Exhibit:
         lecture="002",
         title="Backpropagation by hand and by graph",
         idea="The gradient of a weight is a product of three factors, from the loss back to the weight: "
-        "dL/dy1, dy1/dn1 and dn1/dw11. The captured graph of the step holds the same factors as ops, forward and backward, "
-        "and is walked here op by op.",
+        "dL/dy1, dy1/dn1 and dn1/dw11. The captured graph of the step holds the same factors as ops, "
+        "forward and backward, and is walked here op by op.",
         numbers=[
             Number(what="dL/dy1 = -(y1 - y1')", lecture=-0.3, ours=output.grad[0, 0].item()),
             Number(what="dy1/dn1 = y1 (1 - y1)", lecture=0.21, ours=first * (1 - first)),
@@ -71,9 +71,13 @@ def exhibit() -> Exhibit:
             Number(what="dL/dw11, by the graph", lecture=-0.0315, ours=gradient[0, 0].item()),
         ],
         texts={"The graph of the step, walked": listing(walked)},
-        pictures={"The captured graph: inputs grey, forward blue, backward green": draw("one neuron, one step", graph)},
-        seen="The product of the slide and the gradient that the graph computes agree. The slide leaves the other weights and "
-        "neurons open; they were chosen so that the output is its 0.7.",
+        pictures={
+            "The captured graph: inputs grey, forward blue, backward green": draw(
+                "one neuron, one step", graph
+            )
+        },
+        seen="The product of the slide and the gradient that the graph computes agree. The slide leaves "
+        "the other weights and neurons open; they were chosen so that the output is its 0.7.",
     )
 
 

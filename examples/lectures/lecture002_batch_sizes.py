@@ -1,16 +1,16 @@
 """Gradient descent from one sample to all of them, lecture 002: standard, stochastic, mini-batch, batch.
 
-    python -m examples.lectures.lecture002_batch_sizes
+python -m examples.lectures.lecture002_batch_sizes
 """
 
 import torch
-from torch import nn
-
-import plait
 from examples.digits_mlp import accuracy, digits
 from examples.lectures.exhibit import Exhibit, Number, Table, show
 from examples.lectures.pictures import curves
 from examples.lectures.runs import trained
+from torch import nn
+
+import plait
 
 EPOCHS = 3
 VARIANTS = {
@@ -53,17 +53,25 @@ def exhibit() -> Exhibit:
     return Exhibit(
         lecture="002",
         title="Gradient descent from batch 1 to all",
-        idea="Gradient descent may step after every sample (standard in order, stochastic in random order), after all samples "
-        "(batch) or after some (mini-batch). Few samples a step make many noisy steps an epoch, all samples make one exact step.",
+        idea="Gradient descent may step after every sample (standard in order, stochastic in random "
+        "order), after all samples (batch) or after some (mini-batch). Few samples a step make many "
+        "noisy steps an epoch, all samples make one exact step.",
         numbers=[Number(what="best held-out accuracy after 3 epochs", ours=best)],
-        tables=[Table(title="1,438 handwritten digits, 3 epochs", columns=["variant", "steps", "lr", "loss", "accuracy"], rows=rows)],
+        tables=[
+            Table(
+                title="1,438 handwritten digits, 3 epochs",
+                columns=["variant", "steps", "lr", "loss", "accuracy"],
+                rows=rows,
+            )
+        ],
         pictures={
             "Loss against samples seen, means of 64 samples": curves(
                 "loss by samples seen", lines, x="samples", y="loss"
             )
         },
-        seen="With the same number of samples read, one step an epoch hardly moves; batches of 1 and 8 have converged. On one "
-        "device that argues for small batches; on many, a batch must be large enough to share out.",
+        seen="With the same number of samples read, one step an epoch hardly moves; batches of 1 and 8 "
+        "have converged. On one device that argues for small batches; on many, a batch must be large "
+        "enough to share out.",
     )
 
 

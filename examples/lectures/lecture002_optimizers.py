@@ -1,18 +1,18 @@
 """Lecture 002's table of optimizers, each formula against torch step by step.
 
-    python -m examples.lectures.lecture002_optimizers
+python -m examples.lectures.lecture002_optimizers
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+from examples.lectures.exhibit import Exhibit, Number, Table, show
+from examples.lectures.runs import trained
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import plait
-from examples.lectures.exhibit import Exhibit, Number, Table, show
-from examples.lectures.runs import trained
 
 LR, STEPS, EPSILON = 0.01, 20, 1e-8
 TRUE = torch.tensor([[1.0, -2.0, 0.5, 3.0]]).double()
@@ -127,12 +127,23 @@ def exhibit() -> Exhibit:
     return Exhibit(
         lecture="002",
         title="Every optimizer's formula against torch",
-        idea="The lecture lists five rules that make a step of a gradient. Each is written out here as a formula and compared "
-        "with torch's class over 20 steps in float64, and with a run of plait on two processes.",
+        idea="The lecture lists five rules that make a step of a gradient. Each is written out here as a "
+        "formula and compared with torch's class over 20 steps in float64, and with a run of plait on "
+        "two processes.",
         numbers=[
             Number(what="largest difference, formulas put right", ours=worst),
-            Number(what="sign of the adaptive rules", lecture="+ eta", ours="- eta", note="a step goes down the gradient"),
-            Number(what="epsilon", lecture="inside the root", ours="outside", note="torch and the papers of RMSprop's users and Adam"),
+            Number(
+                what="sign of the adaptive rules",
+                lecture="+ eta",
+                ours="- eta",
+                note="a step goes down the gradient",
+            ),
+            Number(
+                what="epsilon",
+                lecture="inside the root",
+                ours="outside",
+                note="torch and the papers of RMSprop's users and Adam",
+            ),
             Number(
                 what="Adam's moments",
                 lecture="divided by 1 - beta^t in the recursion",
@@ -143,12 +154,19 @@ def exhibit() -> Exhibit:
         tables=[
             Table(
                 title="Largest difference of a weight in 20 steps",
-                columns=["rule", "right, to torch", "right, to plait on 2", "with + eta", "with epsilon inside"],
+                columns=[
+                    "rule",
+                    "right, to torch",
+                    "right, to plait on 2",
+                    "with + eta",
+                    "with epsilon inside",
+                ],
                 rows=rows,
             )
         ],
-        seen="With -eta and epsilon outside of the root all five agree to rounding. As printed, Adagrad, RMSprop and Adam climb: "
-        "after 20 steps they are where they should not be. Epsilon's place changes little at 1e-8.",
+        seen="With -eta and epsilon outside of the root all five agree to rounding. As printed, Adagrad, "
+        "RMSprop and Adam climb: after 20 steps they are where they should not be. Epsilon's place "
+        "changes little at 1e-8.",
     )
 
 

@@ -1,6 +1,6 @@
 """The srun line of lecture 002, run under a real Slurm of two nodes on this machine.
 
-    python -m examples.lectures.lecture002_srun
+python -m examples.lectures.lecture002_srun
 """
 
 import os
@@ -61,7 +61,10 @@ def slurm() -> Iterator[dict[str, str]]:
         (folder / "slurm.conf").write_text(CONFIGURATION.format(folder=folder))
         found = dict(os.environ) | {"SLURM_CONF": str(folder / "slurm.conf"), "OMP_NUM_THREADS": "1"}
         munge = [f"--{what}-file={folder}/munge.{what}" for what in ("key", "pid", "log", "seed")]
-        commands = [["munged", "--force", "--foreground", f"--socket={folder}/munge.sock", *munge], ["slurmctld", "-D"]]
+        commands = [
+            ["munged", "--force", "--foreground", f"--socket={folder}/munge.sock", *munge],
+            ["slurmctld", "-D"],
+        ]
         commands += [["slurmd", "-D", "-N", node] for node in ("n0", "n1")]
         daemons = []
         try:
@@ -78,7 +81,9 @@ def slurm() -> Iterator[dict[str, str]]:
                 time.sleep(0.2)
             yield found
         finally:
-            subprocess.run(["scancel", "--state=RUNNING", "--signal=KILL"], env=found, capture_output=True, check=False)
+            subprocess.run(
+                ["scancel", "--state=RUNNING", "--signal=KILL"], env=found, capture_output=True, check=False
+            )
             for daemon in reversed(daemons):
                 daemon.terminate()
             for daemon in daemons:
@@ -89,8 +94,23 @@ def run_it() -> tuple[str, float]:
     """What the run printed, and its held-out accuracy."""
     plait = [sys.executable, "-c", "from plait.cli.main import main; main()"]
     with slurm() as environment, tempfile.TemporaryDirectory(prefix="plait-lecture-") as folder:
-        command = ["srun", "-N2", "-n2", *plait, "run", str(JOB), "--plan", "ddp", "--steps", "69", "--out", f"{folder}/run"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+        command = [
+            "srun",
+            "-N2",
+            "-n2",
+            *plait,
+            "run",
+            str(JOB),
+            "--plan",
+            "ddp",
+            "--steps",
+            "69",
+            "--out",
+            f"{folder}/run",
+        ]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=110, check=False
+        )
         if done.returncode:
             raise RuntimeError(done.stdout + done.stderr)
     lines = [line.replace(folder, "FOLDER").rstrip() for line in done.stdout.splitlines()]
@@ -104,11 +124,19 @@ def exhibit() -> Exhibit:
     return Exhibit(
         lecture="002",
         title="srun starts one process a rank",
-        idea="The lecture warns: on a cluster `srun` starts the script once a task, so a script that spawns processes of its own "
-        "spawns them twice. A `plait run` that finds itself among Slurm's tasks joins them instead of starting any.",
-        numbers=[Number(what="held-out accuracy, two tasks on two nodes", ours=f"not run here: {why}" if why else accuracy)],
+        idea="The lecture warns: on a cluster `srun` starts the script once a task, so a script that "
+        "spawns processes of its own spawns them twice. A `plait run` that finds itself among Slurm's "
+        "tasks joins them instead of starting any.",
+        numbers=[
+            Number(
+                what="held-out accuracy, two tasks on two nodes",
+                ours=f"not run here: {why}" if why else accuracy,
+            )
+        ],
         texts={} if why else {"srun -N2 -n2 plait run examples/digits_mlp.py --plan ddp --steps 69": text},
-        seen=f"Not run here: {why}." if why else "Two tasks on two nodes of a real Slurm (both are this machine) trained one model "
+        seen=f"Not run here: {why}."
+        if why
+        else "Two tasks on two nodes of a real Slurm (both are this machine) trained one model "
         "as two ranks: nothing was started twice.",
     )
 

@@ -1,12 +1,13 @@
 """Alpa's choice, lecture 003: a cluster with fast links within hosts and slow ones between; which axis goes where.
 
-    python -m examples.lectures.lecture003_alpa
+python -m examples.lectures.lecture003_alpa
 """
 
 from dataclasses import replace
 
-import plait
 from examples.lectures.exhibit import Exhibit, Number, Table, show
+
+import plait
 from plait.cluster.parse import parse_cluster
 
 MODEL, BATCH = "gpt:layers=24,hidden=4096,heads=32,seq=1024", 64
@@ -22,7 +23,9 @@ def best(between: float) -> plait.Choice:
 
 
 def _mesh(plan: plait.Plan) -> str:
-    return ", ".join(f"{axis}={size}" for axis, size in plan.mesh.axes if size > 1) + (f", zero{plan.memory.zero}" if plan.memory.zero else "")
+    return ", ".join(f"{axis}={size}" for axis, size in plan.mesh.axes if size > 1) + (
+        f", zero{plan.memory.zero}" if plan.memory.zero else ""
+    )
 
 
 def exhibit() -> Exhibit:
@@ -34,18 +37,25 @@ def exhibit() -> Exhibit:
     return Exhibit(
         lecture="003",
         title="Alpa's choice on two hosts",
-        idea="A cluster has fast connections within hosts and slow ones between. Intra-operator parallelism communicates much, so it "
-        "belongs on fast links; inter-operator parallelism sends little and may cross the slow ones. Alpa finds such plans by search; "
-        "plait's search does so by cost.",
+        idea="A cluster has fast connections within hosts and slow ones between. Intra-operator "
+        "parallelism communicates much, so it belongs on fast links; inter-operator parallelism sends "
+        "little and may cross the slow ones. Alpa finds such plans by search; plait's search does so by "
+        "cost.",
         numbers=[
             Number(what="best plan, slow link between hosts", ours=_mesh(slow.plan)),
             Number(what="best plan, fast link between hosts", ours=_mesh(fast.plan)),
             Number(what="step on the slow link, to the fast", ours=slow.best.step_s / fast.best.step_s),
         ],
-        tables=[Table(title="The first four plans on 2 hosts of 4 A100, 5 billion parameters", columns=["between hosts", "plan", "step", "of peak"], rows=rows)],
+        tables=[
+            Table(
+                title="The first four plans on 2 hosts of 4 A100, 5 billion parameters",
+                columns=["between hosts", "plan", "step", "of peak"],
+                rows=rows,
+            )
+        ],
         texts={"Why the first beats the second, slow link": "\n".join(slow.why)},
-        seen="The axes stand from outer to inner: what stands last lies within a host. On the slow link what crosses hosts is what "
-        "sends least.",
+        seen="The axes stand from outer to inner: what stands last lies within a host. On the slow link "
+        "what crosses hosts is what sends least.",
     )
 
 

@@ -1,18 +1,30 @@
 """DeepSpeed's stages, lecture 004: what a device holds under ZeRO 0 to 3, what is sent, and what fits where.
 
-    python -m examples.lectures.lecture004_deepspeed
+python -m examples.lectures.lecture004_deepspeed
 """
 
-import plait
 from examples.lectures.exhibit import Exhibit, Number, Table, show
 from examples.lectures.pictures import bars
+
+import plait
 from plait.cluster.parse import parse_cluster
 from plait.search.choose.subject import subject_of_paper
 from plait.search.predict.sketch import Sketcher
 
-PLANS = {"ddp": "everything on every device", "zero1": "optimizer state shared out", "zero2": "gradients too", "zero3": "weights too"}
+PLANS = {
+    "ddp": "everything on every device",
+    "zero1": "optimizer state shared out",
+    "zero2": "gradients too",
+    "zero3": "weights too",
+}
 GPUS, CLUSTER = 8, "8xA100-40"
-MODELS = {"1.3 B": (24, 2048, 16), "2.7 B": (32, 2560, 32), "6.7 B": (32, 4096, 32), "13 B": (40, 5120, 40), "30 B": (48, 7168, 56)}
+MODELS = {
+    "1.3 B": (24, 2048, 16),
+    "2.7 B": (32, 2560, 32),
+    "6.7 B": (32, 4096, 32),
+    "13 B": (40, 5120, 40),
+    "30 B": (48, 7168, 56),
+}
 """Layers, hidden, heads."""
 
 
@@ -40,20 +52,32 @@ def exhibit() -> Exhibit:
     return Exhibit(
         lecture="004",
         title="DeepSpeed's stages: what fits where",
-        idea="Data parallelism cannot train a model that does not fit one device. DeepSpeed's ZeRO shares out what replicas repeat: "
-        "optimizer state (stage 1), gradients (2), weights (3), gathered when they are needed. The lecture's slide goes one further and "
-        "keeps parameters and optimizer state in the host's memory.",
+        idea="Data parallelism cannot train a model that does not fit one device. DeepSpeed's ZeRO "
+        "shares out what replicas repeat: optimizer state (stage 1), gradients (2), weights (3), "
+        "gathered when they are needed. The lecture's slide goes one further and keeps parameters and "
+        "optimizer state in the host's memory.",
         numbers=[
             Number(what="2.7 B on 8 GPUs: weights, gradients and state, ddp, GiB", ours=states["ddp"]),
             Number(what="the same under zero3", ours=states["zero3"]),
-            Number(what="ratio", lecture="up to 8, the number of devices", ours=states["ddp"] / states["zero3"]),
+            Number(
+                what="ratio", lecture="up to 8, the number of devices", ours=states["ddp"] / states["zero3"]
+            ),
         ],
         tables=[
-            Table(title=f"Memory a device needs on {CLUSTER}, one sequence of 1,024 each, recomputing", columns=["GPT", *PLANS], rows=rows)
+            Table(
+                title=f"Memory a device needs on {CLUSTER}, one sequence of 1,024 each, recomputing",
+                columns=["GPT", *PLANS],
+                rows=rows,
+            )
         ],
-        pictures={"A device's memory by stage, GPT with 2.7 billion parameters": bars("memory of a device", shown, unit="GiB")},
-        seen="Each row is a prediction by the rule that refuses runs before they start. Keeping state in the host's memory is not "
-        "offered by a plan of plait today; a model that does not fit under zero3 is refused with what it needs.",
+        pictures={
+            "A device's memory by stage, GPT with 2.7 billion parameters": bars(
+                "memory of a device", shown, unit="GiB"
+            )
+        },
+        seen="Each row is a prediction by the rule that refuses runs before they start. Keeping state in "
+        "the host's memory is not offered by a plan of plait today; a model that does not fit under "
+        "zero3 is refused with what it needs.",
     )
 
 

@@ -1,15 +1,15 @@
 """EASGD, lecture 004: equations (1) and (2) and Algorithm 1, each variant of plait against a loop that is written out.
 
-    python -m examples.lectures.lecture004_easgd
+python -m examples.lectures.lecture004_easgd
 """
 
 import torch
+from examples.lectures.exhibit import Exhibit, Number, Table, show
+from examples.lectures.runs import trained
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import plait
-from examples.lectures.exhibit import Exhibit, Number, Table, show
-from examples.lectures.runs import trained
 
 ETA, RHO, STEPS, SAMPLES = 0.05, 2.0, 30, 32
 
@@ -18,7 +18,9 @@ def points() -> TensorDataset:
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(SAMPLES, 4, generator=generator, dtype=torch.float64)
     truth = torch.tensor([[1.0, -2.0, 0.5, 3.0]]).double()
-    return TensorDataset(x, x @ truth.T + 0.3 * torch.randn(SAMPLES, 1, generator=generator, dtype=torch.float64))
+    return TensorDataset(
+        x, x @ truth.T + 0.3 * torch.randn(SAMPLES, 1, generator=generator, dtype=torch.float64)
+    )
 
 
 def model() -> nn.Module:
@@ -52,7 +54,10 @@ def together(workers: int) -> Tensor:
     own = [center.clone() for _ in range(workers)]
     for _ in range(STEPS):
         apart = [w - center for w in own]
-        own = [w - ETA * (gradient(w, i, workers) + RHO * away) for i, (w, away) in enumerate(zip(own, apart, strict=True))]  # (1)
+        own = [
+            w - ETA * (gradient(w, i, workers) + RHO * away)
+            for i, (w, away) in enumerate(zip(own, apart, strict=True))
+        ]  # (1)
         center = center + ETA * RHO * sum(apart[1:], start=apart[0])  # (2)
     return center
 
@@ -91,10 +96,16 @@ def exhibit() -> Exhibit:
     return Exhibit(
         lecture="004",
         title="Elastic averaging against its own equations",
-        idea="In EASGD every worker has weights of its own, drawn to a center by a spring of strength rho, and the center is drawn to "
-        "the workers. The lecture gives both equations, and an algorithm in which workers exchange with the center in turn. plait has "
-        "both, and a third variant in which they come as they are ready.",
-        numbers=[Number(what="largest difference of a center's weight after 30 steps, all variants", ours=f"{worst:.1e}")],
+        idea="In EASGD every worker has weights of its own, drawn to a center by a spring of strength "
+        "rho, and the center is drawn to the workers. The lecture gives both equations, and an algorithm "
+        "in which workers exchange with the center in turn. plait has both, and a third variant in which "
+        "they come as they are ready.",
+        numbers=[
+            Number(
+                what="largest difference of a center's weight after 30 steps, all variants",
+                ours=f"{worst:.1e}",
+            )
+        ],
         tables=[
             Table(
                 title="The center after 30 steps, float64",
@@ -102,8 +113,9 @@ def exhibit() -> Exhibit:
                 rows=rows,
             )
         ],
-        seen="All agree to rounding. Equation (2) moves the center by all workers at once, line 14 by one after the other: two sequences "
-        "of centers that end close to each other. (Line 3 numbers workers from 1 to G, line 7's `t mod G` from 0 to G - 1.)",
+        seen="All agree to rounding. Equation (2) moves the center by all workers at once, line 14 by "
+        "one after the other: two sequences of centers that end close to each other. (Line 3 numbers "
+        "workers from 1 to G, line 7's `t mod G` from 0 to G - 1.)",
     )
 
 

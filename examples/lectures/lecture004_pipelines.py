@@ -1,10 +1,11 @@
 """GPipe, 1F1B and PipeDream in the lecture's own layout: a row a device, a box a micro-batch's forward or backward.
 
-    python -m examples.lectures.lecture004_pipelines
+python -m examples.lectures.lecture004_pipelines
 """
 
 from examples.lectures.exhibit import Exhibit, Number, Table, show
 from examples.lectures.pictures import timeline
+
 from plait.program.simulate.schedule_clock import bubble_rate, durations, program_of_schedule
 from plait.program.simulate.simulator import simulate
 from plait.program.stage.schedules import SCHEDULES
@@ -25,7 +26,8 @@ SHOWN = {
 
 
 def exhibit() -> Exhibit:
-    pictures, rows, bubbles = {}, [], {}
+    rows: list[list[float | str]] = []
+    pictures, bubbles = {}, {}
     for name, what in SHOWN.items():
         if name not in SCHEDULES:
             continue
@@ -40,11 +42,14 @@ def exhibit() -> Exhibit:
     return Exhibit(
         lecture="004",
         title="GPipe, 1F1B, PipeDream: who works when",
-        idea="Model parallelism lets one device work at a time; cut into micro-batches, a batch flows through the stages like water. "
-        "Schedules differ in when backwards run: that decides the bubble and how many micro-batches a device must remember.",
+        idea="Model parallelism lets one device work at a time; cut into micro-batches, a batch flows "
+        "through the stages like water. Schedules differ in when backwards run: that decides the bubble "
+        "and how many micro-batches a device must remember.",
         numbers=[
             Number(what="bubble of GPipe, (p - 1)/(m + p - 1)", ours=bubbles["gpipe"], lecture=counted),
-            Number(what="bubble of 1F1B, the same, with less to remember", ours=bubbles["1f1b"], lecture=counted),
+            Number(
+                what="bubble of 1F1B, the same, with less to remember", ours=bubbles["1f1b"], lecture=counted
+            ),
         ],
         tables=[
             Table(
@@ -54,8 +59,9 @@ def exhibit() -> Exhibit:
             )
         ],
         pictures=pictures,
-        seen="Each picture is the trace of plait's simulator over the very program that the processes would run; "
-        "[naive and pipelined](lecture000_naive_then_pipelined.md) and [PipeDream](lecture001_pipedream.md) show measured ones.",
+        seen="Each picture is the trace of plait's simulator over the very program that the processes "
+        "would run; [naive and pipelined](lecture000_naive_then_pipelined.md) and "
+        "[PipeDream](lecture001_pipedream.md) show measured ones.",
     )
 
 

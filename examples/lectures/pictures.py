@@ -69,19 +69,23 @@ def curves(
         parts.append(_text(_LEFT - 8, at + 4, f"{value:.4g}", anchor="end"))
     for value in sorted({a for a, _ in points}) if log_x else ticks(left, right, 6):
         if left - 1e-9 <= across(value) <= right + 1e-9:
-            parts.append(_text(place(value, points[0][1])[0], _HEIGHT - _BOTTOM + 18, f"{value:.6g}", anchor="middle"))
-    for at, (name, line) in enumerate(lines.items()):
+            parts.append(
+                _text(place(value, points[0][1])[0], _HEIGHT - _BOTTOM + 18, f"{value:.6g}", anchor="middle")
+            )
+    for at, line in enumerate(lines.values()):
         colour = COLOURS[at % len(COLOURS)]
         path = " ".join(f"{a:.1f},{b:.1f}" for a, b in (place(*point) for point in line))
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         if len(line) <= 40:
             parts += [
-                f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{colour}"/>' for a, b in (place(*p) for p in line)
+                f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{colour}"/>'
+                for a, b in (place(*p) for p in line)
             ]
     parts += _legend(list(lines))
     parts.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 8, x, anchor="middle"))
     parts.append(
-        f'<text x="16" y="{_HEIGHT / 2}" text-anchor="middle" transform="rotate(-90 16 {_HEIGHT / 2})">{escape(y)}</text>'
+        f'<text x="16" y="{_HEIGHT / 2}" text-anchor="middle" transform="rotate(-90 16 {_HEIGHT / 2})">'
+        f"{escape(y)}</text>"
     )
     return "".join(parts) + "</svg>\n"
 
@@ -108,9 +112,13 @@ def bars(title: str, rows: Mapping[str, Mapping[str, float]], *, unit: str) -> s
     return "".join([*drawn, *_legend(names)]) + "</svg>\n"
 
 
-def timeline(title: str, trace: Trace, step: int, *, lanes: Sequence[str] = ("compute", "communication")) -> str:
+def timeline(
+    title: str, trace: Trace, step: int, *, lanes: Sequence[str] = ("compute", "communication")
+) -> str:
     """One step of a trace: a row a rank and lane, a box a span, micro-batches numbered."""
-    spans = [span for span in trace.spans if span.step == step and span.lane in lanes and span.end_s > span.start_s]
+    spans = [
+        span for span in trace.spans if span.step == step and span.lane in lanes and span.end_s > span.start_s
+    ]
     begin, end = min(span.start_s for span in spans), max(span.end_s for span in spans)
     rows = [
         (rank, lane)

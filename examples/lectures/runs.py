@@ -10,7 +10,9 @@ import plait
 
 
 @contextmanager
-def trained(job: plait.Job, plan: str | Path | plait.Plan, ranks: int | None = None, **options: Any) -> Iterator[plait.Result]:
+def trained(
+    job: plait.Job, plan: str | Path | plait.Plan, ranks: int | None = None, **options: Any
+) -> Iterator[plait.Result]:
     """`plait.train` in a folder that is gone at the end."""
     with tempfile.TemporaryDirectory(prefix="plait-lecture-") as folder:
         yield plait.train(job, plan, ranks, out=Path(folder) / "run", progress=False, **options)
