@@ -13,7 +13,7 @@ RANKS ?= 2
 OUT ?= runs/digits-$(shell date +%Y%m%d-%H%M%S)-$(shell echo $$$$)
 PYTEST_ARGS ?=
 
-.PHONY: help run test setup format bench coverage docs clean
+.PHONY: help run test setup format bench coverage docs gallery clean
 
 help:
 	@echo "make run     set up .venv, train examples/digits_mlp.py on $(RANKS) processes, report it (RANKS=, OUT=)"
@@ -21,6 +21,7 @@ help:
 	@echo "make format  format and fix what ruff can fix"
 	@echo "make bench   side-by-side measurements against other systems"
 	@echo "make docs    the documentation as pages in site/"
+	@echo "make gallery the lectures, reproduced: run all exhibits, write their pages, build the documentation"
 	@echo "make coverage  40 architectures of transformers, drawn by a seed, under five plans against their own eager loop"
 	@echo "make clean   remove .venv and caches (runs/ is kept)"
 
@@ -50,6 +51,11 @@ bench: $(VENV)/.bench-ready
 docs: setup
 	@$(BIN)/mkdocs build --quiet --strict
 	@echo "site/index.html"
+
+gallery: setup
+	$(BIN)/python -m examples.lectures
+	@$(BIN)/mkdocs build --quiet --strict
+	@echo "site/gallery/index.html"
 
 coverage: setup
 	$(BIN)/python -m bench.coverage transformers --sample 40 --jobs 2 --strict --cache runs/coverage-sample.jsonl

@@ -69,7 +69,8 @@ def draw(title: str, messages: list[Message]) -> str:
     left, row, width = 70, 30, 720
     height = 44 + row * RANKS + 12
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" font-family="sans-serif" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'font-family="sans-serif" '
         f'font-size="11" role="img" aria-label="{escape(title)}"><rect width="{width}" height="{height}" fill="white"/>'
         f'<text x="8" y="20" font-size="14">{escape(title)}: {1e3 * end:.1f} ms</text>'
     ]

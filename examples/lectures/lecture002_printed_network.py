@@ -77,7 +77,7 @@ def exhibit() -> Exhibit:
         "002, Net()(a picture of CIFAR-10's size)": said(lambda: Net()(picture)),
         "002, loss.backwards()": said(lambda: torch.ones((), requires_grad=True).backwards()),  # type: ignore[attr-defined]
         "000, torch.random.randn(X.shape, 1)": said(lambda: torch.random.randn((3, 4), 1)),  # type: ignore[attr-defined]
-        "000, nn.MSELoss(yhat, y)": said(lambda: nn.MSELoss(torch.zeros(3), torch.ones(3))),  # type: ignore[arg-type]
+        "000, nn.MSELoss(yhat, y)": said(lambda: nn.MSELoss(torch.zeros(3), torch.ones(3))),
     }
     return Exhibit(
         lecture="002",
