@@ -41,7 +41,7 @@ def index() -> str:
             path = PAGES / f"{name}.md"
             if name.startswith(f"lecture{lecture}_") and path.exists():
                 text = path.read_text(encoding="utf-8").splitlines()
-                first = re.split(r"(?<=[.:]) ", text[4], maxsplit=1)[0]
+                first = re.split(r"(?<=[.]) ", text[4], maxsplit=1)[0]
                 lines.append(f"- [{text[0][2:]}]({name}.md): {first}")
         lines.append("")
     return "\n".join(lines)

@@ -1,15 +1,15 @@
 """Both rewriting examples of lecture 003, with times before and after: associativity, and two products merged.
 
-    python -m examples.lectures.lecture003_rewriting
+python -m examples.lectures.lecture003_rewriting
 """
 
 import torch
+from examples.lectures.exhibit import Exhibit, Number, Table, show
+from examples.lectures.graphs import draw
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import plait
-from examples.lectures.exhibit import Exhibit, Number, Table, show
-from examples.lectures.graphs import draw
 
 
 class Chain(nn.Module):
@@ -38,7 +38,9 @@ class Pair(nn.Module):
 
 def job(model: type[nn.Module], width: int) -> plait.Job:
     generator = torch.Generator().manual_seed(0)
-    data = TensorDataset(torch.randn(512, 64, generator=generator), torch.randn(512, width, generator=generator))
+    data = TensorDataset(
+        torch.randn(512, 64, generator=generator), torch.randn(512, width, generator=generator)
+    )
     return plait.Job(
         model=model,
         data=data,
@@ -60,21 +62,33 @@ def exhibit() -> Exhibit:
         given = job(model, width)
         found = plait.rewritten(given)
         proof = plait.verify(given, "ddp", 2, serial=True, settings={"rewrite": "on"})
+        assert found.before.measured_s is not None and found.after.measured_s is not None
         numbers += [
-            Number(what=f"{name}: time after, to before", ours=found.after.measured_s / found.before.measured_s),
+            Number(
+                what=f"{name}: time after, to before", ours=found.after.measured_s / found.before.measured_s
+            ),
             Number(what=f"{name}: equal to one device", ours="yes" if proof.ok else "no"),
         ]
         for when, costs in (("before", found.before), ("after", found.after)):
-            rows.append([name, when, costs.ops, f"{costs.flops / 1e6:.1f} M", f"{1e3 * costs.measured_s:.2f} ms"])
+            rows.append(
+                [
+                    name,
+                    when,
+                    costs.ops,
+                    f"{costs.flops / 1e6:.1f} M",
+                    f"{1e3 * (costs.measured_s or 0.0):.2f} ms",
+                ]
+            )
         pictures[f"{name}: before"] = draw("before", plait.capture(given))
         pictures[f"{name}: after"] = draw("after", found.graph)
         rules[name] = found.line
     return Exhibit(
         lecture="003",
         title="A graph rewritten into a cheaper equal one",
-        idea="TASO's two examples: a product of three matrices may be grouped either way, and two products of one input are one "
-        "product with both weights side by side. plait writes down all forms that a few equations allow (an e-graph) and takes "
-        "the cheapest by its cost model; forward and backward change together.",
+        idea="TASO's two examples: a product of three matrices may be grouped either way, and two "
+        "products of one input are one product with both weights side by side. plait writes down all "
+        "forms that a few equations allow (an e-graph) and takes the cheapest by its cost model; forward "
+        "and backward change together.",
         numbers=numbers,
         tables=[
             Table(
@@ -85,8 +99,8 @@ def exhibit() -> Exhibit:
         ],
         pictures=pictures,
         texts={f"Rules, {name}": line for name, line in rules.items()},
-        seen="Parameters, names and checkpoints stay the user's: merged weights lie side by side in memory, so that joining them "
-        "is no copy. `plait graph JOB --rewrite` shows this for any job.",
+        seen="Parameters, names and checkpoints stay the user's: merged weights lie side by side in "
+        "memory, so that joining them is no copy. `plait graph JOB --rewrite` shows this for any job.",
     )
 
 

@@ -1,24 +1,27 @@
 """Static or dynamic, lecture 003's quiz: which of its programs is which, by capturing them.
 
-    python -m examples.lectures.lecture003_static_or_dynamic
+python -m examples.lectures.lecture003_static_or_dynamic
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from examples.lectures.exhibit import Exhibit, Number, Table, show
+from examples.lectures.lecture003_tree_lstm import TreeLSTM
 from torch import Tensor, nn
 
 import plait
-from examples.lectures.exhibit import Exhibit, Number, Table, show
-from examples.lectures.lecture003_tree_lstm import TreeLSTM
 from plait.errors import CaptureError
 
 
 class CNN(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.body(x)
@@ -60,10 +63,22 @@ class Sentence(nn.Module):
         return torch.stack([self.tree(one) for one in trees])
 
 
-def job(model: Callable[[], nn.Module], data: list[Any], loss: Callable[..., Tensor], **more: Any) -> plait.Job:
+def job(
+    model: Callable[[], nn.Module], data: list[Any], loss: Callable[..., Tensor], **more: Any
+) -> plait.Job:
     return plait.Job(
-        model=model, data=data, loss=loss, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), batch=2, steps=1, **more
+        model=model,
+        data=data,
+        loss=loss,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        batch=2,
+        steps=1,
+        **more,
     )
+
+
+def _here(text: str) -> str:
+    return text.replace(f"{Path(__file__).parents[2]}/", "")
 
 
 def verdict(given: plait.Job, lengths: tuple[int, ...] = ()) -> tuple[str, str]:
@@ -71,12 +86,16 @@ def verdict(given: plait.Job, lengths: tuple[int, ...] = ()) -> tuple[str, str]:
     try:
         graph = plait.capture(given)
     except CaptureError as error:
-        return "dynamic", error.what
+        return "dynamic", _here(error.what)
     except plait.PlaitError as error:
         return "dynamic", str(error.what)
     if graph.flags or graph.conditional:
         return "static, with every outcome of a branch in it", "; ".join(graph.notices)
-    return ("static for each shape", f"lengths {lengths}") if lengths else ("static", f"{len(list(graph.ops()))} ops")
+    return (
+        ("static for each shape", f"lengths {lengths}")
+        if lengths
+        else ("static", f"{len(list(graph.ops()))} ops")
+    )
 
 
 def _of_any(output: Tensor, *_: Any) -> Tensor:
@@ -93,7 +112,9 @@ def quiz() -> dict[str, tuple[str, str]]:
         "GPT (decoder), training": verdict(job(Decoder, words, _of_any), (6,)),
         "GPT inference, batch 1, word after word": verdict(job(Generates, words, _of_any)),
         "GPT serving, several requests": verdict(job(Generates, words, _of_any)),
-        "tree-LSTM": verdict(job(Sentence, trees, _of_any, collate=lambda samples: ([t for t, _ in samples], 0))),
+        "tree-LSTM": verdict(
+            job(Sentence, trees, _of_any, collate=lambda samples: ([t for t, _ in samples], 0))
+        ),
     }
 
 
@@ -102,13 +123,21 @@ def exhibit() -> Exhibit:
     return Exhibit(
         lecture="003",
         title="Static or dynamic? The lecture's quiz, answered by capture",
-        idea="A static graph is defined once and runs for every batch; a dynamic one depends on the sample. The lecture asks which "
-        "of its programs is which. Capturing tells: what gives one graph for all inputs is static; where a value or a sample's "
-        "structure decides what runs, capture names the line.",
+        idea="A static graph is defined once and runs for every batch; a dynamic one depends on the "
+        "sample. The lecture asks which of its programs is which. Capturing tells: what gives one graph "
+        "for all inputs is static; where a value or a sample's structure decides what runs, capture "
+        "names the line.",
         numbers=[Number(what=name, ours=answer) for name, (answer, _) in found.items()],
-        tables=[Table(title="Why", columns=["program", "verdict", "why"], rows=[[n, *both] for n, both in found.items()])],
-        seen="Training a decoder is static for each length, and padding makes one length of many. Generating is dynamic because the "
-        "next word decides whether there is another; a server of many requests has that for each of them.",
+        tables=[
+            Table(
+                title="Why",
+                columns=["program", "verdict", "why"],
+                rows=[[n, *both] for n, both in found.items()],
+            )
+        ],
+        seen="Training a decoder is static for each length, and padding makes one length of many. "
+        "Generating is dynamic because the next word decides whether there is another; a server of many "
+        "requests has that for each of them.",
     )
 
 

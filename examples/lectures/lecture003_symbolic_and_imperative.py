@@ -1,6 +1,6 @@
 """The same program symbolic and imperative, lecture 003: d = b * a + 1 written down first, and line by line.
 
-    python -m examples.lectures.lecture003_symbolic_and_imperative
+python -m examples.lectures.lecture003_symbolic_and_imperative
 """
 
 import statistics
@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor, fx
-
 from examples.lectures.exhibit import Exhibit, Number, Table, show
+from torch import Tensor, fx
 
 
 def program(a: Tensor, b: Tensor) -> Tensor:
@@ -61,8 +60,9 @@ def exhibit() -> Exhibit:
     return Exhibit(
         lecture="003",
         title="Symbolic and imperative",
-        idea="Imperative: every line is evaluated as Python comes to it; easy to write and to debug. Symbolic: the program is written "
-        "down first and evaluated later, so it can be optimized as a whole. plait takes imperative programs and writes them down.",
+        idea="Imperative: every line is evaluated as Python comes to it; easy to write and to debug. "
+        "Symbolic: the program is written down first and evaluated later, so it can be optimized as a "
+        "whole. plait takes imperative programs and writes them down.",
         numbers=[
             Number(what="d[0] by numpy", lecture=3, ours=float(by_numpy[0])),
             Number(what="d[0], graph", ours=float(by_graph[0])),
@@ -80,8 +80,9 @@ def exhibit() -> Exhibit:
             )
         ],
         texts={"The program, written down": str(graph.graph).strip(), "A branch on a value, traced": told},
-        seen="Both give the same. Only the graph can be optimized: the product needs not be stored before 1 is added. What a branch "
-        "on a value does to a captured training step, and what plait makes of it, is in [graphs](../graphs.md).",
+        seen="Both give the same. Only the graph can be optimized: the product needs not be stored "
+        "before 1 is added. What a branch on a value does to a captured training step, and what plait "
+        "makes of it, is in [graphs](../graphs.md).",
     )
 
 

@@ -1,6 +1,6 @@
 """A tree-LSTM one by one and batched, lecture 003: graphs that differ by sample, on syntax trees.
 
-    python -m examples.lectures.lecture003_tree_lstm
+python -m examples.lectures.lecture003_tree_lstm
 """
 
 import random
@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from examples.lectures.exhibit import Exhibit, Number, Table, show
+from examples.lectures.pictures import bars
 from torch import Tensor, nn
 
 import plait
-from examples.lectures.exhibit import Exhibit, Number, Table, show
-from examples.lectures.pictures import bars
 
 WORDS, HIDDEN, TREES = 200, 64, 64
 
@@ -78,9 +78,10 @@ def exhibit() -> Exhibit:
     return Exhibit(
         lecture="003",
         title="A tree-LSTM, one by one and batched",
-        idea="A static graph is defined once and batched by nature. A tree-LSTM has another graph for each sentence: no natural "
-        "batching, says the lecture. `plait.Batched` records what the unmodified recursive code does for each tree, and runs equal "
-        "operations of all trees together; `plait.Vertices` does the same for a function of one vertex.",
+        idea="A static graph is defined once and batched by nature. A tree-LSTM has another graph for "
+        "each sentence: no natural batching, says the lecture. `plait.Batched` records what the "
+        "unmodified recursive code does for each tree, and runs equal operations of all trees together; "
+        "`plait.Vertices` does the same for a function of one vertex.",
         numbers=[
             Number(what="speed of the batch to one by one", ours=alone_s / together_s),
             Number(what="largest difference of a gradient", ours=f"{apart:.1e}"),
@@ -97,8 +98,9 @@ def exhibit() -> Exhibit:
                 "time", {"one by one": {"ms": 1e3 * alone_s}, "batched": {"ms": 1e3 * together_s}}, unit="ms"
             )
         },
-        seen="The code of the model was not touched. `bench/dynamic.py` compares both ways with DyNet and with a program batched by "
-        "hand; `examples/tree_lstm_ast.py` trains a tree-LSTM on the syntax trees of Python's own library.",
+        seen="The code of the model was not touched. `bench/dynamic.py` compares both ways with DyNet "
+        "and with a program batched by hand; `examples/tree_lstm_ast.py` trains a tree-LSTM on the "
+        "syntax trees of Python's own library.",
     )
 
 

@@ -9,8 +9,7 @@ from examples.lectures.pictures import timeline
 from plait.program.simulate.schedule_clock import bubble_rate, durations, program_of_schedule
 from plait.program.simulate.simulator import simulate
 from plait.program.stage.schedules import SCHEDULES
-from plait.program.stage.schedules.base import Costs
-from plait.program.stage.schedules.validity import peak_in_flight
+from plait.program.stage.schedules.base import Costs, peak_in_flight
 
 DEVICES, MICRO_BATCHES = 4, 8
 COSTS = Costs(forward=1.0, input=1.0, weight=1.0)

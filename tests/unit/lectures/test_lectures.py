@@ -1,6 +1,7 @@
 """The gallery of the lectures: every exhibit's own numbers, in a form that is quick to compute."""
 
 import importlib
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import pytest
 import torch
 from examples.lectures import (
     lecture000_bert_on_k80 as bert,
+)
+from examples.lectures import (
+    lecture000_data_parallel as data_parallel,
 )
 from examples.lectures import (
     lecture000_linear_regression as regression,
@@ -40,7 +44,19 @@ from examples.lectures import (
     lecture002_printed_network as printed,
 )
 from examples.lectures import (
+    lecture003_rewriting as rewriting,
+)
+from examples.lectures import (
     lecture003_server_for_anything as server,
+)
+from examples.lectures import (
+    lecture003_static_or_dynamic as static_or_dynamic,
+)
+from examples.lectures import (
+    lecture003_symbolic_and_imperative as symbolic,
+)
+from examples.lectures import (
+    lecture003_tree_lstm as tree_lstm,
 )
 from examples.lectures import (
     lecture004_easgd as easgd,
@@ -55,6 +71,7 @@ from examples.lectures.__main__ import index, names
 from examples.lectures.exhibit import LECTURES, Exhibit, Number, Table, page, show
 from examples.lectures.graphs import draw, walk
 from examples.lectures.pictures import bars, curves, timeline
+from examples.linear_regression import least_squares
 
 import plait
 from plait.plan.named import resolve
@@ -142,7 +159,7 @@ def test_printed_programs_do_not_run_and_the_correction_does() -> None:
 
 
 def test_regression_agrees_three_ways() -> None:
-    analytic = regression.least_squares()
+    analytic = least_squares()
     assert (regression.by_hand() - analytic).abs().max() < 1e-9
     found = run_serially(replace(regression.job(), steps=600), resolve("ddp", 2), 600, torch.float64)
     assert (found.weights["weight"].flatten() - analytic[:10]).abs().max() < 1e-4
@@ -151,9 +168,7 @@ def test_regression_agrees_three_ways() -> None:
 def test_algorithm_1_stops_where_one_process_does() -> None:
     found = algorithm_1.algorithm(1)
     assert found[0] < algorithm_1.AT_MOST
-    assert (
-        max(abs(a - b) for a, b in zip(found[1:], algorithm_1.least_squares().tolist(), strict=True)) < 1e-6
-    )
+    assert max(abs(a - b) for a, b in zip(found[1:], least_squares().tolist(), strict=True)) < 1e-6
 
 
 def test_the_small_network_is_a_graph_that_can_be_walked() -> None:
@@ -203,3 +218,53 @@ def test_some_settings_explain_the_k80s(monkeypatch: pytest.MonkeyPatch) -> None
     found = bert.guesses()
     assert found[0].error < bert.CLOSE and not found[0].overlap
     assert all(guess.efficiency[-1] > 0.95 for guess in found if guess.overlap and guess.batch >= 4)
+
+
+def test_a_traced_program_gives_what_its_lines_give() -> None:
+    a, b = torch.ones(10), torch.full((10,), 2.0)
+    assert torch.equal(symbolic.symbolic()(a, b), symbolic.program(a, b))
+
+
+def test_the_quiz_is_answered() -> None:
+    found = {name: answer for name, (answer, _) in static_or_dynamic.quiz().items()}
+    assert found["CNN, training"] == "static" and found["GPT (decoder), training"] == "static for each shape"
+    assert found["GPT inference, batch 1, word after word"] == found["tree-LSTM"] == "dynamic"
+
+
+def test_trees_batched_are_trees_one_by_one() -> None:
+    assert tree_lstm.both([((1, 2), 3), (4, (5, (6, 7)))])[2] < 1e-9
+
+
+def test_both_rewritings_pay_by_their_price() -> None:
+    for model, width in rewriting.CASES.values():
+        found = plait.rewritten(rewriting.job(model, width))
+        assert found.after.predicted_s < found.before.predicted_s and found.after.ops < found.before.ops
+
+
+def test_every_row_of_the_seeds_names_things_that_exist() -> None:
+    text = (ROOT / "docs" / "seeds.md").read_text()
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in text.splitlines()
+        if line.startswith("| ") and "---" not in line
+    ]
+    own = Path(__file__).read_text()
+    for idea, exhibit, command, test in (row for row in rows if row[0] != "idea"):
+        assert idea and "](" in exhibit and "`" in command
+        for word in re.findall(r"`(lecture\d+_\w+)`", command):
+            assert word in names(), word
+        named = test.strip("` |")
+        assert f"def {named}(" in own if named.startswith("test_") else (ROOT / named).exists(), named
+    linked = set(re.findall(r"gallery/(lecture\w+)\.md", text))
+    assert linked == set(names())
+
+
+def test_threads_that_copy_the_model_train_what_one_process_does() -> None:
+    phases, losses = data_parallel.by_threads()
+    found = run_serially(data_parallel.job(), resolve("single", 1), data_parallel.STEPS, torch.float32)
+    assert losses == pytest.approx(list(found.losses), rel=1e-4) and set(phases) > {
+        "scatter",
+        "replicate",
+        "gather",
+        "reduce",
+    }
