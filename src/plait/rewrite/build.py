@@ -16,9 +16,9 @@ from torch.fx.node import map_arg
 
 from plait.graph.graph import Graph
 from plait.graph.ops.beside import BESIDE
-from plait.rewrite.extract import Choice
 from plait.rewrite.language import WORDS
 from plait.rewrite.saturate import Classes, Way
+from plait.rewrite.solve import Choice
 from plait.rewrite.terms import Terms
 from plait.torch_private import pytree
 

@@ -1,9 +1,10 @@
 """Whether a graph is rewritten: what the plan says, or where it is expected to pay.
 
 In: a graph, a plan, the device, the length of the run. Out: what became of the graph; None: it stays, and nobody has to
-be told. The same on all ranks: it depends on the kind of device, not on a measurement.
+be told. The same on all ranks of a host: it depends on the kind of device, not on a measurement or a clock.
 """
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 import torch
@@ -29,6 +30,15 @@ _SECONDS_PER_OP = 2e-3
 def device_like(device: torch.device) -> Device:
     """A device of this kind, by which ways are compared."""
     return DEVICES["H100" if device.type == "cuda" else "cpu"].device
+
+
+def settled_for(tasks: int, plan: Plan) -> Plan:
+    """The plan of a run of several tasks, each of which compiles on its own.
+
+    They may have other versions of a solver, other devices, or no egglog: what they would choose for themselves need
+    not be the same, so nothing is rewritten that was not asked for.
+    """
+    return replace(plan, rewrite="off") if tasks > 1 and plan.rewrite == "auto" else plan
 
 
 def rewrite_where_it_pays(

@@ -5,35 +5,33 @@ under every choice is fixed first; the rest falls apart into small problems, eac
 problems that are alike, such as those of repeated blocks, are solved once.
 """
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
 from plait.graph.cost import value_bytes
 from plait.rewrite.price import Priced
 from plait.rewrite.saturate import Classes
+from plait.rewrite.solve import Choice, solve
 
 _AFTER = 1e-3
 """How far something new comes after what it is made of, where terms are 1 apart."""
-_GAP = 0.005
-"""How far from the best a solution of HiGHS may be, of what a problem costs."""
-Choice = Mapping[int, int]
-"""Class -> which of its ways."""
+_MOST_COLUMNS = 6000
+"""Ways among which HiGHS chooses, of all problems that are not alike; what comes after stays as it was written."""
 
 
 def extract(
-    classes: Classes, priced: Priced, roots: Iterable[int], written: Choice, memory: float, limit_s: float
+    classes: Classes, priced: Priced, roots: Iterable[int], written: Choice, memory: float
 ) -> dict[int, int]:
-    """The cheapest ways; `written`: those of the graph as it was, which stay where nothing better is found in time.
+    """The cheapest ways; `written`: those of the graph as it was, which stay where nothing better is found.
 
-    What a problem's values take in all is at most `memory` times what they took as written.
+    What a problem's values take in all is at most `memory` times what they took as written. Limits are of work, not
+    of time: ranks that choose on their own choose the same.
     """
-    needed, ends = list(roots), time.monotonic() + limit_s
+    needed, left = list(roots), _MOST_COLUMNS
     allowed = _without_circles(classes, _allowed(classes, priced), _order(classes))
     fixed = _forced(classes, allowed, needed)
     while _settle(classes, priced, allowed, fixed, written):
@@ -46,9 +44,9 @@ def extract(
     for problem in _problems(classes, allowed, fixed):
         key, order = _alike(problem, classes, priced, allowed, fixed)
         if key not in solved:
-            left = ends - time.monotonic()
+            left -= sum(len(allowed[own]) for own in order)
             solved[key] = (
-                _solve(order, classes, priced, allowed, fixed, written, memory, left) if left > 0 else None
+                solve(order, classes, priced, allowed, fixed, written, memory) if left >= 0 else None
             )
         chosen = solved[key]
         if chosen is None:
@@ -231,72 +229,6 @@ def _alike(
         )
         rows.append((own in fixed, value_bytes(priced.values[own]), ways))
     return tuple(rows), order
-
-
-def _solve(
-    order: Sequence[int],
-    classes: Classes,
-    priced: Priced,
-    allowed: Sequence[Sequence[int]],
-    fixed: set[int],
-    written: Choice,
-    memory: float,
-    limit_s: float,
-) -> tuple[int, ...] | None:
-    """Of each class which of its allowed ways, -1 where it is not computed; None: as it was written."""
-    at = {own: position for position, own in enumerate(order)}
-    columns = [(own, index) for own in order for index in allowed[own]]
-    first = {own: sum(len(allowed[other]) for other in order[: at[own]]) for own in order}
-    cost = np.array([priced.seconds[own][index] for own, index in columns])
-    size = [_stored(own, index, classes, priced) for own, index in columns]
-    rows: list[dict[int, float]] = []
-    low: list[float] = []
-    high: list[float] = []
-
-    def constrain(row: dict[int, float], least: float, most: float) -> None:
-        rows.append(row)
-        low.append(least)
-        high.append(most)
-
-    for own in order:
-        span = range(first[own], first[own] + len(allowed[own]))
-        constrain(dict.fromkeys(span, 1.0), 1.0 if own in fixed else 0.0, 1.0)
-    for column, (own, index) in enumerate(columns):
-        for source in set(classes.ways[own][index].tensors):
-            if source in at and source not in fixed:
-                span = range(first[source], first[source] + len(allowed[source]))
-                constrain({column: -1.0, **dict.fromkeys(span, 1.0)}, 0.0, inf)
-    before = sum(_stored(own, written[own], classes, priced) for own in order if own in written)
-    constrain({c: s for c, s in enumerate(size) if s}, 0.0, max(memory * before, 1.0))
-    width = len(columns)
-    result = milp(
-        cost,
-        constraints=LinearConstraint(_matrix(rows, width), low, high),
-        integrality=np.ones(width),
-        bounds=Bounds(0, 1),
-        options={"time_limit": limit_s, "mip_rel_gap": _GAP},
-    )
-    if result.x is None:
-        return None
-    chosen = {columns[c][0]: columns[c][1] for c in np.flatnonzero(result.x[:width] > 0.5)}
-    if sum(priced.seconds[own][index] for own, index in chosen.items()) >= sum(
-        priced.seconds[own][written[own]] for own in order if own in written
-    ):
-        return None  # the time was up before anything better was found
-    return tuple(allowed[own].index(chosen[own]) if own in chosen else -1 for own in order)
-
-
-def _stored(own: int, index: int, classes: Classes, priced: Priced) -> float:
-    """Bytes that a way writes; a view writes none."""
-    word = classes.ways[own][index].word
-    return 0.0 if word in ("in", "t", "slice", "view") else float(value_bytes(priced.values[own]))
-
-
-def _matrix(rows: Sequence[Mapping[int, float]], width: int) -> csr_array:
-    data = [value for row in rows for value in row.values()]
-    columns = [column for row in rows for column in row]
-    starts = np.cumsum([0, *(len(row) for row in rows)])
-    return csr_array((data, columns, starts), shape=(len(rows), width))
 
 
 def _reached(classes: Classes, found: Choice, roots: Iterable[int]) -> dict[int, int]:

@@ -21,8 +21,6 @@ from plait.rewrite.saturate import Classes, saturate
 from plait.rewrite.terms import Terms, read_terms, reason_against
 from plait.units import format_seconds
 
-LIMIT_S = 8.0
-"""Seconds that a graph is looked at."""
 MEMORY = 1.25
 """What rewritten values may take, of what they took before."""
 
@@ -98,15 +96,15 @@ def graph_costs(graph: Graph, predicted_s: float, measured_s: float | None) -> G
 
 
 def rewrite(
-    graph: Graph, device: Device, *, rules: Sequence[Rule] = RULES, limit_s: float = LIMIT_S, memory: float = MEMORY,
-) -> Rewritten:  # fmt: skip
-    """The cheapest graph that rules find within a time."""
+    graph: Graph, device: Device, *, rules: Sequence[Rule] = RULES, memory: float = MEMORY
+) -> Rewritten:
+    """The cheapest graph that rules find; one graph and one kind of device give one answer, however fast the machine."""
     began = time.monotonic()
     reason, count = reason_against(graph), sum(1 for _ in graph.ops())
     if reason is not None:
         return Rewritten(graph=graph, before=count, before_s=0.0, after_s=0.0, took_s=0.0, reason=reason)
     terms = read_terms(graph)
-    classes = saturate(terms, rules, limit_s / 2)
+    classes = saturate(terms, rules)
     nodes = graph.nodes()
     parameters = {classes.of_term[terms.of_node[nodes[entry.node]]] for entry in graph.inputs_of("parameter")}
     priced = price(classes, terms, parameters, device)
@@ -114,7 +112,7 @@ def rewrite(
     output = next(node for node in graph.graph.nodes if node.op == "output")
     roots = [classes.of_term[terms.of_node[node]] for node in output.all_input_nodes]
     roots += [classes.of_term[terms.of_node[nodes[entry.node]]] for entry in graph.inputs]
-    choice = extract(classes, priced, roots, written, memory, limit_s / 2)
+    choice = extract(classes, priced, roots, written, memory)
     before_s = sum(priced.seconds[own][way] for own, way in written.items())
     after_s = sum(priced.seconds[own][way] for own, way in choice.items())
     made = build(graph, terms, classes, choice, written) if after_s < before_s else graph

@@ -23,6 +23,7 @@ from plait.job.data.torch_loader import batch_of, collate_of, order_of
 from plait.job.order import SampleOrder
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
+from plait.rewrite.choose import settled_for
 from plait.run.planned.model import Planned
 from plait.run.start import launch as starting
 from plait.run.start.launch import Seat, connect, disconnect
@@ -131,7 +132,7 @@ def prepare(
         (p.device for part in parts if isinstance(part, nn.Module) for p in part.parameters()), None
     )
     rank, ranks = join_ranks(device or torch.device("cpu"))
-    chosen = resolve(plan, ranks if not isinstance(plan, Plan) else None, settings, mesh)
+    chosen = settled_for(ranks, resolve(plan, ranks if not isinstance(plan, Plan) else None, settings, mesh))
     place = (rank, ranks)
     planned: Planned | None = None
     if chosen.name != "ddp":

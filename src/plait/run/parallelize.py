@@ -26,6 +26,7 @@ from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.program.cost.layouts import prefers_channels_last
 from plait.program.segment.compiled import compiled_where_it_pays
+from plait.rewrite.choose import settled_for
 from plait.run.checkpoint.state import TrainingState, snapshot
 from plait.run.hold.state import ModelState
 from plait.run.hold.worker_states import with_workers
@@ -284,7 +285,7 @@ def parallelize(
     rank, ranks = (0, 1) if place is None else (place.task, place.tasks)
     if dist.is_initialized():
         rank, ranks = dist.get_rank(), dist.get_world_size()
-    chosen = resolve(plan, ranks if not isinstance(plan, Plan) else None, settings, mesh)
+    chosen = settled_for(ranks, resolve(plan, ranks if not isinstance(plan, Plan) else None, settings, mesh))
     refuse_what_is_no_loop_of_steps(chosen)
     if chosen.ranks != ranks:
         raise PlanError(

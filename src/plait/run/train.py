@@ -21,6 +21,7 @@ from plait.job.job import Job
 from plait.options import Limits, Listener, Saving, Trial
 from plait.plan.named import NAMED, resolve
 from plait.plan.plan import Plan, parse_plan
+from plait.rewrite.choose import settled_for
 from plait.run.join.find import task_of
 from plait.run.link.host_links import HostMesh
 from plait.run.loop.shared_model import check_shared
@@ -89,6 +90,7 @@ def train(
     begins_again = started is not None and resume is None and holds_run(out)
     if started is not None and started.is_rank and chosen.ranks != started.tasks:
         chosen = plan_on(chosen, started.tasks)
+    chosen = settled_for(1 if place is None else place.tasks, chosen)
     if steps is not None:
         job = replace(job, steps=steps, epochs=None)
     party = join(place, chosen.ranks) if place is not None else None

@@ -1,8 +1,10 @@
 """Rewritten graphs: what is merged and reordered, and that every plan computes what it did."""
 
+import time
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from itertools import count as count_up
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ from plait.graph.graph import Graph
 from plait.graph.ops.beside import parameters_beside, run_beside
 from plait.plan.named import resolve
 from plait.plan.plan import with_settings
+from plait.rewrite import extract
+from plait.rewrite.choose import settled_for
 from plait.rewrite.rewrite import Rewritten, rewrite
 from plait.run.proof.compare import compare
 from plait.run.proof.serial_run import Record, run_serially
@@ -27,9 +31,13 @@ def count(graph: Graph) -> Counter[str]:
     return Counter(str(node.target).removeprefix("aten.").split(".")[0] for node in graph.ops())
 
 
+def written(graph: Graph) -> list[str | None]:
+    return [node.format_node() for node in graph.graph.nodes]
+
+
 @cache
 def language() -> Rewritten:
-    return rewrite(Captures(language_job()).of_size(8), CPU, limit_s=60)
+    return rewrite(Captures(language_job()).of_size(8), CPU)
 
 
 def test_products_of_one_input_are_merged_forward_and_backward() -> None:
@@ -46,6 +54,31 @@ def test_products_of_one_input_are_merged_forward_and_backward() -> None:
     assert count(made.graph)["addmm"] == 2 * 2 + 1  # q, k, v as one, the output; the head
     assert count(made.graph)["mm"] == 2 * (2 + 8) + 2
     assert made.after_s < made.before_s and made.after < made.before
+
+
+def test_what_is_chosen_does_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks and tasks compile on their own, some of them slowly: they must get one program."""
+    ticks = count_up(step=1e4)
+    monkeypatch.setattr(time, "monotonic", lambda: next(ticks))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
+    slow = rewrite(Captures(language_job()).of_size(8), CPU)
+    assert slow.changed and written(slow.graph) == written(language().graph)
+
+
+def test_problems_beyond_the_limit_stay_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = Captures(job_of(Wide, 8, out=(8,))).of_size(32)
+    free = rewrite(graph, CPU)
+    monkeypatch.setattr(extract, "_MOST_COLUMNS", 0)
+    bound = rewrite(graph, CPU)
+    assert free.after_s < bound.after_s <= bound.before_s
+
+
+def test_tasks_that_compile_on_their_own_rewrite_only_where_they_are_asked() -> None:
+    plan = resolve("ddp", 2)
+    assert plan.rewrite == "auto"
+    assert settled_for(1, plan).rewrite == "auto"
+    assert settled_for(2, plan).rewrite == "off"
+    assert settled_for(2, with_settings(plan, {"rewrite": "on"})).rewrite == "on"
 
 
 def test_names_of_what_enters_and_leaves_stay() -> None:
