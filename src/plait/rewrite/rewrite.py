@@ -98,7 +98,7 @@ def graph_costs(graph: Graph, predicted_s: float, measured_s: float | None) -> G
 def rewrite(
     graph: Graph, device: Device, *, rules: Sequence[Rule] = RULES, memory: float = MEMORY
 ) -> Rewritten:
-    """The cheapest graph that rules find; one graph and one kind of device give one answer, however fast the machine."""
+    """The cheapest graph that rules find: the same for one kind of device, however fast the machine."""
     began = time.monotonic()
     reason, count = reason_against(graph), sum(1 for _ in graph.ops())
     if reason is not None:

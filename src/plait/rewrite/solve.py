@@ -62,7 +62,10 @@ def solve(
         constraints=LinearConstraint(_matrix(rows, width), low, high),
         integrality=np.ones(width),
         bounds=Bounds(0, 1),
-        options={"node_limit": 1, "mip_rel_gap": _GAP},  # what its first relaxation leads to, however long it takes
+        options={
+            "node_limit": 1,
+            "mip_rel_gap": _GAP,
+        },  # what its first relaxation leads to, however long it takes
     )
     if result.x is None:
         return None
