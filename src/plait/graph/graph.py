@@ -120,6 +120,12 @@ class Graph:
         return tuple(entry for entry in self.inputs if entry.kind == kind)
 
 
+def without_gradients(graph: Graph, names: Collection[str]) -> Graph:
+    """The same graph where no gradients of these parameters are asked for; what only they need is computed by nobody."""
+    kept = {name: node for name, node in graph.gradients.items() if name not in names}
+    return replace(graph, gradients=kept, conditional=graph.conditional.difference(names))
+
+
 def weighed_by_share(graph: Graph) -> Graph:
     """The same graph where other ranks or micro-batches may have other shapes: a weight that is a constant is not
     known to all any more."""

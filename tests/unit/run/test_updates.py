@@ -19,7 +19,7 @@ from tests.unit.run.updates import (
     note,
     ranks_of,
 )
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -27,6 +27,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from plait.errors import JobError, PlanError
 from plait.job.updates.average import Average
 from plait.job.updates.freeze import Freeze
+from plait.run.verify import verify
 
 NEXT = dict(pairwise([*PLANS, next(iter(PLANS))]))
 """The plan under which a run of each plan is resumed."""
@@ -118,6 +119,45 @@ def test_frozen_phases_and_clipping_by_pattern_and_value(plan: str) -> None:
     steps = {name: float(kept["step"]) for name, kept in last.optimizer.tensors.items()}
     assert steps["encoder.0.weight"] == 2, "state begins with the first gradient"
     assert steps["head.bias"] == 4, "and rests while there is none"
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_no_gradients_are_computed_of_what_is_frozen(plan: str) -> None:
+    programs = ranks_of(job_of(**frozen()), plan, PLANS[plan]).programs
+    early, late = (programs.at(step).for_sizes(programs.full_shares()) for step in (0, 4))
+    names = [{n for own in p.classes for b in own.buckets for n in b.parameters} for p in (early, late)]
+    assert not any(name.startswith("encoder.") for name in names[0]) and "encoder.0.weight" in names[1]
+    flops = [sum(s.flops for own in p.classes for s in own.segments.values()) for p in (early, late)]
+    assert flops[0] < 0.6 * flops[1]
+
+
+class Reading(Net):
+    """Runs eagerly: it asks for more than a graph knows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen.append([p.requires_grad for p in self.parameters()])
+        return super().forward(x)[: len(x.tolist())]
+
+
+seen: list[list[bool]] = []
+"""What a forward has found."""
+
+
+@pytest.mark.parametrize("plan", ["single", "zero3"])
+def test_code_that_runs_eagerly_sees_what_is_frozen(plan: str) -> None:
+    job = job_of(**frozen(), model=Reading)
+    for step, told in ((0, [False] * 4 + [True] * 4), (4, [True] * 7 + [False])):
+        ranks = ranks_of(job, plan, PLANS[plan])
+        seen.clear()
+        ranks.run(step)
+        assert ranks.programs.capture_error is not None and seen[-1] == told
+
+
+@pytest.mark.parametrize("plan", ["zero3", "1f1b"])
+def test_a_phase_in_which_nothing_is_trained(plan: str) -> None:
+    job = job_of(**frozen() | {"freeze": [Freeze(parameters="*", first=1, until=2)]})
+    proof = verify(job, plan, 2, steps=3, serial=True)
+    assert proof.ok and proof.eager, (proof.first, proof.eager_first)
 
 
 class Normed(Net):

@@ -49,7 +49,11 @@ class Freeze:
         """Whether it freezes a parameter in a step."""
         assert self.unit == "step", "epochs are counted in steps once the data is known"
         now = self.first <= step and (self.until is None or step < self.until)
-        return now and first_of(as_patterns(self.parameters), name) is not None
+        return now and self.names(name)
+
+    def names(self, name: str) -> bool:
+        """Whether a parameter is one of them."""
+        return first_of(as_patterns(self.parameters), name) is not None
 
 
 def freeze_problems(freeze: Freeze) -> list[Problem]:

@@ -57,7 +57,7 @@ def run_eagerly(
         with (
             torch.enable_grad(),
             _seeded(state, step, micro_batch),
-            trained_alone(list(named.items()), model.parameters),
+            trained_alone(list(named.items()), set(model.parameters) - state.frozen(step)),
         ):
             with state.job.autocast(state.device.type), default_dtype(state.asked), intercepted(takers):
                 result = job.objective_of(state.model, batch)
@@ -83,7 +83,7 @@ def run_eagerly(
 
 @contextmanager
 def trained_alone(named: Sequence[tuple[str, nn.Parameter]], names: Collection[str]) -> Iterator[None]:
-    """What another objective trains needs no gradient now."""
+    """What is frozen, or trained by another objective, needs no gradient now."""
     others = [p for name, p in named if p.requires_grad and name not in names]
     for parameter in others:
         parameter.requires_grad_(False)

@@ -231,8 +231,6 @@ class GradientStore:
         if clip:
             self._coalesce(buckets)
         gradients = self.gradients(buckets)
-        if not gradients:
-            return None
         factor = late_weight.reciprocal() if late_weight is not None else None
         norms = []
         for position, tensors in by_norm(clip, gradients).items():
@@ -252,8 +250,13 @@ class GradientStore:
             if left:
                 foreach.mul_(entries(left), factor)
         clamp(clip, gradients)
-        if not norms:
+        if not clip.norms:
             return None
+        if squares is not None:  # also where this rank has no gradients, or not of all norms
+            whole = squares.sum().sqrt()
+            return whole * factor if factor is not None else whole
+        if not norms:
+            return torch.zeros((), dtype=self._state.dtype, device=self._state.device)
         return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
     def _coalesce(self, buckets: Sequence[Bucket]) -> None:

@@ -106,8 +106,6 @@ class Sums:
         self.norm = self._store.finish(
             now.own.buckets, late_weight=late, clip=instruction.clip, squares=squares
         )
-        if scale is not None and self.norm is None and squares is not None:
-            self.norm = squares.sum().sqrt()  # a rank without gradients skips with the others
 
     def outcome(self, now: Step, instruction: ins.Outcome) -> None:
         """Read total and weight where the gradients are the affair of servers."""

@@ -94,13 +94,17 @@ def _needs_whole(programs: Programs, layout: Layout) -> bool:
 
 
 def _tell_apart(programs: Programs) -> None:
-    """Of several objectives: which parameters get their gradients from which, so that no others share a flat group."""
-    if len(programs.parts) == 1:
+    """Which parameters get their gradients in the same steps, from the same of several objectives: no others share a
+    flat group."""
+    phases = programs.whole.freeze
+    if len(programs.parts) == 1 and not phases:
         return
     size = micro_batch_sizes(programs.job.batch, programs.job.accumulate)[0]
     try:
         graphs = [one.captures.of_size(size) for one in programs.parts]
     except CaptureError as error:
+        if len(programs.parts) == 1:  # what runs eagerly leaves gradients out by itself
+            return
         raise PlanError(
             f"plan {programs.plan.name} cuts parameters by what each of several objectives trains, but {error.what}",
             fix=error.fix,
@@ -108,7 +112,8 @@ def _tell_apart(programs: Programs) -> None:
     compiler = programs.compiler
     for entry in graphs[0].inputs_of("parameter"):
         reached = tuple(at for at, graph in enumerate(graphs) if entry.name in graph.gradients)
-        compiler.partition = {**compiler.partition, entry.name: reached}
+        frozen = tuple(at for at, phase in enumerate(phases) if phase.names(entry.name))
+        compiler.partition = {**compiler.partition, entry.name: (reached, frozen) if reached else ()}
 
 
 def _first_step(programs: Programs, leading: Programs) -> Program:

@@ -5,6 +5,7 @@ instructions, and the reason is kept for the user.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -66,6 +67,8 @@ class Programs:
         self._plain: Program | None = None
         """What workers compute in some step, without averages and servers."""
         self._averaged: tuple[Flat, ...] | None = None
+        self._frozen: dict[frozenset[str], Programs] = {}
+        """Those of steps in which some parameters are frozen, by which."""
 
     @classmethod
     def several(
@@ -84,8 +87,22 @@ class Programs:
         self._varying = Latest[Any, Varying](_CUTS)
 
     def at(self, step: int) -> "Programs":
-        """Those of the objective whose turn a step is."""
-        return self.parts[self.whole.turn(step).objective]
+        """Those of the objective whose turn a step is, without gradients of what is frozen in it."""
+        part = self.parts[self.whole.turn(step).objective]
+        return part._while_frozen(step) if self.whole.freeze else part
+
+    def _while_frozen(self, step: int) -> "Programs":
+        """Those that leave out the gradients of what is frozen, where nobody keeps anything by them from step to step."""
+        trained, plan = self.trained, self.plan
+        untrained = self.whole.frozen_in(step, trained)
+        keeps = plan.agreement.weights == "server" or plan.pipe.asynchronous or plan.sync.compress != "none"
+        if self.capture_error is not None or keeps or not untrained or untrained == trained:
+            return self
+        if untrained not in self._frozen:
+            made = self._frozen[untrained] = copy(self)
+            made.compiler, made._varying = self.compiler.without(untrained), Latest[Any, Varying](_CUTS)
+            made._news, made._plain = [], None
+        return self._frozen[untrained]
 
     @property
     def plan(self) -> Plan:

@@ -7,6 +7,7 @@ holds for the whole run: where parameters are held, the resolved plan, and that 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 
@@ -15,7 +16,7 @@ import torch
 from plait.errors import CaptureError, JobError, PlanError
 from plait.graph.capture.capture import LeafShapes
 from plait.graph.from_job import Captures
-from plait.graph.graph import Graph, weighed_by_share
+from plait.graph.graph import Graph, weighed_by_share, without_gradients
 from plait.job.job import Job
 from plait.plan.mesh import Mesh
 from plait.plan.plan import DATA, Plan
@@ -69,6 +70,8 @@ class StepCompiler:
         """Where parameters are held, once that is known."""
         self.partition: Mapping[str, object] = {}
         """Parameters that are not trained alike, which share no group."""
+        self.untrained: frozenset[str] = frozenset()
+        """Parameters that are frozen in these steps: no gradients of them are computed."""
         self.whole_tensors = False
         """Whether ZeRO cuts between parameters, because the optimizer needs whole ones."""
         self.capture_error: CaptureError | None = None
@@ -84,6 +87,12 @@ class StepCompiler:
     def follow(self, first: "StepCompiler") -> None:
         """Hold parameters as another compiler does, and choose ops anew."""
         self.layout, self.plan, self._resolved_for = first.layout, first.plan, -1
+
+    def without(self, untrained: frozenset[str]) -> "StepCompiler":
+        """Of the same steps while some parameters are frozen."""
+        made = copy(self)
+        made.untrained = untrained
+        return made
 
     def give_up(self, error: CaptureError, shapes: Sequence[LeafShapes]) -> None:
         """Run eagerly from here on, where the plan allows it: of these shapes, the model cannot be captured."""
@@ -136,7 +145,8 @@ class StepCompiler:
                 size = sum(entry)
                 if (size, own) not in kinds:
                     kind = size if size not in graphs else -len(graphs)
-                    graphs[kind] = self._rewritten(self._captures.of_leaves(own, size))
+                    graph = self._rewritten(self._captures.of_leaves(own, size))
+                    graphs[kind] = without_gradients(graph, self.untrained) if self.untrained else graph
                     kinds[(size, own)] = kind
         return graphs, [kinds[(sum(entry), own)] for entry, own in zip(units, shapes, strict=True)]
 
