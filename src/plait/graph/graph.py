@@ -121,7 +121,7 @@ class Graph:
 
 
 def without_gradients(graph: Graph, names: Collection[str]) -> Graph:
-    """The same graph where no gradients of these parameters are asked for; what only they need is computed by nobody."""
+    """The same graph where nobody asks for the gradients of these parameters, nor computes what only they need."""
     kept = {name: node for name, node in graph.gradients.items() if name not in names}
     return replace(graph, gradients=kept, conditional=graph.conditional.difference(names))
 

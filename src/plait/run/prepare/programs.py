@@ -92,7 +92,7 @@ class Programs:
         return part._while_frozen(step) if self.whole.freeze else part
 
     def _while_frozen(self, step: int) -> "Programs":
-        """Those that leave out the gradients of what is frozen, where nobody keeps anything by them from step to step."""
+        """Those without gradients of what is frozen; all gradients where something is kept by them between steps."""
         trained, plan = self.trained, self.plan
         untrained = self.whole.frozen_in(step, trained)
         keeps = plan.agreement.weights == "server" or plan.pipe.asynchronous or plan.sync.compress != "none"
