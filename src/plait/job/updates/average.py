@@ -28,6 +28,9 @@ class Average:
     """Steps from one time to the next."""
     buffers: bool = False
     """Whether buffers are averaged too; else, as counters always, they are those of the model when last taken."""
+    update_bn: int = 0
+    """Steps, from the job's first on, whose batches the averaged model sees before each evaluation and checkpoint, to
+    make the statistics of batch norm anew, as `torch.optim.swa_utils.update_bn` does; 0: none."""
     evaluate: bool = True
     """Whether evaluations measure the averaged weights, once there are any."""
 
@@ -59,10 +62,14 @@ def average_problems(average: Average) -> list[Problem]:
         found.append(Problem(what=f"kind is {average.kind!r}.", fix="use kind='ema' or kind='swa'."))
     if not isinstance(average.decay, int | float) or not 0 <= average.decay <= 1:
         found.append(Problem(what=f"decay is {average.decay!r}.", fix="give decay a number from 0 to 1."))
-    for name, least in (("start", 0), ("every", 1)):
+    for name, least in (("start", 0), ("every", 1), ("update_bn", 0)):
         value = getattr(average, name)
         if not is_whole(value) or value < least:
             found.append(Problem(what=f"{name} is {value!r}.", fix=f"give {name} a whole number >= {least}."))
+    if average.buffers is True and average.update_bn:
+        found.append(
+            Problem(what="buffers are averaged, and made anew by update_bn.", fix="choose one of the two.")
+        )
     for name in ("buffers", "evaluate"):
         if not isinstance(getattr(average, name), bool):
             found.append(

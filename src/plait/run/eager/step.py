@@ -56,7 +56,7 @@ def run_eagerly(
         job = state.part(step)
         with (
             torch.enable_grad(),
-            _seeded(state, step, micro_batch),
+            seeded(state, step, micro_batch),
             trained_alone(list(named.items()), set(model.parameters) - state.frozen(step)),
         ):
             with state.job.autocast(state.device.type), default_dtype(state.asked), intercepted(takers):
@@ -108,7 +108,8 @@ def _takers(
 
 
 @contextmanager
-def _seeded(state: ModelState, step: int, micro_batch: int) -> Iterator[None]:
+def seeded(state: ModelState, step: int, micro_batch: int) -> Iterator[None]:
+    """What torch draws belongs to a micro-batch, and leaves no trace."""
     with torch.random.fork_rng(devices=[state.device] if state.device.type == "cuda" else []):
         seed_torch(seed_of(state.job, step, micro_batch))
         yield

@@ -22,6 +22,7 @@ from plait.job.data.share import LoadedStep
 from plait.run.checkpoint.saver import Notice, Saver
 from plait.run.checkpoint.state import TrainingState, snapshot
 from plait.run.checkpoint.store import save_checkpoint
+from plait.run.eager.batch_norm import fit_batch_norm
 from plait.run.hold.copies import copies_of
 from plait.run.hold.worker_states import of_one, with_workers
 from plait.run.interpret.machine import Machine
@@ -67,6 +68,8 @@ class Together:
         self._kept.load(progress)
         self.is_best = False
         self._saved = -1
+        self._fitted = 0
+        """Times that weights were taken for the average when batch norm saw it last."""
         self._gradients: list[dict[str, Tensor]] = []
         self._latest: deque[dict[str, Any]] = deque()
         """What was told of the last steps, in case that rank 0 is lost."""
@@ -136,6 +139,7 @@ class Together:
         """Each measures its part of the held-out data."""
         held_out = self.programs.held_out
         assert held_out is not None
+        self._fit_average()
         with (
             self.watch.observer.beside(step, "evaluate"),
             self.machine.averaging.shown(self.task.plan, self._add_up),
@@ -155,6 +159,22 @@ class Together:
             averages.shown() if averages is not None and rule is not None and rule.evaluate else nullcontext()
         )
 
+    def _fit_average(self) -> None:
+        """Let batch norm see averaged weights before anybody looks at them, where the job asks for it."""
+        rule, averages, state = self.task.job.average, self._state.averages, self._state
+        if rule is None or averages is None or not rule.update_bn or self._fitted == averages.count:
+            return
+        source = self.programs.captures.source
+        with (
+            self.watch.observer.beside(state.steps_done - 1, "evaluate"),
+            averages.shown(),
+            state.whole_model(self._fetch),
+        ):
+            fit_batch_norm(state, source, rule.update_bn, self.seat.rank, self.seat.ranks, self._add_up)
+            for name, buffer in state.buffers.items():
+                averages.tensors[name].copy_(buffer)
+        self._fitted = averages.count
+
     def ends(self, loaded: LoadedStep) -> bool:
         """Whether an interrupted run ends here, which all ranks must know of: it lasts until they have met."""
         ahead = self.task.plan.agreement.round
@@ -170,6 +190,7 @@ class Together:
             self._saver is None and state.holding is None and not averages
         ):
             return
+        self._fit_average()
         if self.ledger is not None:
             self.ledger.flush()  # a run resumed from here must find what led here, whatever kills this one
         with self.watch.observer.beside(state.steps_done - 1, "checkpoint"):

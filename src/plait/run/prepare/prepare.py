@@ -47,10 +47,10 @@ def prepare(
     source = (
         captures.source if captures is not None else open_data(job.data, job.collate, skip_bad=job.skip_bad)
     )
-    found = [problem.partition("; ") for problem in problems(job, source.num_samples, plan.data_ranks)]
-    if found:
+    wrong = [problem.partition("; ") for problem in problems(job, source.num_samples, plan.data_ranks)]
+    if wrong:
         raise JobError(
-            "; ".join(what for what, _, _ in found) + ".", fix="; ".join(fix for _, _, fix in found) + "."
+            "; ".join(what for what, _, _ in wrong) + ".", fix="; ".join(fix for _, _, fix in wrong) + "."
         )
     job = job.in_steps(source.num_samples)
     check_rules(job, plan)
@@ -77,7 +77,8 @@ def prepare(
     notices = dict.fromkeys(
         line for one, at in zip(programs.parts, firsts, strict=True) for line in _notices(at, one)
     )
-    tell({"compiled_s": time.perf_counter() - began, "notices": list(notices)})
+    found = [*notices, *_average_notices(programs)]
+    tell({"compiled_s": time.perf_counter() - began, "notices": found})
     return programs
 
 
@@ -187,6 +188,24 @@ def _recompute_notices(program: Program, programs: Programs) -> list[str]:
     effect = effect_of_recompute(program, programs)
     name = setting if isinstance(setting, str) else ", ".join(setting)
     return [] if effect is None else [f"recompute {name}: {effect}."]
+
+
+def _average_notices(programs: Programs) -> list[str]:
+    """That statistics of batch norm are not those of averaged weights, or how they become it."""
+    rule = programs.whole.average
+    if rule is None or not any(
+        name.endswith("running_var") for name, _ in programs.whole.build_model().named_buffers()
+    ):
+        return []
+    if rule.update_bn:
+        return [
+            f"average: batch norm sees the batches of {rule.update_bn} steps before each evaluation and checkpoint."
+        ]
+    if rule.kind == "ema" or rule.buffers:
+        return []
+    return [
+        "average: the statistics of batch norm are those of the last weights. Fix: Average(..., update_bn=100)."
+    ]
 
 
 def _notices(program: Program, programs: Programs) -> list[str]:

@@ -59,6 +59,11 @@ def check_rules(job: Job, plan: Plan) -> None:
             "mix weights between them, and have no such weights in common.",
             fix=f"{_MARCHING}.",
         )
+    if job.average is not None and job.average.update_bn and not together:
+        raise PlanError(
+            f"average.update_bn: under plan {plan.name} servers hold the averages, and run no model.",
+            fix="leave it out and call torch.optim.swa_utils.update_bn on a model with Result.averaged; or use ddp.",
+        )
     if job.average is not None and job.average.evaluate and job.evaluate is not None and not together:
         raise PlanError(
             f"average.evaluate: under plan {plan.name} servers hold the averages, and workers measure.",
