@@ -84,7 +84,7 @@ class Squeeze(nn.Module):
 class Adapters(nn.Module):
     """A frozen weight with low-rank adapters, added up as weights."""
 
-    def __init__(self, width: int = 256, rank: int = 4, count: int = 2) -> None:
+    def __init__(self, width: int = 256, rank: int = 4, count: int = 4) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(width, width) / width, requires_grad=False)
         self.downs = nn.ParameterList(torch.randn(rank, width) / width for _ in range(count))
@@ -100,7 +100,7 @@ class Adapters(nn.Module):
 class Recommender(nn.Module):
     """Many small towers on one input."""
 
-    def __init__(self, width: int = 64, towers: int = 6, hidden: int = 8) -> None:
+    def __init__(self, width: int = 64, towers: int = 12, hidden: int = 8) -> None:
         super().__init__()
         self.towers = nn.ModuleList(nn.Linear(width, hidden) for _ in range(towers))
         self.last = nn.Linear(towers * hidden, width)

@@ -19,7 +19,7 @@ from plait.graph.ops.beside import BESIDE
 from plait.rewrite.language import WORDS
 from plait.rewrite.saturate import Classes, Way
 from plait.rewrite.solve import Choice
-from plait.rewrite.terms import Terms
+from plait.rewrite.terms import Terms, sources_of
 from plait.torch_private import pytree
 
 aten = torch.ops.aten
@@ -145,9 +145,10 @@ class _Build:
         for number, node in enumerate(self.graph.graph.nodes):
             if node.op != "output":
                 place.setdefault(self.classes.of_term[self.terms.of_node[node]], number)
+        captured = set(place)
         for own in self._last_first(parts):  # what is new stands right before what needs it first
             for source in parts[own]:
-                if source not in self._first:
+                if source not in captured:
                     place[source] = min(place.get(source, place[own]), place[own])
         users: dict[int, list[int]] = {}
         waits = {}
@@ -186,7 +187,7 @@ class _Build:
 
     def _make(self, own: int, parts: tuple[int, ...], *, late: bool) -> None:
         way, sources = self._way(own), [self.nodes[part] for part in parts]
-        old = self._old(own, way)
+        old = self._old(own, way, parts)
         if old is not None:
             given = iter(sources)
             args, kwargs = map_arg((old.args, old.kwargs), lambda node: next(given))
@@ -203,16 +204,20 @@ class _Build:
             self._evaluate(made)
         self.nodes[own] = made
 
-    def _old(self, own: int, way: Way) -> fx.Node | None:
+    def _old(self, own: int, way: Way, parts: tuple[int, ...]) -> fx.Node | None:
         """The node that computed a class this way."""
         at: int | None
         if way.word == "op":
             at = way.numbers[0]
             return self.terms.nodes[at]
         at = self._first.get(own)
-        if at is None or self.choice[own] != self.written.get(own) or way.word == "cat":
+        if at is None or self.choice[own] != self.written.get(own):
             return None
-        return self.terms.nodes[at]
+        node = self.terms.nodes[at]
+        if way.word != "cat":
+            return node
+        joined = tuple(self.classes.of_term[self.terms.of_node[source]] for source in sources_of(node))
+        return node if joined == parts and not self._are_parameters([self.nodes[p] for p in parts]) else None
 
     def _are_parameters(self, sources: list[fx.Node]) -> bool:
         names = {entry.node for entry in self.graph.inputs_of("parameter")}

@@ -32,7 +32,7 @@ def extract(
     of time: ranks that choose on their own choose the same.
     """
     needed, left = list(roots), _MOST_COLUMNS
-    allowed = _without_circles(classes, _allowed(classes, priced), _order(classes))
+    allowed = _without_circles(classes, _allowed(classes, priced, written), _order(classes))
     fixed = _forced(classes, allowed, needed)
     while _settle(classes, priced, allowed, fixed, written):
         fixed = _forced(classes, allowed, needed)
@@ -56,9 +56,13 @@ def extract(
     return _reached(classes, found, needed)
 
 
-def _allowed(classes: Classes, priced: Priced) -> list[list[int]]:
-    """Ways that can be: those that cost something finite, and of what the forward computes, those it can compute."""
-    return [
+def _allowed(classes: Classes, priced: Priced, written: Choice) -> list[list[int]]:
+    """Ways that can be: those that cost something finite, and of what the forward computes, those it can compute.
+
+    Of tensors side by side, which are put together at once however they are nested, those nested to the left; of
+    parts, those of the largest: all neighbours are merged or none, of which there are few choices instead of many.
+    """
+    found = [
         [
             index
             for index, way in enumerate(ways)
@@ -68,6 +72,27 @@ def _allowed(classes: Classes, priced: Priced) -> list[list[int]]:
         ]
         for own, ways in enumerate(classes.ways)
     ]
+    only_joined = [
+        len({(w.word, w.numbers) for w in ways}) == 1 and ways[0].word == "cat" for ways in classes.ways
+    ]
+
+    def nested_right(own: int, index: int) -> bool:
+        way = classes.ways[own][index]
+        right = way.tensors[1] if way.word == "cat" else None
+        return right is not None and only_joined[right] and classes.ways[right][0].numbers == way.numbers
+
+    for own, ways in enumerate(found):
+        joined = [index for index in ways if classes.ways[own][index].word == "cat"]
+        others = {index for index in joined if nested_right(own, index) and index != written.get(own)}
+        others = others if len(others) < len(joined) else set()
+        sizes = {
+            index: value_bytes(priced.values[classes.ways[own][index].tensors[0]])
+            for index in ways
+            if classes.ways[own][index].word == "slice"
+        }
+        others |= {i for i, size in sizes.items() if size < max(sizes.values()) and i != written.get(own)}
+        found[own] = [index for index in ways if index not in others]
+    return found
 
 
 def _forced(classes: Classes, allowed: Sequence[Sequence[int]], roots: Iterable[int]) -> set[int]:

@@ -13,7 +13,10 @@ import torch
 from torch import fx
 
 from plait.cluster.cluster import Device
+from plait.graph.cost import value_bytes
+from plait.graph.graph import Graph
 from plait.graph.op_family import family
+from plait.graph.ops.beside import BESIDE
 from plait.program.cost.op_time import node_work, op_seconds
 from plait.rewrite.language import WORDS
 from plait.rewrite.saturate import Classes, Way
@@ -66,6 +69,9 @@ def price(classes: Classes, terms: Terms, parameters: set[int], device: Device) 
     beside = _side_by_side(classes, parameters)
     early = _early(classes, terms)
     known: dict[object, float] = {}
+    joined = {
+        (own, way.numbers) for own, ways in enumerate(classes.ways) for way in ways if way.word == "cat"
+    }
 
     def seconds_of(way: Way) -> float:
         """Ways that are alike, as those of repeated blocks, are priced once."""
@@ -73,15 +79,30 @@ def price(classes: Classes, terms: Terms, parameters: set[int], device: Device) 
             return _seconds(way, values, terms, beside, device)
         given = [values[source] for source in way.tensors]
         shapes = tuple((v.shape, v.dtype) if isinstance(v, torch.Tensor) else None for v in given)
-        key = (way.word, way.numbers, shapes, way.word == "cat" and set(way.tensors) <= beside)
+        copied = _share_copied(way, given, joined)
+        key = (way.word, way.numbers, shapes, way.word == "cat" and set(way.tensors) <= beside, copied)
         if key not in known:
-            known[key] = _seconds(way, values, terms, beside, device)
+            known[key] = copied * _seconds(way, values, terms, beside, device)
         return known[key]
 
     seconds = [[seconds_of(way) for way in own] for own in classes.ways]
     for own, is_early in enumerate(early):
         backward[own] = not is_early
     return Priced(seconds=seconds, values=values, backward=backward)
+
+
+def _share_copied(way: Way, given: list[Any], joined: set[tuple[int, tuple[Any, ...]]]) -> float:
+    """Of tensors side by side, the share that is copied here: what can be so put together itself is copied there."""
+    sizes = [value_bytes(value) for value in given]
+    if way.word != "cat" or not sum(sizes):
+        return 1.0
+    own = (size for size, at in zip(sizes, way.tensors, strict=True) if (at, way.numbers) not in joined)
+    return sum(own) / sum(sizes)
+
+
+def graph_seconds(graph: Graph, device: Device) -> float:
+    """What the ops of a graph take, by the same prices."""
+    return sum(_op_seconds(node, device) for node in graph.ops())
 
 
 def _fill(classes: Classes, values: list[Any]) -> None:
@@ -162,6 +183,10 @@ def _op_seconds(node: fx.Node, device: Device) -> float:
         return op_seconds(work, device) if work is not None else _AHEAD_S
     if node.target is operator.getitem:
         return 0.0
+    if node.target is BESIDE:
+        return _BESIDE_S
+    if node.target is torch.ops.aten.split_with_sizes.default:
+        return _PART_S * len(node.meta["val"])
     work = node_work(node)
     if work is None:
         return _PART_S if node.target is torch.ops.aten.slice.Tensor else _VIEW_S

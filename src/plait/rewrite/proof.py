@@ -5,8 +5,10 @@ functions: whole numbers make no rounding, so small cases are compared to the la
 and other strides come after.
 """
 
+import operator
 from collections.abc import Iterator, Mapping
 from itertools import product
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,10 +21,15 @@ _SMALL = (1, 2, 3)
 """Lengths of dims that are all tried together."""
 _FEW = 4
 """Dims; of rules with more, fewer lengths are tried together."""
+_FURTHER = "yz"
+"""Dims that `*` stands for, beside none."""
 _LARGEST = 9
 """Lengths of dims that are tried by chance."""
 _CLOSE = 1e-12
 """Of the largest value: what other orders of summation may differ by in float64."""
+
+
+_ARITHMETIC = MappingProxyType({"+": operator.add, "-": operator.sub, "*": operator.mul})
 
 
 class _NoCaseError(Exception):
@@ -53,7 +60,17 @@ def _same(left: Tensor, right: Tensor, *, exact: bool) -> bool:
 
 
 def _values(rule: Rule, trials: int, generator: torch.Generator) -> Iterator[tuple[bool, dict[str, Any]]]:
-    letters = sorted({letter for letters in rule.shapes.values() for letter in letters})
+    further = any(own.endswith("*") for own in rule.shapes.values())
+    for more in ("", _FURTHER) if further else ("",):
+        yield from _shaped(
+            {n: own.replace("*", more) for n, own in rule.shapes.items()}, rule, trials, generator
+        )
+
+
+def _shaped(
+    shapes: Mapping[str, str], rule: Rule, trials: int, generator: torch.Generator
+) -> Iterator[tuple[bool, dict[str, Any]]]:
+    letters = sorted({letter for letters in shapes.values() for letter in letters})
     small = _SMALL if len(letters) <= _FEW else _SMALL[:2]
     numbers = rule.numbers or {}
     chosen = [dict(zip(numbers, values, strict=True)) for values in product(*numbers.values())]
@@ -62,12 +79,12 @@ def _values(rule: Rule, trials: int, generator: torch.Generator) -> Iterator[tup
         for given in chosen:
             tensors = {
                 name: torch.randint(-8, 9, [shape[x] for x in own], generator=generator).double()
-                for name, own in rule.shapes.items()
+                for name, own in shapes.items()
             }
             yield True, tensors | given
     for trial in range(trials):
         shape = {x: int(torch.randint(1, _LARGEST + 1, (), generator=generator)) for x in letters}
-        tensors = {n: _strided([shape[x] for x in own], generator) for n, own in rule.shapes.items()}
+        tensors = {n: _strided([shape[x] for x in own], generator) for n, own in shapes.items()}
         yield False, tensors | chosen[trial % len(chosen)]
 
 
@@ -108,14 +125,16 @@ def _run(term: Term, known: Mapping[str, Any]) -> Any:
     if isinstance(term, str):
         return known[term] if term in known else _number(term)
     name, args = term[0], [_run(entry, known) for entry in term[1:]]
-    if name in ("+", "-"):
-        return args[0] + args[1] if name == "+" else args[0] - args[1]
+    if name in _ARITHMETIC:
+        return _ARITHMETIC[name](*args)
     if name in ("shape", "size"):
         return tuple(args[0].shape) if name == "shape" else args[0].shape[args[1]]
     if name in ("vec-get", "vec-length"):
         return args[0][args[1]] if name == "vec-get" else len(args[0])
     word = WORDS[name]
     numbers, tensors = args[: len(word.numbers)], args[len(word.numbers) :]
+    if name in ("slice", "cat") and numbers[0] >= tensors[0].ndim:
+        raise _NoCaseError
     if name == "slice" and not 0 <= numbers[1] < numbers[2] <= tensors[0].shape[numbers[0]]:
         raise _NoCaseError
     target, given = word.call(numbers, tensors)

@@ -14,7 +14,7 @@ from plait.graph.graph import Graph
 from plait.program.cost.op_time import node_work
 from plait.rewrite.build import build
 from plait.rewrite.extract import extract
-from plait.rewrite.price import price
+from plait.rewrite.price import graph_seconds, price
 from plait.rewrite.rule import Rule
 from plait.rewrite.rules import RULES, TOLD
 from plait.rewrite.saturate import Classes, saturate
@@ -113,9 +113,10 @@ def rewrite(
     roots = [classes.of_term[terms.of_node[node]] for node in output.all_input_nodes]
     roots += [classes.of_term[terms.of_node[nodes[entry.node]]] for entry in graph.inputs]
     choice = extract(classes, priced, roots, written, memory)
-    before_s = sum(priced.seconds[own][way] for own, way in written.items())
-    after_s = sum(priced.seconds[own][way] for own, way in choice.items())
-    made = build(graph, terms, classes, choice, written) if after_s < before_s else graph
+    made = build(graph, terms, classes, choice, written)
+    before_s, after_s = graph_seconds(graph, device), graph_seconds(made, device)
+    if after_s >= before_s:
+        made, after_s = graph, before_s
     return Rewritten(
         graph=made,
         before=count,

@@ -26,7 +26,7 @@ class Rule:
     parts: dict[str, str] | None = None
     """What variables equal, where terms are just to be there."""
     shapes: dict[str, str]
-    """Of every tensor, a letter for each dim: the same letter is the same length."""
+    """Of every tensor, a letter for each dim: the same letter is the same length; `*`: any further dims."""
     numbers: dict[str, tuple[Any, ...]] | None = None
     """Of every other variable, what a proof tries."""
     when: tuple[str, ...] = ()

@@ -139,26 +139,115 @@ ELEMENTWISE = (
         name="an elementwise function of a part",
         given=("(map1 f (slice d s e a))",),
         gives=("(slice d s e (map1 f a))",),
-        shapes={"a": "mn"},
-        numbers={"f": ("relu.default", "silu.default"), "d": (0, 1), "s": (0, 1), "e": (1, 2)},
+        shapes={"a": "mn*"},
+        numbers={"f": ("relu.default", "silu.default"), "d": (0, 1, 2), "s": (0, 1), "e": (1, 2)},
     ),
     Rule(
         name="an elementwise function of parts",
         given=("(map2 f (slice d s e a) (slice d s e b))",),
         gives=("(slice d s e (map2 f a b))",),
-        shapes={"a": "mn", "b": "mn"},
-        numbers={"f": ("mul.Tensor", "threshold_backward.default 0"), "d": (0, 1), "s": (0, 1), "e": (1, 2)},
+        shapes={"a": "mn*", "b": "mn*"},
+        numbers={
+            "f": ("mul.Tensor", "threshold_backward.default 0"),
+            "d": (0, 1, 2),
+            "s": (0, 1),
+            "e": (1, 2),
+        },
         when=("(= (shape a) (shape b))",),
+    ),
+    Rule(
+        name="an elementwise function side by side",
+        given=("(cat d (map1 f a) (map1 f b))",),
+        gives=("(map1 f (cat d a b))",),
+        shapes={"a": "mn*", "b": "mn*"},
+        numbers={"f": ("relu.default", "silu.default"), "d": (0, 1, 2)},
     ),
     Rule(
         name="elementwise functions side by side",
         given=("(cat d (map2 f a b) (map2 f x y))",),
         gives=("(map2 f (cat d a x) (cat d b y))",),
-        shapes={"a": "mn", "b": "mn", "x": "mn", "y": "mn"},
-        numbers={"f": ("mul.Tensor", "threshold_backward.default 0"), "d": (0, 1)},
+        shapes={"a": "mn*", "b": "mn*", "x": "mn*", "y": "mn*"},
+        numbers={"f": ("mul.Tensor", "threshold_backward.default 0"), "d": (0, 1, 2)},
     ),
 )
 """Of elementwise functions."""
+
+SCALING = (
+    Rule(
+        name="a product scaled by its left side",
+        given=("(scale s (mm a b))",),
+        gives=("(mm (scale s a) b)",),
+        shapes={"a": "mk", "b": "kn"},
+        numbers={"s": (0.5, -2.0)},
+        when=("(weight a)",),
+    ),
+    Rule(
+        name="a product scaled by its right side",
+        given=("(scale s (mm a b))",),
+        gives=("(mm a (scale s b))",),
+        shapes={"a": "mk", "b": "kn"},
+        numbers={"s": (0.5, -2.0)},
+        when=("(weight b)",),
+    ),
+    Rule(
+        name="a product of what is scaled",
+        given=("(mm (scale s a) b)",),
+        gives=("(scale s (mm a b))",),
+        shapes={"a": "mk", "b": "kn"},
+        numbers={"s": (0.5, -2.0)},
+    ),
+    Rule(
+        name="a product with what is scaled",
+        given=("(mm a (scale s b))",),
+        gives=("(scale s (mm a b))",),
+        shapes={"a": "mk", "b": "kn"},
+        numbers={"s": (0.5, -2.0)},
+    ),
+    Rule(
+        name="scaled twice",
+        given=("(scale s (scale r a))",),
+        gives=("(scale (* s r) a)",),
+        shapes={"a": "mn*"},
+        numbers={"s": (0.5, -2.0), "r": (0.25, 3.0)},
+    ),
+    Rule(name="scaled by one", given=("(scale 1.0 a)",), gives=("a",), shapes={"a": "mn*"}),
+    Rule(
+        name="a sum of what is scaled alike",
+        given=("(add (scale s a) (scale s b))",),
+        gives=("(scale s (add a b))",),
+        shapes={"a": "mn*", "b": "mn*"},
+        numbers={"s": (0.5, -2.0)},
+    ),
+    Rule(
+        name="a part, scaled",
+        given=("(scale f (slice d s e a))",),
+        gives=("(slice d s e (scale f a))",),
+        shapes={"a": "mn*"},
+        numbers={"f": (0.5, -2.0), "d": (0, 1, 2), "s": (0, 1), "e": (1, 2)},
+    ),
+    Rule(
+        name="transposed and scaled",
+        given=("(scale s (t a))",),
+        gives=("(t (scale s a))",),
+        shapes={"a": "mn"},
+        numbers={"s": (0.5, -2.0)},
+    ),
+    Rule(
+        name="scaled and transposed",
+        given=("(t (scale s a))",),
+        gives=("(scale s (t a))",),
+        shapes={"a": "mn"},
+        numbers={"s": (0.5, -2.0)},
+    ),
+    Rule(
+        name="a view, scaled",
+        given=("(scale f (view s a))",),
+        gives=("(view s (scale f a))",),
+        shapes={"a": "mn*"},
+        numbers={"f": (0.5, -2.0), "s": ("-1", "1,-1")},
+    ),
+)
+"""Of numbers that tensors are multiplied with."""
 
 SHAPES = (
     Rule(
@@ -197,38 +286,38 @@ SHAPES = (
         name="part of a part",
         given=("(slice d s e (slice d u v a))",),
         gives=("(slice d (+ u s) (+ u e) a)",),
-        shapes={"a": "mn"},
-        numbers={"d": (0, 1), "s": (0, 1), "e": (1, 2), "u": (0, 1), "v": (3,)},
+        shapes={"a": "mn*"},
+        numbers={"d": (0, 1, 2), "s": (0, 1), "e": (1, 2), "u": (0, 1), "v": (3,)},
         when=("(>= (- v u) e)",),
     ),
     Rule(
         name="parts put together again",
         given=("(cat d (slice d s m a) (slice d m e a))",),
         gives=("(slice d s e a)",),
-        shapes={"a": "mn"},
-        numbers={"d": (0, 1), "s": (0, 1), "m": (1,), "e": (2, 3)},
+        shapes={"a": "mn*"},
+        numbers={"d": (0, 1, 2), "s": (0, 1), "m": (1,), "e": (2, 3)},
     ),
     Rule(
         name="all of it",
         given=("(slice d 0 e a)",),
         gives=("a",),
-        shapes={"a": "mn"},
-        numbers={"d": (0, 1), "e": (1, 2, 3)},
+        shapes={"a": "mn*"},
+        numbers={"d": (0, 1, 2), "e": (1, 2, 3)},
         when=("(= shape_all (shape a))", "(= e (vec-get shape_all d))"),
     ),
     Rule(
         name="side by side, to the right",
         given=("(cat d (cat d a b) c)",),
         gives=("(cat d a (cat d b c))",),
-        shapes={"a": "mk", "b": "mk", "c": "mk"},
-        numbers={"d": (0, 1)},
+        shapes={"a": "mk*", "b": "mk*", "c": "mk*"},
+        numbers={"d": (0, 1, 2)},
     ),
     Rule(
         name="side by side, to the left",
         given=("(cat d a (cat d b c))",),
         gives=("(cat d (cat d a b) c)",),
-        shapes={"a": "mk", "b": "mk", "c": "mk"},
-        numbers={"d": (0, 1)},
+        shapes={"a": "mk*", "b": "mk*", "c": "mk*"},
+        numbers={"d": (0, 1, 2)},
     ),
     Rule(
         name="parts of what lies side by side",
@@ -238,7 +327,7 @@ SHAPES = (
             "a": "(slice 1 0 (size a 1) (cat 1 a b))",
             "b": "(slice 1 (size a 1) (+ (size a 1) (size b 1)) (cat 1 a b))",
         },
-        shapes={"a": "mn", "b": "mk"},
+        shapes={"a": "mn*", "b": "mk*"},
     ),
     Rule(
         name="sums of equal views",
@@ -265,7 +354,7 @@ SHAPES = (
 )
 """Of transposes, slices and what lies side by side."""
 
-RULES = (*PRODUCTS, *CONVOLUTIONS, *ELEMENTWISE, *SHAPES)
+RULES = (*PRODUCTS, *CONVOLUTIONS, *ELEMENTWISE, *SCALING, *SHAPES)
 """All."""
-TOLD = (*PRODUCTS, *CONVOLUTIONS)
+TOLD = (*PRODUCTS, *CONVOLUTIONS, *SCALING)
 """Those that people are told of; the others only carry them on."""

@@ -21,8 +21,8 @@ _ROUNDS = 24
 """Times that all rules are tried at most."""
 _AT_ONCE = 50
 """Terms that are told to egglog in one rule."""
-_MOST_WAYS = 40
-"""Ways to compute something, for every term of the graph, at which it stops; at least a thousand in all."""
+_MOST_WAYS = 400
+"""Matches of rules, for every term of the graph, at which it stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def saturate(terms: Terms, rules: Sequence[Rule]) -> Classes:
     pairs += [f"(next (term {first}) (term {second}))" for first, second in follows]
     egraph.run_program(*egraph.parse_program(f"(rule () ({' '.join(pairs)}) :ruleset facts) (run facts 1)"))
     used: dict[str, int] = {}
-    most, changed = max(1000, _MOST_WAYS * len(terms.terms)), True
+    most, changed = _MOST_WAYS * len(terms.terms), True
     (step,) = egraph.parse_program("(run 1)")
     for _ in range(_ROUNDS):
         (output,) = egraph.run_program(step)
@@ -118,11 +118,6 @@ def _written(at: int, terms: Terms) -> str:
         f'"{number}"' if isinstance(number, str) else repr(float(number) if sort == "f64" else number)
         for number, sort in zip(term.numbers, WORDS[term.word].numbers, strict=True)
     ]
-    if term.word == "cat":  # of two at a time
-        made = tensors[0]
-        for tensor in tensors[1:]:
-            made = f"(cat {numbers[0]} {made} {tensor})"
-        return made
     return f"({' '.join([term.word, *numbers, *tensors])})"
 
 

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import isfinite
 from typing import Any
 
 import torch
@@ -88,21 +89,27 @@ def read_terms(graph: Graph) -> Terms:
         if node.target in _VIEWS and _shape(node) == _shape(node.args[0]):
             found.of_node[node] = found.of_node[node.args[0]]
             continue
-        found.add(node, _term(node, found), known)
+        found.add(node, _term(node, found, known), known)
     nodes = graph.nodes()
     found.parameters = {found.of_node[nodes[entry.node]] for entry in graph.inputs_of("parameter")}
     return found
 
 
-def _term(node: fx.Node, terms: Terms) -> Term:
-    tensors = tuple(terms.of_node[source] for source in _sources(node))
+def _term(node: fx.Node, terms: Terms, known: dict[Term, int]) -> Term:
+    tensors = tuple(terms.of_node[source] for source in sources_of(node))
     word, numbers = _word(node)
-    if word == "cat" and len(tensors) == 1:
-        word, numbers = "op", _signature(node)
+    if word == "cat":  # of two at a time; a graph that is built has them at once again
+        sources, first = sources_of(node), tensors[0]
+        for count in range(2, len(sources)):
+            part = fx.Graph().call_function(aten.cat.default)
+            part.meta = {**node.meta, "val": torch.cat([s.meta["val"] for s in sources[:count]], numbers[0])}
+            first = terms.add(part, Term(word, numbers, (first, tensors[count - 1])), known)
+        tensors = (first, tensors[-1])
     return Term(word, numbers, tensors)
 
 
-def _sources(node: fx.Node) -> list[fx.Node]:
+def sources_of(node: fx.Node) -> list[fx.Node]:
+    """The nodes among a node's arguments, in order, each as often as it is there."""
     leaves = pytree.tree_leaves((node.args, node.kwargs))
     return [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
 
@@ -122,6 +129,10 @@ def _word(node: fx.Node) -> tuple[str, tuple[Any, ...]]:
         return "t", ()
     if target is aten.add.Tensor and len(args) == 2 and _all_like(node):
         return "add", ()
+    if target is aten.cat.default and (dim := _joined_dim(node)) is not None:
+        return "cat", (dim,)
+    if target is aten.mul.Tensor and (factor := _factor(node)) is not None:
+        return "scale", (factor,)
     if target is aten.slice.Tensor and (bounds := _bounds(node)) is not None:
         return "slice", bounds
     if target in _VIEWS:
@@ -131,6 +142,23 @@ def _word(node: fx.Node) -> tuple[str, tuple[Any, ...]]:
     if target is aten.convolution.default and (settings := _plain_convolution(node)) is not None:
         return ("conv" if args[2] is None else "convb"), (settings,)
     return _elementwise(node) or ("op", _signature(node))
+
+
+def _joined_dim(node: fx.Node) -> int | None:
+    """The dim along which tensors of one kind are joined; None: there is one alone, or they differ in kind."""
+    value, given = node.meta["val"], [source.meta["val"] for source in sources_of(node)]
+    alike = all(tensor.ndim == value.ndim and tensor.dtype == value.dtype for tensor in given)
+    dim: Any = node.args[1] if len(node.args) > 1 else 0
+    return int(dim) % value.ndim if len(given) > 1 and alike else None
+
+
+def _factor(node: fx.Node) -> float | None:
+    """The number that a tensor is multiplied with; None: it is another tensor, or changes what kind it is."""
+    source, factor = node.args
+    same = isinstance(source, fx.Node) and source.meta["val"].dtype == node.meta["val"].dtype
+    if not same or isinstance(factor, bool) or not isinstance(factor, (int, float)):
+        return None
+    return float(factor) if node.meta["val"].is_floating_point() and isfinite(factor) else None
 
 
 def _plain_convolution(node: fx.Node) -> str | None:

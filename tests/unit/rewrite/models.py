@@ -60,6 +60,33 @@ class Wide(nn.Module):
         return x @ self.first @ self.second
 
 
+class Towers(nn.Module):
+    """Towers on one input whose results are joined and scaled, and weights that are joined by the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.towers = nn.ModuleList(nn.Linear(8, 6) for _ in range(4))
+        self.last = nn.Linear(24, 8)
+        self.one, self.two = (nn.Parameter(torch.randn(4, 8) / 8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        joined = torch.cat([F.relu(tower(x)) for tower in self.towers], 1)
+        return self.last(joined) + (x @ torch.cat([self.one, self.two]).t()) * 0.25 * 0.5
+
+
+class Convolutions(nn.Module):
+    """Two convolutions on one input, joined along channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = (nn.Conv2d(4, 2, 3, padding=1, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.first(x), self.second(x)], 1)
+
+
 def next_token(model: nn.Module, batch: Any) -> Tensor:
     tokens, targets = batch
     return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())

@@ -5,10 +5,11 @@ from collections import Counter
 from dataclasses import replace
 from functools import cache
 from itertools import count as count_up
+from typing import Any
 
 import pytest
 import torch
-from tests.unit.rewrite.models import Wide, job_of, language_job
+from tests.unit.rewrite.models import Convolutions, Towers, Wide, job_of, language_job
 from torch import fx
 
 from plait.cluster.devices import DEVICES
@@ -17,6 +18,7 @@ from plait.graph.graph import Graph
 from plait.graph.ops.beside import parameters_beside, run_beside
 from plait.plan.named import resolve
 from plait.plan.plan import with_settings
+from plait.program.cost.op_time import op_name
 from plait.rewrite import extract
 from plait.rewrite.choose import settled_for
 from plait.rewrite.rewrite import Rewritten, rewrite
@@ -116,6 +118,36 @@ def test_a_wide_middle_is_multiplied_first() -> None:
 
     assert any(of_weights(node) for node in products)
     assert not any(256 in node.meta["val"].shape and 32 in node.meta["val"].shape for node in products)
+
+
+def test_what_the_model_joins_itself_is_merged() -> None:
+    graph = Captures(job_of(Towers, 8, out=(8,))).of_size(32)
+    made = rewrite(graph, CPU)
+    forward = Counter(op_name(node.target) for node in made.graph.ops() if node.meta["phase"] == "forward")
+    assert forward["addmm"] == 2  # all towers as one, the last layer
+    assert forward["cat"] == 0 and forward["mul"] == 1
+    assert parameters_beside(made.graph)[-1] == ("one", "two")
+
+
+def test_convolutions_of_one_input_are_merged() -> None:
+    """The lecture's second example."""
+    graph = Captures(job_of(Convolutions, 4, 6, 6, out=(4, 6, 6))).of_size(32)
+    made = rewrite(graph, CPU)
+    assert parameters_beside(made.graph) == (("first.weight", "second.weight"),)
+    assert count(made.graph)["convolution"] == 1 and count(made.graph)["cat"] == 0
+    assert list(made.rules) == ["convolutions of one input merge"]
+
+
+@pytest.mark.parametrize("model, shape", [(Towers, (8,)), (Convolutions, (4, 6, 6))])
+def test_what_is_merged_computes_what_it_did(model: Any, shape: tuple[int, ...]) -> None:
+    job = job_of(model, *shape, out=shape)
+    before, after = (
+        run_serially(job, with_settings(resolve("single", 1), {"rewrite": way}), 2, torch.float64)
+        for way in ("off", "on")
+    )
+    found = compare(before, after, rough=False, tolerance=1e-9, weight_tolerance=1e-9)
+    assert found and all(difference.ok for difference in found)
+    assert any(" ops became " in line for line in after.notices)
 
 
 @cache
