@@ -138,7 +138,7 @@ def test_convolutions_of_one_input_are_merged() -> None:
     assert list(made.rules) == ["convolutions of one input merge"]
 
 
-@pytest.mark.parametrize("model, shape", [(Towers, (8,)), (Convolutions, (4, 6, 6))])
+@pytest.mark.parametrize(("model", "shape"), [(Towers, (8,)), (Convolutions, (4, 6, 6))])
 def test_what_is_merged_computes_what_it_did(model: Any, shape: tuple[int, ...]) -> None:
     job = job_of(model, *shape, out=shape)
     before, after = (
