@@ -9,6 +9,7 @@ statistics of all. All ranks must run backward equally often. What a rank draws 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from plait.errors import UsageError
-from plait.job.batch import tensors_in
+from plait.job.batch import map_tensors, tensors_in
 from plait.program.instructions import Collective
 from plait.run.eager.company import Company
 from plait.run.eager.reading import read_loss
@@ -40,6 +41,24 @@ def join_ranks(device: torch.device) -> tuple[int, int]:
         own_gpus = device.type == "cuda" and place.local_tasks <= torch.cuda.device_count()
         meet("nccl" if own_gpus else "plait", TIMEOUT_S)
     return dist.get_rank(), dist.get_world_size()
+
+
+def without_samples(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What a model returns on no samples: it runs on a row of zeros, as many cannot run on none.
+
+    Numbers that it returns become means over nothing.
+    """
+
+    def filled(tensor: Tensor) -> Tensor:
+        return tensor.new_zeros((1, *tensor.shape[1:])) if tensor.dim() and not tensor.shape[0] else tensor
+
+    def emptied(tensor: Tensor) -> Tensor:
+        if not tensor.dim() and tensor.is_floating_point():
+            return tensor.view(1)[:0].mean()
+        return tensor[:0] if tensor.dim() and tensor.shape[0] == 1 else tensor
+
+    given, named = map_tensors(filled, (args, kwargs))
+    return map_tensors(emptied, function(*given, **named))
 
 
 def equalize(module: nn.Module) -> None:
@@ -71,6 +90,10 @@ class Wrapped(nn.Module):
         """Of the last forward that a backward may follow."""
         self._outputs: list[Tensor] = []
         """Of that forward."""
+        self.fraction = 1.0
+        """What this rank's last loss weighed in that of all."""
+        self.divisor: float | None = None
+        """Losses that are sums over this number are parts of one loss: what all ranks count together."""
         self._touched: set[int] = set()
         """Parameters with a gradient that is not summed yet, by number."""
         self._is_whole = False
@@ -94,13 +117,18 @@ class Wrapped(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own; while it trains, batch norm meets the other ranks."""
-        if self.ranks == 1 or not (self.module.training and torch.is_grad_enabled()):
+        if self.ranks == 1:
             return self.module(*args, **kwargs)
         first = next((t for t in tensors_in((args, list(kwargs.values()))) if t.dim()), None)
-        self._num_samples = 1 if first is None else first.shape[0]
+        count = 1 if first is None else first.shape[0]
+        stands_in = not count and not self._normalizes()
+        run = partial(without_samples, self.module) if stands_in else self.module
+        if not (self.module.training and torch.is_grad_enabled()):
+            return run(*args, **kwargs)
+        self._num_samples = count
         company = self._company()
         with self._statistics(company):
-            output = self.module(*args, **kwargs)
+            output = run(*args, **kwargs)
         company.leave()
         self._outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
         return output
@@ -190,8 +218,9 @@ def _backward(
     lead = waiting[0]
     assert lead._num_samples is not None
     company = lead._company()
-    fraction = _fraction(root, lead._num_samples, company)
+    fraction = _fraction(root, lead, company)
     for one in waiting:
+        one.fraction = fraction
         one._begin()
     normalizing = next((one for one in waiting if one._normalizes()), lead)
     with normalizing._statistics(company):
@@ -211,10 +240,14 @@ def _backward(
     return None
 
 
-def _fraction(loss: Tensor, num_samples: int, company: Company) -> float:
+def _fraction(loss: Tensor, model: Wrapped, company: Company) -> float:
     """What this rank's loss weighs in that of all; a sum counts whole, one over no samples not at all."""
+    num_samples = model._num_samples
+    assert num_samples is not None
     reading = read_loss(loss, num_samples)
-    adds_up = reading is not None and reading.weight is None
+    adds_up = reading is not None and (
+        reading.weight is None or (reading.counts is None and reading.weight == model.divisor)
+    )
     weight = float(num_samples) if reading is None or reading.weight is None else reading.weight
     rows = company.gather("weight", torch.tensor([weight, float(adds_up)], dtype=torch.float64))
     if adds_up:
