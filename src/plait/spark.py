@@ -48,7 +48,7 @@ class Rows(torch.utils.data.Dataset[Any]):
     def __init__(self, order: SampleOrder, counts: Sequence[int], own: int, rows: Sequence[Any]) -> None:
         self._rows = rows
         self._places: dict[int, int] = {}
-        for step in range(order.num_steps_per_epoch):
+        for step in range(order.num_batches_per_epoch):
             for place in order.of_shares(step, len(counts))[own]:
                 self._places[place] = len(self._places)
         self._size = order.num_samples

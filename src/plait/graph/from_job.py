@@ -73,7 +73,7 @@ class Captures:
         if count is not None:
             order = self.job.order(count)
             assert order is not None
-            groups += [order.at(step).ids[:size] for step in range(min(2, order.num_steps_per_epoch))]
+            groups += [order.at(step).ids[:size] for step in range(min(2, order.num_batches_per_epoch))]
         for ids in groups:
             try:
                 batch = self.source.fetch(ids)

@@ -101,6 +101,13 @@ def _objectives(job: Any) -> list[Problem]:
     names = [entry.name for entry in entries]
     if len(set(names)) < len(names):
         found.append(Problem(what=f"objectives are called {names}.", fix="give each a name of its own."))
+    if entries[0].same_draw:
+        found.append(
+            Problem(
+                what=f"objective {names[0]} is the first, and there is no draw before it to be the same.",
+                fix="set same_draw of those after it.",
+            )
+        )
     if job.evaluate is not None and not job.metrics:
         found.append(
             Problem(

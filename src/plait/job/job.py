@@ -24,7 +24,7 @@ from plait.job.copies import copy_of
 from plait.job.data.torch_loader import loader_fields
 from plait.job.fields import Problem, is_whole, job_problems, until_problems
 from plait.job.lazy import give_shapes
-from plait.job.order import SampleOrder, micro_batch_sizes, shares
+from plait.job.order import Draws, SampleOrder, micro_batch_sizes, shares
 from plait.job.origin import fix_of, told
 from plait.job.precision import Precision, half_of, keep_masters, with_short_weights
 from plait.job.sampler import Sampler
@@ -161,7 +161,7 @@ class Job:
             return self.steps
         assert self.epochs is not None
         order = self.order(num_samples)
-        return None if order is None else self.epochs * order.num_steps_per_epoch
+        return None if order is None else order.first_step(self.epochs)
 
     def step_shares(self, num_samples: int | None, ranks: int) -> list[tuple[int, ...]]:
         """A full step of data of so many samples: for each micro-batch, the samples of each of `ranks`."""
@@ -181,7 +181,14 @@ class Job:
             lengths=None if self.lengths is None else tuple(self.lengths),
             sampler=self.sampler,
             drop_last=self.drop_last,
+            draws=self.draws,
         )
+
+    @property
+    def draws(self) -> Draws:
+        """Which batch of the order a step has."""
+        steps = [not entry.same_draw for entry in self.objectives for _ in range(entry.repeat)]
+        return Draws(own=tuple(steps) or (True,))
 
     def seed_everything(self) -> None:
         """Seed torch, random, and numpy where it is in use, from the job's seed."""
@@ -283,8 +290,8 @@ class Job:
         if not self.freeze:
             return self
         order = self.order(num_samples)
-        per_epoch = None if order is None else order.num_steps_per_epoch
-        return replace(self, freeze=[entry.in_steps(per_epoch) for entry in self.freeze])
+        first_step = None if order is None else order.first_step
+        return replace(self, freeze=[entry.in_steps(first_step) for entry in self.freeze])
 
     def frozen_in(self, step: int, names: Iterable[str]) -> frozenset[str]:
         """Which of these parameters are not trained in a step."""

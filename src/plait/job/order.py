@@ -40,6 +40,29 @@ def shares(size: int, ranks: int) -> tuple[int, ...]:
     return split(size, ranks)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draws:
+    """Which batch of the order a step has: its own, or that of the step before."""
+
+    own: tuple[bool, ...] = (True,)
+    """Of the steps of a round, over and over: whether it has a batch of its own. The first one has."""
+
+    def batch(self, step: int) -> int:
+        """The number of a step's batch."""
+        rounds, place = divmod(step, len(self.own))
+        return rounds * sum(self.own) + sum(self.own[: place + 1]) - 1
+
+    def first_step(self, batch: int) -> int:
+        """The step for which a batch is drawn."""
+        rounds, place = divmod(batch, sum(self.own))
+        drawing = [step for step, own in enumerate(self.own) if own]
+        return rounds * len(self.own) + drawing[place]
+
+
+EACH = Draws()
+"""Every step has its own."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepSamples:
     """The samples of one optimizer step."""
@@ -72,6 +95,8 @@ class SampleOrder:
     """Says the order instead; called with all generators seeded from (seed, epoch)."""
     drop_last: bool = False
     """Leave out the samples of an epoch that do not fill a step."""
+    draws: Draws = EACH
+    """Which batch a step has."""
     _epochs: Latest[int, Tensor | list[Tensor]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -88,9 +113,13 @@ class SampleOrder:
             )
 
     @property
-    def num_steps_per_epoch(self) -> int:
-        """Optimizer steps in one pass; the last one may be smaller."""
+    def num_batches_per_epoch(self) -> int:
+        """Batches in one pass, of which the last one may be smaller; where each step has its own, steps."""
         return self._num_steps(self._epoch(0)) if self.sampler is not None else self._full(self.num_samples)
+
+    def first_step(self, epoch: int) -> int:
+        """The first step of a pass: so many are in all before it."""
+        return self.draws.first_step(epoch * self.num_batches_per_epoch)
 
     @property
     def step_sizes(self) -> tuple[int, ...]:
@@ -105,12 +134,12 @@ class SampleOrder:
         """The samples of optimizer step `step`."""
         if step < 0:
             raise IndexError(f"step {step} is negative; steps count from 0")
-        epoch, index = divmod(step, self.num_steps_per_epoch)
+        epoch, index = divmod(self.draws.batch(step), self.num_batches_per_epoch)
         found = self._epoch(epoch)
-        if self._num_steps(found) != self.num_steps_per_epoch:
+        if self._num_steps(found) != self.num_batches_per_epoch:
             raise DataError(
-                f"the sampler gives {self._num_steps(found)} steps in epoch {epoch}, and {self.num_steps_per_epoch} in "
-                "the first.",
+                f"the sampler gives {self._num_steps(found)} steps in epoch {epoch}, and "
+                f"{self.num_batches_per_epoch} in the first.",
                 fix="let it give as many in every epoch.",
             )
         begin = index * self.batch

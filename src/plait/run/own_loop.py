@@ -70,7 +70,7 @@ class ShareLoader:
     def __len__(self) -> int:
         if self._order is None:
             raise TypeError("a stream has no length")
-        return self._order.num_steps_per_epoch
+        return self._order.num_batches_per_epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Which pass the next one is."""

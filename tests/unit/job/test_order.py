@@ -29,7 +29,7 @@ def test_micro_batches_and_shares() -> None:
 @given(st.integers(1, 200), st.integers(1, 64), st.integers(0, 2**63 - 1), st.integers(0, 3))
 def test_every_epoch_holds_every_sample_once(num_samples: int, batch: int, seed: int, epoch: int) -> None:
     order = SampleOrder(num_samples=num_samples, batch=batch, seed=seed)
-    per_epoch = order.num_steps_per_epoch
+    per_epoch = order.num_batches_per_epoch
     steps = [order.at(step) for step in range(epoch * per_epoch, (epoch + 1) * per_epoch)]
     assert {step.epoch for step in steps} == {epoch}
     assert sorted(torch.cat([step.ids for step in steps]).tolist()) == list(range(num_samples))
@@ -111,7 +111,7 @@ def test_grouped_by_length_pads_little_and_stays_random() -> None:
 
     def steps(order: SampleOrder) -> list[list[int]]:
         return [
-            [lengths[i] for i in order.at(step).ids.tolist()] for step in range(order.num_steps_per_epoch)
+            [lengths[i] for i in order.at(step).ids.tolist()] for step in range(order.num_batches_per_epoch)
         ]
 
     plain, grouped = (SampleOrder(num_samples=4000, batch=16, lengths=given) for given in (None, lengths))

@@ -20,6 +20,7 @@ from plait.job import LoadedStep, Loader, SampleOrder, open_data
 from plait.job.batch import Objects
 from plait.job.data.source import Stream
 from plait.job.data.workers import Pool
+from plait.job.order import Draws
 
 
 class Words(Dataset[Any]):
@@ -161,6 +162,27 @@ def test_a_stream_that_can_skip_is_entered_where_a_run_resumes() -> None:
     with Loader(source=whole, order=None, batch=5, epochs=2, start_step=5, stop_step=6) as loader:
         (step,) = loader
     assert (step.epoch, step.ids.tolist()) == (1, [5, 6, 7, 8, 9])  # past the first epoch: walked
+
+
+@pytest.mark.parametrize("start", [0, 4, 5])
+def test_steps_that_share_batches_are_alike_in_streams_and_in_an_order(start: int) -> None:
+    """Two epochs of four batches, three of which are drawn in a round of five steps."""
+    draws = Draws(own=(True, True, False, True, False))
+    batches = [0, 1, 1, 2, 2, 3, 4, 4, 5, 5, 6, 7, 7]
+    source = Stream(lambda epoch: Counting(), None, lambda first: Counting(at=first))
+    order = SampleOrder(num_samples=20, batch=5, shuffle=False, draws=draws)
+    given = {"batch": 5, "epochs": 2, "start_step": start, "draws": draws}
+    for options in (
+        {"source": source, "order": None},
+        {"source": open_data(torch.arange(20)), "order": order},
+    ):
+        with Loader(**given | options) as loader:  # type: ignore[arg-type]
+            found = [(loaded.step, loaded.epoch, loaded.ids.tolist(), loaded.ends_epoch) for loaded in loader]
+        assert found == [
+            (step, number // 4, list(range(number % 4 * 5, number % 4 * 5 + 5)), step in (5, 12))
+            for step, number in enumerate(batches)
+            if step >= start
+        ]
 
 
 def test_streams_of_hugging_face_are_entered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def generator_loss(model: Gan, batch: list[Tensor]) -> tuple[Tensor, int]:
     return -model.critic(model.generator(noise)).sum(), len(noise)
 
 
-def gan() -> Job:
+def gan(same_draw: bool = False) -> Job:
     made = torch.Generator().manual_seed(5)
     count = 5 * BATCH
     data = (
@@ -78,7 +78,7 @@ def gan() -> Job:
                 schedule=lambda optimizer: StepLR(optimizer, 2, gamma=0.5),
             ),
             Objective(
-                name="generator", objective=generator_loss, trains="generator.*", clip_norm=0.1,
+                name="generator", objective=generator_loss, trains="generator.*", clip_norm=0.1, same_draw=same_draw,
                 optimizer=lambda ps: torch.optim.AdamW(ps, lr=0.05), schedule=lambda step: 0.05 / (1 + step),
             ),
         ],
@@ -86,7 +86,7 @@ def gan() -> Job:
 
 
 @cache
-def plain_gan() -> Plain:
+def plain_gan(same_draw: bool = False) -> Plain:
     plain = Plain()
     model, batch = fresh(gan())
     assert isinstance(model, Gan)
@@ -97,8 +97,9 @@ def plain_gan() -> Plain:
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
     for step in range(STEPS):
         model.zero_grad()
+        own = batch(3 * (step // 4) + min(step % 4, 2) if same_draw else step)
         if step % 4 < 3:
-            loss = critic_loss(model, batch(step))
+            loss = critic_loss(model, own)
             loss.backward()
             nn.utils.clip_grad_value_(model.critic.parameters(), 0.5)
             note(plain, model, loss)
@@ -107,7 +108,7 @@ def plain_gan() -> Plain:
             for scheduler in halved:
                 scheduler.step()
         else:
-            total, weight = generator_loss(model, batch(step))
+            total, weight = generator_loss(model, own)
             loss = total / weight
             loss.backward()
             for parameter in model.critic.parameters():
@@ -127,6 +128,14 @@ def test_a_critic_and_a_generator_take_turns(plan: str) -> None:
     last = assert_equals(gan(), wanted, plan, PLANS[plan], ALLOWED[plan])
     buffers = {name: tensor for name, tensor in wanted.average.items() if name in last.buffers}
     assert_close(last.buffers, buffers, "running statistics, which an average without `buffers` copies")
+
+
+@pytest.mark.parametrize("plan", ["single", "ddp"])
+def test_a_generator_has_the_batch_that_the_critic_had_last(plan: str) -> None:
+    """Saved between the two, and gone on with under another plan; an epoch has five batches."""
+    wanted = plain_gan(same_draw=True)
+    assert wanted.losses[3] != plain_gan().losses[3]
+    assert_equals(gan(same_draw=True), wanted, plan, PLANS[plan], {"single": "ddp", "ddp": "zero3"}[plan])
 
 
 def test_an_objective_that_cannot_be_captured_takes_its_turn_eagerly() -> None:
@@ -159,6 +168,8 @@ def test_what_contradicts_several_objectives_is_told() -> None:
         replace(gan(), optimizer=torch.optim.SGD)
     with pytest.raises(JobError, match="evaluated without metrics"):
         replace(gan(), evaluate=gan().data)
+    with pytest.raises(JobError, match="critic is the first, and there is no draw before it"):
+        replace(gan(), objectives=[replace(critic, same_draw=True), generator])
     with pytest.raises(JobError, match="objectives are called"):
         replace(gan(), objectives=[critic, critic])
     with pytest.raises(JobError, match="two optimizers, 'critic' and 'generator', update critic"):

@@ -23,7 +23,7 @@ from plait.job.data.reader import Cut, Outline, Reader, Rows
 from plait.job.data.share import LoadedStep
 from plait.job.data.source import Source, Stream
 from plait.job.data.workers import Pool
-from plait.job.order import SampleOrder
+from plait.job.order import EACH, Draws, SampleOrder
 from plait.threads import start_thread
 
 
@@ -47,10 +47,12 @@ class Loader:
         rows: Rows | None = None,
         workers: int = 0,
         pin: bool = False,
+        draws: Draws = EACH,
     ) -> None:
         """Steps start_step up to, not including, stop_step, or to the end of the `epochs`-th pass over the data.
 
-        `order` is None for a stream, which every rank walks from its start, keeping its own share. `places` are
+        `order` is None for a stream, which every rank walks from its start, keeping its own share of the batches that
+        steps have by `draws`. `places` are
         (step, share) in the order of steps, instead of this rank's share of every step; each is asked for when there
         is room for it, `depth` ahead. `rows`, where given, takes a share out of the whole micro-batch, which every rank
         then reads, so that all are padded alike. Each of `workers` processes has up to `depth` shares to read; `pin`
@@ -66,7 +68,7 @@ class Loader:
         self._reader = Reader(source, order, Cut(accumulate=accumulate, ranks=ranks, rows=rows))
         self._workers, self._depth = (0 if isinstance(source, Stream) else workers), depth
         if isinstance(source, Stream):
-            self._outlines = _stream_steps(source, self._reader, batch, epochs, wanted)
+            self._outlines = _stream_steps(source, self._reader, batch, epochs, wanted, draws)
         else:
             assert order is not None
             assert (order.batch, order.accumulate) == (batch, accumulate)
@@ -99,9 +101,7 @@ class Loader:
     def _order_next(self) -> None:
         """Have the order of an epoch before the thread needs it: a user's sampler draws in the thread of the user."""
         step = next(self._steps)
-        if self._order is not None and (
-            self._epochs is None or step < self._epochs * self._order.num_steps_per_epoch
-        ):
+        if self._order is not None and (self._epochs is None or step < self._order.first_step(self._epochs)):
             self._order.at(step)
 
     def __iter__(self) -> Iterator[LoadedStep]:
@@ -154,23 +154,29 @@ def _below(stop_step: int | None, places: Iterable[tuple[int, int]]) -> Iterator
 def _ordered_steps(
     order: SampleOrder, cut: Cut, epochs: int | None, wanted: Iterable[tuple[int, int]]
 ) -> Iterator[Outline]:
-    per_epoch = order.num_steps_per_epoch
     for step, share in wanted:
-        if epochs is not None and step >= epochs * per_epoch:
+        if epochs is not None and step >= order.first_step(epochs):
             return
         samples = order.at(step)
-        yield cut.outline(step, share, samples.epoch, (step + 1) % per_epoch == 0, samples.ids)
+        ends = step + 1 == order.first_step(samples.epoch + 1)
+        yield cut.outline(step, share, samples.epoch, ends, samples.ids)
 
 
 def _stream_steps(
-    source: Stream, reader: Reader, batch: int, epochs: int | None, wanted: Iterator[tuple[int, int]]
+    source: Stream,
+    reader: Reader,
+    batch: int,
+    epochs: int | None,
+    wanted: Iterator[tuple[int, int]],
+    draws: Draws,
 ) -> Iterator[Outline]:
-    step, position = 0, next(wanted, None)
-    entered = _entered(source, batch, position[0]) if position is not None else None
+    number, position = 0, next(wanted, None)
+    entered = _entered(source, batch, draws.batch(position[0])) if position is not None else None
     for epoch in itertools.count() if epochs is None else range(epochs):
         begin = 0
         if entered is not None and position is not None:
-            samples, step, begin = entered, position[0], position[0] * batch
+            number = draws.batch(position[0])
+            samples, begin = entered, number * batch
         else:
             samples = source.samples(epoch)
         entered = None
@@ -182,19 +188,21 @@ def _stream_steps(
             )
         while current:
             following = tuple(itertools.islice(samples, batch))
-            while position is not None and position[0] == step:
+            while position is not None and draws.batch(position[0]) == number:
                 ids = torch.arange(begin, begin + len(current))
-                yield reader.cut.outline(step, position[1], epoch, not following, ids, current)
+                step, share = position
+                ends = not following and step + 1 == draws.first_step(number + 1)
+                yield reader.cut.outline(step, share, epoch, ends, ids, current)
                 position = next(wanted, None)
             if position is None:
                 return
-            step, begin, current = step + 1, begin + len(current), following
+            number, begin, current = number + 1, begin + len(current), following
 
 
-def _entered(source: Stream, batch: int, step: int) -> Iterator[Any] | None:
-    """The first epoch from a step on, where the stream can be entered there, and the epoch goes as far."""
-    if step == 0 or source.seek is None:
+def _entered(source: Stream, batch: int, number: int) -> Iterator[Any] | None:
+    """The first epoch from a batch on, where the stream can be entered there, and the epoch goes as far."""
+    if number == 0 or source.seek is None:
         return None
-    samples = source.samples(0, step * batch)
+    samples = source.samples(0, number * batch)
     first = list(itertools.islice(samples, 1))
     return itertools.chain(first, samples) if first else None

@@ -4,7 +4,7 @@ Goes in: a job's `freeze`. Comes out: whether a parameter is frozen in a step. A
 of one's own: it has no gradient then, so no norm counts it, and no optimizer decays it or begins to keep state for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -33,17 +33,17 @@ class Freeze:
                 " ".join(f"freeze: {p.what}" for p in problems), fix=" ".join(p.fix for p in problems)
             )
 
-    def in_steps(self, per_epoch: int | None) -> "Freeze":
-        """The same, counted in steps, of which an epoch has so many."""
+    def in_steps(self, first_step: Callable[[int], int] | None) -> "Freeze":
+        """The same, counted in steps; `first_step` of an epoch, None of a stream."""
         if self.unit == "step":
             return self
-        if per_epoch is None:
+        if first_step is None:
             raise JobError(
                 "freeze counts epochs, and the data is a stream: nobody knows in which step its epochs end.",
                 fix="count steps: unit='step'.",
             )
-        until = None if self.until is None else self.until * per_epoch
-        return replace(self, first=self.first * per_epoch, until=until, unit="step")
+        until = None if self.until is None else first_step(self.until)
+        return replace(self, first=first_step(self.first), until=until, unit="step")
 
     def holds(self, name: str, step: int) -> bool:
         """Whether it freezes a parameter in a step."""

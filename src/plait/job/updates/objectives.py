@@ -1,8 +1,8 @@
 """Several objectives that are trained in turn, each with its own parameters, optimizer and samples.
 
 Goes in: a job's `objectives`. Comes out: whose turn a step is. A step is one update of one objective, on samples that
-are its own: the next batch in the job's order. As in a loop that calls `zero_grad` before each backward, parameters
-that an objective does not train get no gradient from it.
+are its own, the next batch in the job's order, or on those of the step before (`same_draw`). As in a loop that calls
+`zero_grad` before each backward, parameters that an objective does not train get no gradient from it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +35,8 @@ class Objective:
     """Of these parameters, as a job's."""
     repeat: int = 1
     """Steps in a row, each on samples of its own, before the next objective has its turn."""
+    same_draw: bool = False
+    """Whether its steps have the batch of the step before them, and draw none: that of the objective before."""
     schedule: Given | None = None
     """As a job's; the step that it is given counts the updates of this objective."""
     clip_norm: Bound = None
@@ -62,6 +64,10 @@ def objective_problems(objective: Objective) -> list[Problem]:
         )
     if not is_whole(objective.repeat) or objective.repeat < 1:
         found.append(Problem(what=f"repeat is {objective.repeat!r}.", fix="give repeat a whole number >= 1."))
+    if not isinstance(objective.same_draw, bool):
+        found.append(
+            Problem(what=f"same_draw is {objective.same_draw!r}.", fix="set same_draw to True or False.")
+        )
     return found
 
 

@@ -33,7 +33,8 @@ def fit_batch_norm(
     job, count = state.job, 0
     with _as_they_were(state, tracked), Loader(
         source=source, order=job.order(source.num_samples), batch=job.batch, accumulate=job.accumulate,
-        places=((step, 0) for step in range(rank, steps, ranks)), epochs=None, depth=1,
+        places=((step, 0) for step in range(rank, steps, ranks)), depth=1,
+        draws=job.draws,
     ) as loader:  # fmt: skip
         for layer in tracked:
             layer.reset_running_stats()

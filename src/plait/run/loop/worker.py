@@ -166,6 +166,7 @@ class Worker:
             places=places,
             rows=self.programs.rows,
             workers=job.workers,
+            draws=job.draws,
             pin=self.machine.state.device.type == "cuda",
         )
 

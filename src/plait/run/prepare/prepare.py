@@ -167,7 +167,7 @@ def _step_sizes(job: Job, num_samples: int | None) -> list[int]:
     if order is None:
         return [job.batch]
     total = job.total_steps(num_samples)
-    ends_an_epoch = total is not None and total >= order.num_steps_per_epoch
+    ends_an_epoch = total is not None and total >= order.first_step(1)
     return list(order.step_sizes if ends_an_epoch else order.step_sizes[:1])
 
 

@@ -281,6 +281,7 @@ def _loaded(
         with Loader(
             source=programs.captures.source, order=order, batch=job.batch, accumulate=job.accumulate, rank=own,
             ranks=plan.data_ranks, start_step=step, stop_step=step + 1, depth=1, rows=programs.rows,
+            draws=job.draws,
         ) as loader:  # fmt: skip
             loaded = next(iter(loader), None)
         if loaded is None:
