@@ -48,12 +48,14 @@ class RewrittenGraph:
     """As it was captured."""
     after: GraphCosts
     """As it was rewritten."""
+    captured: Graph
+    """The one before."""
     graph: Graph
     """The rewritten one."""
     line: str
     """What became of it, in words."""
     rules: tuple[str, ...]
-    """That found something."""
+    """That the rewritten graph is made by."""
 
 
 @kept_generators()
@@ -83,6 +85,7 @@ def rewritten(
     return RewrittenGraph(
         before=graph_costs(before, made.before_s, seconds[0]),
         after=graph_costs(made.graph, made.after_s, seconds[1]),
+        captured=before,
         graph=made.graph,
         line=made.line(),
         rules=tuple(made.rules),

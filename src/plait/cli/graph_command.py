@@ -91,8 +91,7 @@ def _captured(job: str, batch: int | None, args: dict[str, str]) -> tuple[Any, R
 
 
 def _rewritten(job: str, batch: int | None, args: dict[str, str]) -> tuple[Any, RenderableType, Any]:
-    from plait.cli.views.rewritten import rewritten_view  # likewise
-    from plait.graph.show.draw import draw_html
+    from plait.cli.views.rewritten import rewritten_page, rewritten_view  # likewise
 
     found = plait.rewritten(job, batch=batch, args=args)
     values = {
@@ -104,7 +103,7 @@ def _rewritten(job: str, batch: int | None, args: dict[str, str]) -> tuple[Any, 
     return (
         lambda: values,
         Group(Text(job, style="bold"), *rewritten_view(found)),
-        lambda title: draw_html(found.graph, f"{title} --rewrite. {found.line}"),
+        lambda title: rewritten_page(found, f"{title} --rewrite"),
     )
 
 

@@ -17,10 +17,11 @@ from torch.fx.node import map_arg
 from plait.graph.graph import Graph
 from plait.graph.ops.beside import BESIDE
 from plait.rewrite.language import WORDS
+from plait.rewrite.marks import mark
 from plait.rewrite.saturate import Classes, Way
 from plait.rewrite.solve import Choice
 from plait.rewrite.terms import Terms, sources_of
-from plait.torch_private import pytree
+from plait.rewrite.values import Values, same_inputs
 
 aten = torch.ops.aten
 
@@ -44,8 +45,7 @@ class _Build:
     """By class."""
     _first: dict[int, int] = field(default_factory=dict)
     """Of each class the term that was first."""
-    _known: dict[object, Any] = field(default_factory=dict)
-    """Values by op and what it was given."""
+    _values: Values = field(default_factory=Values)
 
     def run(self) -> dict[str, Any]:
         for at, own in enumerate(self.classes.of_term):
@@ -71,7 +71,7 @@ class _Build:
         end.meta = dict(output.meta)
         self.new.eliminate_dead_code()
         self._split()
-        self._mark(old)
+        mark(self.graph.graph, self.new, self._present())
         self.new.eliminate_dead_code()
         self.new.lint()
         graph = self.graph
@@ -83,6 +83,15 @@ class _Build:
             "new_buffers": {name: now(node).name for name, node in graph.new_buffers.items()},
             "known": {},
         }
+
+    def _present(self) -> dict[fx.Node, fx.Node]:
+        """Of each captured node the new one that computes the same, if any does."""
+        own = {
+            node: self.classes.of_term[self.terms.of_node[node]]
+            for node in self.graph.graph.nodes
+            if node.op != "output"
+        }
+        return {node: self.nodes[at] for node, at in own.items() if at in self.nodes}
 
     def _adopt(self, old: fx.Node, made: fx.Node) -> None:
         made.meta = dict(old.meta)
@@ -193,15 +202,15 @@ class _Build:
             args, kwargs = map_arg((old.args, old.kwargs), lambda node: next(given))
             made = self.new.create_node("call_function", old.target, args, kwargs, name=old.name)
             made.meta = dict(old.meta)
-            if not _same_inputs(made, old):
-                self._evaluate(made)
+            if not same_inputs(made, old):
+                self._values.evaluate(made)
         else:
             target, args = WORDS[way.word].call(way.numbers, sources)
             if target is aten.cat.default and args[1] == 0 and self._are_parameters(sources):
                 target, args = BESIDE, (sources,)
             made = self.new.call_function(target, args)
             made.meta = {"phase": "backward" if late else "forward"}
-            self._evaluate(made)
+            self._values.evaluate(made)
         self.nodes[own] = made
 
     def _old(self, own: int, way: Way, parts: tuple[int, ...]) -> fx.Node | None:
@@ -222,31 +231,6 @@ class _Build:
     def _are_parameters(self, sources: list[fx.Node]) -> bool:
         names = {entry.node for entry in self.graph.inputs_of("parameter")}
         return all(source.name in names for source in sources)
-
-    def _evaluate(self, made: fx.Node) -> None:
-        """What a node's value is like; a view of what does not lie that way is one of a copy."""
-        values = [node.meta["val"] for node in made.all_input_nodes]
-        mode = next(value.fake_mode for value in _tensors(values))
-        args, kwargs = map_arg((made.args, made.kwargs), lambda node: node.meta["val"])
-        target: Any = made.target
-        key = (target, repr(pytree.tree_map(_seen, (args, kwargs))))
-        if key in self._known:  # as in another block
-            made.meta["val"] = self._known[key]
-            return
-        with mode:
-            try:
-                made.meta["val"] = self._known[key] = target(*args, **kwargs)
-            except (RuntimeError, ValueError):
-                assert target in (aten.view.default, aten._unsafe_view.default), made.format_node()
-                source: Any = made.args[0]
-                with self.new.inserting_before(made):
-                    copy = self.new.call_function(
-                        aten.clone.default, (source,), {"memory_format": torch.contiguous_format}
-                    )
-                copy.meta = dict(made.meta)
-                copy.meta["val"] = torch.clone(source.meta["val"], memory_format=torch.contiguous_format)
-                made.args = (copy, *made.args[1:])
-                made.meta["val"] = target(copy.meta["val"], *args[1:])
 
     def _split(self) -> None:
         """Slices that together are all of a tensor, at once."""
@@ -272,77 +256,6 @@ class _Build:
                 with self.new.inserting_after(source):
                     made = self.new.call_function(aten.split_with_sizes.default, (source, sizes, dim))
                 made.meta = {"phase": phases.pop()}
-                self._evaluate(made)
+                self._values.evaluate(made)
                 for index, (_, _, node) in enumerate(bounds):
                     node.target, node.args = operator.getitem, (made, index)
-
-    def _mark(self, old: Mapping[str, fx.Node]) -> None:
-        """Notes of new nodes: those of a node that computed the same, else of what uses them."""
-        noted: dict[str, fx.Node] = {}
-        for node in self.graph.graph.nodes:
-            if node.op == "call_function":
-                own = self.classes.of_term[self.terms.of_node[node]]
-                if own in self.nodes:
-                    noted.setdefault(self.nodes[own].name, node)
-        for node in reversed(self.new.nodes):
-            if node.op != "call_function":
-                continue
-            like = noted.get(node.name)
-            notes = like.meta if like is not None else next(
-                (user.meta for user in node.users if "module" in user.meta and user.op == "call_function"), {}
-            )  # fmt: skip
-            for key in ("module", "source", "grad", "number", "owner", "again", "origin"):
-                if key not in node.meta and key in notes:
-                    node.meta[key] = notes[key]
-            node.meta.pop("tensor_meta", None)
-        self._settle_origins(old)
-
-    def _settle_origins(self, old: Mapping[str, fx.Node]) -> None:
-        """A forward node is its own origin; where a backward node's is gone, it is the one that took its place."""
-        names = {node.name for node in self.new.nodes}
-        for node in self.new.nodes:
-            if node.op != "call_function":
-                continue
-            node.meta.setdefault("module", "")
-            node.meta.setdefault("source", "")
-            if node.meta["phase"] == "forward":
-                node.meta["origin"] = node.name
-                continue
-            origin = old.get(node.meta.get("origin", ""))
-            while origin is not None and origin.name not in names:
-                own = self.classes.of_term[self.terms.of_node[origin]]
-                if own in self.nodes and self.nodes[own].name in names:
-                    origin = self.nodes[own]
-                    break
-                origin = next((user for user in origin.users if user.meta.get("phase") == "forward"), None)
-            node.meta["origin"] = origin.name if origin is not None else ""
-
-
-def _seen(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return (tuple(value.shape), value.stride(), value.storage_offset(), value.dtype)
-
-
-def _tensors(values: list[Any]) -> list[Any]:
-    return [v for v in values if isinstance(v, torch.Tensor)] or [
-        v
-        for value in values
-        if isinstance(value, (tuple, list))
-        for v in value
-        if isinstance(v, torch.Tensor)
-    ]
-
-
-def _same_inputs(made: fx.Node, old: fx.Node) -> bool:
-    pairs = zip(made.all_input_nodes, old.all_input_nodes, strict=False)
-    return len(made.all_input_nodes) == len(old.all_input_nodes) and all(
-        a.meta["val"] is b.meta["val"] or _like(a.meta["val"], b.meta["val"]) for a, b in pairs
-    )
-
-
-def _like(a: Any, b: Any) -> bool:
-    return (
-        isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.stride() == b.stride()
-        and a.shape == b.shape and a.storage_offset() == b.storage_offset()
-    )  # fmt: skip

@@ -19,6 +19,7 @@ from plait.rewrite.rule import Rule
 from plait.rewrite.rules import RULES, TOLD
 from plait.rewrite.saturate import Classes, saturate
 from plait.rewrite.terms import Terms, read_terms, reason_against
+from plait.rewrite.used import rules_used
 from plait.units import format_seconds
 
 MEMORY = 1.25
@@ -38,7 +39,7 @@ class Rewritten:
     after_s: float
     """As they are now."""
     rules: Mapping[str, int] = field(default_factory=dict)
-    """Rules on products that found something, and how often."""
+    """Rules that the new graph is made by, and how often."""
     took_s: float
     """Seconds that the search took."""
     reason: str = ""
@@ -55,9 +56,10 @@ class Rewritten:
             return f"rewrite: the graph stays as it is: {self.reason}."
         if not self.changed:
             return "rewrite: nothing cheaper was found."
+        rules = ", ".join(self.rules) or "computing what is equal once"
         return (
-            f"rewrite: {self.before} ops became {self.after}, by "
-            f"{', '.join(self.rules)}; predicted {format_seconds(self.before_s)} -> "
+            f"rewrite: {self.before} ops became {self.after}, by {rules}; "
+            f"predicted {format_seconds(self.before_s)} -> "
             f"{format_seconds(self.after_s)}."
         )
 
@@ -122,7 +124,7 @@ def rewrite(
         before=count,
         before_s=before_s,
         after_s=after_s,
-        rules={rule.name: classes.used[rule.name] for rule in TOLD if rule.name in classes.used},
+        rules=rules_used(classes, choice, written, TOLD),
         took_s=time.monotonic() - began,
     )
 

@@ -6,7 +6,7 @@ every process.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +44,6 @@ class Classes:
     """Of each class."""
     of_term: list[int]
     """The class of every term of the graph."""
-    used: Mapping[str, int]
-    """How often each rule found something."""
     whole: bool
     """Whether nothing new was left to find."""
 
@@ -67,22 +65,15 @@ def saturate(terms: Terms, rules: Sequence[Rule]) -> Classes:
     pairs += [f"(head (term {first}))" for first, _ in follows if first not in later]
     pairs += [f"(next (term {first}) (term {second}))" for first, second in follows]
     egraph.run_program(*egraph.parse_program(f"(rule () ({' '.join(pairs)}) :ruleset facts) (run facts 1)"))
-    used: dict[str, int] = {}
-    most, changed = _MOST_WAYS * len(terms.terms), True
+    matches, most, changed = 0, _MOST_WAYS * len(terms.terms), True
     (step,) = egraph.parse_program("(run 1)")
     for _ in range(_ROUNDS):
         (output,) = egraph.run_program(step)
-        for name, count in output.report.num_matches_per_rule.items():
-            used[name] = used.get(name, 0) + count
+        matches += sum(output.report.num_matches_per_rule.values())
         changed = output.report.updated
-        if not changed or sum(used.values()) > most:
+        if not changed or matches > most:
             break
-    names = {rule.name for rule in rules}
-    return _read(
-        json.loads(egraph.serialize([]).to_json()),
-        {name: count for name, count in used.items() if count and name in names},
-        whole=not changed,
-    )
+    return _read(json.loads(egraph.serialize([]).to_json()), whole=not changed)
 
 
 def _enter(egraph: Any, terms: Terms, part: range) -> None:
@@ -121,7 +112,7 @@ def _written(at: int, terms: Terms) -> str:
     return f"({' '.join([term.word, *numbers, *tensors])})"
 
 
-def _read(content: dict[str, Any], used: Mapping[str, int], *, whole: bool) -> Classes:
+def _read(content: dict[str, Any], *, whole: bool) -> Classes:
     nodes = content["nodes"]
     number_of: dict[str, int] = {}
     ways: list[list[Way]] = []
@@ -155,9 +146,7 @@ def _read(content: dict[str, Any], used: Mapping[str, int], *, whole: bool) -> C
     for own, entries in enumerate(ways):
         renamed = [Way(w.word, w.numbers, tuple(numbers[s] for s in w.tensors)) for w in entries]
         ordered[numbers[own]] = sorted(renamed, key=_key)
-    return Classes(
-        ways=ordered, of_term=[numbers[of_term[at]] for at in range(len(of_term))], used=used, whole=whole
-    )
+    return Classes(ways=ordered, of_term=[numbers[of_term[at]] for at in range(len(of_term))], whole=whole)
 
 
 def _key(way: Way) -> tuple[str, str, tuple[int, ...]]:
