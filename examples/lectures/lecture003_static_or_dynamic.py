@@ -13,7 +13,6 @@ from examples.lectures.lecture003_tree_lstm import TreeLSTM
 from torch import Tensor, nn
 
 import plait
-from plait.errors import CaptureError
 
 
 class CNN(nn.Module):
@@ -77,41 +76,32 @@ def job(
     )
 
 
-def _here(text: str) -> str:
-    return text.replace(f"{Path(__file__).parents[2]}/", "")
-
-
-def verdict(given: plait.Job, lengths: tuple[int, ...] = ()) -> tuple[str, str]:
+def verdict(given: plait.Job) -> tuple[str, str]:
     """Static, static for each shape, or dynamic; and why."""
-    try:
-        graph = plait.capture(given)
-    except CaptureError as error:
-        return "dynamic", _here(error.what)
-    except plait.PlaitError as error:
-        return "dynamic", str(error.what)
-    if graph.flags or graph.conditional:
-        return "static, with every outcome of a branch in it", "; ".join(graph.notices)
-    return (
-        ("static for each shape", f"lengths {lengths}")
-        if lengths
-        else ("static", f"{len(list(graph.ops()))} ops")
-    )
+    found = plait.verdict(given)
+    return found.kind, found.line().replace(f"{Path(__file__).parents[2]}/", "")
 
 
 def _of_any(output: Tensor, *_: Any) -> Tensor:
     return output.square().mean()
 
 
+def padded(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Sentences to the length of the longest of them."""
+    tokens = nn.utils.rnn.pad_sequence([tokens for tokens, _ in samples], batch_first=True)
+    return tokens, torch.stack([target for _, target in samples])
+
+
 def quiz() -> dict[str, tuple[str, str]]:
     images = [(torch.randn(3, 8, 8), torch.tensor(0)) for _ in range(4)]
-    words = [(torch.randint(0, 50, (6,)), torch.tensor(0)) for _ in range(4)]
+    words = [(torch.randint(0, 50, (6 + at,)), torch.tensor(0)) for at in range(4)]
     trees = [((1, (2, 3)), 0), (((4, 5), (6, 7)), 0)]
     return {
         "CNN, training": verdict(job(CNN, images, nn.CrossEntropyLoss())),
         "CNN, inference": verdict(job(CNN, images, nn.CrossEntropyLoss())),
-        "GPT (decoder), training": verdict(job(Decoder, words, _of_any), (6,)),
-        "GPT inference, batch 1, word after word": verdict(job(Generates, words, _of_any)),
-        "GPT serving, several requests": verdict(job(Generates, words, _of_any)),
+        "GPT (decoder), training": verdict(job(Decoder, words, _of_any, collate=padded)),
+        "GPT inference, batch 1, word after word": verdict(job(Generates, words, _of_any, collate=padded)),
+        "GPT serving, several requests": verdict(job(Generates, words, _of_any, collate=padded)),
         "tree-LSTM": verdict(
             job(Sentence, trees, _of_any, collate=lambda samples: ([t for t, _ in samples], 0))
         ),
@@ -122,7 +112,7 @@ def exhibit() -> Exhibit:
     found = quiz()
     return Exhibit(
         lecture="003",
-        title="Static or dynamic? The lecture's quiz, answered by capture",
+        title="Static or dynamic? The lecture's quiz, answered by `plait graph`",
         idea="A static graph is defined once and runs for every batch; a dynamic one depends on the "
         "sample. The lecture asks which of its programs is which. Capturing tells: what gives one graph "
         "for all inputs is static; where a value or a sample's structure decides what runs, capture "

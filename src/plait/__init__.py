@@ -16,6 +16,7 @@ What to call. Names and options are those of the command line; `help(plait.train
                 load_job               a job from a file, as on the command line: "path.py:function"
                 resolve                a Plan from a name, a .yaml file, ranks, a mesh, settings
     look        capture                the dataflow graph of a step             plait graph
+                verdict                static or dynamic, and why               plait graph
                 placements             where its tensors are under a plan       plait graph --placements
                 rewritten              a cheaper graph that computes the same   plait graph --rewrite
     decide      choose                 the plans for a cluster, ranked          plait plan
@@ -53,7 +54,7 @@ from plait.version import VERSION as _VERSION
 if TYPE_CHECKING:
     from plait.api.choose import Choice, choose, export_plan, scale
     from plait.api.doctor import Diagnosis, doctor
-    from plait.api.graphs import Placed, RewrittenGraph, capture, placements, rewritten
+    from plait.api.graphs import Placed, RewrittenGraph, Verdict, capture, placements, rewritten, verdict
     from plait.api.links import links
     from plait.api.machine import measure
     from plait.api.predict import predict
@@ -134,6 +135,7 @@ _HOME = {
     "Tuned": "api.tune",
     "Until": "job.job",
     "Validation": "api.validate",
+    "Verdict": "api.graphs",
     "Verification": "run.verify",
     "Vertices": "dynamic.vertices",
     "capture": "api.graphs",
@@ -158,6 +160,7 @@ _HOME = {
     "train": "api.train",
     "tune": "api.tune",
     "validate": "api.validate",
+    "verdict": "api.graphs",
     "verify": "api.proof",
     "wrap": "run.own_loop",
     "write_page": "report.page",
@@ -217,6 +220,7 @@ __all__ = [
     "Tuned",
     "Until",
     "Validation",
+    "Verdict",
     "Verification",
     "Vertices",
     "__version__",
@@ -242,6 +246,7 @@ __all__ = [
     "train",
     "tune",
     "validate",
+    "verdict",
     "verify",
     "wrap",
     "write_page",

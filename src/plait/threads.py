@@ -4,10 +4,12 @@ In: a thread that was not started. Out: it runs; or a `RunError`. CPython's own 
 a thread that may have died of a lack of memory before it could say that it runs.
 """
 
+import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from plait.errors import RunError
 
@@ -70,3 +72,32 @@ def or_end_the_rank(work: Callable[[], None]) -> Callable[[], None]:
             os._exit(NO_MEMORY_STATUS)
 
     return run
+
+
+class TooLongError(Exception):
+    """Code did not come to its end in time."""
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Leave Python code that does not end in so many seconds by a `TooLongError`; a call into C is waited for."""
+    caller, guard, done = threading.get_ident(), threading.Lock(), False
+
+    def leave() -> None:
+        with guard:
+            if not done:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(caller), ctypes.py_object(TooLongError)
+                )
+
+    timer = threading.Timer(seconds, leave)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except TooLongError:
+        raise TooLongError(f"it did not end in {seconds:g} s") from None
+    finally:
+        with guard:
+            done = True
+        timer.cancel()

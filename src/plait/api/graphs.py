@@ -15,6 +15,8 @@ from plait.cluster.parse import THIS, measured_path, parse_cluster
 from plait.errors import UsageError
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
+from plait.graph.show.verdict import Verdict as Verdict
+from plait.graph.show.verdict import verdict_of
 from plait.job.data.open import open_data
 from plait.job.generators import kept_generators
 from plait.job.job import Job
@@ -67,6 +69,14 @@ def capture(job: Job | str, *, batch: int | None = None, args: Mapping[str, Any]
     _check_batch(batch)
     given, _ = given_job(job, None, args)
     return Captures(given).of_size(batch if batch is not None else -(-given.batch // given.accumulate))
+
+
+@kept_generators()
+def verdict(job: Job | str, *, batch: int | None = None, args: Mapping[str, Any] | None = None) -> Verdict:
+    """Whether one graph serves every step of a job: static, static for each shape, in parts, or dynamic and why."""
+    _check_batch(batch)
+    given, _ = given_job(job, None, args)
+    return verdict_of(Captures(given), batch if batch is not None else -(-given.batch // given.accumulate))
 
 
 @kept_generators()

@@ -81,10 +81,10 @@ def _captured(job: str, batch: int | None, args: dict[str, str]) -> tuple[Any, R
     from plait.graph.show.summary import summarize, to_json
 
     graph = plait.capture(job, batch=batch, args=args)
-    summary = summarize(graph)
-    view = summary_view(job, graph, summary)
+    summary, verdict = summarize(graph), plait.verdict(job, batch=batch, args=args)
+    view = Group(summary_view(job, graph, summary), Text(), Text(verdict.line()))
     return (
-        lambda: to_json(graph) | {"summary": summary_values(summary)},
+        lambda: to_json(graph) | {"summary": summary_values(summary), "verdict": asdict(verdict)},
         view,
         lambda title: draw_html(graph, title),
     )
@@ -136,6 +136,6 @@ def _refuse(error: CaptureError, job: str, json_: bool, console: Console) -> Non
     if json_:
         print(json.dumps({"job": job, "error": error.what, "where": error.where, "fix": error.fix}))
     where = f"  at {error.where}" if error.where and error.where not in error.what else ""
-    console.print(Text.assemble(("cannot be captured  ", "bold red"), f"{error.what}{where}"))
+    console.print(Text.assemble(("dynamic: cannot be captured  ", "bold red"), f"{error.what}{where}"))
     if error.fix:
         console.print(Text.assemble(("Fix: ", "bold"), error.fix))

@@ -20,6 +20,7 @@ from plait.job.copies import copy_of
 from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.job.watch import Watch
+from plait.threads import at_most
 from plait.torch_private import pytree
 from plait.torch_private.autograd import version_of
 from plait.torch_private.dispatch import without_modes
@@ -28,6 +29,10 @@ from plait.torch_private.modules import tables_of
 ours = torch.ops.plait
 _LARGEST = 0.5
 """Of the model's parameters: with more in islands, ranks of `data` would rather run all of it on their own shares."""
+
+
+_PROBE_S = 5.0
+"""A module runs on made-up numbers in milliseconds, or its loop may never end on them."""
 
 
 class NoIslandError(Exception):
@@ -239,7 +244,7 @@ def _probe(own: Island, inputs: Sequence[Tensor], numbers: Sequence[int]) -> _Ou
     found = []
     for value in (0.0, None, 1.0):
         try:
-            with without_modes(), kept_generators(), torch.enable_grad():
+            with at_most(_PROBE_S), without_modes(), kept_generators(), torch.enable_grad():
                 found.append(_run(own, inputs, numbers, value))
         except NoIslandError:
             raise
