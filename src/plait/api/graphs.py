@@ -15,8 +15,8 @@ from plait.cluster.parse import THIS, measured_path, parse_cluster
 from plait.errors import UsageError
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
-from plait.graph.show.verdict import Verdict as Verdict
-from plait.graph.show.verdict import verdict_of
+from plait.graph.verdict import Verdict as Verdict
+from plait.graph.verdict import verdict_of
 from plait.job.data.open import open_data
 from plait.job.generators import kept_generators
 from plait.job.job import Job
