@@ -1,12 +1,24 @@
-"""Processes that do not outlive the one that started them."""
+"""Processes that do not outlive the one that started them, and do not keep it waiting.
+
+`subprocess` waits, without a limit, until the program that it starts runs: a child that is stopped before then stops
+its parent too, all threads of it and deaf to every signal but SIGKILL. Here nobody waits.
+"""
 
 import ctypes
 import os
 import signal
 import sys
+import time
+import warnings
+from collections.abc import Collection, Mapping
+from itertools import pairwise
 
 _PR_SET_PDEATHSIG = 1
 """Of `prctl` on Linux: a signal when the parent dies."""
+_NOT_STARTED = 127
+"""What shells say of a program that could not be started."""
+_LOOK_S = 0.01
+"""Between two looks whether a program has ended."""
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -18,3 +30,54 @@ def die_with_parent(parent_pid: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # it died before the line above
         os._exit(1)
+
+
+def fork() -> int:
+    """Fork. Python 3.12 warns of any native thread; children here use none of them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
+        return os.fork()
+
+
+def start_program(
+    arguments: list[str],
+    environment: Mapping[str, str],
+    *,
+    standard: tuple[int, int, int],
+    keep: Collection[int] = (),
+    session: bool = False,
+) -> int:
+    """Start a program in a process group of its own, or a session, and return its process id at once.
+
+    It has the descriptors `standard` as 0, 1, 2 and those to `keep` as they are. Where it cannot be started, its exit
+    status is 127.
+    """
+    pid = fork()
+    if pid:
+        return pid
+    try:
+        os.setsid() if session else os.setpgid(0, 0)
+        for number, file in enumerate(standard):
+            os.dup2(file, number)
+        for file in (0, 1, 2, *keep):
+            os.set_inheritable(file, True)
+        for low, high in pairwise([2, *sorted(keep), os.sysconf("SC_OPEN_MAX")]):
+            os.closerange(low + 1, high)
+        os.execve(arguments[0], arguments, environment)
+    finally:
+        os._exit(_NOT_STARTED)
+
+
+def wait_for(pid: int, patience_s: float | None = None) -> int | None:
+    """The exit status of a child, negative for a signal; None where it has not ended in time."""
+    deadline = None if patience_s is None else time.monotonic() + patience_s
+    try:
+        while True:
+            found, status = os.waitpid(pid, 0 if deadline is None else os.WNOHANG)
+            if found:
+                return os.waitstatus_to_exitcode(status)
+            if deadline is not None and time.monotonic() > deadline:
+                return None
+            time.sleep(_LOOK_S)
+    except ChildProcessError:  # somebody else in this process has reaped it
+        return 0

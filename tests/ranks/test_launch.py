@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests import stopping
 
 import plait
 from plait.errors import CaptureError, DataError, HangError, WorkerError
@@ -296,6 +297,31 @@ def test_a_run_goes_on_without_a_stopped_rank_that_it_can_spare() -> None:
     assert "_stop_here" in lost[0]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="preloads a library")
+def test_ranks_that_are_stopped_before_they_run_are_named(tmp_path: Path) -> None:
+    code = (
+        "from plait.errors import HangError\nfrom plait.run.start.launch import launch\n"
+        "try:\n    launch(lambda seat: seat.rank, ranks=2, hang_s=1, start='spawn')\n"
+        "except HangError as error:\n    print(error.missing, error.what.splitlines()[0])\n"
+    )
+    done = stopping.run(code, tmp_path, timeout_s=60)
+    assert done.stdout.startswith("(0, 1) ranks 0, 1 do not move: before its first step"), (
+        done.stdout + done.stderr
+    )
+
+
+def test_a_dead_rank_that_had_not_come_to_a_step_is_not_spared() -> None:
+    """The others wait for it to connect."""
+
+    def main(seat: Seat) -> None:
+        if seat.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        connect(seat, timeout_s=60)
+
+    with pytest.raises(WorkerError, match=r"rank 1 of 3 was killed by SIGKILL \(before its first step"):
+        launch(main, ranks=3, hang_s=60, dispensable=(0, 1, 2))
+
+
 def test_a_rank_that_goes_on_after_a_short_stop_is_no_hang() -> None:
     def main(seat: Seat) -> int:
         connect(seat, timeout_s=60)
@@ -509,6 +535,7 @@ def test_a_rank_without_which_the_others_cannot_go_on_after_all_is_named() -> No
 
     def main(seat: Seat) -> int:
         connect(seat, timeout_s=60)
+        seat.board.enter(0, 0, "begun")
         dist.all_reduce(torch.ones(4))
         if seat.rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,12 +1,14 @@
 """Ranks that die, raise or hang: who is named, how soon, and that nothing is left; bad input is refused at once."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ from torch import Tensor, nn
 
 import plait
 from plait.errors import HangError, WorkerError
+from plait.run.loop import rank
+from plait.run.start.launch import Seat, connect
 from plait.run.start.watch import hang
 
 pytestmark = pytest.mark.timeout(180)
@@ -128,6 +132,30 @@ def test_a_stopped_worker_of_a_plan_that_can_spare_it_is_told_and_left(
     )  # fmt: skip
     assert len(result.losses) >= 3
     assert any("stopped by a signal" in notice and "go on" in notice for notice in told), told
+
+
+@pytest.mark.parametrize("plan", ["hogwild", "server-async", "easgd"])
+def test_a_worker_killed_before_it_has_connected_is_named_and_not_waited_for(
+    plan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = tmp_path / "victim"
+
+    def die_or_connect(seat: Seat, *given: Any, **named: Any) -> None:
+        if seat.rank == 1:
+            note.write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not (note.exists() and (pid := note.read_text()) and not Path(f"/proc/{pid}").exists()):
+            time.sleep(0.01)
+        connect(seat, *given, **named)
+
+    monkeypatch.setattr(rank, "connect", die_or_connect)
+    ranks = 2 if plan == "hogwild" else 3
+    with pytest.raises(
+        WorkerError, match=rf"rank 1 of {ranks} was killed by SIGKILL \(before its first step, running 'connect'"
+    ):
+        plait.train(
+            jobs.plain(), plan, ranks, out=tmp_path / "run", trace=False, limits=plait.Limits(hang_s=60)
+        )
 
 
 def test_complaint_09_the_command_exits_1_after_a_hang(

@@ -17,7 +17,6 @@ import signal
 import socket
 import struct
 import sys
-import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from torch import Tensor
 
 from plait.errors import DataError, PlaitError
 from plait.job.origin import told
-from plait.processes import die_with_parent
+from plait.processes import die_with_parent, fork
 
 _ALIGN = 64
 """Bytes that a tensor in shared memory begins at a multiple of."""
@@ -58,9 +57,7 @@ class Pool:
     def _fork(self, read: Read) -> _Worker:
         ours, theirs = socket.socketpair()
         parent = os.getpid()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
-            pid = os.fork()
+        pid = fork()
         if pid == 0:
             try:
                 die_with_parent(parent)

@@ -97,11 +97,12 @@ def write_environment(folder: Path, extra: Mapping[str, Any], *, start_step: int
     before = None
     with suppress(OSError, msgspec.DecodeError):
         before = msgspec.json.decode(path.read_bytes(), type=_Begun).first_step
+    system = os.uname()  # `platform.platform` would start a program, and wait for it for ever
     content = {
         "plait": VERSION,
         "python": sys.version.split()[0],
         "torch": torch.__version__,
-        "platform": platform.platform(),
+        "platform": f"{system.sysname}-{system.release}-{system.machine}-with-{''.join(platform.libc_ver())}",
         "cpus": os.cpu_count(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "first_step": start_step if before is None else before,

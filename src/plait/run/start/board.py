@@ -78,6 +78,11 @@ class Entry:
     beats: int
     """How often the rank has written: equal in two readings means that it did not move."""
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the rank has come to a step: before that all ranks wait for each other."""
+        return self.step != _NO_STEP or self.state is State.DONE
+
     def place(self) -> str:
         """Say where the rank is, for a sentence: `step 5, waiting in 'all_reduce 3' (instruction 17)`."""
         if self.state is State.STARTING:
@@ -90,7 +95,9 @@ class Entry:
         }[self.state]
         which = f" (instruction {self.index})" if self.index >= 0 else ""
         where = f"{verb} '{self.label}'{which}" if self.label else verb.split()[0]
-        return where if self.step == _NO_STEP else f"step {self.step}, {where}"
+        if self.has_begun:
+            return where if self.step == _NO_STEP else f"step {self.step}, {where}"
+        return f"before its first step, {where}"
 
 
 class Post:

@@ -8,12 +8,14 @@ environment gets away.
 """
 
 import os
-import subprocess
+import signal
 import sys
 from contextlib import suppress
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 from uuid import uuid4
+
+from plait.processes import start_program, wait_for
 
 _MARK = "PLAIT_RUN"
 """The variable of the environment by which what a run has started is known."""
@@ -21,6 +23,7 @@ _END_S = 2.0
 """For which it may take to end by itself."""
 _CODE = """
 import os, signal, sys, time
+os.chdir("/")
 mark, groups, rest = sys.argv[1].encode(), set(), b""
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
@@ -60,15 +63,16 @@ class Guardian:
     def __init__(self) -> None:
         self._token = f"{_MARK}={os.getpid()}-{uuid4().hex}"
         self._before: str | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._pid = 0
+        self._line = -1
 
     def __enter__(self) -> Self:
         clean = {name: value for name, value in os.environ.items() if name != _MARK}
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _CODE, self._token],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, bufsize=0, cwd="/",
-            env=clean, start_new_session=True,
-        )  # fmt: skip
+        command = [sys.executable, "-I", "-S", "-c", _CODE, self._token]
+        read_end, self._line = os.pipe()
+        with os.fdopen(read_end, "rb") as line, open(os.devnull, "wb") as null:
+            standard = (line.fileno(), null.fileno(), null.fileno())
+            self._pid = start_program(command, clean, standard=standard, session=True)
         self._before = os.environ.get(_MARK)
         os.environ[_MARK] = self._token.partition("=")[2]
         return self
@@ -80,20 +84,16 @@ class Guardian:
             os.environ.pop(_MARK, None)
         else:
             os.environ[_MARK] = self._before
-        assert self._process is not None
         if not isinstance(error, MemoryError):  # without memory, this process may not have ended its ranks
             self._say(b"end")
-        with suppress(OSError):
-            self._stdin.close()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:  # somebody has stopped it
-            self._process.kill()
-            self._process.wait()
+        os.close(self._line)
+        if wait_for(self._pid, _END_S) is None:  # somebody has stopped it
+            os.kill(self._pid, signal.SIGKILL)
+            wait_for(self._pid)
 
     def fileno(self) -> int:
         """Its line, which no other process may keep open."""
-        return self._stdin.fileno()
+        return self._line
 
     def watch(self, group: int) -> None:
         """A process group belongs to the run."""
@@ -103,12 +103,6 @@ class Guardian:
         """It is gone; its number may be another's soon."""
         self._say(b"-%d\n" % group)
 
-    @property
-    def _stdin(self) -> IO[bytes]:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        return self._process.stdin
-
     def _say(self, text: bytes) -> None:
         with suppress(OSError):  # somebody has killed it: the run goes on without
-            self._stdin.write(text)
+            os.write(self._line, text)

@@ -66,8 +66,9 @@ def launch(
     """Run `main(seat)` in `ranks` processes and return what each returned, by rank.
 
     Results and events are JSON-able. `on_event(rank, event)` is called here, in this thread; True asks all
-    ranks to stop. When a `dispensable` rank dies while another of them lives, the run goes on: `on_event` is
-    told what was `lost`, the others find it by `seat.board.is_gone`, and its result is None. A plait error
+    ranks to stop. When a `dispensable` rank dies that has come to a step (`seat.board.enter`: before, others may wait
+    for it to connect) while another of them lives, the run goes on: `on_event` is told what was `lost`, the others
+    find it by `seat.board.is_gone`, and its result is None. A plait error
     that a worker raised is raised here as it was; any other failure as `WorkerError`, ranks that wait in vain
     as `HangError`. The first Ctrl-C or SIGTERM sets `seat.stop_requested()` and gives the workers `grace_s`
     to save and return, a second Ctrl-C ends them; both raise `Interrupted`, a KeyboardInterrupt with the results.

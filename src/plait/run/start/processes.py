@@ -18,7 +18,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 import warnings
@@ -30,6 +29,7 @@ from typing import Literal
 
 import cloudpickle
 
+from plait.processes import start_program, wait_for
 from plait.run.start.board import Board
 from plait.run.start.child import Child, Main, run_child
 from plait.run.start.guardian import Guardian
@@ -110,21 +110,15 @@ def start_spawned(payload: int, child: Child, read_end: int) -> Process:
     given = json.dumps({"path": sys.path, "payload": payload, "child": asdict(child)})
     # -c, not multiprocessing's spawn: that one imports the user's __main__ again, which starts what we are
     # starting.
-    popen = subprocess.Popen(
-        [sys.executable, *[f"-W{option}" for option in sys.warnoptions], "-c", _ENTRY, given],
-        pass_fds=[
-            child.pipe,
-            child.stacks,
-            child.board,
-            child.line,
-            payload,
-            *([child.reach] if child.reach is not None else []),
-        ],
-        stdin=subprocess.DEVNULL,
-        process_group=0,
-        env={**os.environ, "OMP_NUM_THREADS": str(child.threads)},
-    )
-    return _parent_side(child, popen.pid, read_end, popen.wait)
+    keep = [child.pipe, child.stacks, child.board, child.line, payload]
+    with open(os.devnull) as null:
+        pid = start_program(
+            [sys.executable, *[f"-W{option}" for option in sys.warnoptions], "-c", _ENTRY, given],
+            {**os.environ, "OMP_NUM_THREADS": str(child.threads)},
+            standard=(null.fileno(), 1, 2),
+            keep=keep if child.reach is None else [*keep, child.reach],
+        )
+    return _parent_side(child, pid, read_end, lambda: wait_for(pid) or 0)
 
 
 def _parent_side(child: Child, pid: int, read_end: int, reap: Callable[[], int]) -> Process:

@@ -176,7 +176,10 @@ class Switchboard:
         if (between, rank) in self._pairs:
             return self._pairs.pop((between, rank))
         own, other = socket.socketpair()
-        self._pairs[between, peer] = other
+        if self._lines[peer].socket.fileno() < 0:
+            other.close()  # it is gone, and will not ask
+        else:
+            self._pairs[between, peer] = other
         return own
 
     def _answer_waits(self) -> None:

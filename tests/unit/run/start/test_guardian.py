@@ -5,8 +5,10 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+from tests import stopping
 
 from plait.run.start.guardian import _CODE, Guardian
 
@@ -14,9 +16,20 @@ from plait.run.start.guardian import _CODE, Guardian
 @pytest.mark.timeout(30)
 def test_a_guardian_that_was_stopped_does_not_keep_the_run() -> None:
     with Guardian() as guardian:
-        assert guardian._process is not None
-        os.kill(guardian._process.pid, signal.SIGSTOP)
-    assert guardian._process.returncode == -signal.SIGKILL
+        os.kill(guardian._pid, signal.SIGSTOP)
+    with pytest.raises(ProcessLookupError):
+        os.kill(guardian._pid, 0)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.skipif(sys.platform != "linux", reason="preloads a library")
+def test_a_guardian_that_was_stopped_before_it_runs_does_not_keep_the_run(tmp_path: Path) -> None:
+    code = (
+        "from plait.run.start.guardian import Guardian\nwith Guardian() as beside:\n    beside.watch(1 << 22)\n"
+        "print('the run went on')"
+    )
+    done = stopping.run(code, tmp_path, timeout_s=40)
+    assert (done.returncode, done.stdout) == (0, "the run went on\n"), done.stderr
 
 
 def test_a_process_that_is_born_late_is_ended_too() -> None:

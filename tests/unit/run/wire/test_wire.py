@@ -152,6 +152,14 @@ def test_a_message_of_another_size_is_an_error_and_no_write(
         peers.close()
 
 
+def test_a_peer_that_was_gone_before_it_is_called_is_lost_at_once(stores: list[RunStore]) -> None:
+    stores[1].close()
+    caller = stores[0].peers()
+    with pytest.raises(ConnectionError, match="rank 1 is lost"):
+        caller.receive(1, 0, memoryview(bytearray(4))).result(20)
+    caller.close()
+
+
 def test_a_peer_that_is_gone_is_named(stores: list[RunStore]) -> None:
     first, second, third = _peers(stores)
     done = first.receive(1, 1, memoryview(bytearray(4)))

@@ -221,9 +221,9 @@ class Monitor:
             host=process.host,
             lost=process.why_lost(),
         )
-        others = [rank for rank in self._dispensable if rank != process.rank and rank not in self.lost]
-        if process.rank in self._dispensable and others:
-            entry = self._crew.board.read(failure.rank, writer_is_dead=True)
+        entry = self._crew.board.read(failure.rank, writer_is_dead=True)
+        spared = set(self._dispensable) - self.lost
+        if process.rank in spared and len(spared) > 1 and entry is not None and entry.has_begun:
             oom_kills = launch_failure.count_oom_kills() - self._oom_kills
             told = launch_failure.to_error(failure, entry, self._crew.ranks, oom_kills)
             self._do_without(failure.rank, told)
@@ -284,7 +284,9 @@ class Monitor:
     def _give_up(self, hang: Hang, error: HangError) -> None:
         """End the run; or, where it can do without the ranks that do not come, only those."""
         spared = set(self._dispensable) - self.lost
-        if not hang.missing or not set(hang.missing) < spared or any(map(self._is_settled, hang.missing)):
+        entries = [self._crew.board.read(rank) for rank in hang.missing if not self._is_settled(rank)]
+        begun = {entry.rank for entry in entries if entry is not None and entry.has_begun}
+        if not begun or begun != set(hang.missing) or not begun < spared:
             raise error
         for rank in hang.missing:
             process = self._crew.processes[rank]
