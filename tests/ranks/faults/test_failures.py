@@ -151,7 +151,8 @@ def test_a_worker_killed_before_it_has_connected_is_named_and_not_waited_for(
     monkeypatch.setattr(rank, "connect", die_or_connect)
     ranks = 2 if plan == "hogwild" else 3
     with pytest.raises(
-        WorkerError, match=rf"rank 1 of {ranks} was killed by SIGKILL \(before its first step, running 'connect'"
+        WorkerError,
+        match=rf"rank 1 of {ranks} was killed by SIGKILL \(before its first step, running 'connect'",
     ):
         plait.train(
             jobs.plain(), plan, ranks, out=tmp_path / "run", trace=False, limits=plait.Limits(hang_s=60)
