@@ -46,7 +46,8 @@ def rewrite_where_it_pays(
 ) -> Rewritten | None:
     """Rewrite a graph, or leave it.
 
-    Plans that cut weights place the ops that the user wrote: patterns and fused weights are known there.
+    Plans that cut weights place the ops that the user wrote: patterns and fused weights are known there. Pipelines are
+    cut between what the user wrote too, unless they are asked to rewrite: what is merged may join two stages.
     """
     if plan.rewrite == "off":
         return None
@@ -59,7 +60,13 @@ def rewrite_where_it_pays(
                 reason=f"{cut}={plan.mesh.size_of(cut)} cuts the weights that it has",
             )  # fmt: skip
         return rewrite(graph, kind)
-    if cut is not None or steps is None or find_spec("egglog") is None or not _may_pay(graph, kind, steps):
+    if (
+        cut is not None
+        or plan.num_stages > 1
+        or steps is None
+        or find_spec("egglog") is None
+        or not _may_pay(graph, kind, steps)
+    ):
         return None
     made = rewrite(graph, kind)
     return made if made.after_s < made.before_s * (1 - _LEAST_GAIN) else None

@@ -46,3 +46,14 @@ def _settle_origins(old: Mapping[str, fx.Node], new: fx.Graph, now: Mapping[fx.N
                 break
             origin = next((user for user in origin.users if user.meta.get("phase") == "forward"), None)
         node.meta["origin"] = origin.name if origin is not None else ""
+    _settle_stages(new)
+
+
+def _settle_stages(new: fx.Graph) -> None:
+    """What several nodes of the backward read is there for the first of them: for that of the last forward op."""
+    place = {node.name: number for number, node in enumerate(new.nodes)}
+    for node in reversed(new.nodes):
+        if node.op == "call_function" and node.meta["phase"] == "backward":
+            readers = [user for user in node.users if user.op == "call_function"]
+            first = max((node, *readers), key=lambda reader: place.get(reader.meta["origin"], -1))
+            node.meta["origin"] = first.meta["origin"]

@@ -75,6 +75,25 @@ class Towers(nn.Module):
         return self.last(joined) + (x @ torch.cat([self.one, self.two]).t()) * 0.25 * 0.5
 
 
+class Joined(nn.Module):
+    """Weights and inputs joined in several ways, also with themselves, and products scaled by numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weights = nn.ParameterList(torch.randn(4, 8) for _ in range(3))
+        self.square = nn.Parameter(torch.randn(8, 8))
+        self.bias = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, two, three = self.weights
+        y = F.linear(x, torch.cat([one, two]), torch.cat([self.bias, self.bias]))
+        y = y + (x @ torch.cat([two, one]).t()) * -2 + x @ torch.cat([three, three]).t()
+        twice = torch.cat([x, x], 1)
+        joined = torch.cat([x, torch.cat([x, x * 1.0], 1)], 1)
+        return y + joined[:, 4:12] + twice[:, 8:] + 0.3 * (0.5 * (x @ self.square))
+
+
 class Convolutions(nn.Module):
     """Two convolutions on one input, joined along channels."""
 

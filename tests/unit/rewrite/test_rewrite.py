@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.rewrite.models import Convolutions, Towers, Wide, job_of, language_job
+from tests.unit.rewrite.models import Convolutions, Joined, Towers, Wide, job_of, language_job
 from torch import fx
 
 from plait.cluster.devices import DEVICES
@@ -138,12 +138,15 @@ def test_convolutions_of_one_input_are_merged() -> None:
     assert list(made.rules) == ["convolutions of one input merge"]
 
 
-@pytest.mark.parametrize(("model", "shape"), [(Towers, (8,)), (Convolutions, (4, 6, 6))])
-def test_what_is_merged_computes_what_it_did(model: Any, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("model", "shape", "plan"),
+    [(Towers, (8,), "single"), (Joined, (8,), "1f1b"), (Convolutions, (4, 6, 6), "zero3")],
+)
+def test_what_is_merged_computes_what_it_did(model: Any, shape: tuple[int, ...], plan: str) -> None:
     job = job_of(model, *shape, out=shape)
     before, after = (
-        run_serially(job, with_settings(resolve("single", 1), {"rewrite": way}), 2, torch.float64)
-        for way in ("off", "on")
+        run_serially(job, with_settings(resolve(name, ranks), {"rewrite": way}), 2, torch.float64)
+        for name, ranks, way in (("single", 1, "off"), (plan, 1 if plan == "single" else 2, "on"))
     )
     found = compare(before, after, rough=False, tolerance=1e-9, weight_tolerance=1e-9)
     assert found and all(difference.ok for difference in found)
