@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from plait.errors import UsageError
 from plait.job.batch import map_tensors
 from plait.job.order import split
-from plait.run.own_loop import gathered
+from plait.run.own_loop import gathered, padded
 from plait.run.wire.tell import tell
 from plait.run.wrap import Wrapped, join_ranks, without_samples
 
@@ -179,19 +179,6 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         """The loss of all ranks' samples, of which this rank's weighs so much."""
         part = loss.detach() * fraction if fraction else torch.zeros_like(loss)
         return gathered(part).sum()
-
-
-def padded(tensor: Tensor, dim: int, value: int, first: bool) -> Tensor:
-    """A tensor of the longest rank's size along `dim`."""
-    if dim >= tensor.dim() or dim < -tensor.dim():
-        return tensor
-    missing = max(tell(tensor.shape[dim])) - tensor.shape[dim]
-    if not missing:
-        return tensor
-    shape = list(tensor.shape)
-    shape[dim] = missing
-    more = tensor.new_full(shape, value)
-    return torch.cat([more, tensor] if first else [tensor, more], dim)
 
 
 def _join(args: Any) -> int:

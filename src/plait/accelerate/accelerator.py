@@ -1,8 +1,7 @@
 """The `Accelerator` of a script: its processes, and its model, optimizer, data and scheduler among them."""
 
-import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from plait.accelerate.functions import DistributedType, skip_first_batches
+from plait.accelerate import checkpoints
+from plait.accelerate.functions import DistributedType, device_of, skip_first_batches
 from plait.accelerate.steppers import Optimizer, Scheduler
+from plait.accelerate.trackers import Trackers
 from plait.errors import UsageError
 from plait.job.batch import map_tensors
-from plait.run.own_loop import ShareLoader, gathered
+from plait.job.order import split
+from plait.run.own_loop import ShareLoader, gathered, padded
 from plait.run.start.launch import disconnect
 from plait.run.wrap import Wrapped, join_ranks
 
@@ -32,33 +34,34 @@ class Accelerator:
         cpu: bool = False,
         step_scheduler_with_optimizer: bool = True,
         project_dir: str | None = None,
+        log_with: Any = None,
         **others: Any,
     ) -> None:
         unknown = [name for name, value in others.items() if value is not None]
         if unknown:
             raise UsageError(
                 f"Accelerator({', '.join(unknown)}=...) is not known here.",
-                fix="leave it out; loggers, plugins and other plans are for plait's own jobs.",
+                fix="leave it out; plugins and other plans are for plait's own jobs.",
             )
         if mixed_precision not in (None, "no", "bf16"):
             raise UsageError(
                 f"mixed_precision={mixed_precision!r} is not known here.", fix="use 'bf16' or 'no'."
             )
         self.mixed_precision = mixed_precision or "no"
-        self.device = _device(cpu)
+        self.device = device_of(cpu)
         self.process_index, self.num_processes = join_ranks(self.device)
         self.split_batches, self.project_dir = split_batches, project_dir
         self.gradient_accumulation_steps = gradient_accumulation_steps
         self.sync_gradients = True
         """Whether the pass that is under way completes the gradients."""
         self.step = 0
-        self._steps_schedulers = step_scheduler_with_optimizer
-        self._places = device_placement
+        self._steps_schedulers, self._places = step_scheduler_with_optimizer, device_placement
         self._models: list[Wrapped] = []
         self._optimizers: list[Optimizer] = []
         self._schedulers: list[Scheduler] = []
-        self._loaders: list[ShareLoader] = []
-        self._custom: list[Any] = []
+        self._loaders, self._custom = list[ShareLoader](), list[Any]()
+        self._trackers = Trackers(log_with)
+        self.scaler, self.optimizer_step_was_skipped = None, False  # of fp16, which is refused
 
     @property
     def is_main_process(self) -> bool:
@@ -142,10 +145,9 @@ class Accelerator:
     def no_sync(self, *models: nn.Module) -> Iterator[None]:
         """Gradients stay this rank's."""
         chosen = [model for model in models if isinstance(model, Wrapped)] or self._models
-        if not chosen:
-            yield
-            return
-        with chosen[0].no_sync(), self.no_sync(*chosen[1:]) if chosen[1:] else nullcontext():
+        with ExitStack() as stack:
+            for model in chosen:
+                stack.enter_context(model.no_sync())
             yield
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
@@ -168,8 +170,19 @@ class Accelerator:
         return map_tensors(gathered, tree)
 
     def gather_for_metrics(self, tree: Any, use_gather_object: bool = False) -> Any:
-        """The same: no sample was repeated, so none has to be left out."""
+        """The same: no sample is repeated. A loss that is repeated for a batch counts for the samples of this rank."""
+        read = next((loader for loader in reversed(self._loaders) if loader.is_read and loader.sizes), None)
+        if read is not None:
+            usual = split(read.batch_size, self.num_processes)[self.process_index]
+            own = read.sizes[self.process_index]
+            tree = map_tensors(lambda t: t[:own] if t.dim() and t.shape[0] == usual else t, tree)
         return self.gather(tree)
+
+    def pad_across_processes(
+        self, tree: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False
+    ) -> Any:
+        """Tensors as long as the longest rank's along `dim`."""
+        return map_tensors(lambda tensor: padded(tensor, dim, pad_index, pad_first), tree)
 
     def reduce(self, tree: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """The sum or the mean over ranks."""
@@ -240,34 +253,13 @@ class Accelerator:
 
     def save_state(self, output_dir: str | Path, **unused: Any) -> str:
         """Everything that was prepared, and the generators of every rank."""
-        folder = Path(output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        if self.is_main_process:
-            states = {kind: [one.state_dict() for one in entries] for kind, entries in self._kept().items()}
-            torch.save({**states, "epochs": [loader.epoch for loader in self._loaders]}, folder / "state.pt")
-        torch.save(torch.get_rng_state(), folder / f"random-{self.process_index}.pt")
+        checkpoints.save(Path(output_dir), self._kept(), self._loaders, self.process_index)
         self.wait_for_everyone()
-        return str(folder)
+        return str(output_dir)
 
     def load_state(self, input_dir: str | Path, **unused: Any) -> None:
         """What `save_state` wrote, on any number of ranks."""
-        folder = Path(input_dir)
-        if not (folder / "state.pt").is_file():
-            raise UsageError(f"{folder} holds no state.pt.", fix="name a folder that save_state wrote.")
-        saved = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
-        for kind, entries in self._kept().items():
-            if len(saved[kind]) != len(entries):
-                raise UsageError(
-                    f"{folder} has {len(saved[kind])} {kind}; {len(entries)} were prepared.",
-                    fix="prepare the same objects as the script that saved it.",
-                )
-            for one, state in zip(entries, saved[kind], strict=True):
-                one.load_state_dict(state)
-        for loader, epoch in zip(self._loaders, saved["epochs"], strict=False):
-            loader.set_epoch(epoch)
-        own = folder / f"random-{self.process_index}.pt"
-        if own.is_file():
-            torch.set_rng_state(torch.load(own, weights_only=True))
+        checkpoints.load(Path(input_dir), self._kept(), self._loaders, self.process_index)
 
     def save(self, value: Any, path: str | Path, **unused: Any) -> None:
         """torch.save on the main process."""
@@ -281,15 +273,27 @@ class Accelerator:
         self.step = 0
         return (None,) * len(objects)
 
+    def init_trackers(self, project_name: str, config: Any = None, init_kwargs: Any = None) -> None:
+        """Start the loggers that `log_with` names, on the main process; they write into `project_dir`."""
+        if self.is_main_process:
+            self._trackers.begin(project_name, self.project_dir, config)
+
+    def log(self, values: Any, step: int | None = None, log_kwargs: Any = None) -> None:
+        """Numbers, by name, to all loggers."""
+        if self.is_main_process:
+            self._trackers.write(values, step)
+
     def end_training(self) -> None:
-        """Leave the others."""
+        """Close the loggers, and leave the others."""
+        self._trackers.end()
         self.wait_for_everyone()
         disconnect()
 
+    @property
+    def state(self) -> "Accelerator":
+        """What tells of the processes: this."""
+        return self
 
-def _device(cpu: bool) -> torch.device:
-    if cpu or not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
+    def __repr__(self) -> str:
+        place = f"rank {self.process_index} of {self.num_processes} on {self.device}"
+        return f"{place} ({self.distributed_type}, mixed precision {self.mixed_precision})"

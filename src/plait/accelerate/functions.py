@@ -1,5 +1,6 @@
 """What Accelerate has beside its `Accelerator`."""
 
+import os
 import random
 from enum import StrEnum
 from typing import Any
@@ -17,7 +18,13 @@ class DistributedType(StrEnum):
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
     MULTI_GPU = "MULTI_GPU"
+    MULTI_NPU = "MULTI_NPU"
+    MULTI_XPU = "MULTI_XPU"
+    DEEPSPEED = "DEEPSPEED"
+    FSDP = "FSDP"
+    MEGATRON_LM = "MEGATRON_LM"
     XLA = "XLA"
+    TPU = "TPU"
 
 
 def set_seed(seed: int, *unused: Any) -> None:
@@ -34,3 +41,12 @@ def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
             "skip_first_batches takes a DataLoader that was prepared.", fix="call prepare first."
         )
     return loader.skipping(num_batches)
+
+
+def device_of(cpu: bool) -> torch.device:
+    """Where this rank computes."""
+    if cpu or not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device

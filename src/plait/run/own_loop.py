@@ -193,6 +193,19 @@ def gathered(tensor: Tensor) -> Tensor:
     return torch.cat([part[:count] for part, count in zip(found, counts, strict=True)])
 
 
+def padded(tensor: Tensor, dim: int, value: int, first: bool) -> Tensor:
+    """A tensor of the longest rank's size along `dim`."""
+    if not -tensor.dim() <= dim < tensor.dim() or not dist.is_initialized():
+        return tensor
+    missing = max(tell(tensor.shape[dim])) - tensor.shape[dim]
+    if not missing:
+        return tensor
+    shape = list(tensor.shape)
+    shape[dim] = missing
+    more = tensor.new_full(shape, value)
+    return torch.cat([more, tensor] if first else [tensor, more], dim)
+
+
 def launch(function: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
     """Call `function(*args)` in so many processes; what each returned, by rank, as JSON has it.
 

@@ -1,6 +1,8 @@
 """A script that was written for Accelerate, with its import changed: the weights of plain PyTorch on all samples."""
 
+import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import plait
 from plait.accelerate import Accelerator, DistributedType, skip_first_batches
+from plait.accelerate.logging import get_logger
 from plait.errors import UsageError
 
 pytestmark = pytest.mark.timeout(120)
@@ -40,7 +43,8 @@ def parts(batch: int) -> tuple[Any, ...]:
 
 def script(folder: str) -> dict[str, Any]:
     """The loop of accelerate's examples/by_feature/gradient_accumulation.py and checkpointing.py."""
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, log_with="csv", project_dir=folder)
+    accelerator.init_trackers("tracked", {"lr": 0.05})
     model, optimizer, train, evaluate, scheduler = accelerator.prepare(*parts(2))
     norms = []
     for epoch in range(2):
@@ -57,12 +61,21 @@ def script(folder: str) -> dict[str, Any]:
         if epoch == 0:
             accelerator.save_state(folder)
     model.eval()
-    seen = []
+    seen, losses = [], []
     for x, y in evaluate:
         with torch.no_grad():
+            losses += accelerator.gather_for_metrics(model(x).pow(2).mean().repeat(2)).tolist()
             found, labels = accelerator.gather_for_metrics((model(x).argmax(-1), y))
         seen += (found == labels).tolist()
     weights = {name: value.tolist() for name, value in accelerator.unwrap_model(model).state_dict().items()}
+    long = torch.arange(2.0 + accelerator.process_index).view(1, -1)
+    whole = accelerator.gather(accelerator.pad_across_processes(long, dim=1, pad_index=-1)).tolist()
+    accelerator.log({"loss": torch.tensor(0.5), "seen": {"all": len(seen)}}, step=3)
+    told: list[str] = []
+    handler = logging.StreamHandler(SimpleNamespace(write=told.append, flush=lambda: None))
+    logging.getLogger("plaits").addHandler(handler)
+    get_logger("plaits", "info").info("once")
+    get_logger("plaits").info("all", main_process_only=False)
     again = Accelerator(cpu=True)
     _, _, train, _, _ = again.prepare(*parts(2))
     again.load_state(folder)
@@ -71,6 +84,7 @@ def script(folder: str) -> dict[str, Any]:
     return {
         "weights": weights, "norms": norms, "seen": seen, "lr": scheduler.get_last_lr(), "rest": rest, "kind": kind,
         "sum": float(accelerator.reduce(torch.tensor(1.0 + accelerator.process_index))), "epoch": train.epoch,
+        "size": sum(losses) / len(losses), "padded": whole, "told": "".join(told),
     }  # fmt: skip
 
 
@@ -90,7 +104,9 @@ def plain() -> dict[str, Any]:
                 optimizer.zero_grad()
     model.eval()
     seen = [hit for x, y in evaluate for hit in (model(x).argmax(-1) == y).tolist()]
-    return {"model": model, "norms": norms, "seen": seen, "lr": scheduler.get_last_lr()}
+    with torch.no_grad():
+        size = float(model(data().tensors[0]).pow(2).mean())
+    return {"size": size, "model": model, "norms": norms, "seen": seen, "lr": scheduler.get_last_lr()}
 
 
 def test_a_script_of_accelerates(tmp_path: Path) -> None:
@@ -100,16 +116,24 @@ def test_a_script_of_accelerates(tmp_path: Path) -> None:
         assert found["lr"] == pytest.approx(expected["lr"])
         assert found["seen"] == expected["seen"] and len(found["seen"]) == 21
         assert found["sum"] == 3.0 and found["kind"]
+        assert found["size"] == pytest.approx(expected["size"], rel=1e-9)  # each sample counts once
+        assert found["padded"] == [[0.0, 1.0, -1.0], [0.0, 1.0, 2.0]]
+        assert found["told"] == ("once\nall\n" if rank == 0 else "all\n")
         assert found["rest"] == ([2, 1] if rank == 0 else [2, 0]) and found["epoch"] == 2
         for name, value in expected["model"].state_dict().items():
             assert torch.allclose(
                 torch.tensor(found["weights"][name], dtype=value.dtype), value, rtol=1e-9, atol=1e-12
             )
 
+    rows = (tmp_path / "state" / "tracked" / "metrics.csv").read_text().splitlines()
+    assert rows == ["step,name,value", "3,loss,0.5", "3,seen/all,21.0"]
+
 
 def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="log_with"):
-        Accelerator(log_with="wandb")
+    with pytest.raises(UsageError, match="kwargs_handlers"):
+        Accelerator(kwargs_handlers=[])
+    with pytest.raises(UsageError, match="comet_ml is not known"):
+        Accelerator(log_with="comet_ml")
     with pytest.raises(UsageError, match="fp16"):
         Accelerator(mixed_precision="fp16")
     with pytest.raises(UsageError, match="holds no state"):
