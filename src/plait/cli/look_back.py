@@ -45,9 +45,9 @@ def compare(
     if json_:
         print(json.dumps([asdict(row) | {"speed": found.speed(i)} for i, row in enumerate(found.rows)]))
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("run", overflow="fold")
-    table.add_column("plan")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("run", overflow="fold", min_width=10)
+    table.add_column("plan", overflow="fold", min_width=6)
     for name in ("ranks", "batch", "steps", "step", "samples/s", "speed", "memory", "loss"):
         table.add_column(name, justify="right", no_wrap=True)
     for i, row in enumerate(found.rows):
