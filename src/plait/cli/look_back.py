@@ -46,8 +46,8 @@ def compare(
         print(json.dumps([asdict(row) | {"speed": found.speed(i)} for i, row in enumerate(found.rows)]))
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("run", overflow="fold", min_width=10)
-    table.add_column("plan", overflow="fold", min_width=6)
+    table.add_column("run", overflow="fold", min_width=5)
+    table.add_column("plan", overflow="fold", min_width=4)
     for name in ("ranks", "batch", "steps", "step", "samples/s", "speed", "memory", "loss"):
         table.add_column(name, justify="right", no_wrap=True)
     for i, row in enumerate(found.rows):
