@@ -28,6 +28,7 @@ REQUIRED = {
 """Packages that plait cannot do without, and the oldest version of each."""
 OPTIONAL = {
     "transformers": ("4.48", "models of Hugging Face"),
+    "accelerate": ("1.0", "Hugging Face's Trainer"),
     "datasets": ("3.0", "datasets of Hugging Face as data"),
     "pyarrow": ("17.0", "Parquet files as data"),
     "optuna": ("4.0", "plait try --search optuna"),

@@ -23,7 +23,7 @@ from plait.program.instructions import Compute
 from plait.run.checkpoint.store import load_checkpoint
 from plait.run.interpret.machine import Machine
 from plait.run.interpret.step import Step
-from plait.run.link import between, links
+from plait.run.link import between, process_links
 from plait.run.link.between import links_between
 from plait.run.proof.reference import Reference, reference_of
 from plait.run.verify import verify
@@ -70,7 +70,7 @@ def test_processes_compute_what_one_does(
 def test_messages_need_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL has no tags; what skips to the second stage of a rank is sent long before it is needed there."""
     monkeypatch.setattr(between, "links_between", lambda *a, **k: links_between(*a, **k | {"share": False}))
-    monkeypatch.setattr(links, "_tag", lambda message, flat: 0)
+    monkeypatch.setattr(process_links, "_tag", lambda message, flat: 0)
     known = reference("moe_capacity")
     found = verify(known.job, "interleaved", mesh={"pipe": 2}, against=known)
     assert found.ok, found.first

@@ -371,6 +371,7 @@ VIEWS = (
     e(aten.split.Tensor, x(12, 6), 4), e(aten.split.Tensor, x(12, 6), 2, 1), e(aten.split_with_sizes.default, x(12, 6), [1, 5], -1), e(aten.chunk.default, x(12, 6), 2, 1),
     e(aten.unsafe_split.Tensor, x(12, 6), 2, 1), e(aten.unsafe_split_with_sizes.default, x(12, 6), [2, 4], 1), e(aten.unsafe_chunk.default, x(12, 6), 2, 1),
     e(aten.unbind.int, x(12, 6, 2), 2), e(aten.unbind.int, x(3, 12)), e(aten.cat.default, [x(12, 6), x(12, 3)], 1), e(aten.cat.default, [x(6, 6), x(12, 6)]),
+    e(ours.beside.default, [x(6, 6), x(12, 6)]),
     e(aten.stack.default, [x(12, 6), x(12, 6)], -1), e(aten.stack.default, [x(12, 6), x(12, 6)], 1), e(aten.repeat.default, x(12, 6), [1, 3]),
     e(aten.repeat.default, x(12, 6), [2, 1, 1]), e(aten.slice_backward.default, x(12, 3), [12, 6], 1, 2, 5, 1), e(aten.slice_backward.default, x(4, 6), [12, 6], 0, 1, 5, 1),
     e(aten.split.Tensor, x(2, 36), 12, 1), e(aten.split_with_sizes.default, x(2, 72), [24, 24, 24], -1), e(aten.chunk.default, x(24, 2), 2), e(aten.unsafe_chunk.default, x(2, 24), 2, 1),

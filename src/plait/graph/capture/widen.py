@@ -117,4 +117,8 @@ def _wide_dtypes(arguments: Any) -> Any:
 
 
 def _shapes(value: Any) -> Any:
-    return [_shapes(v) for v in value] if isinstance(value, tuple | list) else getattr(value, "shape", None)
+    """Of floating tensors: those of counts and indices may differ by whether they are needed."""
+    if isinstance(value, tuple | list):
+        return [_shapes(v) for v in value]
+    is_floating = isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+    return value.shape if is_floating else value is None

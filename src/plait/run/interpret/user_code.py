@@ -65,7 +65,7 @@ class UserCode:
         assert number is not None
         try:
             return run_eagerly(self._state, now.shares[number], instruction, now.number, number, company)
-        except (PlaitError, AbandonedError):
+        except (PlaitError, AbandonedError, ConnectionError):  # a lost peer is nobody's line
             raise
         except Exception as error:
             raise blame_code(error, now, self._rank, instruction, self._state.model) from error

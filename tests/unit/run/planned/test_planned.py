@@ -127,7 +127,7 @@ def test_what_cannot_be_prepared_is_told() -> None:
 
 def test_numbers_that_change_with_every_step_are_to_be_tensors(pair: tuple[Any, Any]) -> None:
     model, _ = pair
-    before = len(model._forms)
+    before = len(model._forms._known)
     for beta in (0.1, 0.2, 0.3):
         (parts(model)[0] * torch.tensor(beta)).backward()
-    assert len(model._forms) == before + 1
+    assert len(model._forms._known) == before + 1
