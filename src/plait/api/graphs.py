@@ -80,6 +80,17 @@ def verdict(job: Job | str, *, batch: int | None = None, args: Mapping[str, Any]
 
 
 @kept_generators()
+def captured(
+    job: Job | str, *, batch: int | None = None, args: Mapping[str, Any] | None = None
+) -> tuple[Graph, Verdict]:
+    """Both of a job that is captured once."""
+    _check_batch(batch)
+    given, _ = given_job(job, None, args)
+    captures, size = Captures(given), batch if batch is not None else -(-given.batch // given.accumulate)
+    return captures.of_size(size), verdict_of(captures, size)
+
+
+@kept_generators()
 def rewritten(
     job: Job | str,
     *,

@@ -76,12 +76,13 @@ def graph(
 
 
 def _captured(job: str, batch: int | None, args: dict[str, str]) -> tuple[Any, RenderableType, Any]:
+    from plait.api.graphs import captured
     from plait.cli.views.graph import summary_values, summary_view  # torch takes seconds: help does not wait
     from plait.graph.show.draw import draw_html
     from plait.graph.show.summary import summarize, to_json
 
-    graph = plait.capture(job, batch=batch, args=args)
-    summary, verdict = summarize(graph), plait.verdict(job, batch=batch, args=args)
+    graph, verdict = captured(job, batch=batch, args=args)
+    summary = summarize(graph)
     view = Group(summary_view(job, graph, summary), Text(), Text(verdict.line()))
     return (
         lambda: to_json(graph) | {"summary": summary_values(summary), "verdict": asdict(verdict)},
