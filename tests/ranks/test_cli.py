@@ -1,7 +1,6 @@
 """The command line on real runs: what it leaves, what it prints, and what a program can read of it."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +8,7 @@ import pytest
 import torch
 from tests.ranks import jobs
 
-pytestmark = pytest.mark.timeout(90)
-
-
-@pytest.fixture(autouse=True)
-def _leaves_no_process() -> Iterator[None]:
-    before = jobs.children()
-    yield
-    assert jobs.children() <= before
+pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("leaves_no_process")]
 
 
 @pytest.fixture(scope="module")

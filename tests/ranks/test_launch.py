@@ -9,7 +9,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests import stopping
+from tests.ranks import jobs
 
 import plait
 from plait.errors import CaptureError, DataError, HangError, WorkerError
 from plait.run.start.launch import Interrupted, Seat, connect, disconnect, launch
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("leaves_no_process")]
 
 
 def _stat(pid: int) -> list[str]:
@@ -37,25 +38,12 @@ def _runs(pid: int) -> bool:
     return bool(stat := _stat(pid)) and stat[0] != "Z"
 
 
-def _children() -> set[int]:
-    """Children of this process, zombies too."""
-    everyone = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-    return {pid for pid in everyone if (stat := _stat(pid)) and int(stat[1]) == os.getpid()}
-
-
-@pytest.fixture(autouse=True)
-def _leaves_no_process() -> Iterator[None]:
-    before = _children()
-    yield
-    assert _children() <= before
-
-
 def test_a_child_left_behind_would_be_seen() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
-        assert child.pid in _children()
+        assert child.pid in jobs.children()
         assert _runs(child.pid)
         child.kill()
-    assert child.pid not in _children()
+    assert child.pid not in jobs.children()
 
 
 def _sleep_here(seconds: float) -> None:

@@ -20,18 +20,11 @@ import plait
 from plait.errors import JobError
 from plait.run.proof.serial_run import run_serially
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("leaves_no_process")]
 
 RANKS = (1, 2, 3, 4)
 EQUAL = 1e-5
 """Between ranks, of fp32 losses after 14 steps of AdamW: sums are in another order."""
-
-
-@pytest.fixture(autouse=True)
-def _leaves_no_process() -> Iterator[None]:
-    before = jobs.children()
-    yield
-    assert jobs.children() <= before
 
 
 @pytest.fixture(scope="module")

@@ -55,6 +55,11 @@ class Agreement:
         return self.weights == "own"
 
     @property
+    def sums(self) -> bool:
+        """Whether all workers take one step of the sum of their gradients: any of them may hold a part of the model."""
+        return self.marches and self.mix is None
+
+    @property
     def averages(self) -> bool:
         """Whether workers mix in each other's weights all at once."""
         return self.mix is not None and self.marches

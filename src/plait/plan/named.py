@@ -78,7 +78,7 @@ def resolve(
     found = with_settings(found, settings or {})
     _check_compress(found)
     _check_sequence(found)
-    if found.sync.rule != "all-reduce":
+    if not found.agreement.sums:
         found = _with_workers(found, ranks if str(plan) in NAMED and not mesh else None)
     if ranks is not None and found.ranks != ranks:
         axes = " x ".join(f"{name}={size}" for name, size in found.mesh.axes)
@@ -149,9 +149,7 @@ def _check_sequence(plan: Plan) -> None:
 
 def _check_own_axis(plan: Plan) -> None:
     """A plan must have ranks along the axis that it is about, where it has several ranks at all."""
-    if plan.name not in NAMED or plan.name == "single" or plan.mesh.size == 1:
-        return
-    if plan.sync.rule != "all-reduce":
+    if plan.name not in NAMED or plan.name == "single" or plan.mesh.size == 1 or not plan.agreement.sums:
         return
     own = next(axis for axis, size in NAMED[plan.name](2).mesh.axes if size == 2)
     if plan.mesh.size_of(own) == 1:

@@ -9,28 +9,19 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.ranks import jobs
 from torch import Tensor, nn
 
 import plait
 from plait.run.checkpoint.store import load_checkpoint
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("leaves_no_process")]
 
 STEPS, BATCH, EVERY = 40, 8, 3
-
-
-@pytest.fixture(autouse=True)
-def _leaves_no_process() -> Iterator[None]:
-    before = jobs.children()
-    yield
-    assert jobs.children() <= before
 
 
 class Numbers(torch.utils.data.Dataset[Tensor]):

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,16 +20,9 @@ from plait.run.loop import rank
 from plait.run.start.launch import Seat, connect
 from plait.run.start.watch import hang
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("leaves_no_process")]
 
 PLAIT = Path(sys.executable).parent / "plait"
-
-
-@pytest.fixture(autouse=True)
-def _leaves_no_process() -> Iterator[None]:
-    before = jobs.children()
-    yield
-    assert jobs.children() <= before
 
 
 def test_complaint_10_a_killed_rank_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

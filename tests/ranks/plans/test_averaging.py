@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from plait.run.prepare.prepare import prepare
 from plait.run.proof.serial_run import SerialRanks
 from plait.run.verify import verify
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("leaves_no_process")]
 
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "local-sgd": ("local-sgd", {"average": {"every": 4, "warmup": 1}}),
@@ -36,13 +35,6 @@ IN_TURN: dict[str, tuple[str, dict[str, Any]]] = {
 }
 STEPS = 11
 """Ends in the middle of a round."""
-
-
-@pytest.fixture(autouse=True)
-def _leaves_no_process() -> Iterator[None]:
-    before = jobs.children()
-    yield
-    assert jobs.children() <= before
 
 
 @pytest.mark.parametrize("name", PLANS)

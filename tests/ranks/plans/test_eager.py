@@ -1,21 +1,11 @@
 """Models that cannot be captured, on real processes: shares of a batch give what the whole gives in one process."""
 
-from collections.abc import Iterator
-
 import pytest
-from tests.ranks import jobs
 from tests.unit.run.eager.test_eager_shares import Opaque, job
 
 from plait.run.verify import verify
 
-pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(autouse=True)
-def _leaves_no_process() -> Iterator[None]:
-    before = jobs.children()
-    yield
-    assert jobs.children() <= before
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("leaves_no_process")]
 
 
 @pytest.mark.parametrize("plan", ["ddp", "zero3"])

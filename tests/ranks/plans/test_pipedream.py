@@ -1,12 +1,10 @@
 """`pipedream` on real processes: what is written out in plain PyTorch, and a run that goes on from its checkpoint."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.ranks import jobs
 from tests.unit.run.pipeline.pipedream_reference import written_out
 from tests.zoo import ZOO
 
@@ -19,16 +17,9 @@ from plait.run.link.between import links_between
 from plait.run.prepare.prepare import prepare
 from plait.run.verify import verify
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("leaves_no_process")]
 
 ROUNDS, BATCH, MICRO_BATCHES = 2, 13, 6
-
-
-@pytest.fixture(autouse=True)
-def _leaves_no_process() -> Iterator[None]:
-    before = jobs.children()
-    yield
-    assert jobs.children() <= before
 
 
 def job_of(name: str, **changes: Any) -> Job:

@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -28,14 +28,7 @@ from plait.run.link.between import links_between
 from plait.run.proof.reference import Reference, reference_of
 from plait.run.verify import verify
 
-pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(autouse=True)
-def _leaves_no_process() -> Iterator[None]:
-    before = jobs.children()
-    yield
-    assert jobs.children() <= before
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("leaves_no_process")]
 
 
 @cache

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,7 @@ from plait.run.checkpoint.store import load_checkpoint
 from plait.run.proof.reference import Reference, reference_of
 from plait.run.verify import verify
 
-pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture(autouse=True)
-def _leaves_no_process() -> Iterator[None]:
-    before = jobs.children()
-    yield
-    assert jobs.children() <= before
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("leaves_no_process")]
 
 
 @pytest.fixture(scope="module")

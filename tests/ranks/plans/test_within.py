@@ -3,7 +3,6 @@ end cleanly when a rank dies, and are refused before any process starts where th
 
 import os
 import signal
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,16 +20,9 @@ from plait.run.link.between import links_between
 from plait.run.proof.reference import Reference, reference_of
 from plait.run.verify import verify
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("leaves_no_process")]
 
 SETTINGS = {"sync": {"bucket_mib": 0.01}}
-
-
-@pytest.fixture(autouse=True)
-def _leaves_no_process() -> Iterator[None]:
-    before = jobs.children()
-    yield
-    assert jobs.children() <= before
 
 
 @cache

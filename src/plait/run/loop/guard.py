@@ -27,7 +27,7 @@ class Guard:
         self, plan: Plan, ranks: int, state: ModelState, *, compare_every: int, spike: float | None
     ) -> None:
         agreement = plan.agreement
-        self._has_replicas = ranks > 1 and agreement.marches and agreement.mix is None
+        self._has_replicas = ranks > 1 and agreement.sums
         self._state = state
         self._compare_every = compare_every
         self._spike = spike

@@ -212,7 +212,7 @@ def _candidates(
     inner = {name: size for name, size in plan.mesh.axes if name != DATA and size > 1}
     if ranks == plan.ranks:
         yield plan
-    if plan.sync.rule != "all-reduce":
+    if not plan.agreement.sums:
         yield replace(plan, mesh=Mesh(axes=((DATA, ranks - plan.sync.servers),)))
         return
     if not inner:

@@ -32,11 +32,11 @@ def check_follows(job: Job, plan: Plan) -> None:
 def check_rules(job: Job, plan: Plan) -> None:
     """Raise where the plan has no moment at which all ranks are at the same step of the same weights."""
     agreement = plan.agreement
-    together = agreement.marches and agreement.mix is None
+    together = agreement.sums
     in_turn = agreement.weights == "server" and agreement.order == "step"
     if job.objectives:
         _check_objectives(job, plan, together=together)
-    sums = plan.sync.rule == "all-reduce" and plan.pipe.schedule != "pipedream"
+    sums = agreement.sums and plan.pipe.schedule != "pipedream"
     if job.precision in ("bf16-weights", "fp16") and not sums:
         why = (
             "weights have masters in one optimizer"

@@ -1,13 +1,12 @@
 """Tagged messages between any two ranks, over sockets that one thread of this process attends to.
 
 In: bytes for a rank, or room for bytes from one. Out: futures. A message is found by its tag, so the order in which two
-ranks ask does not matter; what comes early is kept. A message of another size than the room, or of another operation or
-dtype, is an error, never a write. It never copies what goes straight from and to the caller's memory.
+ranks ask does not matter; what comes early is kept (`inbox.py`). It never copies what goes straight from and to the
+caller's memory.
 """
 
 import selectors
 import socket
-import struct
 import threading
 import time
 from collections import deque
@@ -18,12 +17,10 @@ from dataclasses import dataclass, field
 
 from plait.errors import RunError
 from plait.run.wire.emulate import Passage, Wire
-from plait.run.wire.frames import check_sizes
-from plait.run.wire.signature import ANY, told
+from plait.run.wire.inbox import HEAD, Inbox
+from plait.run.wire.signature import ANY
 from plait.threads import or_end_the_rank, start_thread
 
-_HEAD = struct.Struct("<QQI")
-"""Tag, bytes, what it belongs to (`signature.py`)."""
 _BURST_BYTES = 1 << 20
 """Sent or read at once before the next peer is looked at."""
 _FLUSH_S = 5.0
@@ -40,18 +37,8 @@ class _Peer:
     rank: int
     socket: socket.socket | None
     """None until the other side has brought it; what is to be sent waits."""
+    inbox: Inbox
     outgoing: deque[tuple[memoryview, "Future[None] | None"]] = field(default_factory=deque)
-    rooms: dict[int, deque[tuple[memoryview, int, "Future[None]"]]] = field(default_factory=dict)
-    """Receives that were asked for, by tag, with what they belong to."""
-    early: dict[int, deque[tuple[bytearray, int]]] = field(default_factory=dict)
-    """Messages that came before somebody asked; alike."""
-    head: bytearray = field(default_factory=bytearray)
-    tag: int = 0
-    sign: int = ANY
-    rest: memoryview | None = None
-    """Where the message that is coming in goes on; None between messages."""
-    done: "Future[None] | bytearray | None" = None
-    """Who is told when it is there; or the message itself, where nobody has asked yet."""
     error: Exception | None = None
     passage: Passage | None = None
     """Of an emulated network: what of `outgoing` may leave now."""
@@ -118,7 +105,7 @@ class Peers:
                 done.set_exception(peer.error)
                 return done
             idle = not peer.outgoing
-            peer.outgoing.append((memoryview(_HEAD.pack(tag, len(data), sign)), None if len(data) else done))
+            peer.outgoing.append((memoryview(HEAD.pack(tag, len(data), sign)), None if len(data) else done))
             if len(data):
                 peer.outgoing.append((data, done))
             if peer.passage is not None:
@@ -134,18 +121,12 @@ class Peers:
         done: Future[None] = Future()
         with self._lock:
             peer = self._peer(source)
-            early = peer.early.get(tag)
-            if early:
-                message, of = early.popleft()
-                if not early:
-                    del peer.early[tag]
-                if _fits(peer.rank, len(message), of, room, sign, done):
-                    room[:] = message
-                    done.set_result(None)
+            if peer.inbox.has(tag):
+                peer.inbox.fill(tag, room, sign, done)
             elif peer.error is not None:
                 done.set_exception(peer.error)
             else:
-                peer.rooms.setdefault(tag, deque()).append((room, sign, done))
+                peer.inbox.ask(tag, room, sign, done)
         return done
 
     def close(self) -> None:
@@ -185,13 +166,7 @@ class Peers:
         """A message that has come, whatever its size; None where it has not. Never waits."""
         with self._lock:
             peer = self._peer(source)
-            early = peer.early.get(tag)
-            if not early:
-                return None
-            message, _ = early.popleft()
-            if not early:
-                del peer.early[tag]
-            return message
+            return peer.inbox.take(tag)[0] if peer.inbox.has(tag) else None
 
     def lost(self, source: int) -> Exception | None:
         """Why nothing more comes from a rank; None: it may."""
@@ -207,7 +182,7 @@ class Peers:
         return self._peers[rank]
 
     def _new(self, rank: int, made: socket.socket | None) -> _Peer:
-        peer = self._peers[rank] = _Peer(rank=rank, socket=made)
+        peer = self._peers[rank] = _Peer(rank=rank, socket=made, inbox=Inbox(rank))
         self._place(peer)
         return peer
 
@@ -280,81 +255,18 @@ class Peers:
         assert peer.socket is not None
         budget = _BURST_BYTES
         while budget > 0:
-            if peer.rest is None:
-                piece = peer.socket.recv(_HEAD.size - len(peer.head))
-                if not piece:
-                    raise ConnectionError("connection closed")
-                peer.head += piece
-                if len(peer.head) == _HEAD.size:
-                    self._begin(peer)
-                continue
-            count = peer.socket.recv_into(peer.rest)
+            count = peer.socket.recv_into(peer.inbox.rest)
             if not count:
                 raise ConnectionError("connection closed")
-            budget -= count
-            peer.rest = peer.rest[count:]
-            if not len(peer.rest):
-                self._end(peer)
-
-    def _begin(self, peer: _Peer) -> None:
-        """A head is there: find the room for what follows."""
-        peer.tag, num_bytes, peer.sign = _HEAD.unpack(peer.head)
-        peer.head.clear()
-        check_sizes(0, num_bytes)
-        rooms = peer.rooms.get(peer.tag)
-        peer.done = None
-        if rooms:
-            room, sign, done = rooms.popleft()
-            if not rooms:
-                del peer.rooms[peer.tag]
-            if _fits(peer.rank, num_bytes, peer.sign, room, sign, done):
-                peer.rest, peer.done = room, done
-        if peer.done is None:  # early, or of the wrong size: then it is read and forgotten with the run
-            message = bytearray(num_bytes)
-            peer.rest, peer.done = memoryview(message), message
-        if not num_bytes:
-            self._end(peer)
-
-    def _end(self, peer: _Peer) -> None:
-        done, peer.done, peer.rest = peer.done, None, None
-        if isinstance(done, Future):
-            done.set_result(None)
-            return
-        assert done is not None
-        rooms = peer.rooms.get(peer.tag)
-        if rooms:  # somebody asked while it was coming in
-            room, sign, asked = rooms.popleft()
-            if not rooms:
-                del peer.rooms[peer.tag]
-            if _fits(peer.rank, len(done), peer.sign, room, sign, asked):
-                room[:] = done
-                asked.set_result(None)
-            return
-        peer.early.setdefault(peer.tag, deque()).append((done, peer.sign))
+            if peer.inbox.came(count):
+                budget -= count
 
     def _lose(self, peer: _Peer, error: Exception) -> None:
         """Nothing more goes to or comes from a rank."""
         peer.error = ConnectionError(f"the connection to rank {peer.rank} is lost: {error}.")
         if peer.socket is not None:
             self._selector.unregister(peer.socket)
-        waiting = [done for rooms in peer.rooms.values() for _, _, done in rooms]
-        waiting += [done for _, done in peer.outgoing if done is not None]
-        if isinstance(peer.done, Future):
-            waiting.append(peer.done)
-        peer.rooms.clear()
+        waiting = peer.inbox.lose() + [done for _, done in peer.outgoing if done is not None]
         peer.outgoing.clear()
         for done in waiting:
             done.set_exception(peer.error)
-
-
-def _fits(rank: int, num_bytes: int, sign: int, room: memoryview, wanted: int, done: "Future[None]") -> bool:
-    if (num_bytes, sign) == (len(room), wanted):
-        return True
-    done.set_exception(
-        RunError(
-            f"rank {rank} sent {told(sign, num_bytes)} where {told(wanted, len(room))} were expected: the ranks do not "
-            "do the same.",
-            fix="make samples and the model depend on the job's seed alone.",
-        )
-    )
-    return False

@@ -112,7 +112,7 @@ class SketchOracle:
         """Plans whose workers do not sum gradients, on all devices; servers count among them."""
         found, ranks = [], self.cluster.size
         on_host = self.cluster.hosts == 1 and self.cluster.device.name.startswith("cpu")
-        names = [name for name, make in NAMED.items() if make(1).sync.rule != "all-reduce"]
+        names = [name for name, make in NAMED.items() if not make(1).agreement.sums]
         for plan in [NAMED[name](ranks) for name in names]:
             if plan.ranks > ranks:  # no device is left for a worker
                 continue
