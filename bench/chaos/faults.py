@@ -21,7 +21,7 @@ from typing import Literal
 
 from bench.chaos.cases import HANG_S, Case
 from bench.chaos.engines import EngineRun
-from bench.chaos.runs import Run, kill
+from bench.chaos.runs import Phase, Run, kill
 from bench.chaos.shim import Shim
 
 _SYS_PIDFD_OPEN, _SYS_PIDFD_GETFD = 434, 438
@@ -50,6 +50,8 @@ class Fault:
     """The run ends because of it, and says so, wherever there was something left to do."""
     seen: Literal["at once", "by the shim", "at the end"] = "at once"
     """Where it shows whether it struck; at the end: in a run that did not end as if nothing had happened."""
+    aim: Phase | None = None
+    """The only phase in which it can strike; None: any."""
     needs_mount: bool = False
     of_tasks: bool = False
     """Whether it is done to a task of an engine, or to the engine."""
@@ -159,11 +161,11 @@ def _no_more_memory(run: Run, choice: random.Random, shim: Shim | None) -> Outco
 def _fill_the_disk(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
     """The folder is on a disk of its own, of which nothing is left."""
     assert shim is not None
+    shim.set(session=run.pid)
     filler = run.folder.parent / "filler"
     with suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
-    shim.set(session=run.pid)
     return "done"
 
 
@@ -213,8 +215,8 @@ def _slow(**how: tuple[int, int]) -> Do:
     return do
 
 
-def _slowed(**how: tuple[int, int]) -> Fault:
-    return Fault(do=_slow(**how), harmless=True, slows=True, seen="by the shim")
+def _slowed(aim: Phase | None = None, **how: tuple[int, int]) -> Fault:
+    return Fault(do=_slow(**how), harmless=True, slows=True, seen="by the shim", aim=aim)
 
 
 FAULTS: dict[str, Fault] = {
@@ -236,8 +238,8 @@ FAULTS: dict[str, Fault] = {
     "lost link": Fault(do=_cut_a_link, loses_a_rank=True),
     "slow link": _slowed(link_us=(200, 5_000)),
     "slow disk": _slowed(disk_us=(1_000, 100_000)),
-    "clock back": _slowed(clock_s=(-(10**8), -60)),
-    "clock ahead": _slowed(clock_s=(60, 10**8)),
+    "clock back": _slowed("start", clock_s=(-(10**8), -60)),
+    "clock ahead": _slowed("start", clock_s=(60, 10**8)),
 }
 
 

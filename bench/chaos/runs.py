@@ -20,6 +20,7 @@ from plait.errors import PlaitError
 from plait.run.start.board import Board, State
 
 Phase = Literal["start", "training", "evaluation", "saving", "ending"]
+PHASES: tuple[Phase, ...] = ("start", "training", "evaluation", "saving", "ending")
 _LABELS: dict[str, Phase] = {"evaluate": "evaluation", "checkpoint": "saving", "finish": "ending"}
 _ASKS = (signal.SIGINT, signal.SIGTERM)
 _NO_MEMORY = b'{"error": "MemoryError", "text": ""}'

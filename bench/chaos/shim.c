@@ -1,5 +1,5 @@
-/* Slow disks, slow links and clocks that jump, for processes that this library was preloaded into and whose session is
-   named on a page that they share with whoever makes the faults. Counted there is how often one of these struck, and how
+/* Slow disks, slow links and clocks that jump, for processes that this library was preloaded into and whose session has
+   a slot on a page that they share with whoever makes the faults. Counted there is how often one of these struck, and how
    often a write was refused or a disk was seen to have no room. All else is as it was. */
 
 #define _GNU_SOURCE
@@ -18,42 +18,54 @@
 #include <time.h>
 #include <unistd.h>
 
-struct page { volatile int64_t session, disk_us, link_us, clock_s, hits; };
-static struct page *page;
+enum { SLOTS = 32 };
+struct slot { volatile int64_t session, disk_us, link_us, clock_s, hits; };
+static struct slot *page;
 
 __attribute__((constructor)) static void open_page(void) {
     const char *path = getenv("PLAIT_CHAOS_PAGE");
     int file = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (file < 0) return;
-    void *found = mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    void *found = mmap(NULL, SLOTS * sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     close(file);
     if (found != MAP_FAILED) page = found;
 }
 
-static int is_meant(void) { return page && page->session && getsid(0) == page->session; }
+/* The slot of this process, where it is meant. */
+static struct slot *mine(void) {
+    pid_t session = 0;
+    for (int number = 0; page && number < SLOTS; number++) {
+        if (!page[number].session) continue;
+        if (!session) session = getsid(0);
+        if (page[number].session == session) return &page[number];
+    }
+    return NULL;
+}
 
-static void hit(void) { __sync_fetch_and_add(&page->hits, 1); }
+static void hit(struct slot *slot) { __sync_fetch_and_add(&slot->hits, 1); }
 
-static void delay(int64_t us) {
+static void delay(struct slot *slot, int64_t us) {
     struct timespec time = {us / 1000000, us % 1000000 * 1000};
-    hit();
+    hit(slot);
     nanosleep(&time, NULL);
 }
 
 static void slow_disk(int file) {
+    struct slot *slot = mine();
     struct stat found;
-    if (is_meant() && page->disk_us && fstat(file, &found) == 0 && S_ISREG(found.st_mode)) delay(page->disk_us);
+    if (slot && slot->disk_us && fstat(file, &found) == 0 && S_ISREG(found.st_mode)) delay(slot, slot->disk_us);
 }
 
-static void slow_link(int file) {
-    if (is_meant() && page->link_us) delay(page->link_us);
-    (void)file;
+static void slow_link(void) {
+    struct slot *slot = mine();
+    if (slot && slot->link_us) delay(slot, slot->link_us);
 }
 
 /* What a call has come to; a disk without room, or a file that may not grow, is noted. */
 static ssize_t told(ssize_t result) {
     int why = errno;
-    if (result < 0 && (why == ENOSPC || why == EFBIG) && is_meant()) hit();
+    struct slot *slot = result < 0 && (why == ENOSPC || why == EFBIG) ? mine() : NULL;
+    if (slot) hit(slot);
     errno = why;
     return result;
 }
@@ -66,15 +78,16 @@ ssize_t pwrite64(int file, const void *data, size_t size, off64_t at) { NEXT(pwr
 ssize_t writev(int file, const struct iovec *parts, int count) { NEXT(writev); slow_disk(file); return told(next(file, parts, count)); }
 int fsync(int file) { NEXT(fsync); slow_disk(file); return next(file); }
 int fdatasync(int file) { NEXT(fdatasync); slow_disk(file); return next(file); }
-ssize_t send(int file, const void *data, size_t size, int flags) { NEXT(send); slow_link(file); return next(file, data, size, flags); }
-ssize_t sendmsg(int file, const struct msghdr *message, int flags) { NEXT(sendmsg); slow_link(file); return next(file, message, flags); }
-ssize_t recv(int file, void *data, size_t size, int flags) { NEXT(recv); slow_link(file); return next(file, data, size, flags); }
+ssize_t send(int file, const void *data, size_t size, int flags) { NEXT(send); slow_link(); return next(file, data, size, flags); }
+ssize_t sendmsg(int file, const struct msghdr *message, int flags) { NEXT(sendmsg); slow_link(); return next(file, message, flags); }
+ssize_t recv(int file, void *data, size_t size, int flags) { NEXT(recv); slow_link(); return next(file, data, size, flags); }
 
 int fallocate(int file, int mode, off_t at, off_t size) { NEXT(fallocate); return (int)told(next(file, mode, at, size)); }
 int fallocate64(int file, int mode, off64_t at, off64_t size) { NEXT(fallocate64); return (int)told(next(file, mode, at, size)); }
 
 static int room(int result, unsigned long blocks) {
-    if (result == 0 && blocks == 0 && is_meant()) hit();
+    struct slot *slot = result == 0 && blocks == 0 ? mine() : NULL;
+    if (slot) hit(slot);
     return result;
 }
 
@@ -84,9 +97,10 @@ int statvfs64(const char *restrict path, struct statvfs64 *restrict found) { NEX
 int clock_gettime(clockid_t which, struct timespec *found) {
     NEXT(clock_gettime);
     int result = next(which, found);
-    if (result == 0 && which == CLOCK_REALTIME && is_meant() && page->clock_s) {
-        found->tv_sec += page->clock_s;
-        hit();
+    struct slot *slot = result == 0 && which == CLOCK_REALTIME ? mine() : NULL;
+    if (slot && slot->clock_s) {
+        found->tv_sec += slot->clock_s;
+        hit(slot);
     }
     return result;
 }

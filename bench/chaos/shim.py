@@ -1,7 +1,8 @@
 """Slow disks and links, clocks that jump, disks that refuse, all counted: a small library that is preloaded (`shim.c`).
 
 In: a C compiler. Out: this process started again with the library in it, asleep; a page of memory says for which
-session it wakes up, and what it does. Where there is no compiler, `Shim.of` is None, and the caller says what it skips.
+sessions it wakes up, and what it does. Where there is no compiler, there is no `Shim`, and the caller says what it
+skips.
 """
 
 import mmap
@@ -18,25 +19,30 @@ _FIELDS = struct.Struct("<qqqqq")
 """Session, microseconds a write to disk, microseconds a message, seconds of the clock, how often it struck."""
 
 
-class Shim:
-    """The page."""
+NUM_SLOTS = 32
+"""Of the page: runs that it can be awake for at a time, as in `shim.c`."""
 
-    def __init__(self, path: Path) -> None:
+
+class Shim:
+    """One slot of the page."""
+
+    def __init__(self, path: Path, slot: int) -> None:
         with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), _FIELDS.size)
+            self._memory = mmap.mmap(file.fileno(), NUM_SLOTS * _FIELDS.size)
+        self._at = slot * _FIELDS.size
 
     @classmethod
-    def of_this_process(cls) -> "Shim | None":
-        return cls(Path(os.environ[_PAGE])) if os.environ.get(_READY) else None
+    def of_this_process(cls, slot: int) -> "Shim | None":
+        return cls(Path(os.environ[_PAGE]), slot) if os.environ.get(_READY) else None
 
     def set(self, *, session: int = 0, disk_us: int = 0, link_us: int = 0, clock_s: int = 0) -> None:
         """From now on, for that session; 0: for nobody."""
-        _FIELDS.pack_into(self._memory, 0, session, disk_us, link_us, clock_s, 0)
+        _FIELDS.pack_into(self._memory, self._at, session, disk_us, link_us, clock_s, 0)
 
     @property
     def hits(self) -> int:
         """How often something was slowed, shifted or refused since `set`."""
-        return int(_FIELDS.unpack_from(self._memory)[-1])
+        return int(_FIELDS.unpack_from(self._memory, self._at)[-1])
 
 
 def start_again_with_it() -> Path | None:

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(1800)
 @pytest.mark.skipif(sys.platform != "linux", reason="faults are made through /proc and prlimit")
 def test_forty_faults() -> None:
     found = subprocess.run(
-        [sys.executable, "-m", "bench.chaos", "--faults", "40", "--seed", "13"],
+        [sys.executable, "-m", "bench.chaos", "--faults", "40", "--seed", "13", "--side-by-side", "4"],
         cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=1780,
     )  # fmt: skip
     assert found.returncode == 0, found.stdout + found.stderr[-2000:]
