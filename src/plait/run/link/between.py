@@ -6,6 +6,7 @@ one what is known of its machine.
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from itertools import groupby
 
 import torch
@@ -31,22 +32,30 @@ from plait.run.wire.tell import tell
 
 
 def network_here(emulation: Emulation | None = None) -> Network:
-    """Where all ranks are, and by the first one's knowledge of its machine the links between them; all must ask."""
-    machine, on_thread = DEVICES["cpu"].cluster("cpu", 1, 1), False
+    """Where all ranks are, and by the first one's knowledge of its machine the links between them; all must ask.
+
+    Of hosts of their own nothing was measured: they have what processors usually have, in every run alike, since what
+    is chosen by it is the order in which sums are made.
+    """
+    usual = DEVICES["cpu"].cluster("cpu", 1, 1)
+    machine = usual
     if measured_path().exists():
         with suppress(ClusterError):  # of another version: what a processor usually has will do
             machine = parse_cluster(THIS)
-            on_thread = machine.host.background
+    on_thread = machine is not usual and machine.host.background
     if emulation is not None:
         machine = emulated(machine, emulation)
     numbers = [[link.latency_s, link.bandwidth] for link in (machine.host, machine.between)]
     told = tell([host(), numbers, on_thread])
-    (inner_s, inner_rate), (outer_s, outer_rate) = told[0][1]
     places = [place for place, _, _ in told]
+    if emulation is None and len(set(places)) > 1:
+        inner, outer = usual.host, usual.between
+    else:
+        inner, outer = (Link(latency_s=latency_s, bandwidth=rate) for latency_s, rate in told[0][1])
     return Network(
         hosts=tuple(places.index(place) for place in places),
-        inner=Link(latency_s=inner_s, bandwidth=inner_rate, shared=True, background=told[0][2]),
-        outer=Link(latency_s=outer_s, bandwidth=outer_rate, shared=True, direct=True),
+        inner=replace(inner, shared=True, background=told[0][2]),
+        outer=replace(outer, shared=True, direct=True),
     )
 
 

@@ -7,10 +7,10 @@ it waits for.
 
 import queue
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 from zlib import crc32
@@ -39,6 +39,26 @@ _COMBINE: tuple[tuple[Any, Callable[..., Tensor], str], ...] = (
 """Rows, not a mapping: torch's operators compare, but have no equal hashes."""
 _Tag = tuple[int, int]
 """By which the messages of a collective are found, and what they belong to."""
+_Waits = Sequence[tuple[int, "Future[None]"]]
+"""An exchange under way: messages from and to peers."""
+_Turns = Generator[_Waits, None, None]
+"""A collective: it posts one exchange after the other, and goes on when it is over."""
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _UnderWay:
+    """A collective between its first message and its last."""
+
+    what: str
+    turns: _Turns
+    done: "Future[None]" = field(default_factory=Future)
+    waits: _Waits = ()
+
+    def fail(self, error: BaseException) -> None:
+        """It will not end any more."""
+        if isinstance(error, ConnectionError):
+            error = ConnectionError(f"{self.what}: {error}")
+        self.done.set_exception(error)
 
 
 class _Work(dist.Work):
@@ -74,7 +94,11 @@ class _Work(dist.Work):
 
 
 class PlaitGroup(dist.ProcessGroup):
-    """The ranks of one group; collectives run one after the other on a thread of its own, messages at once."""
+    """The ranks of one group; a thread of its own does what collectives compute, messages go at once.
+
+    What a collective sends first leaves behind what was to be sent before, whether that has arrived or not: the wire is
+    not idle for as long as a message and its answer travel.
+    """
 
     def __init__(
         self, peers: Peers, name: str, rank: int, ranks: Sequence[int], timeout_s: float, meeting: Meeting
@@ -87,7 +111,8 @@ class PlaitGroup(dist.ProcessGroup):
         self._timeout_s = timeout_s
         self._meeting = meeting
         self._count = 0
-        self._queue: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_UnderWay | None] = queue.SimpleQueue()
+        """Collectives that can go on; None: the group ends."""
         self._thread = threading.Thread(
             target=or_end_the_rank(self._work), name=f"plait group {name}", daemon=True
         )
@@ -108,42 +133,66 @@ class PlaitGroup(dist.ProcessGroup):
     abort = shutdown
 
     def _work(self) -> None:
-        while (entry := self._queue.get()) is not None:
-            run, done = entry
+        under_way: set[_UnderWay] = set()
+        ends = False
+        while under_way or not ends:
             try:
-                run()
-            except BaseException as error:
-                done.set_exception(error)
-            else:
-                done.set_result(None)
+                entry = self._queue.get(timeout=self._timeout_s if under_way else None)
+            except queue.Empty:
+                for entry in under_way:
+                    entry.fail(self._too_late(entry.waits))
+                under_way.clear()
+                continue
+            if entry is None:
+                ends = True
+            elif entry in under_way or not entry.waits:  # else it was too late
+                under_way.add(entry)
+                if self._advance(entry):
+                    under_way.discard(entry)
+
+    def _advance(self, entry: _UnderWay) -> bool:
+        """Go on with a collective as far as it can; whether it is over."""
+        try:
+            while True:
+                for _, message in entry.waits:
+                    if not message.done():
+                        message.add_done_callback(lambda _: self._queue.put(entry))
+                        return False
+                    message.result()
+                entry.waits = next(entry.turns)
+        except StopIteration:
+            entry.done.set_result(None)
+        except BaseException as error:
+            entry.fail(error)
+        return True
+
+    def _too_late(self, waits: _Waits) -> ConnectionError:
+        missing = sorted({self._ranks[peer] for peer, message in waits if not message.done()})
+        return ConnectionError(
+            f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))} did not come within "
+            f"{self._timeout_s:g} s: timed out."
+        )
 
     def _start(
         self,
         what: str,
         dtype: torch.dtype,
-        run: Callable[[_Tag], None],
+        run: Callable[[_Tag], _Turns],
         finish: Callable[[], None] = lambda: None,
         op: Any = None,
     ) -> _Work:
         """Queue a collective; `run` gets its tag, with a number that is the same on every rank."""
         self._count = (self._count + 1) % _DIRECT
-        done: Future[None] = Future()
         reduced = next((name for known, _, name in _COMBINE if op is not None and op == known), "")
         tag = self._space | self._count, signature(what, dtype, reduced)
-
-        def named() -> None:
-            try:
-                run(tag)
-            except ConnectionError as error:
-                raise ConnectionError(f"{what}: {error}") from error
-
-        self._queue.put((named, done))
-        # Twice: the exchange has the limit, and says who is missing.
-        return _Work(done, finish, what, 2 * self._timeout_s, self._meeting)
+        entry = _UnderWay(what=what, turns=run(tag))
+        self._queue.put(entry)
+        # Twice: what nothing comes of for as long is told by the group, which knows who is missing.
+        return _Work(entry.done, finish, what, 2 * self._timeout_s, self._meeting)
 
     def _exchange(
         self, tag: _Tag, sent: Sequence[memoryview | None], rooms: Sequence[memoryview | None]
-    ) -> None:
+    ) -> _Waits:
         """Send to and receive from each other rank of the group; None: nothing."""
         waits: list[tuple[int, Future[None]]] = []
         for peer, room in enumerate(rooms):
@@ -154,35 +203,26 @@ class PlaitGroup(dist.ProcessGroup):
             data = sent[peer]
             if data is not None:
                 waits.append((peer, self.peers.send(self._ranks[peer], tag[0], data, tag[1])))
-        deadline = time.monotonic() + self._timeout_s
-        for _, done in waits:
-            try:
-                done.result(max(0.0, deadline - time.monotonic()))
-            except FutureTimeout:
-                missing = sorted({self._ranks[other] for other, wait in waits if not wait.done()})
-                raise ConnectionError(
-                    f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))} did not come within "
-                    f"{self._timeout_s:g} s: timed out."
-                ) from None
+        return waits
 
-    def _gather(self, tag: _Tag, whole: Sequence[Tensor], own: Tensor) -> None:
+    def _gather(self, tag: _Tag, whole: Sequence[Tensor], own: Tensor) -> _Turns:
         """Everybody's tensor to everybody; `whole` are flat, on the host."""
         whole[self._own].copy_(own)
         data = _bytes(own)
-        self._exchange(tag, [data] * len(self._ranks), [_bytes(tensor) for tensor in whole])
+        yield self._exchange(tag, [data] * len(self._ranks), [_bytes(tensor) for tensor in whole])
 
-    def _reduce_piece(self, tag: _Tag, pieces: Sequence[Tensor], op: Any) -> Tensor:
+    def _reduce_piece(self, tag: _Tag, pieces: Sequence[Tensor], out: Tensor, op: Any) -> _Turns:
         """The sum of everybody's piece for this rank, in the order of ranks."""
         own = pieces[self._own]
         parts = [own if peer == self._own else torch.empty_like(own) for peer in range(len(pieces))]
-        self._exchange(tag, [_bytes(piece) for piece in pieces], [_bytes(part) for part in parts])
-        return _reduced(parts, op)
+        yield self._exchange(tag, [_bytes(piece) for piece in pieces], [_bytes(part) for part in parts])
+        out.copy_(_reduced(parts, op))
 
-    def _all_reduce(self, tag: _Tag, flat: Tensor, op: Any) -> None:
+    def _all_reduce(self, tag: _Tag, flat: Tensor, op: Any) -> _Turns:
         size = len(self._ranks)
         if size == 2:  # in one exchange as much is sent as in two
             own, other = flat, torch.empty_like(flat)
-            self._exchange(tag, [_bytes(own)] * size, [_bytes(other)] * size)
+            yield self._exchange(tag, [_bytes(own)] * size, [_bytes(other)] * size)
             first, second = (own, other) if self._own == 0 else (other, own)
             _combine_by(op)(first, second, out=flat)
             if op == dist.ReduceOp.AVG:
@@ -190,12 +230,17 @@ class PlaitGroup(dist.ProcessGroup):
             return
         if flat.numel() * flat.element_size() <= SMALL_BYTES or flat.numel() < size:
             parts = [torch.empty_like(flat) for _ in self._ranks]
-            self._gather(tag, parts, flat)
+            yield from self._gather(tag, parts, flat)
             flat.copy_(_reduced(parts, op))
             return
         pieces = flat.tensor_split(size)
-        pieces[self._own].copy_(self._reduce_piece(tag, pieces, op))
-        self._gather(tag, pieces, pieces[self._own])
+        yield from self._reduce_piece(tag, pieces, pieces[self._own], op)
+        yield from self._gather(tag, pieces, pieces[self._own])
+
+    def _once(
+        self, tag: _Tag, sent: Sequence[memoryview | None], rooms: Sequence[memoryview | None]
+    ) -> _Turns:
+        yield self._exchange(tag, sent, rooms)
 
     # What follows overrides torch's names.
     def allreduce(self, tensors: Any, opts: Any = None) -> _Work:  # type: ignore[override]
@@ -227,11 +272,13 @@ class PlaitGroup(dist.ProcessGroup):
         op = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
         room, flat = _flat(output, read=False), _flat(whole)
         pieces = list(flat.view(len(self._ranks), -1))
-
-        def run(tag: _Tag) -> None:
-            room.copy_(self._reduce_piece(tag, pieces, op))
-
-        return self._start("reduce_scatter", flat.dtype, run, _back([output], [room]), op)
+        return self._start(
+            "reduce_scatter",
+            flat.dtype,
+            lambda tag: self._reduce_piece(tag, pieces, room, op),
+            _back([output], [room]),
+            op,
+        )
 
     # As torch has called them since 2.13.
     all_gather_single = _allgather_base  # type: ignore[assignment]
@@ -248,12 +295,12 @@ class PlaitGroup(dist.ProcessGroup):
         else:
             rooms[root] = _bytes(flat)
         return self._start(
-            "broadcast", flat.dtype, lambda tag: self._exchange(tag, sent, rooms), _back([tensor], [flat])
+            "broadcast", flat.dtype, lambda tag: self._once(tag, sent, rooms), _back([tensor], [flat])
         )
 
     def barrier(self, opts: Any = None) -> _Work:
         nothing = [memoryview(bytearray())] * len(self._ranks)  # an early message is copied into it
-        return self._start("barrier", torch.uint8, lambda tag: self._exchange(tag, nothing, nothing))
+        return self._start("barrier", torch.uint8, lambda tag: self._once(tag, nothing, nothing))
 
     def send(self, tensors: list[Tensor], to: int, tag: int) -> _Work:
         (tensor,) = tensors
