@@ -5,7 +5,7 @@ list, which it may empty. What Inductor says when it cannot is told in one line.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,18 +20,26 @@ class InductorError(Exception):
 
 
 def compile_graph(
-    graph: fx.GraphModule, inputs: Sequence[Tensor], threads: int = 1
+    graph: fx.GraphModule,
+    inputs: Sequence[Tensor],
+    decompositions: Mapping[Any, Callable[..., Any]],
+    threads: int = 1,
 ) -> Callable[[list[Any]], Any]:
-    """Compile for tensors of these shapes, strides and devices."""
+    """Compile for tensors of these shapes, strides and devices; `decompositions`: of ops that are not torch's."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch about itself
         try:
-            return _compile(graph, inputs, threads)
+            return _compile(graph, inputs, decompositions, threads)
         except Exception as error:
             raise InductorError(_in_one_line(error)) from error
 
 
-def _compile(graph: fx.GraphModule, inputs: Sequence[Tensor], threads: int) -> Callable[[list[Any]], Any]:
+def _compile(
+    graph: fx.GraphModule,
+    inputs: Sequence[Tensor],
+    decompositions: Mapping[Any, Callable[..., Any]],
+    threads: int,
+) -> Callable[[list[Any]], Any]:
     from torch._inductor import config  # seconds to import: not where nothing is compiled
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
@@ -39,7 +47,8 @@ def _compile(graph: fx.GraphModule, inputs: Sequence[Tensor], threads: int) -> C
     mode = FakeTensorMode()
     fakes = [mode.from_tensor(value) for value in inputs]
     with mode, torch.no_grad(), config.patch({"compile_threads": threads}):
-        traced = make_fx(graph, decomposition_table=select_decomp_table(), tracing_mode="real")(*fakes)
+        table = {**select_decomp_table(), **decompositions}
+        traced = make_fx(graph, decomposition_table=table, tracing_mode="real")(*fakes)
         return compile_fx_inner(traced, fakes)
 
 

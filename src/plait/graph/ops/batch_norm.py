@@ -146,6 +146,35 @@ def _suits_cudnn(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
     )
 
 
+def plain_batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The op in ops that a compiler knows, so that it can fuse them with what stands around them."""
+    output, batch_mean, invstd, new_mean, new_var = aten._native_batch_norm_legit_functional.default(
+        x, weight, bias, mean, var, True, momentum, eps
+    )
+    return output, batch_mean.to(mean.dtype), invstd.to(mean.dtype), new_mean, new_var
+
+
+def plain_batch_norm_backward(
+    grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient in ops that a compiler knows."""
+    mask = [True, weight is not None, weight is not None]
+    grad_x, grad_weight, grad_bias = aten.native_batch_norm_backward.default(
+        grad, x, weight, None, None, mean, invstd, True, eps, mask
+    )
+    if grad_weight is None:
+        grad_weight, grad_bias = torch.zeros_like(mean), torch.zeros_like(mean)
+    return grad_x, grad_weight.to(mean.dtype), grad_bias.to(mean.dtype)
+
+
 _CUDNN_BATCH_LIMIT = 880_801
 """Torch's own bound on the batch for cuDNN's batch norm."""
 
@@ -155,3 +184,11 @@ IMPLEMENTATIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         torch.ops.plait.batch_norm_backward.default: run_batch_norm_backward,
     }
 )
+
+DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        torch.ops.plait.batch_norm.default: plain_batch_norm,
+        torch.ops.plait.batch_norm_backward.default: plain_batch_norm_backward,
+    }
+)
+"""What compiled segments compute in the place of the ops."""

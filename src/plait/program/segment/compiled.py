@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
+from plait.graph.ops.batch_norm import DECOMPOSITIONS
 from plait.graph.ops.product_into import PRODUCT_INTO
 from plait.plan.plan import Plan
 from plait.program.program import Program, Segment
@@ -130,7 +131,7 @@ class CompiledSegments:
         else:
             graph = graph_of(segment, filled, self.device)
             try:
-                compiled = compile_graph(graph, inputs)
+                compiled = compile_graph(graph, inputs, DECOMPOSITIONS)
             except InductorError as error:
                 reason = str(error)
         self.told(segment.name, time.perf_counter() - started, reason)

@@ -67,7 +67,7 @@ def test_compiled_segments_compute_the_same() -> None:
 def test_a_segment_is_compiled_once_and_into_given_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
-    def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+    def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor], _: object) -> object:
         calls.append(len(inputs))
         return lambda args: graph(*args)
 
