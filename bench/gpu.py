@@ -3,7 +3,7 @@
     python -m bench.gpu [--cases gpt-1.4b,resnet50] [--repetitions 5] [--systems eager,compile,off,on]
 
 Of plait: `off` launches op by op, `graphs` segments as CUDA graphs, `on` is compiled, `both` is both, `auto` decides.
-`weights` is `on` with weights in bfloat16; `half` is torch.compile of a model whose weights are bfloat16.
+`weights` is `on` with weights in bfloat16, `fp8` with products in 8 bits; `half` is torch.compile of a model whose weights are bfloat16.
 Prints, per case and system, the median step in ms, its ratio to torch.compile's (or eager's), TFLOP/s of the model's
 matrix products where the case counts them, and peak memory.
 """
@@ -32,6 +32,7 @@ OURS = {
     "on": {"compile": "on", "graphs": "off"},
     "both": {"compile": "on", "graphs": "on"},
     "weights": {"compile": "on", "graphs": "off", "precision": "bf16-weights"},
+    "fp8": {"compile": "on", "graphs": "off", "precision": "fp8"},
     "auto": {},
 }
 """Settings of plait's plan `single`, by what the table calls them; `precision` is the job's."""
@@ -133,7 +134,20 @@ def tell(event: dict[str, object]) -> None:
         print(f"             {event['notice']}", flush=True)
 
 
-def run_case(name: str, systems: list[str], repetitions: int) -> None:
+def profile(step: Callable[[], None], steps: int = 2, most: int = 30) -> None:
+    """Print what the device did in a step, by kernel."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    rows = sorted(found.key_averages(), key=lambda row: -row.self_device_time_total)
+    total = sum(row.self_device_time_total for row in rows) / steps / 1e3
+    print(f"{'':13s}{total:9.2f} ms of kernels in {sum(row.count for row in rows) // steps} launches")
+    for row in rows[:most]:
+        print(f"{'':13s}{row.self_device_time_total / steps / 1e3:9.3f} ms {row.count // steps:5d} x {row.key[:110]}")
+
+
+def run_case(name: str, systems: list[str], repetitions: int, profiled: bool) -> None:
     case = CASES[name]
     job = case.job()
     batch: Batch = tuple(tensor.cuda() for tensor in job.data)
@@ -162,6 +176,9 @@ def run_case(name: str, systems: list[str], repetitions: int) -> None:
         torch.cuda.synchronize()
         peaks[system] = (torch.cuda.max_memory_allocated() - before) / 2**30
         print(f"{name:12s} {system:8s} first steps {time.perf_counter() - start:.1f} s", flush=True)
+    for system, step in steps.items() if profiled else ():
+        print(f"{name:12s} {system}", flush=True)
+        profile(step)
     times: dict[str, list[float]] = {system: [] for system in steps}
     for _ in range(repetitions):
         for system, step in steps.items():
@@ -186,14 +203,16 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--profile", action="store_true", help="list kernels, too")
     parser.add_argument("--here", action="store_true", help="in this process; else one process a case")
     options = parser.parse_args()
     print(json.dumps({"torch": torch.__version__, "repetitions": options.repetitions}), flush=True)
     for name in options.cases.split(","):
         if options.here:
-            run_case(name, options.systems.split(","), options.repetitions)
+            run_case(name, options.systems.split(","), options.repetitions, options.profile)
         else:
             again = ["--cases", name, "--systems", options.systems, "--repetitions", str(options.repetitions)]
+            again += ["--profile"] if options.profile else []
             subprocess.run([sys.executable, "-m", "bench.gpu", "--here", *again], check=False)
 
 

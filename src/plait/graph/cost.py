@@ -23,6 +23,8 @@ def node_flops(node: fx.Node) -> int:
     if packet is torch.ops.plait.attention_backward:
         grad, q, k, v = (_shape(node.args[i]) for i in range(4))
         return int(sdpa_backward_flop_count(grad, q, k, v))  # type: ignore[no-untyped-call]
+    if packet is torch.ops.plait.scaled_product:
+        return 2 * _shape(node.args[0]).numel() * _shape(node.args[1])[1]
     if packet in (torch.ops.plait.grouped_product, torch.ops.plait.grouped_outer):
         return 2 * _shape(node.args[0]).numel() * _shape(node.args[1])[-1]
     formula = flop_registry.get(packet)

@@ -27,6 +27,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "_grouped_mm",
             "grouped_product",
             "grouped_outer",
+            "scaled_product",
         ),
         "convolution": ("convolution", "convolution_backward"),
         "attention": ("attention", "attention_backward"),

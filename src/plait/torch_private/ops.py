@@ -6,10 +6,12 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-__all__ = ["OpOverload", "arguments_of", "base_name", "direct_call", "grouped_mm", "schema_of"]
+__all__ = ["OpOverload", "arguments_of", "base_name", "direct_call", "grouped_mm", "scaled_mm", "schema_of"]
 
 grouped_mm = torch._grouped_mm
 """What `torch.nn.functional.grouped_mm` calls, and libraries call without it."""
+scaled_mm = torch._scaled_mm
+"""The product of two 8-bit matrices, rows and columns scaled."""
 
 
 def schema_of(op: Any) -> Any:

@@ -9,6 +9,7 @@ from tests.zoo import ZOO
 from torch import nn
 
 from plait.errors import JobError, PlanError, RunError
+from plait.graph.ops import scaled
 from plait.job.job import Job
 from plait.job.precision import MASTER, keep_masters
 from plait.run.hold.loss_scale import LossScale
@@ -125,3 +126,51 @@ def test_what_has_no_place_is_refused() -> None:
             parallelize(job(precision), "local-sgd", mesh={"data": 1})
     with pytest.raises(JobError, match="'bf16-weights' or 'fp16'"):
         job("fp8")
+
+
+def test_eight_bits_round_rows_and_columns() -> None:
+    g = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(32, 32, generator=g).bfloat16() for _ in range(2))
+    a[3] *= 1e4
+    bias = torch.randn(32, generator=g).bfloat16()
+    found = torch.ops.plait.scaled_product(a, b, bias)
+    exact = a.double() @ b.double() + bias
+    off = (found - exact).abs() / (a.double().norm(dim=1, keepdim=True) * b.double().norm(dim=0))
+    assert 2**-10 < off.max() < 2**-4  # rounded, each row by itself
+    assert torch.equal(found[:3], torch.ops.plait.scaled_product(a[:3], b, bias))
+    assert torch.equal(torch.ops.plait.scaled_product(torch.zeros_like(a), b, None), torch.zeros_like(a))
+
+
+@pytest.mark.parametrize("plan", ["ddp", "zero3", "1f1b", "megatron"])
+def test_eight_bits_under_plans(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row does not depend on the others of its batch: cut batches agree to 16 bits, cut rows to 8."""
+    monkeypatch.setattr(scaled, "pays", lambda *_: True)
+    given = replace(ZOO["mlp"].job(6, 2, optimizer="sgd", num_samples=24, accumulate=2), precision="fp8")
+    outcome = verify(given, plan, 2, steps=2, serial=True, fp32=True)
+    assert outcome.ok, outcome.differences
+    gradient = next(d for d in outcome.differences if d.kind == "gradient")
+    assert gradient.largest < (2**-4 if plan == "megatron" else 2**-6)
+
+
+def test_eight_bits_learn_as_fp32_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaled, "pays", lambda *_: True)
+    given = ZOO["gpt"].job(16, 60, optimizer="adamw", num_samples=16)
+    losses = {}
+    for precision in ("fp32", "fp8"):
+        step = parallelize(replace(given, precision=precision), "single")
+        batch = step._programs.captures.source.fetch(torch.arange(16))
+        losses[precision] = [step(batch) for _ in range(40)]
+        program = step._programs.full_step()
+        short = [n for s in program.classes[0].segments.values() for n in s.nodes if "scaled" in str(n.target)]
+        assert len(short) == (18 if precision == "fp8" else 0)
+    assert losses["fp8"] == pytest.approx(losses["fp32"], rel=0.02)
+    assert losses["fp8"] != losses["fp32"]
+
+
+def test_eight_bits_only_where_they_pay() -> None:
+    assert scaled.pays(16384, 2048, 8192)
+    assert not scaled.pays(16384, 2048, 16)
+    assert not scaled.pays(8, 4096, 4096)
+    step = parallelize(job("fp8"), "single")
+    segments = step._programs.full_step().classes[0].segments.values()
+    assert not [node for segment in segments for node in segment.nodes if "scaled" in str(node.target)]

@@ -14,6 +14,7 @@ from torch import fx
 
 from plait.errors import ProgramError
 from plait.graph.graph import Graph
+from plait.graph.ops.scaled import products_in_short
 from plait.graph.rewrite.new_nodes import like_mode
 from plait.plan.plan import DATA
 from plait.program.local.conversions import Conversion
@@ -72,6 +73,7 @@ class _Localizer:
         self.fakes = Fakes(self.mode, graph.known)
         self.offsets: dict[str, fx.Node] = {}
         self.change: Change | None = None
+        self.in_short = products_in_short(graph)
         self.batch = {entry.node for entry in graph.inputs_of("batch")}
 
     def build(self) -> LocalGraph:
@@ -141,7 +143,8 @@ class _Localizer:
 
         args, kwargs = pytree.tree_map_only(fx.Node, replace, (node.args, dict(node.kwargs)))
         site = Site(
-            node, tuple(args), kwargs, self, self.axes, self.coordinates, strategies, self.local_batch_norm
+            node, tuple(args), kwargs, self, self.axes, self.coordinates, strategies, self.local_batch_norm,
+            node in self.in_short,
         )
         self.values[node] = lower_node(site)
         self._check(node)

@@ -42,6 +42,8 @@ class Site:
     coordinates: tuple[int, ...]
     strategies: tuple[Strategy, ...]
     local_batch_norm: bool
+    in_short: bool
+    """Whether it is a product that the job wants in 8 bits."""
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A new local node."""

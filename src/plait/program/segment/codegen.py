@@ -25,6 +25,7 @@ from plait.graph.ops import grouped as grouped_op
 from plait.graph.ops import island as island_op
 from plait.graph.ops import lstm as lstm_op
 from plait.graph.ops import random as random_ops
+from plait.graph.ops import scaled as scaled_op
 from plait.program.program import Segment
 from plait.torch_private.ops import OpOverload, direct_call
 
@@ -52,6 +53,7 @@ _OURS: dict[Any, Callable[..., Any]] = {
     **grouped_op.IMPLEMENTATIONS,
     **choice_op.IMPLEMENTATIONS,
     **island_op.IMPLEMENTATIONS,
+    **scaled_op.IMPLEMENTATIONS,
     torch.ops.aten.view.default: view_or_copy,
 }
 

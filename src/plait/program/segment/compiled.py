@@ -16,13 +16,15 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from plait.graph.ops.batch_norm import DECOMPOSITIONS
+from plait.graph.ops import batch_norm, scaled
 from plait.graph.ops.product_into import PRODUCT_INTO
 from plait.plan.plan import Plan
 from plait.program.program import Program, Segment
 from plait.program.segment.codegen import Fill, find_fills
 from plait.torch_private.inductor import InductorError, compile_graph
 
+_DECOMPOSITIONS = {**batch_norm.DECOMPOSITIONS, **scaled.IMPLEMENTATIONS}
+"""Ops of our own that Inductor may look into."""
 Run = Callable[..., tuple[Any, ...]]
 Told = Callable[[str, float, str | None], None]
 """(segment, seconds it took to compile, why it could not be)."""
@@ -131,7 +133,7 @@ class CompiledSegments:
         else:
             graph = graph_of(segment, filled, self.device)
             try:
-                compiled = compile_graph(graph, inputs, DECOMPOSITIONS)
+                compiled = compile_graph(graph, inputs, _DECOMPOSITIONS)
             except InductorError as error:
                 reason = str(error)
         self.told(segment.name, time.perf_counter() - started, reason)

@@ -68,6 +68,8 @@ class ModelState:
         """Of totals, weights and tangents."""
         self._channels_last = channels_last and holding is None
         """Whether images and the weights of convolutions lie that way; flat groups of parameters have no strides."""
+        self._copies: torch.cuda.Stream | None = None
+        """Where batches come to a GPU, beside the step before."""
         if self._channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model: nn.Module = (model.to(device) if holding is None else model).train()
@@ -175,9 +177,17 @@ class ModelState:
     def to_device(self, leaf: Tensor) -> Tensor:
         """A tensor of a batch on this rank's device, in the dtype that the model takes."""
         dtype = leaf_dtype(leaf.dtype, self.asked, self.narrow)
-        if self._channels_last and leaf.ndim == 4:
-            return leaf.to(self.device, dtype, non_blocking=True, memory_format=torch.channels_last)
-        return leaf.to(self.device, dtype, non_blocking=True)
+        lies = torch.channels_last if self._channels_last and leaf.ndim == 4 else torch.preserve_format
+        if self.device.type != "cuda" or leaf.is_cuda:
+            return leaf.to(self.device, dtype, non_blocking=True, memory_format=lies)
+        if self._copies is None:
+            self._copies = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        computes = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self._copies):
+            placed = leaf.to(self.device, dtype, non_blocking=True, memory_format=lies)
+        computes.wait_stream(self._copies)
+        placed.record_stream(computes)
+        return placed
 
     @contextmanager
     def whole_model(self, fetch: ShardFetcher | None) -> Iterator[nn.Module]:

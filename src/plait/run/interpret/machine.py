@@ -167,7 +167,7 @@ class Machine:
     def _begin_step(self, program: Program, step: int, shares: Sequence[Share]) -> Iterator[None]:
         now = self._steps.step(program, step, shares)
         self.store.frozen, self.store.conditional = self.state.frozen(step), program.conditional
-        self._now, self._sums.norm, self.user_code.used = now, None, frozenset()
+        self._now, self._sums.norm, self._sums.loss, self.user_code.used = now, None, None, frozenset()
         self._undo.clear()
         self._values |= now.known.constants
         if now.own.same_sizes and shares:
@@ -211,7 +211,10 @@ class Machine:
         self.outcome = None
         if self._at.shares:
             self.outcome = StepOutcome(
-                total=self._values.pop(TOTAL), weight=self._values.pop(WEIGHT), norm=self._sums.norm
+                total=self._values.pop(TOTAL),
+                weight=self._values.pop(WEIGHT),
+                norm=self._sums.norm,
+                early=self._sums.loss,
             )
 
     def undo(self) -> None:

@@ -14,6 +14,7 @@ from plait.program.value import SQUARES, TOTAL, WEIGHT, Value
 from plait.run.hold.gradients import GradientStore
 from plait.run.hold.state import ModelState
 from plait.run.interpret.compression import Compressor
+from plait.run.interpret.outcome import on_its_way
 from plait.run.interpret.step import Step
 
 
@@ -27,6 +28,8 @@ class Sums:
         self._store = store
         self._compressor = compressor
         self._values = values
+        self.loss: Callable[[], float] | None = None
+        """Reads the loss of this step, once its sums are there."""
         self.norm: Tensor | None = None
         """Global norm of the gradients of this step before clipping, where it was computed."""
         self.handlers: dict[type, Callable[[Step, Any], None]] = {
@@ -118,4 +121,5 @@ class Sums:
         if weight is None:
             weight = self._values[WEIGHT]
         self._values[TOTAL], self._values[WEIGHT] = scalars["total"].clone(), weight
+        self.loss = on_its_way(self._values[TOTAL] / weight)
         return weight

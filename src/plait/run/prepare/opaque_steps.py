@@ -32,9 +32,10 @@ class OpaqueSteps:
         self, plan: Plan, own: Plan, units: Sequence[tuple[int, ...]], error: CaptureError
     ) -> Program:
         """One step under `plan`, which a worker that meets nobody within a step sees as `own`."""
-        if self._job.precision == "fp16":
+        if self._job.precision in ("fp16", "fp8"):
+            does = "scales the loss" if self._job.precision == "fp16" else "finds products with weights"
             raise PlanError(
-                f"precision='fp16' scales the loss in a captured step; this model runs eagerly: {error.what}",
+                f"precision={self._job.precision!r} {does} in a captured step; this model runs eagerly: {error.what}",
                 fix="use precision='bf16' or 'fp32'.",
             )
         trial = self.trial

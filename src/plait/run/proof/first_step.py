@@ -20,6 +20,7 @@ from plait.plan.named import resolve
 from plait.run.prepare.programs import Programs
 from plait.run.proof.compare import Difference, compare
 from plait.run.proof.eager_run import run_eager
+from plait.run.proof.reference import FP8
 from plait.run.proof.serial_run import run_serially
 from plait.units import format_bytes
 
@@ -73,6 +74,7 @@ def _differences(job: Job, programs: Programs) -> list[Difference]:
     record = run_serially(job, single, 1, captures.dtype, captures=captures)
     short = any(g.dtype in (torch.bfloat16, torch.float16) for g in eager.gradients[0].values())
     tolerance = _ROUGH_TOLERANCE if short or job.precision != "fp32" else _TOLERANCE
+    tolerance = FP8 if job.precision == "fp8" else tolerance
     found = compare(eager, record, rough=True, tolerance=tolerance, weight_tolerance=tolerance)
     return [difference for difference in found if difference.kind in ("loss", "gradient")]
 

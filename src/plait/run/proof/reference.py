@@ -30,6 +30,8 @@ _FLOAT64 = 1e-9
 """What parity means in float64, as a share of a tensor's largest value."""
 _BF16 = 2**-6
 """A bf16 number is off by up to 2**-8; a gradient is the sum of a few parts that were rounded so."""
+FP8 = 2**-2
+"""The same of a number of 8 bits, which is off by up to 2**-4."""
 _FP32_WEIGHT_LIMIT = 2e-3
 """What AdamW made of rounding between two right answers, at most; used where the self-difference says nothing."""
 
@@ -78,7 +80,7 @@ def reference_of(
     rough = fp32 or (captures.first is not None and bool(captures.first.short))
     if rough:
         tell({"stage": "one process with its batch halved, for the tolerance"})
-        tolerance = FP32 if job.precision == "fp32" else _BF16
+        tolerance = {"fp32": FP32, "fp8": FP8}.get(job.precision, _BF16)
         weight_tolerance = max(tolerance, _self_difference(job, one, steps, record, dtype, captures))
     known = Reference(
         job=job, steps=steps, dtype=dtype, captures=captures, record=record, rough=rough,

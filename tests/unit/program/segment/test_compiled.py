@@ -64,6 +64,20 @@ def test_compiled_segments_compute_the_same() -> None:
         assert torch.allclose(weight, fast.weights[name_], rtol=0, atol=1e-9), name_
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler (Debian: g++)")
+def test_batch_norm_is_compiled_with_what_stands_around_it() -> None:
+    job = replace(twins(), batch=8, data=(torch.randn(8, 1, 6, 6), torch.randint(0, 3, (8,))), model=lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4, affine=False), nn.Flatten(), nn.Linear(64, 3)
+    ))  # fmt: skip
+    plain, fast = (
+        run_serially(job, resolve("single", 1, {"compile": how}, None), 2, torch.float64) for how in ("off", "on")
+    )
+    assert plain.losses == pytest.approx(fast.losses, rel=1e-9)
+    for found, expected in ((fast.weights, plain.weights), (fast.buffers, plain.buffers)):
+        assert all(torch.allclose(found[name], tensor, rtol=0, atol=1e-9) for name, tensor in expected.items())
+
+
 def test_a_segment_is_compiled_once_and_into_given_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 

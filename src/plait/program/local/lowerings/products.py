@@ -1,9 +1,12 @@
 """Products where ranks add up, and convolutions by channels."""
 
+from torch import fx
+
+from plait.graph.ops.scaled import suits
 from plait.program.local.lowering import Local, Site, lower
 from plait.program.local.lowerings.own_shard import of_input
 from plait.program.place.placement import P, R, Shard
-from plait.program.place.rules.base import aten
+from plait.program.place.rules.base import aten, ours
 
 
 @lower(aten.addmm, aten.baddbmm, empty=True)
@@ -11,7 +14,20 @@ def addmm(site: Site) -> Local:
     """A rank without a share of what is summed still adds its part of the term."""
     if site.is_empty() and P not in of_input(site, 0):
         return site.nothing()
-    return site.same(*site.args)
+    return _product(site, *site.args) if site.in_short else site.same(*site.args)
+
+
+@lower(aten.mm)
+def mm(site: Site) -> Local:
+    return _product(site, None, *site.args) if site.in_short else site.same(*site.args)
+
+
+def _product(site: Site, bias: fx.Node | None, a: fx.Node, b: fx.Node) -> Local:
+    """In 8 bits, where this rank's part of it has a shape for which there is a kernel."""
+    (rows, depth), columns = a.meta["val"].shape, b.meta["val"].shape[1]
+    if not suits(rows, depth, columns):
+        return site.same(*site.args)
+    return site.emit(ours.scaled_product.default, a, b, bias)
 
 
 @lower(aten.convolution, empty=True)
