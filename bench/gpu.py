@@ -3,7 +3,8 @@
     python -m bench.gpu [--cases gpt-1.4b,resnet50] [--repetitions 5] [--systems eager,compile,off,on]
 
 Of plait: `off` launches op by op, `graphs` segments as CUDA graphs, `on` is compiled, `both` is both, `auto` decides.
-`weights` is `on` with weights in bfloat16, `fp8` with products in 8 bits; `half` is torch.compile of a model whose weights are bfloat16.
+`weights` is `on` with weights in bfloat16, `fp8` with products in 8 bits; `half` is torch.compile of a model whose
+weights are bfloat16.
 Prints, per case and system, the median step in ms, its ratio to torch.compile's (or eager's), TFLOP/s of the model's
 matrix products where the case counts them, and peak memory.
 """
@@ -144,7 +145,9 @@ def profile(step: Callable[[], None], steps: int = 2, most: int = 30) -> None:
     total = sum(row.self_device_time_total for row in rows) / steps / 1e3
     print(f"{'':13s}{total:9.2f} ms of kernels in {sum(row.count for row in rows) // steps} launches")
     for row in rows[:most]:
-        print(f"{'':13s}{row.self_device_time_total / steps / 1e3:9.3f} ms {row.count // steps:5d} x {row.key[:110]}")
+        print(
+            f"{'':13s}{row.self_device_time_total / steps / 1e3:9.3f} ms {row.count // steps:5d} x {row.key[:110]}"
+        )
 
 
 def run_case(name: str, systems: list[str], repetitions: int, profiled: bool) -> None:

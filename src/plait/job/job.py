@@ -112,8 +112,8 @@ class Job:
     accumulate: int = 1
     """Micro-batches per step: the batch is split into this many consecutive slices."""
     precision: Precision = "fp32"
-    """What the network computes in: `bf16` and `fp16` by autocast, fp16 with a loss scale; `fp8`: as bf16, products with
-    large weights in 8 bits. Weights are kept in fp32, with `bf16-weights` in bfloat16 beside fp32 masters in the
+    """What the network computes in: `bf16` and `fp16` by autocast, fp16 with a loss scale; `fp8`: as bf16, with large
+    weights multiplied in 8 bits. Weights are kept in fp32, with `bf16-weights` in bfloat16 beside fp32 masters in the
     optimizer."""
     metrics: Mapping[str, Callable[..., Any]] | None = None
     """Measured at evaluation: same arguments as `loss` or `objective`, -> scalar or (total, weight)."""

@@ -18,7 +18,12 @@ PRECISIONS: tuple[str, ...] = get_args(Precision)
 """All that a job may say."""
 MASTER = "master"
 """What the optimizer's state calls the float32 weight of a parameter that is kept in 16 bits."""
-_HALVES = {"bf16": torch.bfloat16, "bf16-weights": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+_HALVES = {
+    "bf16": torch.bfloat16,
+    "bf16-weights": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+}
 
 
 def half_of(precision: str) -> torch.dtype | None:

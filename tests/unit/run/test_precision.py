@@ -161,7 +161,9 @@ def test_eight_bits_learn_as_fp32_does(monkeypatch: pytest.MonkeyPatch) -> None:
         batch = step._programs.captures.source.fetch(torch.arange(16))
         losses[precision] = [step(batch) for _ in range(40)]
         program = step._programs.full_step()
-        short = [n for s in program.classes[0].segments.values() for n in s.nodes if "scaled" in str(n.target)]
+        short = [
+            n for s in program.classes[0].segments.values() for n in s.nodes if "scaled" in str(n.target)
+        ]
         assert len(short) == (18 if precision == "fp8" else 0)
     assert losses["fp8"] == pytest.approx(losses["fp32"], rel=0.02)
     assert losses["fp8"] != losses["fp32"]

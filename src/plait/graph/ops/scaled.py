@@ -45,9 +45,7 @@ def _(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 def _of_short(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None) -> Tensor:
     """The product of rounded factors; `b` has its columns in one piece each."""
     if a.is_cuda:
-        return scaled_mm(
-            a, b, scale_a, scale_b, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=True
-        )
+        return scaled_mm(a, b, scale_a, scale_b, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=True)
     product = (a.float() @ b.float()) * scale_a * scale_b
     return (product if bias is None else product + bias).bfloat16()
 

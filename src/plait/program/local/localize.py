@@ -143,7 +143,14 @@ class _Localizer:
 
         args, kwargs = pytree.tree_map_only(fx.Node, replace, (node.args, dict(node.kwargs)))
         site = Site(
-            node, tuple(args), kwargs, self, self.axes, self.coordinates, strategies, self.local_batch_norm,
+            node,
+            tuple(args),
+            kwargs,
+            self,
+            self.axes,
+            self.coordinates,
+            strategies,
+            self.local_batch_norm,
             node in self.in_short,
         )
         self.values[node] = lower_node(site)

@@ -1,8 +1,8 @@
 """Segments put through Inductor: the same nodes, another function that runs them.
 
 In: a segment. Out: a function that compiles itself when it is first called, because strides are known only then, and is
-the segment's own, with the reason told, where Inductor cannot. Segments that are alike up to the names of their nodes
-share what was compiled. Gradients are still written straight into the memory that the caller gives. It never changes
+the segment's own, with the reason told, where Inductor cannot. Segments, and layers within one, that are alike up to the
+names of their nodes share what was compiled. Gradients are still written straight into the memory that the caller gives. It never changes
 what is computed beyond rounding, and never draws random numbers: those stay calls of our own ops.
 """
 
@@ -14,18 +14,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.node import map_arg
 
 from plait.graph.ops import batch_norm, scaled
 from plait.graph.ops.product_into import PRODUCT_INTO
 from plait.plan.plan import Plan
 from plait.program.program import Program, Segment
 from plait.program.segment.codegen import Fill, find_fills
+from plait.program.segment.layers import Run, chain, pieces_of, text_of
 from plait.torch_private.inductor import InductorError, compile_graph
 
 _DECOMPOSITIONS = {**batch_norm.DECOMPOSITIONS, **scaled.IMPLEMENTATIONS}
 """Ops of our own that Inductor may look into."""
-Run = Callable[..., tuple[Any, ...]]
 Told = Callable[[str, float, str | None], None]
 """(segment, seconds it took to compile, why it could not be)."""
 
@@ -81,14 +80,16 @@ class CompiledSegments:
         """What runs a segment."""
         known = self._runs.get(id(segment))
         if known is None:
-            known = self._runs[id(segment)] = (segment, self._lazily(segment))
+            pieces = pieces_of(segment, self.device)
+            run = chain(segment, pieces, self._lazily) if len(pieces) > 1 else self._lazily(segment)
+            known = self._runs[id(segment)] = (segment, run)
         return known[1]
 
     def _lazily(self, segment: Segment) -> Run:
         if not any(_computes(node) for node in segment.nodes):
             return segment.run
         fills = list(find_fills(segment.nodes, segment.outputs).items())
-        text = _text(segment)
+        text = text_of(segment)
         variants: dict[tuple[bool, ...], Run] = {}
 
         def run(args: list[Any], into: Sequence[Tensor | None] = (None,) * len(fills)) -> tuple[Any, ...]:
@@ -214,25 +215,3 @@ def _meta(value: Any) -> object:
     if isinstance(value, Tensor):
         return (tuple(value.shape), value.stride(), value.dtype)
     return type(value)
-
-
-def _text(segment: Segment) -> object:
-    """What a segment computes, whatever its nodes are called."""
-    numbers = {name: index for index, name in enumerate(segment.inputs)}
-    for node in segment.nodes:
-        numbers.setdefault(node.name, len(numbers))
-
-    def known(value: Any) -> str:
-        return repr(map_arg(value, lambda entry: _Number(numbers[entry.name])))
-
-    calls = tuple((str(node.target), known(node.args), known(dict(node.kwargs))) for node in segment.nodes)
-    return (len(segment.inputs), calls, tuple(numbers[name] for name in segment.outputs))
-
-
-class _Number(str):
-    """The place of a node among those of its segment."""
-
-    __slots__ = ()
-
-    def __new__(cls, number: int) -> "_Number":
-        return super().__new__(cls, f"%{number}")

@@ -70,7 +70,9 @@ def try_backends(ranks: int) -> tuple[Tried, ...]:
 def _absent(backend: str) -> str:
     if backend == "mpi" and (shutil.which("mpirun") is None or find_spec("mpi4py") is None):
         return "there is no mpirun or no mpi4py (apt-get install openmpi-bin, pip install plait[mpi])"
-    if backend == "nccl" and not launch(_has_gpu, ranks=1)[0]:  # a process that asks cannot be forked any more
+    if (
+        backend == "nccl" and not launch(_has_gpu, ranks=1)[0]
+    ):  # a process that asks cannot be forked any more
         return "there is no GPU"
     return ""
 

@@ -67,15 +67,20 @@ def test_compiled_segments_compute_the_same() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler (Debian: g++)")
 def test_batch_norm_is_compiled_with_what_stands_around_it() -> None:
-    job = replace(twins(), batch=8, data=(torch.randn(8, 1, 6, 6), torch.randint(0, 3, (8,))), model=lambda: nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4, affine=False), nn.Flatten(), nn.Linear(64, 3)
+    data = (torch.randn(8, 1, 6, 6), torch.randint(0, 3, (8,)))
+    job = replace(twins(), batch=8, data=data, model=lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4, affine=False), nn.Flatten(),
+        nn.Linear(64, 3),
     ))  # fmt: skip
     plain, fast = (
-        run_serially(job, resolve("single", 1, {"compile": how}, None), 2, torch.float64) for how in ("off", "on")
+        run_serially(job, resolve("single", 1, {"compile": how}, None), 2, torch.float64)
+        for how in ("off", "on")
     )
     assert plain.losses == pytest.approx(fast.losses, rel=1e-9)
     for found, expected in ((fast.weights, plain.weights), (fast.buffers, plain.buffers)):
-        assert all(torch.allclose(found[name], tensor, rtol=0, atol=1e-9) for name, tensor in expected.items())
+        assert all(
+            torch.allclose(found[name], tensor, rtol=0, atol=1e-9) for name, tensor in expected.items()
+        )
 
 
 def test_a_segment_is_compiled_once_and_into_given_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +104,26 @@ def test_a_segment_is_compiled_once_and_into_given_memory(monkeypatch: pytest.Mo
         for place, tensor in zip(segment.fillable, memory, strict=True):
             assert found[place] is tensor
     assert len(calls) == len(entry.segments)
+
+
+def test_layers_that_are_alike_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of a segment give what it gives, gradients in given memory included."""
+    calls: list[int] = []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor], _: object) -> object:
+        calls.append(len(inputs))
+        return lambda args: graph(*args)
+
+    monkeypatch.setattr(compiled, "compile_graph", count)
+    block = lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.LayerNorm(6))  # noqa: E731
+    job = replace(twins(), model=lambda: nn.Sequential(*(block() for _ in range(8)), nn.Linear(6, 3)))
+    plain, fast = (
+        run_serially(job, resolve("ddp", 2, {"compile": how}, None), 2, torch.float64)
+        for how in ("off", "on")
+    )
+    assert plain.losses == fast.losses
+    assert all(torch.equal(fast.weights[name], weight) for name, weight in plain.weights.items())
+    assert len(calls) < 12, "of 20 pieces, forward and backward: first, middle and last ones differ"
 
 
 def test_what_cannot_be_compiled_runs_as_it_is_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
