@@ -1,9 +1,10 @@
 """Segments put through Inductor: the same nodes, another function that runs them.
 
 In: a segment. Out: a function that compiles itself when it is first called, because strides are known only then, and is
-the segment's own, with the reason told, where Inductor cannot. Segments, and layers within one, that are alike up to the
-names of their nodes share what was compiled. Gradients are still written straight into the memory that the caller gives. It never changes
-what is computed beyond rounding, and never draws random numbers: those stay calls of our own ops.
+the segment's own, with the reason told, where Inductor cannot. Segments, and layers of one, that are alike up to the
+names of their nodes share what was compiled. Gradients are still written straight into the memory that the caller
+gives. It never changes what is computed beyond rounding, and never draws random numbers: those stay calls of our own
+ops.
 """
 
 import operator

@@ -107,14 +107,12 @@ def chain(segment: Segment, pieces: Sequence[Segment], run_of: Callable[[Segment
         memory = {name: given for name, given in zip(fillable, into, strict=True) if given is not None}
         for piece, wanted, fills, function in zip(pieces, reads, filled, runs, strict=True):
             taken = [values.pop(name) if drops else values[name] for name, drops in wanted]
-            if fills:
-                made = function(taken, [memory.get(name) for name in fills])
-            else:
-                made = function(taken)
+            given = ([memory.get(name) for name in fills],) if fills else ()
+            made = function(taken, *given)
             values.update(zip(piece.outputs, made, strict=True))
-        for name, given in memory.items():
-            if values[name] is not given:
-                values[name] = given.copy_(values[name])
+        for name, slot in memory.items():
+            if values[name] is not slot:
+                values[name] = slot.copy_(values[name])
         return tuple(values[name] for name in segment.outputs)
 
     return run
