@@ -30,6 +30,9 @@ class Agreement:
     weights: Weights = "own"
     """Where they are: `own`: on every worker, who march in step; `server`: on servers, who update them; `center`: on
     every worker, drawn to a center that one more rank has; `shared`: in memory that all workers write to."""
+    threads: bool = False
+    """Whether workers are threads of one process, and the first alone holds what is trained: before every step it gives
+    its weights to the others, after it the gradients of all meet there."""
     takes_next: bool = False
     """Whether a worker takes whatever share is next, and not its own share of every step."""
     order: Literal["step", "arrival", "turn"] = "arrival"
@@ -108,6 +111,10 @@ def _all_reduce(sync: Sync, elastic: Elastic, average: Average) -> Agreement:
     return Agreement()
 
 
+def _threads(sync: Sync, elastic: Elastic, average: Average) -> Agreement:
+    return Agreement(threads=True)
+
+
 def _server_sync(sync: Sync, elastic: Elastic, average: Average) -> Agreement:
     return Agreement(weights="server", order="step")
 
@@ -168,6 +175,7 @@ def _diloco(sync: Sync, elastic: Elastic, average: Average) -> Agreement:
 AGREEMENTS: Mapping[str, Callable[[Sync, Elastic, Average], Agreement]] = MappingProxyType(
     {
         "all-reduce": _all_reduce,
+        "threads": _threads,
         "server-sync": _server_sync,
         "server-async": _server_async,
         "server-stale": _server_stale,

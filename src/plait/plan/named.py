@@ -9,6 +9,7 @@ from typing import Any
 
 from plait.errors import PlanError
 from plait.plan.ddp import ddp
+from plait.plan.decisions import Links
 from plait.plan.domain import domain
 from plait.plan.mesh import Mesh
 from plait.plan.pipeline import (
@@ -32,11 +33,12 @@ from plait.plan.relaxed import (
 )
 from plait.plan.single import single
 from plait.plan.tensor import megatron, tensor
+from plait.plan.threads import threads
 from plait.plan.zero import zero1, zero2, zero3
 
 NAMED: Mapping[str, Callable[[int], Plan]] = MappingProxyType(
     {
-        "single": single, "ddp": ddp, "zero1": zero1, "zero2": zero2, "zero3": zero3,
+        "single": single, "threads": threads, "ddp": ddp, "zero1": zero1, "zero2": zero2, "zero3": zero3,
         "megatron": megatron, "tensor": tensor, "domain": domain,
         "naive": naive, "gpipe": gpipe, "1f1b": one_forward_one_backward, "interleaved": interleaved,
         "zero-bubble": zero_bubble, "zero-bubble-2": zero_bubble_2,
@@ -105,6 +107,11 @@ def _with_workers(plan: Plan, ranks: int | None) -> Plan:
         raise PlanError(
             f"plan {plan.name} trains whole models on every worker; {what} cuts them.",
             fix="drop it, or choose a synchronous plan such as ddp.",
+        )
+    if plan.agreement.threads and plan.links != Links():
+        raise PlanError(
+            f"plan {plan.name} has all ranks in one process, which meet in its memory.",
+            fix="drop the settings links.*, or use the plan ddp.",
         )
     least, most = plan.agreement.least_servers, plan.agreement.most_servers
     if plan.agreement.mix == "elastic":  # whether a rank has the center follows from the variant

@@ -144,8 +144,13 @@ class Plan:
 
     @property
     def ranks(self) -> int:
-        """All processes: the workers of the mesh, then the servers."""
+        """All that run a program of their own: the workers of the mesh, then the servers."""
         return self.mesh.size + self.sync.servers
+
+    @property
+    def processes(self) -> int:
+        """Processes that a run has: one a rank, or one for all where ranks are threads."""
+        return 1 if self.agreement.threads else self.ranks
 
     @property
     def data_ranks(self) -> int:

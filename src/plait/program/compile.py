@@ -42,6 +42,7 @@ from plait.program.write.build import StepBuilder
 from plait.program.write.pipedream import Updates, check_suits, shows_again
 from plait.program.write.pipeline import PipelineWriter
 from plait.program.write.push_pull import SERVERS, with_servers
+from plait.program.write.replicas import with_replicas
 from plait.program.write.step_pieces import early_pieces, ends_of_buckets, step_pieces
 
 
@@ -140,7 +141,8 @@ def complete(
 ) -> Program:
     """A step of all ranks of a plan, servers included, from what its workers compute.
 
-    Of workers that meet nobody within a step, `program` is what one of them does. `flats` are what they mix now and
+    Of workers that meet nobody within a step, `program` is what one of them does. Threads of one process have parts of
+    their own in a step that all would do alike. `flats` are what they mix now and
     then, `fragments` what of it is due in this step.
     """
     made = program
@@ -148,7 +150,7 @@ def complete(
         made = replace(made, plan=plan, members=(0,) * plan.mesh.size)
     if flats:
         made = with_averaging(made, flats, fragments)
-    made = with_servers(made)
+    made = with_replicas(with_servers(made))
     if flats or made.members != program.members:
         check_program(made)
     return made

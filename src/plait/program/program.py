@@ -223,7 +223,8 @@ class Program:
         return any(
             isinstance(i, Collective)
             and DATA in i.axis.split("+")
-            and i.reads[0].kind == "node"
+            and i.source is not None
+            and i.source.kind == "node"
             and (sums or i.op != "all_reduce")
             for entry in self.classes
             for i in entry.instructions

@@ -259,6 +259,11 @@ def refuse_what_is_no_loop_of_steps(plan: Plan) -> None:
             f"plan {plan.name} needs {beside}, and workers that are not all at one step; a loop of your own is none.",
             fix="use plait.train, or a plan whose workers march, such as ddp or local-sgd.",
         )
+    if agreement.threads:
+        raise PlanError(
+            f"plan {plan.name} has all its ranks in one process, which makes their steps.",
+            fix="use plait.train, or the plan ddp with a process for each rank.",
+        )
     if agreement.round is None:
         raise PlanError(
             f"plan {plan.name} averages at the end of an epoch, of which a loop of your own says nothing.",

@@ -48,6 +48,7 @@ class Loader:
         workers: int = 0,
         pin: bool = False,
         draws: Draws = EACH,
+        whole: bool = False,
     ) -> None:
         """Steps start_step up to, not including, stop_step, or to the end of the `epochs`-th pass over the data.
 
@@ -56,7 +57,8 @@ class Loader:
         (step, share) in the order of steps, instead of this rank's share of every step; each is asked for when there
         is room for it, `depth` ahead. `rows`, where given, takes a share out of the whole micro-batch, which every rank
         then reads, so that all are padded alike. Each of `workers` processes has up to `depth` shares to read; `pin`
-        puts tensors where a GPU can fetch them from by itself.
+        puts tensors where a GPU can fetch them from by itself. `whole`: this process reads for all ranks, whose shares
+        the samples are cut into later.
         """
         assert 0 <= rank < ranks
         assert depth >= 1
@@ -65,7 +67,7 @@ class Loader:
         wanted = _below(stop_step, wanted if places is None else places)
         self._order, self._steps = order if places is None else None, itertools.count(start_step)
         self._epochs = epochs
-        self._reader = Reader(source, order, Cut(accumulate=accumulate, ranks=ranks, rows=rows))
+        self._reader = Reader(source, order, Cut(accumulate=accumulate, ranks=ranks, rows=rows, whole=whole))
         self._workers, self._depth = (0 if isinstance(source, Stream) else workers), depth
         if isinstance(source, Stream):
             self._outlines = _stream_steps(source, self._reader, batch, epochs, wanted, draws)

@@ -58,6 +58,8 @@ class Cut:
     accumulate: int
     ranks: int
     rows: Rows | None
+    whole: bool = False
+    """Whether a share has the samples of all ranks."""
 
     def outline(
         self, step: int, share: int, epoch: int, ends_epoch: bool, ids: Tensor, samples: tuple[Any, ...] = ()
@@ -67,7 +69,7 @@ class Cut:
         for size in micro_batch_sizes(len(ids), self.accumulate):
             sizes = shares(size, self.ranks)
             offset = sum(sizes[:share])
-            mine = ids[begin + offset : begin + offset + sizes[share]].tolist()
+            mine = ids[begin + offset : begin + (size if self.whole else offset + sizes[share])].tolist()
             micro_batches.append(
                 Share(batch=None, ids=tuple(mine), sizes=sizes, offset=offset, global_offset=begin)
             )

@@ -70,8 +70,8 @@ def _compare(
 def _what(entry: RankProgram, collective: Collective) -> tuple[object, ...]:
     """What ranks that meet must agree on; a bucket is known by its gradients, as its number may differ."""
     name: object = collective.name
-    (source,) = collective.reads
-    if source.kind == "bucket":
+    source = collective.source
+    if source is not None and source.kind == "bucket":
         bucket = entry.buckets[source.number]
         name = (bucket.parameters, bucket.shapes, bucket.scalars)
     num_bytes = collective.num_bytes if collective.op == "all_reduce" else 0

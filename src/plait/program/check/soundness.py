@@ -26,6 +26,7 @@ from plait.program.value import Value
 from plait.program.write.compression import check_compressed, is_compressed
 from plait.program.write.frees import PERSISTENT, RESULTS
 from plait.program.write.push_pull import SERVERS, check_handled, check_served
+from plait.program.write.replicas import check_replicas
 
 _GIVEN = frozenset({"buffer", "chunk", "offset", "block"})
 
@@ -33,6 +34,7 @@ _GIVEN = frozenset({"buffer", "chunk", "offset", "block"})
 def check_program(program: Program) -> None:
     """Raise where the program could deadlock, read what is not there, keep what nobody needs, or miss a sum."""
     check_messages(program)
+    replicated = any(isinstance(i, Collective) and i.op == "reduce" for i in program.classes[0].instructions)
     given = _GIVEN if program.layout.groups else _GIVEN | {"parameter"}
     for index, entry in enumerate(program.classes):
         if entry.serve is not None:
@@ -55,6 +57,8 @@ def check_program(program: Program) -> None:
     check_progress(program)
     if len(program.members) > program.plan.mesh.size:
         check_handled(program)
+    if replicated:
+        check_replicas(program)
 
 
 def _check_values(entry: RankProgram, always: frozenset[str]) -> None:
@@ -113,6 +117,7 @@ def _check_waits(entry: RankProgram) -> None:
 def _check_sums(program: Program, entry: RankProgram) -> None:
     alone = program.plan.pipe.asynchronous
     updates = [i.id for i in entry.instructions if isinstance(i, Finish if alone else Update)]
+    updates = updates or [len(entry.instructions)]  # of a rank that another one updates for
     _check_added_once(entry)
     for index, bucket in enumerate(entry.buckets):
         if alone and bucket.parameters:

@@ -16,6 +16,8 @@ CollectiveSeconds = Callable[[str, float, Reach, Device], float]
 """(kind, bytes of the whole tensor, reach, device) -> seconds: `collective_seconds`, or a measured table."""
 PIECES = ("all_gather", "reduce_scatter")
 """Collectives in which one side holds pieces: half of an all-reduce each."""
+ROOTED = ("broadcast", "reduce")
+"""Collectives in which everything passes through the first rank: a message from or to each of the others, in turn."""
 SMALL_BYTES = 1 << 15
 """Up to this size, over our own sockets, everybody adds up everything: one exchange instead of two."""
 
@@ -24,9 +26,12 @@ PIECE_BYTES = 1 << 22
 
 
 def collective_seconds(kind: str, num_bytes: float, reach: Reach, device: Device) -> float:
-    """Time of an `all_reduce`, `all_gather` or `reduce_scatter` of `num_bytes`, the whole tensor's."""
+    """Time of a collective of `num_bytes`, the whole tensor's."""
     if reach.size <= 1 or num_bytes <= 0:
         return 0.0
+    if kind in ROOTED:
+        link = reach.outer if reach.hosts > 1 else reach.inner
+        return device.calibration.kernel_s + (reach.size - 1) * message_seconds(num_bytes, link, device)
     if reach.hosts > 1 and reach.outer.direct:
         if is_two_level_cheaper(kind, num_bytes, reach, device):
             return _two_level_seconds(kind, num_bytes, reach, device)

@@ -10,6 +10,7 @@ from functools import cached_property
 
 from plait.cluster.cluster import Cluster, Link
 from plait.errors import ProgramError
+from plait.plan.plan import DATA
 from plait.program.cost.collective_time import collective_seconds, message_seconds
 from plait.program.cost.op_key import op_key, transfer_key
 from plait.program.cost.op_time import node_work, op_seconds
@@ -26,6 +27,7 @@ from plait.program.instructions import (
     Instruction,
     Join,
     Keep,
+    Load,
     Lookahead,
     Mix,
     Momentum,
@@ -61,6 +63,8 @@ class Durations:
         self._program, self._cluster, self._updates = program, cluster, updates
         self._device = cluster.device
         self._busy = min(program.plan.mesh.size, cluster.devices_per_machine)
+        self._launchers = program.plan.ranks // program.plan.processes
+        """Ranks that share an interpreter, which launches one op at a time."""
         self._segments: dict[tuple[int, str], float] = {}
         self._transfers: dict[tuple[object, ...], float] = {}
         self._filled = [_filled_in_place(program, index) for index in range(len(program.classes))]
@@ -80,6 +84,9 @@ class Durations:
             return self._updates[self._program.members[rank]].seconds(self._device, self._busy)
         if isinstance(instruction, Push | PushBuffers | Pull | Exchange):
             return self._with_servers(rank, instruction)
+        if isinstance(instruction, Load) and instruction.num_bytes:
+            inner = self._cluster.link_among(self._program.plan.mesh.group(rank, DATA)).inner
+            return message_seconds(instruction.num_bytes, inner, self._device)
         traffic = self._traffic(rank, instruction)
         if isinstance(instruction, Serve) and "push" in instruction.handlers:
             return self._updates[self._program.members[rank]].seconds(self._device, self._busy)
@@ -146,7 +153,7 @@ class Durations:
                 elif work is not None:
                     seconds += op_seconds(work, device)
                 num_ops += 1 if timed is not None or work is not None else 0
-            self._segments[key] = max(seconds, num_ops * device.calibration.host_s)
+            self._segments[key] = max(seconds, num_ops * device.calibration.host_s * self._launchers)
         return self._segments[key]
 
     def _peers(self, rank: int, instruction: Send | Recv) -> tuple[int, int]:
@@ -164,7 +171,7 @@ class Durations:
             instruction.op,
             instruction.axis,
             instruction.num_bytes,
-            instruction.reads[0].kind,
+            instruction.source and instruction.source.kind,
             coordinates,
         )
         if key not in self._transfers:

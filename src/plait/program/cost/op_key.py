@@ -42,7 +42,7 @@ def transfer_key(instruction: Collective | Send, size: int, busy: int) -> str:
 
 def is_placed(instruction: Collective | Send) -> bool:
     """Whether what is exchanged lies where links find it."""
-    return instruction.reads[0].kind in ("bucket", "chunk")
+    return bool(instruction.reads) and instruction.reads[0].kind in ("bucket", "chunk")
 
 
 def _told(value: Any) -> str:

@@ -100,6 +100,10 @@ def _sent(instruction: Instruction, mesh: Mesh) -> tuple[str, float]:
     if isinstance(instruction, Send):
         return instruction.axis, instruction.num_bytes
     if isinstance(instruction, Collective) and (size := mesh.size_of(instruction.axis)) > 1:
+        if instruction.op == "broadcast":
+            return instruction.axis, (size - 1) * instruction.num_bytes if instruction.reads else 0.0
+        if instruction.op == "reduce":
+            return instruction.axis, 0.0 if instruction.writes else instruction.num_bytes
         times = 2.0 if instruction.op == "all_reduce" else 1.0
         part = 1.0 if instruction.op.startswith("halo") else (size - 1) / size
         return instruction.axis, times * part * instruction.num_bytes

@@ -5,6 +5,7 @@ from typing import Literal
 
 from plait.plan.decisions import Compression
 from plait.program.instructions.base import Instruction, Lane, TimeKind
+from plait.program.value import Value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,7 +14,8 @@ class Collective(Instruction):
 
     kind: TimeKind = "communication"
     lane: Lane = "communication"
-    op: Literal["all_reduce", "all_gather", "reduce_scatter", "halo", "halo_add"]
+    op: Literal["all_reduce", "all_gather", "reduce_scatter", "halo", "halo_add", "broadcast", "reduce"]
+    """Of a broadcast the first rank alone reads, of a reduce it alone writes."""
     axis: str
     """A mesh axis, or several joined by `+`: the ranks that meet differ in these coordinates alone."""
     dim: int = 0
@@ -26,6 +28,11 @@ class Collective(Instruction):
     """Rows of the next rank that a halo holds."""
     fill: float = 0.0
     """What a halo holds beyond the two ends."""
+
+    @property
+    def source(self) -> Value | None:
+        """What a rank brings; None: it receives only."""
+        return self.reads[0] if self.reads else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -47,11 +47,12 @@ class Exchange(Instruction):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mix(Instruction):
-    """Move weights by those of all workers: to their mean, by an outer step towards it, or by an elastic force."""
+    """Move weights by those of others: to the mean of all, by an outer step towards it, by an elastic force; or `take`
+    those of the first."""
 
     kind: TimeKind = "update"
     flat: int
-    rule: Literal["mean", "outer", "elastic"]
+    rule: Literal["mean", "outer", "elastic", "take"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

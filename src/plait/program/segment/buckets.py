@@ -133,7 +133,8 @@ def _with_scalars(
 ) -> tuple[Bucket, ...]:
     """Scalars that must be summed travel with the last bucket that is summed alike: no message of their own.
 
-    Beside compressed gradients they have one: they are never compressed.
+    Beside compressed gradients they have one: they are never compressed. So they have from thread to thread, where the
+    loss is gathered before the backward.
     """
     nodes = graph.nodes()
     late = graph.static_weight is None and not graph.weight_is_early
@@ -144,6 +145,7 @@ def _with_scalars(
         for index in reversed(range(len(buckets))):
             bucket = buckets[index]
             alike = bucket.axis == axis and bucket.dtype == dtype and PIPE not in axis
+            alike = alike and not plan.agreement.threads
             if alike and bucket.group is None and bucket.parameters and plan.sync.compress == "none":
                 buckets[index] = replace(bucket, scalars=names)
                 break

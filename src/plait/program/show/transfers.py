@@ -18,6 +18,12 @@ from plait.program.show.listing import Transfer
 from plait.program.show.names import Names, folded
 from plait.program.value import SQUARES, WEIGHT
 
+_CHANGES = {
+    "all_reduce": "P -> R", "reduce_scatter": "P -> S", "all_gather": "S -> R", "broadcast": "first -> R",
+    "reduce": "P -> first",
+}  # fmt: skip
+"""What a collective makes of a placement; `first`: on the first rank alone."""
+
 
 def local_changes(local: LocalGraph, chosen: Sequence[Placements], names: Names) -> tuple[Transfer, ...]:
     """Changes of placement for which ranks only take a part of what they have."""
@@ -115,7 +121,7 @@ def _of_the_step(instruction: Collective, program: Program) -> Transfer:
         what = {WEIGHT: "the weight of the loss", SQUARES: "the norm of all gradients"}.get(
             source, str(source)
         )
-    change = {"all_reduce": "P -> R", "reduce_scatter": "P -> S", "all_gather": "S -> R"}[instruction.op]
+    change = _CHANGES[instruction.op]
     change = "P -> R" if source.kind == "packed" else change
     phase = "update" if instruction.micro_batch is None else ""
     return Transfer(

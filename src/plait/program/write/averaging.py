@@ -61,12 +61,12 @@ def flats_of(plan: Plan, parameters: Shapes, buffers: Shapes) -> tuple[Flat, ...
     found = [
         Flat(bucket=bucket, fragment=fragment, rule=rule)
         for fragment, entries in enumerate(by_fragment)
-        for bucket in _buckets(entries, limit)
+        for bucket in flat_buckets(entries, limit)
     ]
     if rule != "elastic" or plan.agreement.weights == "center":
         floating = {name: entry for name, entry in buffers.items() if entry[1].is_floating_point}
         kept: Literal["mean", "share"] = "share" if rule == "elastic" else "mean"
-        for bucket in _buckets(floating, limit):
+        for bucket in flat_buckets(floating, limit):
             bucket = replace(bucket, parameters=(), buffers=bucket.parameters)
             found.append(Flat(bucket=bucket, fragment=count - 1, rule=kept))
     return tuple(found)
@@ -76,7 +76,8 @@ def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return torch.Size(shape).numel() * dtype.itemsize
 
 
-def _buckets(entries: Shapes, limit: float) -> list[Bucket]:
+def flat_buckets(entries: Shapes, limit: float) -> list[Bucket]:
+    """Tensors in their order, by dtype, each flat of about `limit` bytes."""
     groups: list[tuple[torch.dtype, list[str]]] = []
     open_: dict[torch.dtype, tuple[list[str], float]] = {}
     for name, (shape, dtype) in entries.items():

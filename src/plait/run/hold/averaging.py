@@ -3,6 +3,7 @@
 In: sums over all workers of flattened weights. Out: weights moved by the plan's rule, with n workers:
 
     mean      W <- sum / n
+    take      W <- what the first one has
     outer     delta = center - sum / n;  v <- mu v + delta;  center <- center - lr (delta + mu v);  W <- center
     elastic   W <- W - eta rho (W' - center);  center <- center + eta rho (sum - n center)
 
@@ -70,6 +71,8 @@ class Averaging:
         match mix.rule:
             case "mean":
                 self.mean(bucket, total, plan.mesh.size)
+            case "take":
+                foreach.copy_(tensors_of(bucket, self._state), views_of(bucket, total))
             case "outer":
                 self.outer(bucket, total, plan.mesh.size, plan.average.outer_lr, plan.average.outer_momentum)
             case "elastic" if plan.agreement.weights == "center":

@@ -209,7 +209,7 @@ class Machine:
 
     def _take_outcome(self) -> None:
         self.outcome = None
-        if self._at.shares:
+        if self._at.shares and TOTAL in self._values:  # else another rank has the losses
             self.outcome = StepOutcome(
                 total=self._values.pop(TOTAL),
                 weight=self._values.pop(WEIGHT),

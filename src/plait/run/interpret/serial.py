@@ -54,7 +54,7 @@ class Mailboxes:
         """What everybody left, or its sum alone where one is made; the last one to ask clears the meeting."""
         if meeting not in self._results:
             tensors = [tensor for _, tensor in sorted(self._meetings.pop(meeting).items())]
-            is_sum = collective.op in ("all_reduce", "reduce_scatter")
+            is_sum = collective.op in ("all_reduce", "reduce_scatter", "reduce")
             self._results[meeting] = ([self.reduce(tensors)] if is_sum else tensors, 0)
         result, asked = self._results[meeting]
         self._results[meeting] = (result, asked + 1)
@@ -86,6 +86,10 @@ class _Meeting:
         match collective.op:
             case "all_reduce":
                 return self._tensor.copy_(found[0])
+            case "reduce":
+                return self._tensor.copy_(found[0]) if own == 0 else self._tensor
+            case "broadcast":
+                return found[0]
             case "all_gather":
                 return _joined(found, collective, self._out)
             case "reduce_scatter":

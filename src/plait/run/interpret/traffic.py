@@ -46,15 +46,17 @@ class Traffic:
 
     def collective(self, step: Step, instruction: ins.Collective) -> None:
         """Start one."""
-        source = instruction.reads[0]
+        source = instruction.source
         out = None
-        if source.kind == "bucket":
+        if source is None:
+            tensor = torch.empty(0, device=self._state.device)
+        elif source.kind == "bucket":
             tensor = self._store.flat(step.own.buckets[source.number])
         else:
             tensor = self._values[source]
             if instruction.op == "all_reduce" and instruction.writes != instruction.reads:
                 tensor = tensor.clone(memory_format=torch.contiguous_format)
-        if source.kind == "chunk":
+        if source is not None and source.kind == "chunk":
             assert self._state.holding is not None
             out = self._state.holding.room(source.number)
         self.bytes_sent += instruction.num_bytes
@@ -132,9 +134,9 @@ class Traffic:
                 views = unpack(result, step.described(started, started.writes))
                 self._values.update(zip(started.writes, views, strict=True))
             return
-        source = started.reads[0]
-        if source.kind == "chunk":
+        source = started.reads[0] if started.reads else None
+        if source is not None and source.kind == "chunk":
             group = step.program.layout.groups[source.number]
             self._values.update(zip(started.writes, group.views(result), strict=True))
-        else:
+        elif started.writes:
             self._values[started.writes[0]] = result

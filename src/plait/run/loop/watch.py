@@ -17,20 +17,22 @@ from plait.trace.recorder import Recorder
 class Watch:
     """One rank's records."""
 
+    rank: int
     recorder: Recorder | None
     observer: WorkerObserver
 
     @classmethod
-    def of(cls, task: Task, seat: Seat, device: torch.device) -> "Watch":
-        """As the task wants it."""
-        recorder = Recorder(seat.rank, offset_ns=task.clock_offset_ns) if task.trace else None
+    def of(cls, task: Task, seat: Seat, device: torch.device, rank: int | None = None) -> "Watch":
+        """As the task wants it; `rank`: of another one in this process, which is not on the board."""
+        own, board = (seat.rank, seat.board) if rank is None else (rank, None)
+        recorder = Recorder(own, offset_ns=task.clock_offset_ns) if task.trace else None
         clock = CudaClock() if device.type == "cuda" and task.trace else None
-        return cls(recorder=recorder, observer=WorkerObserver(seat.board, recorder, clock))
+        return cls(rank=own, recorder=recorder, observer=WorkerObserver(board, recorder, clock))
 
     def write(self, task: Task, seat: Seat, program: Program, step: int) -> None:
         """The trace of this rank, up to a step that is over."""
         if self.recorder is not None:
             self.observer.settle(step)
-            path = task.folder / "trace" / f"rank{seat.rank}.json"
+            path = task.folder / "trace" / f"rank{self.rank}.json"
             flush = partial(self.recorder.flush, path, metadata=metadata_of(program))
             write_or_tell(flush, lambda text: seat.emit({"notice": text}))

@@ -167,6 +167,7 @@ class Worker:
             rows=self.programs.rows,
             workers=job.workers,
             draws=job.draws,
+            whole=self.plan.agreement.threads,
             pin=self.machine.state.device.type == "cuda",
         )
 

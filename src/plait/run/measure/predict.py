@@ -63,6 +63,12 @@ def predict_job(
             f"plan {plan.name} is for {plan.mesh.size} ranks; the cluster {cluster.name} has {cluster.size} devices.",
             fix="use fewer ranks, or a larger cluster.",
         )
+    if plan.agreement.threads and plan.mesh.size > cluster.devices_per_machine:
+        raise PlanError(
+            f"plan {plan.name} has {plan.mesh.size} ranks in one process; a host of {cluster.name} has "
+            f"{cluster.devices_per_machine} devices.",
+            fix="use fewer ranks, or the plan ddp.",
+        )
     tell("compiling a step")
     source = captures.source if captures is not None else open_data(job.data, job.collate)
     device = torch.device(time_on or "cpu")

@@ -2,7 +2,7 @@
 
 In: a program. Out: what there is to time, and on each rank seconds by `transfer_key`. All ranks time the same list in
 the same order, in groups of the size that the program has; the ranks of a group start together, so that waiting for
-each other is not counted. Halos are not timed.
+each other is not counted. Halos are not timed, nor what threads do.
 """
 
 import time
@@ -22,6 +22,8 @@ from plait.run.link.links import Links
 
 _OTHERS, _GROUP = "data", "tensor"
 _CPU = torch.device("cpu")
+_TIMED = ("all_reduce", "all_gather", "reduce_scatter")
+"""Those that processes make; what threads do in one process is priced by its bytes."""
 _REPEATS = 9
 """Of every transfer: the median of nine stands when four are disturbed."""
 
@@ -53,9 +55,9 @@ def transfers_of(program: Program, busy: int) -> list[TimedTransfer]:
             dtype = torch.float32
             if isinstance(instruction, Send):
                 shape, dtype, size = (max(instruction.num_bytes, 1),), torch.uint8, 2
-            elif isinstance(instruction, Collective) and not instruction.op.startswith("halo"):
+            elif isinstance(instruction, Collective) and instruction.op in _TIMED:
                 size = mesh.size_of(instruction.axis)
-                source = instruction.reads[0]
+                (source,) = instruction.reads
                 if source.kind == "bucket":
                     bucket = entry.buckets[source.number]
                     shape, dtype = (bucket.num_elements,), bucket.dtype

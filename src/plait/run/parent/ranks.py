@@ -36,10 +36,10 @@ def run_ranks(
     model: SharedModel | None = None,
 ) -> list[Any]:
     """Run every rank, the only one in this process; returns what each returned."""
-    ranks, main = task.plan.ranks, Main(task, programs, model)
-    if party is not None and model is not None:
+    ranks, main = task.plan.processes, Main(task, programs, model)
+    if party is not None and (model is not None or task.plan.agreement.threads):
         raise PlanError(
-            f"plan {task.plan.name} has one model in memory that all workers write to, which tasks of "
+            f"plan {task.plan.name} has one model in memory that all workers use, which tasks of "
             f"{party.place.engine} cannot share.",
             fix="start it alone on one host, or use a plan whose workers have copies, such as local-sgd.",
         )

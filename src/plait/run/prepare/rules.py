@@ -117,7 +117,7 @@ def check_emulation(emulation: Emulation | None, plan: Plan, device: str, *, is_
             f"emulate has {emulation.hosts} hosts of {emulation.per_host} ranks; plan {plan.name} has {plan.ranks}.",
             fix=f"say hosts={plan.ranks}x1, or use {emulation.ranks} ranks.",
         )
-    if "shared" in (plan.links.transport, plan.agreement.weights):
+    if "shared" in (plan.links.transport, plan.agreement.weights) or plan.agreement.threads:
         raise UsageError(
             "emulated hosts share no memory, which this plan needs.",
             fix="use another plan, or links.transport=auto.",

@@ -43,6 +43,8 @@ def _silent_torch() -> Iterator[None]:
 
 def _needs_inside(plan: Plan) -> str | None:
     """What of a plan works on the ops of the model; None: all of it runs a model that cannot be captured."""
+    if plan.agreement.threads and plan.mesh.size > 1:
+        return "replicas that run at once in one interpreter"
     return next((f"{name}={size}" for name, size in plan.mesh.axes if name != DATA and size > 1), None)
 
 

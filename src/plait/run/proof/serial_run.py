@@ -250,7 +250,7 @@ def run_serially(
         weights=ranks.weights(),
         buffers=ranks.buffers(),
         spread=None
-        if plan.agreement.mix is not None or ranks.servers
+        if plan.agreement.mix is not None or plan.agreement.threads or ranks.servers
         else spread(copies_of(machine.state, machine.rank) for machine in ranks.machines),
         notices=ranks.notices,
     )

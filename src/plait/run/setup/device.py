@@ -72,9 +72,14 @@ def choose_device(device: str, rank: int) -> torch.device:
         raise RunError("device cuda was asked for, but torch sees no CUDA device.", fix="use --device cpu.")
     # Parameters are the user's own tensors: they are never moved into one piece, as cuDNN would like them.
     warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
-    chosen = torch.device("cuda", rank % torch.cuda.device_count())
+    chosen = device_of(device, rank)
     torch.cuda.set_device(chosen)
     return chosen
+
+
+def device_of(device: str, rank: int) -> torch.device:
+    """The device of a rank, whichever is this process's own."""
+    return torch.device("cpu") if device == "cpu" else torch.device("cuda", rank % torch.cuda.device_count())
 
 
 @contextmanager
