@@ -61,6 +61,7 @@ class Case:
 
 CASES = (
     Case(plan="single", ranks=1),
+    Case(plan="threads", ranks=2),
     Case(plan="ddp", ranks=2),
     Case(plan="ddp", ranks=2, sockets=True),
     Case(plan="zero1", ranks=2),

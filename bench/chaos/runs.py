@@ -50,7 +50,7 @@ class Run(ABC):
 
     def __init__(self, case: Case, folder: Path) -> None:
         self.folder = folder
-        self._num_ranks = case.resolved().ranks
+        self._num_ranks = case.resolved().processes
         self._board: Board | None = None
 
     @property

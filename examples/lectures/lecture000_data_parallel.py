@@ -3,44 +3,39 @@
 python -m examples.lectures.lecture000_data_parallel
 """
 
-import copy
 import statistics
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from examples.lectures.exhibit import Exhibit, Number, Table, show
-from examples.lectures.pictures import bars
+from examples.lectures.pictures import bars, timeline
 from examples.lectures.runs import trained
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
 import plait
-from plait.report.breakdown import breakdown
+from plait.trace.span import Span, Trace
 
-WIDTH, BATCH, STEPS, REPLICAS = 1024, 64, 12, 2
-
-
-def network() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10)
-    )
+BATCH, STEPS, REPLICAS = 64, 12, 2
+WIDE, DEEP = (1024, 2), (32, 60)
+"""Two networks, by width and layers: one of large products, one of many small ones."""
+CLUSTER = "1x8xV100"
 
 
-def samples() -> TensorDataset:
+def network(width: int, layers: int) -> nn.Module:
+    body = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(*body, nn.Linear(width, 10))
+
+
+def job(width: int = WIDE[0], layers: int = WIDE[1]) -> plait.Job:
     generator = torch.Generator().manual_seed(0)
-    return TensorDataset(
-        torch.randn(BATCH, WIDTH, generator=generator), torch.randint(0, 10, (BATCH,), generator=generator)
-    )
-
-
-def job() -> plait.Job:
+    inputs = torch.randn(BATCH, width, generator=generator)
+    classes = torch.randint(0, 10, (BATCH,), generator=generator)
     return plait.Job(
-        model=network,
-        data=samples,
+        model=lambda: network(width, layers),
+        data=TensorDataset(inputs, classes),
         loss=nn.CrossEntropyLoss(),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05),
         batch=BATCH,
@@ -49,118 +44,129 @@ def job() -> plait.Job:
     )
 
 
-class Threads:
-    """What torch.nn.DataParallel does for GPUs, on threads of this process; its phases are timed."""
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """What a run showed."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.seconds: dict[str, list[float]] = {}
+    trace: Trace
+    losses: list[float]
 
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self.seconds.setdefault(name, []).append(time.perf_counter() - began)
+    def parts(self, rank: int = 0) -> dict[str, float]:
+        """Milliseconds of each part of a step, the median over steps; the first two are warm-up."""
+        found: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        for span in self.trace.spans:
+            if span.rank == rank and span.lane == "compute" and span.step >= 2:
+                found[part_of(span)][span.step] += 1e3 * (span.end_s - span.start_s)
+        return {name: statistics.median(by_step.values()) for name, by_step in found.items()}
 
-    def step(self, x: Tensor, y: Tensor, optimizer: torch.optim.Optimizer) -> float:
-        """One step: the inputs go out, the model goes out, the outputs come back, the gradients come back."""
-        optimizer.zero_grad()
-        with self.timed("scatter"):
-            shares = list(zip(x.chunk(REPLICAS), y.chunk(REPLICAS), strict=True))
-        with self.timed("replicate"):
-            replicas = [copy.deepcopy(self.model) for _ in shares]
-        outputs: list[Tensor] = [x] * REPLICAS
+    def step_ms(self) -> float:
+        """From the end of one step to the end of the next, the median."""
+        ends = [max(s.end_s for s in self.trace.spans if s.step == step) for step in range(1, STEPS)]
+        return 1e3 * statistics.median(b - a for a, b in pairwise(ends))
 
-        def forward(at: int) -> None:
-            outputs[at] = replicas[at](shares[at][0])
-
-        with self.timed("forward on threads"):
-            workers = [threading.Thread(target=forward, args=(at,)) for at in range(REPLICAS)]
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                worker.join()
-        with self.timed("gather"):
-            gathered = torch.cat(outputs)
-        with self.timed("loss and backward"):
-            loss = nn.functional.cross_entropy(gathered, y)
-            loss.backward()
-        with self.timed("reduce"):
-            for own, *others in zip(
-                self.model.parameters(), *(one.parameters() for one in replicas), strict=True
-            ):
-                own.grad = sum((other.grad for other in others[1:]), start=others[0].grad)
-        with self.timed("update"):
-            optimizer.step()
-        return loss.item()
+    def sent_bytes(self, word: str) -> int:
+        """Bytes of a step's communication of a name."""
+        spans = [s for s in self.trace.spans if s.step == STEPS - 1 and s.rank == 0 and word in s.name]
+        return sum(span.num_bytes for span in spans)
 
 
-def by_threads() -> tuple[dict[str, float], list[float]]:
-    """Milliseconds of each phase, and the losses."""
-    given = job()
-    model = given.build_model()
-    threads = Threads(model)
-    optimizer = given.build_optimizer(list(model.named_parameters()))
-    x, y = samples().tensors
-    losses = [threads.step(x, y, optimizer) for _ in range(STEPS)]
-    return {name: 1e3 * statistics.median(found[2:]) for name, found in threads.seconds.items()}, losses
+def part_of(span: Span) -> str:
+    """The lecture's word for an instruction."""
+    words = {"scatter": "scatter", "flatten": "replicate", "replicate": "replicate", "take": "replicate"}
+    words |= {"gather": "gather", "all_reduce": "waits for sums", "reduce": "reduce"}
+    named = span.name.removeprefix("start ").removeprefix("wait for ")
+    kinds = {"wait": "waits for sums", "data": "data", "host": "other"}
+    return words.get(named.split()[0], kinds.get(span.kind, span.kind))
 
 
-def by_ddp() -> tuple[dict[str, float], list[float]]:
-    with trained(replace(job(), steps=STEPS), "ddp", REPLICAS) as result:
+def run(plan: str, width: int = WIDE[0], layers: int = WIDE[1]) -> Steps:
+    with trained(job(width, layers), plan, REPLICAS) as result:
         trace = plait.read_run(result.folder).trace
-        losses = list(result.losses)
-    assert trace is not None
-    parts = breakdown(trace)
-    names = {
-        "forward": "forward_s",
-        "backward": "backward_s",
-        "exposed communication": "exposed_communication_s",
-    }
-    names |= {"update": "update_s", "other": "other_s", "waiting": "idle_s"}
-    return {
-        name: 1e3 * sum(getattr(p, field) for p in parts) / len(parts) for name, field in names.items()
-    }, losses
+        assert trace is not None
+        return Steps(trace=trace, losses=list(result.losses))
+
+
+def predicted_ms(plan: str) -> float:
+    return 1e3 * plait.predict(job(), plan, 8, cluster=CLUSTER).prediction.step_s
 
 
 def exhibit() -> Exhibit:
-    (threads, first), (ddp, second) = by_threads(), by_ddp()
-    apart = max(abs(a - b) for a, b in zip(first, second, strict=True))
-    moved = threads["scatter"] + threads["replicate"] + threads["gather"] + threads["reduce"]
+    threads, ddp = run("threads"), run("ddp")
+    deep_threads, deep_ddp = run("threads", *DEEP), run("ddp", *DEEP)
+    apart = max(abs(a - b) for a, b in zip(threads.losses, ddp.losses, strict=True))
+    first, second, own = threads.parts(0), threads.parts(1), ddp.parts(0)
+    moved = sum(first.get(name, 0.0) for name in ("scatter", "replicate", "gather", "reduce"))
+    rows = {"threads, first": first, "threads, second": second, "ddp": own}
+    names = dict.fromkeys(name for parts in rows.values() for name in parts)
+    mib = {
+        word: run_.sent_bytes(word) / 2**20 for word, run_ in (("replicate ", threads), ("reduce", threads))
+    }
+    sums = sum(s.num_bytes for s in ddp.trace.spans if s.rank == 0 and s.step == STEPS - 1) / 2**20
     return Exhibit(
         lecture="000",
         title="DataParallel beside DistributedDataParallel",
         idea="DataParallel is the simplest form: one process, a thread a device. Every step it scatters "
-        "the inputs, copies the model to all devices, gathers the outputs and reduces the gradients: "
+        "the inputs, copies the model to all devices, gathers what they say and reduces the gradients: "
         "slower, says the lecture, because it communicates three times a step. DistributedDataParallel "
         "keeps a copy in every process and sends gradients only.",
         numbers=[
             Number(what="largest difference of losses", ours=f"{apart:.1e}"),
-            Number(what="a step by threads, ms", ours=sum(threads.values())),
-            Number(what="of which moves data and weights", ours=moved / sum(threads.values())),
-            Number(what="a step by ddp, ms", ours=sum(ddp.values())),
+            Number(what="a step by threads, ms", ours=threads.step_ms()),
             Number(
-                what="speed of ddp to threads",
+                what="of which the first replica moves data and weights", ours=moved / sum(first.values())
+            ),
+            Number(what="a step by ddp, ms", ours=ddp.step_ms()),
+            Number(what="speed of ddp to threads", lecture="faster", ours=threads.step_ms() / ddp.step_ms()),
+            Number(
+                what="the same, 60 small layers: the interpreter's lock",
                 lecture="faster",
-                ours=sum(threads.values()) / sum(ddp.values()),
+                ours=deep_threads.step_ms() / deep_ddp.step_ms(),
+            ),
+            Number(
+                what=f"predicted for {CLUSTER}",
+                lecture="faster",
+                ours=predicted_ms("threads") / predicted_ms("ddp"),
             ),
         ],
         tables=[
             Table(
-                title="Threads of one process",
-                columns=["phase", "ms"],
-                rows=[[k, f"{v:.2f}"] for k, v in threads.items()],
+                title="Where a step goes, ms",
+                columns=["part", *rows],
+                rows=[
+                    [name, *(f"{parts[name]:.2f}" if name in parts else "" for parts in rows.values())]
+                    for name in names
+                ],
             ),
             Table(
-                title="ddp on two processes",
-                columns=["phase", "ms"],
-                rows=[[k, f"{v:.2f}"] for k, v in ddp.items()],
+                title="Why ddp is faster",
+                columns=["", "threads", "ddp"],
+                rows=[
+                    ["weights that travel every step, MiB", f"{mib['replicate ']:.1f}", "none"],
+                    [
+                        "gradients that travel, MiB",
+                        f"{mib['reduce']:.1f} to one replica",
+                        f"{sums:.1f} summed by all",
+                    ],
+                    ["while the backward runs", "no", "yes"],
+                    ["who updates", "the first; the others wait", "all, each its copy"],
+                    ["Python interpreters", "1 for all replicas", "1 a replica"],
+                    [
+                        "a step of 60 small layers, ms",
+                        f"{deep_threads.step_ms():.1f}",
+                        f"{deep_ddp.step_ms():.1f}",
+                    ],
+                ],
             ),
         ],
-        pictures={"A step": bars("one step of 64 samples", {"threads": threads, "ddp": ddp}, unit="ms")},
-        seen="Both train the same thing. The threads are written out in the exhibit, after "
-        "torch.nn.DataParallel, which takes GPUs only; one backward runs through all replicas in one "
-        "process. plait offers no plan of threads.",
+        pictures={
+            "A step": bars("one step of 64 samples", rows, unit="ms"),
+            "A step of two threads: scatter, replicate, gather and reduce are instructions": timeline(
+                "threads", threads.trace, STEPS - 1
+            ),
+        },
+        seen="Both train the same thing: `plait run JOB --plan threads --ranks 2` is DataParallel, and `plait verify` "
+        "proves it like any plan. What is gathered are the losses of the replicas, which compute their own; "
+        "the table has medians of 10 steps.",
     )
 
 

@@ -80,7 +80,7 @@ def resolve(
     found = with_settings(found, settings or {})
     _check_compress(found)
     _check_sequence(found)
-    if not found.agreement.sums:
+    if not found.agreement.sums or found.agreement.threads:
         found = _with_workers(found, ranks if str(plan) in NAMED and not mesh else None)
     if ranks is not None and found.ranks != ranks:
         axes = " x ".join(f"{name}={size}" for name, size in found.mesh.axes)

@@ -260,11 +260,9 @@ def test_every_row_of_the_seeds_names_things_that_exist() -> None:
 
 
 def test_threads_that_copy_the_model_train_what_one_process_does() -> None:
-    phases, losses = data_parallel.by_threads()
+    ran = data_parallel.run("threads")
     found = run_serially(data_parallel.job(), resolve("single", 1), data_parallel.STEPS, torch.float32)
-    assert losses == pytest.approx(list(found.losses), rel=1e-4) and set(phases) > {
-        "scatter",
-        "replicate",
-        "gather",
-        "reduce",
-    }
+    assert ran.losses == pytest.approx(list(found.losses), rel=1e-4)
+    for rank in range(data_parallel.REPLICAS):
+        assert set(ran.parts(rank)) > {"scatter", "replicate", "forward", "gather", "backward", "reduce"}
+    assert "update" in ran.parts(0) and "update" not in ran.parts(1)

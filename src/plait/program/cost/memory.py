@@ -131,7 +131,11 @@ class _Life:
                 self.loose_bytes += self.own.buckets[instruction.bucket].num_bytes
                 self.peak_together = max(self.peak_together, self.now + self.loose_bytes)
         else:
-            is_gather = isinstance(instruction, Collective) and instruction.source is not None and instruction.source.kind == "chunk"
+            is_gather = (
+                isinstance(instruction, Collective)
+                and instruction.source is not None
+                and instruction.source.kind == "chunk"
+            )
             for name in instruction.writes:
                 if is_gather and name in self.own.values:
                     self.gathered[name] = self.own.values[name].num_bytes

@@ -10,7 +10,17 @@ from dataclasses import replace
 
 from plait.errors import ProgramError
 from plait.plan.plan import DATA, Plan
-from plait.program.instructions import Accumulate, Collective, Finish, Flatten, Instruction, Load, Mix, Update, Wait
+from plait.program.instructions import (
+    Accumulate,
+    Collective,
+    Finish,
+    Flatten,
+    Instruction,
+    Load,
+    Mix,
+    Update,
+    Wait,
+)
 from plait.program.program import Bucket, Program, RankProgram, Spec, Storage
 from plait.program.value import Value
 from plait.program.write.averaging import Shapes, flat_buckets
@@ -72,7 +82,9 @@ class _Replica:
             own = (Value.average(index),)
             if self.first:
                 self.written.add(
-                    Flatten(name=f"flatten {index}", kind="forward", flat=index, reads=flat.tensors, writes=own)
+                    Flatten(
+                        name=f"flatten {index}", kind="forward", flat=index, reads=flat.tensors, writes=own
+                    )
                 )
             started.append(
                 self.written.add(
@@ -95,54 +107,54 @@ class _Replica:
     def step(self) -> None:
         """The rest, in its order; sums of gradients wait for the end of the backward."""
         at: dict[int, int] = {}
+        reduced: set[int] = set()
         late: list[Collective] = []
         for instruction in self._with_losses_early():
-            if isinstance(instruction, Collective) and self._sums(instruction) is not None:
-                bucket = self._sums(instruction)
-                if bucket is not None and (bucket.parameters or bucket.buffers):
+            bucket = self._bucket(instruction)
+            if isinstance(instruction, Collective) and bucket is not None:
+                reduced.add(instruction.id)
+                if _is_of_losses(bucket):
+                    self._reduce([instruction], "gather losses")
+                else:
                     late.append(instruction)
-                    continue
-                at[instruction.id] = self._reduce(instruction, "gather losses")
-            elif isinstance(instruction, Wait) and any(instruction.of == one.id for one in late):
-                continue
             elif isinstance(instruction, Wait):
-                self.written.wait(at[instruction.of], instruction.name.removeprefix("wait for "), instruction.micro_batch)
-            elif isinstance(instruction, Finish):
-                started = [self._reduce(one, f"reduce {one.reads[0]}") for one in late]
-                for number, one in zip(started, late, strict=True):
-                    self.written.wait(number, one.reads[0])
-                if self.first:
-                    at[instruction.id] = self.written.add(instruction)
-            elif self.first or not isinstance(instruction, Update):
-                at[instruction.id] = self.written.add(self._scattered(instruction))
+                if instruction.of not in reduced:
+                    at[instruction.id] = self.written.add(replace(instruction, of=at[instruction.of]))
+            else:
+                if isinstance(instruction, Finish):
+                    self._reduce(late, "reduce")
+                if self.first or not isinstance(instruction, Finish | Update):
+                    at[instruction.id] = self.written.add(self._scattered(instruction))
 
     def _with_losses_early(self) -> list[Instruction]:
         """The instructions, with losses taken together as soon as they are there: the backward begins after that."""
         found: list[Instruction] = []
         for instruction in self.entry.instructions:
-            name = Value.bucket(instruction.bucket) if isinstance(instruction, Accumulate) else None
-            of = next((i for i in found if isinstance(instruction, Wait) and i.id == instruction.of), instruction)
-            name = of.source if isinstance(of, Collective) else name
-            if name is None or name.kind != "bucket" or not self._is_of_losses(name.number):
-                found.append(instruction)
-                continue
-            needed = {*instruction.reads, name}
-            at = max((i for i, other in enumerate(found) if needed & set(other.writes)), default=-1)
-            same = (i for i, other in enumerate(found) if isinstance(instruction, Wait) and other.id == instruction.of)
-            found.insert(max(at, *same, -1) + 1, instruction)
+            bucket, at = self._bucket(instruction), len(found)
+            if bucket is not None and _is_of_losses(bucket):
+                needed = {*instruction.reads, Value.bucket(self.entry.buckets.index(bucket))}
+                at = 1 + max(i for i, other in enumerate(found) if needed & set(other.writes))
+            found.insert(at, instruction)
         return found
 
-    def _is_of_losses(self, bucket: int) -> bool:
-        return not (self.entry.buckets[bucket].parameters or self.entry.buckets[bucket].buffers)
-
-    def _sums(self, collective: Collective) -> Bucket | None:
-        """The bucket that a collective adds up."""
-        source = collective.source
+    def _bucket(self, instruction: Instruction) -> Bucket | None:
+        """The bucket that an instruction fills or adds up."""
+        if isinstance(instruction, Accumulate):
+            return self.entry.buckets[instruction.bucket]
+        source = instruction.source if isinstance(instruction, Collective) else None
         return self.entry.buckets[source.number] if source is not None and source.kind == "bucket" else None
 
-    def _reduce(self, collective: Collective, name: str) -> int:
-        writes = collective.writes if self.first else ()
-        return self.written.add(replace(collective, op="reduce", name=name, writes=writes))
+    def _reduce(self, sums: list[Collective], name: str) -> None:
+        """All on their way before the first one is waited for."""
+        named = {one.id: f"{name} {one.reads[0].number}" if len(sums) > 1 else name for one in sums}
+        started = [
+            self.written.add(
+                replace(one, op="reduce", name=named[one.id], writes=one.writes if self.first else ())
+            )
+            for one in sums
+        ]
+        for number, one in zip(started, sums, strict=True):
+            self.written.wait(number, named[one.id])
 
     def _scattered(self, instruction: Instruction) -> Instruction:
         """A share comes from the batch that the whole process has read."""
@@ -150,8 +162,14 @@ class _Replica:
             return instruction
         specs = [self.entry.values.get(value) for value in instruction.writes if value.kind == "batch"]
         return replace(
-            instruction, name=f"scatter {instruction.micro_batch}", num_bytes=sum(s.num_bytes for s in specs if s)
+            instruction,
+            name=f"scatter {instruction.micro_batch}",
+            num_bytes=sum(s.num_bytes for s in specs if s),
         )
+
+
+def _is_of_losses(bucket: Bucket) -> bool:
+    return not (bucket.parameters or bucket.buffers)
 
 
 def check_replicas(program: Program) -> None:
@@ -160,7 +178,9 @@ def check_replicas(program: Program) -> None:
         entry = program.classes[own]
         updates = [i for i in entry.instructions if isinstance(i, Update)]
         if len(updates) != (1 if rank == 0 else 0):
-            raise ProgramError(f"rank {rank} of threads updates {len(updates)} times; the first one does, once.")
+            raise ProgramError(
+                f"rank {rank} of threads updates {len(updates)} times; the first one does, once."
+            )
         given = {value for i in entry.instructions if isinstance(i, Mix) for value in i.writes}
         read = {v for i in entry.instructions for v in i.reads if v.kind in ("parameter", "buffer")}
         if rank > 0 and not read <= given:

@@ -1,7 +1,7 @@
 """Links between threads of one process.
 
-In: collectives of ranks that are threads. Out: their results. The n-th collective of a rank meets the n-th of every other
-one; whoever comes last does the work for all, as one device does it in torch.nn.DataParallel, while the others rest
+In: collectives of ranks that are threads. Out: their results. The n-th collective of a rank meets the n-th of every
+other; whoever comes last does the work for all, as one device does it in torch.nn.DataParallel, while the others rest
 without the interpreter's lock. Where one of them fails, nobody is left waiting for it.
 """
 
@@ -84,7 +84,7 @@ def results_of(collective: Collective, tensors: Sequence[Tensor]) -> list[Tensor
             return [whole.to(tensor.device, copy=True) for tensor in tensors]
         case "reduce_scatter":
             total = sum((tensor.to(first.device) for tensor in tensors[1:]), start=first)
-            pieces = total.split(list(collective.extents), collective.dim)
+            pieces: Sequence[Tensor] = torch.split(total, list(collective.extents), collective.dim)
             return [
                 piece.to(tensor.device, copy=True, memory_format=torch.contiguous_format)
                 for piece, tensor in zip(pieces, tensors, strict=True)

@@ -37,10 +37,10 @@ from plait.run.link.thread_links import Meetings, ThreadLinks
 from plait.run.link.wire import Post
 from plait.run.loop.apart import AWAITS_SAVE, Apart
 from plait.run.loop.keeper import Keeper
-from plait.run.loop.replicas import Replicas
 from plait.run.loop.rescue import Rescue
 from plait.run.loop.shared_model import SharedModel
 from plait.run.loop.task import Task
+from plait.run.loop.threaded import Replicas
 from plait.run.loop.together import Together
 from plait.run.loop.watch import Watch
 from plait.run.loop.worker import Company, Worker
@@ -128,9 +128,7 @@ class _Rank:
         else:
             holding = programs.holding(seat.rank, links, device)
             self._channels_last = prefers_channels_last(task.plan, self.program, device)
-            self.state = ModelState(
-                task.job, device, task.dtype, holding, channels_last=self._channels_last
-            )
+            self.state = ModelState(task.job, device, task.dtype, holding, channels_last=self._channels_last)
             self.state.lay_beside(self.program.beside)
         self.state.narrow = any(part.captures.narrow for part in programs.parts)
         self._agree("initial weights", self.state.digest())

@@ -36,7 +36,7 @@ def check_rules(job: Job, plan: Plan) -> None:
     in_turn = agreement.weights == "server" and agreement.order == "step"
     if job.objectives:
         _check_objectives(job, plan, together=together)
-    sums = agreement.sums and plan.pipe.schedule != "pipedream"
+    sums = agreement.sums and not agreement.threads and plan.pipe.schedule != "pipedream"
     if job.precision in ("bf16-weights", "fp16") and not sums:
         why = (
             "weights have masters in one optimizer"

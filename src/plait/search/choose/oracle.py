@@ -114,7 +114,7 @@ class SketchOracle:
         on_host = self.cluster.hosts == 1 and self.cluster.device.name.startswith("cpu")
         names = [name for name, make in NAMED.items() if not make(1).agreement.sums]
         for plan in [NAMED[name](ranks) for name in names]:
-            if plan.ranks > ranks or plan.agreement.threads:  # no device for a worker; as ddp, but never faster
+            if plan.ranks > ranks:  # no device is left for a worker
                 continue
             if plan.agreement.weights != "shared" or on_host:  # one memory, that of a host
                 sketcher, batch = self.sketcher(plan), self.subject.job.batch

@@ -1,8 +1,8 @@
 """All ranks of a plan whose ranks are threads, as the machine of the first one.
 
 In: the program of all of them, the samples of a whole step. Out: what the first rank makes of it, while every other one
-has done its part on a thread of its own. They are started anew every step, as torch.nn.DataParallel does it; a failure of
-one is raised here, and ends all.
+has done its part on a thread of its own. They are started anew every step, as torch.nn.DataParallel does it; a failure
+of one is raised here, and ends all.
 """
 
 import threading
@@ -36,7 +36,9 @@ class Replicas(Machine):
         errors: list[BaseException] = []
         threads = [
             threading.Thread(
-                target=self._guarded(self._replica, other, program, step, self._cut(shares, other.rank), errors),
+                target=self._guarded(
+                    self._replica, other, program, step, self._cut(shares, other.rank), errors
+                ),
                 name=f"plait-replica-{other.rank}",
                 daemon=True,
             )
