@@ -87,7 +87,10 @@ class Graph:
     gradients: dict[str, str]
     """Parameter name -> node of its gradient (of total * tangent); unused parameters are absent."""
     new_buffers: dict[str, str]
-    """Buffer name -> node of its value after the step; unchanged buffers are absent."""
+    """Buffer name -> node of its value after the step; unchanged buffers are absent.
+
+    Parameters that the forward itself writes into (a teacher that follows, weights that are clamped) are here too.
+    """
     aliases: dict[str, str]
     """Tied parameter name -> the name under which it is counted."""
     unused: tuple[str, ...]
@@ -114,6 +117,11 @@ class Graph:
     def ops(self) -> Iterator[fx.Node]:
         """The computing nodes, in order."""
         return (node for node in self.graph.nodes if node.op == "call_function")
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """Parameters that the forward itself writes into."""
+        return tuple(entry.name for entry in self.inputs_of("parameter") if entry.name in self.new_buffers)
 
     def inputs_of(self, kind: InputKind) -> tuple[Input, ...]:
         """The inputs of one kind, in order."""

@@ -17,6 +17,7 @@ from plait.job.updates.clip import Bound, Clip
 from plait.job.updates.optimizer_state import Builder
 from plait.plan.plan import PIPE, Plan
 from plait.program.check.soundness import check_program
+from plait.program.check.written import refuse_written
 from plait.program.layout import Layout
 from plait.program.local.cross_entropy import without_log_probabilities
 from plait.program.local.ends import ends_of
@@ -82,6 +83,8 @@ def compile_program(
     `shares` are the samples of each rank of `data`, nearly equal where not given; `layout` is where the run already
     holds its parameters; `plans` are the plans of micro-batches for whose size ops were chosen anew.
     """
+    source = graphs[micro_batches[0]]
+    refuse_written(plan, source.written, has_masters=source.precision == "bf16-weights")
     given = (
         tuple(shares)
         if shares is not None

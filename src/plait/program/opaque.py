@@ -12,6 +12,7 @@ import torch
 from plait.job.updates.clip import Clip
 from plait.plan.plan import DATA, Plan
 from plait.program.check.soundness import check_program
+from plait.program.check.written import refuse_written
 from plait.program.instructions import Commit, Load, Opaque
 from plait.program.layout import Group, Held, Layout
 from plait.program.program import Bucket, Program, RankProgram
@@ -43,9 +44,14 @@ def compile_opaque(
     buffers: Sequence[str] = (),
     draw_shapes: tuple[tuple[int, ...], ...] | None = None,
     watched: bool = True,
+    written: Sequence[str] = (),
     device: torch.device | None = None,
 ) -> Program:
-    """Each micro-batch eagerly, then the sums, then the update; servers are sent all `buffers`."""
+    """Each micro-batch eagerly, then the sums, then the update; servers are sent all `buffers`.
+
+    `written`: parameters that the forward writes into.
+    """
+    refuse_written(plan, written, eagerly=True)
     layout = _layout(plan, parameters)
     builder = StepBuilder(
         plan, _buckets(plan, parameters, layout), layout, clip, device or torch.device("cpu")

@@ -4,6 +4,7 @@ In: a function that traces the step under given outcomes. Out: every way through
 """
 
 import linecache
+import re
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,14 @@ from plait.torch_private.ops import OpOverload, schema_of
 from plait.torch_private.tracing import node_of
 
 MOST = 8
-"""Ways through a step, at most."""
+"""Ways through a step that compute something, at most."""
+_TRACED = 64
+"""Ways that are tried at most, with those that end in an error: a check of values is a way of its own."""
+
+_MACHINERY = tuple(
+    f"{torch.__path__[0]}/{part}" for part in ("_", "fx/", "func/", "autograd/", "utils/", "library.py", "overrides.py")
+)
+"""Files of torch that trace: what they raise says nothing of the model. `torch.distributions` checks values as models do."""
 
 
 class Decisions:
@@ -113,7 +121,8 @@ def explore(trace: Callable[[Decisions], Graph]) -> list[Way]:
         outcomes = tuple(decisions.outcomes)
         ways.append(Way(outcomes=outcomes, sources=tuple(decisions.sources), graph=graph, error=error))
         open_ways += [(*outcomes[:i], not outcomes[i]) for i in range(len(given), len(outcomes))]
-        if len(ways) + len(open_ways) > MOST:
+        made = sum(way.graph is not None for way in ways)
+        if made + (len(open_ways) if made else 0) > MOST or len(ways) > _TRACED:
             where = decisions.sources[-1]
             raise CaptureError(
                 f"the forward branches on values in more than {MOST} ways, the last at {where}.",
@@ -124,9 +133,10 @@ def explore(trace: Callable[[Decisions], Graph]) -> list[Way]:
 
 
 def _raised_by_user(error: Exception) -> str | None:
-    """What the user's own `raise` or `assert` says; None: something else failed."""
+    """What a `raise` or `assert` of the user's, or of a library's, says; None: something else failed."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     line = linecache.getline(frame.filename, frame.lineno or 0).strip()
-    if not line.startswith(("raise", "assert")) or frame.filename.startswith(torch.__path__[0]):
+    if re.search(r"\b(raise|assert)\b", line) is None or frame.filename.startswith(_MACHINERY):
         return None
-    return f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno} in {frame.name}: `{line}`)"
+    said = str(error).partition("\n")[0]  # what follows shows tensors, which have no values yet
+    return f"{type(error).__name__}: {said} ({frame.filename}:{frame.lineno} in {frame.name}: `{line}`)"

@@ -153,7 +153,7 @@ def tied_names(model: nn.Module) -> dict[str, str]:
 def _assemble(subject: Subject, traced: Traced, module: fx.GraphModule) -> Graph:
     graph = module.graph
     parameters, buffers = list(subject.parameters), list(subject.buffers)
-    new_buffers = _take_buffer_writes(graph, parameters, buffers)
+    new_buffers = _take_writes(graph, [*parameters, *buffers])
     output = next(node for node in graph.nodes if node.op == "output")
     total, weight, *gradients = output.args[0]
     gradients, flags = gradients[: len(traced.reached)], gradients[len(traced.reached) :]
@@ -210,20 +210,19 @@ def _make_random_numbers_ours(graph: fx.Graph, key: fx.Node) -> None:
         )
 
 
-def _take_buffer_writes(graph: fx.Graph, parameters: list[str], buffers: list[str]) -> dict[str, fx.Node]:
-    """Remove the trailing `copy_` into buffers; return what would have been written, by buffer name."""
+def _take_writes(graph: fx.Graph, held: list[str]) -> dict[str, fx.Node]:
+    """Remove the trailing `copy_` into what the model holds, and into the batch, which nobody reads again.
+
+    Returns what would have been written to parameters and buffers, by name.
+    """
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    of_buffer = dict(zip(placeholders[len(parameters) :], buffers, strict=False))
+    name_of = dict(zip(placeholders, held, strict=False))
     written: dict[str, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target is torch.ops.aten.copy_.default:
             target, value = node.args[0], node.args[1]
-            if target not in of_buffer:
-                raise CaptureError(
-                    "the model writes in place into a parameter or an input of the batch.",
-                    fix="write to a buffer, or out of place, to have it captured; plans single and ddp run it eagerly.",
-                )
-            written[of_buffer[target]] = value
+            if target in name_of:
+                written[name_of[target]] = value
             node.replace_all_uses_with(value)
             graph.erase_node(node)
     return written

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plait.errors import JobError
+from plait.errors import CaptureError, JobError
 from plait.graph.capture.branches import Decisions
 from plait.graph.capture.islands import Islands
 from plait.graph.capture.refusal import refuse_other_devices
@@ -89,6 +89,9 @@ class FunctionCapture(AttentionCapture):
             self.live[id(leaf)] = leaf
         return result
 
+    def _holds(self, flag: Tensor) -> bool:
+        return self._decisions.decide(flag, self._marks.source)
+
     def _undecided(self, func: Callable[..., Any], asked: Tensor) -> Any:
         """The outcome of a comparison, as this trace assumes it; a number that Python reads stays a tensor."""
         last = next(reversed(tracer().graph.nodes))
@@ -96,11 +99,20 @@ class FunctionCapture(AttentionCapture):
             tracer().graph.erase_node(last)
         number = asked.detach().reshape(())
         if func is Tensor.__bool__:
-            return self._decisions.decide(number != 0, self._marks.source)
+            return self._holds(number != 0)
         self.numbers[id(number)] = number
         return number
 
     def _call(self, func: Callable[..., Any], types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if func in (torch.equal, Tensor.equal):
+            mine, other = args
+            return mine.shape == other.shape and self._holds((mine == other).all())
+        if func in (torch.allclose, Tensor.allclose):
+            return self._holds(torch.isclose(*args, **kwargs).all())
+        if func == _SET_DATA:
+            return _set_data(*args)
+        if func in _STATISTICS:
+            return _STATISTICS[func](func, *args, **kwargs)
         if func is torch.autograd.grad and not self._plain:
             raise NeedsPlainOpsError
         if func is F.instance_norm:
@@ -132,6 +144,55 @@ def _known(func: Callable[..., Any], args: Sequence[Any]) -> bool | None:
     if never is None or always is None or len(args) != 2 or not isinstance(args[1], (int, float)):
         return None
     return False if never(args[1]) else True if always(args[1]) else None
+
+
+_SET_DATA: Any = Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+def _set_data(tensor: Tensor, value: Tensor) -> None:
+    """`parameter.data = value`: a write, whoever reads it later."""
+    if (tensor.shape, tensor.dtype) != (value.shape, value.dtype):
+        raise CaptureError(
+            f"the forward gives a tensor of {list(tensor.shape)} other data, of {list(value.shape)}.",
+            fix="write values of the same shape and dtype to have it captured; plans single and ddp run it eagerly.",
+        )
+    with torch.no_grad():
+        tensor.copy_(value)
+
+
+def _cov(
+    func: Callable[..., Tensor],
+    x: Tensor,
+    *,
+    correction: int = 1,
+    fweights: Tensor | None = None,
+    aweights: Tensor | None = None,
+) -> Tensor:
+    """The covariance of rows; torch's own asks a tensor whether there are samples enough."""
+    if fweights is not None or aweights is not None or x.ndim > 2:
+        return func(x, correction=correction, fweights=fweights, aweights=aweights)
+    rows = x.reshape(1, -1) if x.ndim < 2 else x
+    centered = rows - rows.mean(1, keepdim=True)
+    return (centered @ centered.mH / max(rows.shape[1] - correction, 0)).squeeze()
+
+
+def _corrcoef(func: Callable[..., Tensor], x: Tensor) -> Tensor:
+    if x.ndim != 2 or x.is_complex():
+        return func(x)
+    found = _cov(func, x)
+    if found.ndim == 0:
+        return found / found
+    deviation = found.diag().sqrt()
+    return (found / deviation[:, None] / deviation).clip(-1, 1)
+
+
+_STATISTICS: Mapping[Any, Callable[..., Tensor]] = {
+    torch.cov: _cov,
+    Tensor.cov: _cov,
+    torch.corrcoef: _corrcoef,
+    Tensor.corrcoef: _corrcoef,
+}
+"""Functions whose own way asks for values."""
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -53,6 +53,8 @@ class _Outputs:
     """Whether a gradient may go through each of them."""
     wanted: tuple[int, ...]
     """Inputs that gradients were found of."""
+    held: tuple[tuple[torch.Size, torch.dtype], ...]
+    """Of all its buffers, after the call."""
 
 
 class Islands:
@@ -251,12 +253,18 @@ def _probe(own: Island, inputs: Sequence[Tensor], numbers: Sequence[int]) -> _Ou
         except Exception as error:  # ones may be no indices
             if value == 0.0:
                 raise NoIslandError(f"{own.path} cannot be run on zeros ({error})") from error
-    if any((f.leaves, f.spec) != (found[0].leaves, found[0].spec) for f in found):
-        raise NoIslandError(f"what {own.path} returns has other shapes for other values")
+    if any((f.leaves, f.spec, f.held) != (found[0].leaves, found[0].spec, found[0].held) for f in found):
+        raise NoIslandError(f"what {own.path} returns, or writes, has other shapes for other values")
+    written = tuple(name for name in own.written if any(name in f.written for f in found))
     return replace(
         found[-1],
         wanted=tuple(sorted({i for f in found for i in f.wanted})),
-        moving=tuple(any(entry) for entry in zip(*(f.moving for f in found), strict=True)),
+        written=written,
+        tensors=(*found[0].tensors, *(found[0].held[own.written.index(name)] for name in written)),
+        moving=(
+            *(any(entry) for entry in zip(*(f.moving for f in found), strict=True)),
+            *(False for _ in written),
+        ),
     )
 
 
@@ -270,6 +278,7 @@ def _run(own: Island, inputs: Sequence[Tensor], numbers: Sequence[int], value: f
                 real.normal_() if real.is_floating_point() else (torch.rand(real.shape) < 0.5).to(real.dtype)
             )
         leaves.append(real.requires_grad_(tensor.requires_grad and real.is_floating_point()))
+    versions = [version_of(leaf) for leaf in leaves]
     numbers_before = torch.get_rng_state()
     watch = Watch({"model": own.module})
     try:
@@ -279,6 +288,8 @@ def _run(own: Island, inputs: Sequence[Tensor], numbers: Sequence[int], value: f
         watch.restore()
     if changed:
         raise NoIslandError(f"{own.path} changes Python state, {changed[0].path}")
+    if versions != [version_of(leaf) for leaf in leaves]:
+        raise NoIslandError(f"{own.path} writes into its parameters, or into what it is given")
     made, spec = pytree.tree_flatten(result)
     if not torch.equal(numbers_before, torch.get_rng_state()):  # they would not be those of samples
         raise NoIslandError(f"{own.path} draws random numbers")
@@ -298,7 +309,8 @@ def _run(own: Island, inputs: Sequence[Tensor], numbers: Sequence[int], value: f
         spec=spec,
         leaves=tuple(_Shape(t.shape, t.dtype) if isinstance(t, Tensor) else t for t in made),
         written=written,
-        tensors=tuple((t.shape, t.dtype) for t in [*tensors, *(after[name] for name in written)]),
-        moving=(*(t.requires_grad for t in tensors), *(False for _ in written)),
+        held=tuple((after[name].shape, after[name].dtype) for name in own.written),
+        tensors=tuple((t.shape, t.dtype) for t in tensors),
+        moving=tuple(t.requires_grad for t in tensors),
         wanted=wanted,
     )

@@ -69,6 +69,12 @@ class _Merge:
         static = {way.graph.static_weight for way in ways if way.graph is not None}
         sources = dict.fromkeys(source for way in ways for source in way.sources)
         told = dict.fromkeys(note for way in ways if way.graph is not None for note in way.graph.notices)
+        made = sum(way.graph is not None for way in ways)
+        if made > 1:
+            told[
+                f"the forward branches on values ({', '.join(sources)}): a step computes all {made} ways "
+                "through it, and uses the one that holds."
+            ] = None
         return replace(
             self.first,
             total=result.total.name,
@@ -80,11 +86,7 @@ class _Merge:
             unused=tuple(name for name in self.first.unused if name not in reached),
             conditional=frozenset(absent) | self.first.conditional,
             flags=(),
-            notices=(
-                *told,
-                f"the forward branches on values ({', '.join(sources)}): a step computes all {len(ways)} ways "
-                "through it, and uses the one that holds.",
-            ),
+            notices=tuple(told),
         )
 
     def _is_early(self, weight: fx.Node) -> bool:
@@ -153,7 +155,8 @@ class _Merge:
             error = next(way.error for way, ends in (yes if first is None else no) if ends is None)
             left.total = self._node(left.total, torch.ops.plait.unless.default, flag, first is None, error)
             return left
-        given = {entry.name: self._input(entry.node) for entry in self.first.inputs_of("buffer")}
+        held = (*self.first.inputs_of("parameter"), *self.first.inputs_of("buffer"))
+        given = {entry.name: self._input(entry.node) for entry in held}
         buffers = {
             name: self._chosen(
                 flag, first.buffers.get(name, given[name]), second.buffers.get(name, given[name])

@@ -117,8 +117,8 @@ class Update(Instruction):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commit(Instruction):
-    """Make the new values of buffers the current ones."""
+    """Make the new values of buffers, and of parameters that the forward writes into, the current ones."""
 
     kind: TimeKind = "update"
     buffers: tuple[str, ...] = field(default=())
-    """Buffer names, in the order of `reads`."""
+    """Their names, in the order of `reads`."""

@@ -250,9 +250,9 @@ class _Localizer:
             for name, node in self.source.gradients.items()
         }
         buffers = {}
+        whole: tuple[Placement, ...] = tuple(Replicate() for _ in self.axes)
         for name, node in self.source.new_buffers.items():
             self.current = nodes[node]
-            whole: tuple[Placement, ...] = tuple(Replicate() for _ in self.axes)
             buffers[name] = self.convert(nodes[node], whole)
         parts = self._parts() if self.stages is not None else {}
         pieces = [node for by_stage in parts.values() for node in by_stage.values()]

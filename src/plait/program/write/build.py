@@ -179,12 +179,13 @@ class StepBuilder:
         )
 
     def commit(self, graph: Graph, changed: Mapping[str, str], number: int) -> None:
-        """Make what a micro-batch computes of buffers (name -> node) their values."""
+        """Make what a micro-batch computes of buffers, or writes into parameters (name -> node), their values."""
+        written = set(graph.written)
         self.writer.add(
             Commit(
                 name="commit buffers",
                 reads=tuple(self.value_of(graph, node, number) for node in changed.values()),
-                writes=tuple(map(Value.buffer, changed)),
+                writes=tuple(Value.parameter(n) if n in written else Value.buffer(n) for n in changed),
                 buffers=tuple(changed),
                 micro_batch=number,
             )

@@ -23,6 +23,7 @@ from plait.job.watch import Watch
 from plait.run.eager.draws import SampleDraws, shapes_of
 from plait.run.eager.reading import read_loss
 from plait.torch_private import pytree
+from plait.torch_private.autograd import version_of
 from plait.torch_private.intercept import intercepted
 
 
@@ -40,6 +41,8 @@ class Trial:
     """Random ops whose numbers depend on the shares."""
     watched: bool = True
     """Whether the code can run while its ops are watched."""
+    written: tuple[str, ...] = ()
+    """Parameters that the forward itself writes into."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +50,7 @@ class _Forward:
     weighs: bool
     draws: SampleDraws | None
     """What was drawn; None: it runs only where its ops are not watched."""
+    written: tuple[str, ...]
 
 
 def try_eagerly(job: Job, batch: Any, num_samples: int, more: Any, num_more: int) -> Trial:
@@ -76,6 +80,7 @@ def try_eagerly(job: Job, batch: Any, num_samples: int, more: Any, num_more: int
             draw_shapes=shapes,
             other_draws=tuple(first.draws.others) if first.draws is not None else (),
             watched=watched,
+            written=first.written,
         )
     assert error is not None
     raise JobError(
@@ -94,6 +99,7 @@ def _try(job: Job, batch: Any, num_samples: int, narrow: bool, watched: bool) ->
     def given(leaf: Tensor) -> Tensor:
         return leaf.to(leaf_dtype(leaf.dtype, torch.float32, narrow), copy=True)
 
+    before = {name: (version_of(p), p.data_ptr()) for name, p in model.named_parameters()}
     torch.manual_seed(job.seed)
     try:
         with (
@@ -105,4 +111,6 @@ def _try(job: Job, batch: Any, num_samples: int, narrow: bool, watched: bool) ->
     finally:
         watch.restore()
     weighs = not isinstance(result, Tensor) or read_loss(result, num_samples) is not None
-    return _Forward(weighs=weighs, draws=draws)
+    after = {name: (version_of(p), p.data_ptr()) for name, p in model.named_parameters()}
+    written = tuple(name for name, was in before.items() if after.get(name) != was)
+    return _Forward(weighs=weighs, draws=draws, written=written)

@@ -221,7 +221,7 @@ class Machine:
         """Forget a step of which the weights have not changed yet."""
         assert not self.is_updating
         for name, before in self._undo.items():
-            self.state.buffers[name].copy_(before)
+            self._held(name).copy_(before)
 
     @property
     def port(self) -> Port | None:
@@ -333,5 +333,10 @@ class Machine:
         for name, source in zip(instruction.buffers, instruction.reads, strict=True):
             new = self.store.buffer(name) if source.kind == "bucket" else self._values[source]
             if self.keeps_undo and name not in self._undo:
-                self._undo[name] = self.state.buffers[name].clone()
-            self.state.buffers[name].copy_(new)
+                self._undo[name] = self._held(name).clone()
+            self._held(name).copy_(new)
+
+    def _held(self, name: str) -> Tensor:
+        """A buffer; or a parameter that the forward writes into."""
+        buffer = self.state.buffers.get(name)
+        return buffer if buffer is not None else self.state.parameters[name].detach()

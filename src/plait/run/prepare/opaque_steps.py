@@ -49,6 +49,7 @@ class OpaqueSteps:
             buffers=[name for name, _ in self._job.build_model().named_buffers()],
             draw_shapes=trial.draw_shapes,
             watched=trial.watched,
+            written=trial.written if plan.mesh.size > 1 else (),
             device=self._device,
         )
 
@@ -74,7 +75,7 @@ class OpaqueSteps:
                 )
                 for name, parameter in model.named_parameters()
             ]
-            if plan.mesh.size > 1 and not plan.agreement.alone:
+            if plan.mesh.size > 1 and not plan.agreement.alone and plan.agreement.weights != "server":
                 entries += [
                     ParameterShape(
                         value=Value.buffer(name),

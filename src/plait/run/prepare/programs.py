@@ -230,7 +230,7 @@ class Programs:
             graph = self.captures.latest(self._first().micro_batches[0])
             nodes = graph.nodes()
             given = {entry.name: nodes[entry.node].meta["val"] for entry in graph.inputs_of("buffer")}
-            buffers = {name: given[name] for name in graph.new_buffers}
+            buffers = {name: given[name] for name in graph.new_buffers if name in given}
         return {name: (tuple(b.shape), b.dtype) for name, b in buffers.items() if b.is_floating_point()}
 
     def _first(self) -> Program:
