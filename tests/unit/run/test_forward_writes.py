@@ -1,4 +1,4 @@
-"""Parameters that the forward writes into, and checks of values: as in a plain PyTorch loop, or refused with the reason."""
+"""Parameters that the forward writes into, and checks of values: as in a plain PyTorch loop, or refused."""
 
 import copy
 from collections.abc import Callable
@@ -120,7 +120,9 @@ def _check(job: Job, plan: str, ranks: int, captures: Captures | None = None) ->
     torch.testing.assert_close(torch.tensor(record.losses), torch.tensor(losses), rtol=2e-5, atol=2e-5)
     found = record.weights | record.buffers
     for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
-        torch.testing.assert_close(found[name].detach().view_as(tensor), tensor.detach(), rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(
+            found[name].detach().view_as(tensor), tensor.detach(), rtol=2e-5, atol=2e-5
+        )
 
 
 WRITERS: dict[str, Callable[[], Job]] = {
@@ -189,7 +191,8 @@ def _compares(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         found = found * 0
     if torch.allclose(found, found.detach()):
         found = found * 2
-    if torch.isnan(found).any(): raise ValueError("nan")  # noqa: E701
+    if torch.isnan(found).any():
+        raise ValueError("nan")
     return F.cross_entropy(found, batch[1])
 
 

@@ -24,9 +24,10 @@ _TRACED = 64
 """Ways that are tried at most, with those that end in an error: a check of values is a way of its own."""
 
 _MACHINERY = tuple(
-    f"{torch.__path__[0]}/{part}" for part in ("_", "fx/", "func/", "autograd/", "utils/", "library.py", "overrides.py")
+    f"{torch.__path__[0]}/{part}"
+    for part in ("_", "fx/", "func/", "autograd/", "utils/", "library.py", "overrides.py")
 )
-"""Files of torch that trace: what they raise says nothing of the model. `torch.distributions` checks values as models do."""
+"""Files of torch that trace: what they raise says nothing of the model. Others check values as models do."""
 
 
 class Decisions:

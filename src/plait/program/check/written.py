@@ -22,7 +22,7 @@ def refuse_written(
         return
     if has_masters:
         raise PlanError(
-            f"the forward writes into {names[0]}, which precision='bf16-weights' makes anew from its master in each step.",
+            f"the forward writes into {names[0]}, which precision='bf16-weights' makes anew from its master.",
             fix="use precision='bf16' or 'fp32'.",
         )
     whole = plan.mesh.size == plan.data_ranks and plan.memory.zero == 0 and plan.agreement.weights != "server"
@@ -35,7 +35,8 @@ def refuse_written(
         else "what a plan cuts, or keeps on servers, cannot be written to by a forward"
     )
     raise PlanError(
-        f"the forward writes into {'a parameter' if len(names) == 1 else 'parameters'}, {shown}; under plan {plan.name}, {why}.",
-        fix=f"use plan single{'' if eagerly else ', ddp or local-sgd'}, or keep in buffers what the forward changes; for averages "
-        "of weights, let the job say average=.",
+        f"the forward writes into {'a parameter' if len(names) == 1 else 'parameters'}, {shown}; "
+        f"under plan {plan.name}, {why}.",
+        fix=f"use plan single{'' if eagerly else ', ddp or local-sgd'}, or keep in buffers what the forward changes; "
+        "for averages of weights, let the job say average=.",
     )
