@@ -83,7 +83,7 @@ class _WritesItsInput(nn.Linear):
 
 def _job(model: Callable[[], nn.Module], inputs: Tensor = X, **fields: Any) -> Job:
     data = [(inputs[i], Y[i]) for i in range(len(inputs))]
-    given = {"loss": nn.CrossEntropyLoss()} if "objective" not in fields else {}
+    given: dict[str, Any] = {"loss": nn.CrossEntropyLoss()} if "objective" not in fields else {}
     return Job(
         model=model,
         data=data,
@@ -230,7 +230,7 @@ class _Quantized(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.rounded(self.first(x)))  # type: ignore[no-any-return]
+        return self.last(self.rounded(self.first(x)))
 
 
 @pytest.mark.parametrize(("plan", "ranks"), [("ddp", 2), ("server-sync", 3)])
@@ -242,6 +242,7 @@ def test_counters_of_a_model_that_runs_eagerly_under_servers() -> None:
     class Counts(nn.Linear):
         def __init__(self) -> None:
             super().__init__(8, 3)
+            self.seen: Tensor
             self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
         def forward(self, x: Tensor) -> Tensor:
