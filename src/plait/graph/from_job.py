@@ -4,6 +4,7 @@ In: a job and its opened data. Out: graphs, one per shape, kept for reuse.
 """
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -131,6 +132,12 @@ class Captures:
             graph = self._captured(num_samples, shapes)
             self._graphs.put(key, graph)
         return graph
+
+    def reopened(self) -> "Captures":
+        """The same graphs, of data that is opened anew: nobody has read from it."""
+        found = copy(self)
+        found.source = open_data(self.job.data, self.job.collate, skip_bad=self.job.skip_bad)
+        return found
 
     def forget(self) -> None:
         """Capture anew what is asked for next."""

@@ -16,6 +16,7 @@ import torch
 from plait.callbacks import Callback, Callbacks
 from plait.errors import JobError
 from plait.files.write import write_or_tell, write_whole
+from plait.graph.from_job import Captures
 from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.options import Limits, Listener, Saving, Trial
@@ -77,8 +78,9 @@ def train(
     limits: Limits = Limits(),
     trial: Trial = Trial(),
     callbacks: Sequence[Callback] = (),
+    captures: Captures | None = None,
 ) -> Result:
-    """Train `job` and return its result: `plait run`, with the same names."""
+    """Train `job` and return its result: `plait run`, with the same names; `captures`: graphs that are known."""
     if not isinstance(job, Job):
         raise JobError(
             f"train takes a plait.Job, not {type(job).__name__}.",
@@ -105,7 +107,7 @@ def train(
     options = _Options(
         device=device, dtype=dtype, resume=resume, begins_again=begins_again, trace=trace,
         saving=saving, limits=limits, trial=trial,
-        facts=facts_of(job, chosen, device=device, dtype=trial.dtype, **_of_file(saving)),
+        facts=facts_of(job, chosen, device=device, dtype=trial.dtype, **_of_file(saving)), captures=captures,
     )  # fmt: skip
     if isinstance(party, Follower):
         return _follow(party, job, chosen, options)
@@ -136,6 +138,8 @@ class _Options:
     trial: Trial
     facts: Mapping[str, Any]
     """What must be the same on all tasks."""
+    captures: Captures | None
+    """Graphs of the job that are known already."""
 
 
 def _of_file(saving: Saving) -> dict[str, Any]:
@@ -209,7 +213,7 @@ def _prepared(
     device, dtype, limits = options.device, options.dtype, options.limits
     said: list[dict[str, Any]] = []
     limit = memory_limit(device, limits.memory)
-    programs = prepare(job, chosen, device, dtype, said.append, limit_bytes=limit)
+    programs = prepare(job, chosen, device, dtype, said.append, options.captures, limit)
     for event in ({"run": about(programs, folder, device, start_step)}, *said):
         tell(event)
     if party is not None:

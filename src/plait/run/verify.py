@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from plait.errors import UsageError
+from plait.graph.from_job import Captures
 from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.options import Listener, Trial
@@ -130,7 +131,7 @@ def _compared(
     record = (
         run_serially(job, chosen, known.steps, dtype, reduce=reduce, captures=known.captures)
         if serial
-        else _run_processes(job, chosen, dtype, device, tell, emulate)
+        else _run_processes(known, chosen, device, tell, emulate)
     )
     found = compare(
         known.record,
@@ -218,19 +219,21 @@ def _train(
     device: str,
     tell: Listener,
     emulate: str | None = None,
+    captures: Captures | None = None,
 ) -> Result:
     trial = Trial(
         dtype="float64" if dtype == torch.float64 else "float32", record_gradients=True, emulate=emulate
     )
-    return train(job, plan, out=folder, device=device, trace=False, listener=tell, trial=trial)
+    return train(
+        job, plan, out=folder, device=device, trace=False, listener=tell, trial=trial, captures=captures
+    )
 
 
-def _run_processes(
-    job: Job, plan: Plan, dtype: torch.dtype, device: str, tell: Listener, emulate: str | None
-) -> Record:
+def _run_processes(known: Reference, plan: Plan, device: str, tell: Listener, emulate: str | None) -> Record:
+    captures = known.captures.reopened() if device == "cpu" and not known.job.objectives else None
     with scratch_folder() as scratch:
         folder = scratch / "run"
-        result = _train(job, plan, folder, dtype, device, tell, emulate)
+        result = _train(known.job, plan, folder, known.dtype, device, tell, emulate, captures)
         state = load_checkpoint(folder)
         gradients = tuple(load_file(path) for path in sorted(folder.glob("gradients-??????.safetensors")))
         held = [load_file(path) for path in sorted(folder.glob("held-??????.safetensors"))]

@@ -20,6 +20,7 @@ from plait.job.order import micro_batch_sizes, shares
 from plait.plan.named import resolve
 from plait.run.hold.state import ModelState
 from plait.run.prepare.prepare import prepare
+from plait.run.proof.reference import reference_of
 from plait.run.proof.serial_run import SerialRanks, run_serially
 from plait.run.verify import verify
 
@@ -310,7 +311,8 @@ def test_what_no_function_describes_is_compiled_for_each_shape_and_told() -> Non
 
 
 def test_verify_accepts_shares_of_different_lengths() -> None:
-    found = verify(job_of("causal", accumulate=3), "ddp", 2, serial=True)
+    known = reference_of(job_of("causal", accumulate=3), captures=captures_of("causal", 6, 3))
+    found = verify(known.job, "ddp", 2, serial=True, against=known)
     assert found.ok, found.first
 
 
@@ -337,8 +339,10 @@ class Normed(Pictures):
 
 def test_ranks_that_compute_together_are_padded_alike() -> None:
     job = replace(job_of("pictures"), model=Normed)
+    graphs = Captures(job, None, torch.float64)
     one, two = (
-        run_serially(job, resolve(plan, n), 2, torch.float64) for plan, n in (("single", 1), ("ddp", 2))
+        run_serially(job, resolve(plan, n), 2, torch.float64, captures=graphs)
+        for plan, n in (("single", 1), ("ddp", 2))
     )
     assert one.losses == pytest.approx(two.losses, rel=1e-11)
     for name, buffer in one.buffers.items():
@@ -348,8 +352,10 @@ def test_ranks_that_compute_together_are_padded_alike() -> None:
 def test_samples_grouped_by_length_train_alike_on_any_number_of_ranks() -> None:
     plain = job_of("causal")
     grouped = replace(plain, lengths=[len(sample) for sample in plain.data])
+    graphs = Captures(grouped, None, torch.float64)
     one, two = (
-        run_serially(grouped, resolve(plan, n), 3, torch.float64) for plan, n in (("single", 1), ("ddp", 2))
+        run_serially(grouped, resolve(plan, n), 3, torch.float64, captures=graphs)
+        for plan, n in (("single", 1), ("ddp", 2))
     )
     assert one.losses == pytest.approx(two.losses, rel=1e-12)
     with pytest.raises(JobError, match="5 lengths for 32 samples"):
