@@ -12,6 +12,8 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constrain
 RANKS ?= 2
 OUT ?= runs/digits-$(shell date +%Y%m%d-%H%M%S)-$(shell echo $$$$)
 PYTEST_ARGS ?=
+# Of pytest; CI has two processors, and an eighth of the tests' time is spent waiting for processes.
+WORKERS ?= 3
 
 .PHONY: help run test setup format bench coverage docs gallery clean
 
@@ -37,7 +39,7 @@ test: setup
 	@echo "== ruff check" && $(BIN)/ruff check
 	@echo "== mypy" && $(BIN)/mypy
 	@echo "== lint-imports" && $(BIN)/lint-imports
-	@echo "== pytest" && $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@echo "== pytest" && $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 setup: $(VENV)/.dev-ready
 

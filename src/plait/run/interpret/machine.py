@@ -73,6 +73,7 @@ class Machine:
         """Of the last step; None where this rank had no samples of its own."""
         self.slowdown = 1.0
         """How much longer this rank takes to compute than it needs: for trying out a straggler."""
+        self._owed_ns = 0
         self.detect_nan = False
         """Whether what each segment makes is searched for NaN."""
         self.keeps_undo = False
@@ -310,9 +311,12 @@ class Machine:
         return run(list(given), into, *numbers)
 
     def _delay(self, start_ns: int) -> None:
-        """Take as much longer as a straggler would."""
+        """Take as much longer as a straggler would; what a sleep takes too long is made up for by the next."""
         if self.slowdown > 1:
-            time.sleep((self.slowdown - 1) * (time.perf_counter_ns() - start_ns) / 1e9)
+            now_ns = time.perf_counter_ns()
+            self._owed_ns += round((self.slowdown - 1) * (now_ns - start_ns))
+            time.sleep(max(0, self._owed_ns) / 1e9)
+            self._owed_ns -= time.perf_counter_ns() - now_ns
 
     def _stash(self, now: Step, instruction: ins.Stash) -> None:
         for source, name in zip(instruction.reads, instruction.writes, strict=True):

@@ -33,10 +33,11 @@ class Live(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        seen = self.known | storages([args, kwargs]).keys()  # a view shows what others made
         for tensor in (leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)):
             storage = tensor.untyped_storage()
             key, size = storage._cdata, storage.nbytes()
-            if size and not self.paused and key not in self.alive and key not in self.known:
+            if size and not self.paused and key not in seen and key not in self.alive:
                 self.alive[key] = size
                 self.now += size
                 self.peak = max(self.peak, self.now)

@@ -21,14 +21,19 @@ def test_a_slowed_rank_sleeps_for_a_multiple_of_what_it_computes(monkeypatch: py
     programs = prepare(job, plan, "cpu", torch.float32, lambda event: None)
     ranks = SerialRanks(job, programs, torch.float32)
     ranks.machines[1].slowdown = 3.0
-    ticks = itertools.count(0, 1_000_000)
-    slept: list[float] = []
-    monkeypatch.setattr(time, "perf_counter_ns", lambda: next(ticks))
-    monkeypatch.setattr(time, "sleep", slept.append)
+    clock_ns, slept_ns = itertools.count(0, 1_000_000), [0]
+
+    def sleep(seconds: float) -> None:
+        slept_ns.append(round(seconds * 1e9) + 200_000)  # they are always too long
+
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: next(clock_ns) + sum(slept_ns))
+    monkeypatch.setattr(time, "sleep", sleep)
     assert ranks.run(0)
     program = programs.for_sizes([(4, 4)])
     count = sum(isinstance(i, Compute) for i in program.of(1).instructions)
-    assert slept == pytest.approx([2 * 0.001] * count)  # the clock ticks once while each is computed
+    assert count > 1
+    # The clock ticks once while each is computed, and once while it is slept: what is too long does not add up.
+    assert sum(slept_ns) + count * 1_000_000 == pytest.approx(2 * count * 1_000_000, abs=1_500_000)
 
 
 def test_what_is_no_straggler_is_refused() -> None:

@@ -3,7 +3,7 @@
 In: the name of a case, a number of micro-batches. Out: the one-process run that plans are compared with.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -19,6 +19,8 @@ from plait.run.verify import Verification, verify
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-2")
 """Every synchronous one."""
 SMALL = ("mlp", "lstm", "gpt", "gpt_tied", "gpt_dropout", "masked_gpt", "ignore_index")
+EVERYWHERE = ("mlp", "gpt_tied", "gpt_dropout")
+"""Small models that are tried under every schedule: of one stream, with a tied parameter, with random numbers."""
 LARGE = ("graph_network", "moe_dense", "moe_capacity", "alexnet", "unet", "resnet_bn")
 TRANSFORMERS = ("hf_gpt2", "hf_llama", "hf_bert", "hf_vit", "hf_t5")
 NAMES = (*SMALL, *LARGE, *TRANSFORMERS)
@@ -31,6 +33,12 @@ SLICED = "hf_vit"
 STEPS, NUM_SAMPLES = 2, 26
 BATCH = {1: 7, 4: 7, 7: 13}
 """Samples a step by micro-batches: those of 4 have 2, 2, 2 and 1 samples, those of 7 have 2 and the last one 1."""
+
+
+def in_turn(names: Sequence[str], others: Sequence[str], count: int) -> list[tuple[str, str]]:
+    """Each name with `count` of the others, the next name with the next ones: pairs stand for the whole square."""
+    turns = [(number * count + k) % len(others) for number in range(len(names)) for k in range(count)]
+    return [(names[at // count], others[turn]) for at, turn in enumerate(turns)]
 
 
 def job_of(name: str, micro_batches: int, **changes: Any) -> Job:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.run.pipeline.pipelines import SCHEDULES, assert_equal, check, reference
+from tests.unit.run.pipeline.pipelines import SCHEDULES, assert_equal, check, in_turn, reference
 from torch import Tensor
 
 from plait.errors import PlanError
@@ -48,20 +48,17 @@ def assert_clipped_alike(known: Reference, plan: str, mesh: Mapping[str, int], s
     assert "norm" in {entry.kind for entry in found.differences}
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", EIGHT)
+@pytest.mark.parametrize(("name", "schedule"), in_turn([*EIGHT], SCHEDULES, 4))
 def test_eight_ranks(name: str, schedule: str) -> None:
     assert_clipped_alike(known_of(name), schedule, EIGHT[name])
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", SIXTEEN)
+@pytest.mark.parametrize(("name", "schedule"), in_turn([*SIXTEEN], SCHEDULES, 3))
 def test_sixteen_ranks(name: str, schedule: str) -> None:
     assert_clipped_alike(known_of(name), schedule, SIXTEEN[name])
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", ["mlp", "gpt_tied"])
+@pytest.mark.parametrize(("name", "schedule"), in_turn(["mlp", "gpt_tied"], SCHEDULES, 3))
 def test_with_the_optimizer_state_cut(name: str, schedule: str) -> None:
     """zero1: what a rank of `data` updates is a part of its stages' parameters alone."""
     settings = ZERO1 | {"sync": {"bucket_mib": 0.01}}
@@ -75,7 +72,7 @@ def test_gradients_cut_over_data_are_refused(zero: int) -> None:
     assert caught.value.fix == "set memory.zero=1, or 0."
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zero-bubble-2"])
 def test_the_norm_is_the_same_on_all_ranks_and_that_of_one_process(schedule: str) -> None:
     """Every stage has other gradients: a rank that clipped by its own norm would tear the model apart."""
     known = known_of("gpt_tied")

@@ -5,6 +5,7 @@ own, with everything else as it comes.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import combinations, product
 from typing import Any
 
@@ -127,7 +128,7 @@ def samples() -> list[tuple[Tensor, Tensor]]:
 def job_of(row: Row, *, batch_norm: bool) -> Job:
     optimizer = Layerwise if row["optimizer"] == "layerwise" else OPTIMIZERS[row["optimizer"]]
     return Job(
-        model=lambda: Network(batch_norm=batch_norm, captured=row["captured"]),
+        model=partial(Network, batch_norm=batch_norm, captured=row["captured"]),
         data=samples,
         loss=lambda output, target: nn.functional.cross_entropy(output.flatten(0, 1), target.flatten()),
         optimizer=optimizer,

@@ -7,6 +7,7 @@ Where a plan cannot be used, the refusal is the test: what, and what to do inste
 import pytest
 from tests.unit.run.within.within import (
     CELLS,
+    LESS_CUT,
     PLANS,
     SMALL_BUCKETS,
     assert_equal,
@@ -29,8 +30,9 @@ REFUSED = {("mlp", "domain"): ("nothing of the batch can be cut", "batch.0 [7, 1
 """(case, plan) -> what the error says."""
 
 
-@pytest.mark.parametrize(("plan", "ranks"), CELLS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "plan", "ranks"), [*((name, *cell) for name in NAMES for cell in CELLS), *LESS_CUT]
+)
 def test_a_plan_computes_what_one_process_does(name: str, plan: str, ranks: int) -> None:
     if (name, plan) in REFUSED:
         with pytest.raises(PlanError) as caught:
