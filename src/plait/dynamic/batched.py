@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.dynamic.agenda import GIVEN, Agenda, Planned
+from plait.dynamic.counts import Scheduled, Scheduling
 from plait.dynamic.evaluate import evaluated
 from plait.dynamic.lazy import Lazy
 from plait.dynamic.recording import Recorder, Recording
@@ -21,7 +22,6 @@ from plait.dynamic.row_graphs import RowFunction
 from plait.dynamic.rows import row_function
 from plait.dynamic.signatures import CannotBatchError, Signature, Signatures
 from plait.dynamic.structure import refuse_tracing
-from plait.dynamic.vertices import Scheduling, Vertices
 from plait.errors import DataError
 from plait.torch_private import pytree
 
@@ -29,7 +29,7 @@ _MOST_SIGNATURES = 4096
 """Signatures that are kept; beyond, all are forgotten and met again."""
 
 
-class Batched(nn.Module):
+class Batched(Scheduled):
     """Evaluates `module`, whose forward takes one sample, for all samples of a batch together.
 
     Called with a list of samples, it gives what the module gives for each, stacked where shapes are equal, else a list.
@@ -43,14 +43,10 @@ class Batched(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
-        self.batched = True
-        """False: one sample after the other, as it is."""
-        self.last: Scheduling | None = None
-        """What the last batch was like."""
         self._why: str | None = None
-        self._forget()
+        self._forget_signatures()
 
-    def _forget(self) -> None:
+    def _forget_signatures(self) -> None:
         self._signatures = Signatures()
         self._functions: dict[Any, RowFunction] = {}
 
@@ -60,7 +56,7 @@ class Batched(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._forget()
+        self._forget_signatures()
 
     def forward(self, samples: Iterable[Any], *arguments: Any, **keywords: Any) -> Any:
         refuse_tracing()
@@ -80,18 +76,19 @@ class Batched(nn.Module):
 
     def _together(self, samples: Sequence[Any], arguments: Any, keywords: Any) -> list[Any]:
         if len(self._signatures.known) > _MOST_SIGNATURES:
-            self._forget()
+            self._forget_signatures()
         shared = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        began = time.perf_counter()
         recording = Recording(shared, self._signatures)
         with Recorder(recording):
             outs = [self.module(sample, *arguments, **keywords) for sample in samples]
-        began = time.perf_counter()
         planned = Planned(recording, Agenda.of(recording))
-        took = time.perf_counter() - began
-        self.last = Scheduling(
-            num_vertices=len(recording.kinds),
-            group_sizes=tuple(group.num_rows for group in planned.groups),
-            schedule_s=took,
+        self._note(
+            Scheduling(
+                num_vertices=len(recording.kinds),
+                group_sizes=tuple(group.num_rows for group in planned.groups),
+                schedule_s=time.perf_counter() - began,
+            )
         )
         functions = {
             family: self._function(family, recording.parameters, planned) for family in planned.num_rows
@@ -148,10 +145,3 @@ def _stacked(made: Sequence[Any]) -> Any:
             return list(made)
         joined.append(torch.stack(parts))
     return pytree.tree_unflatten(joined, spec) if leaves else list(made)
-
-
-def run_one_by_one(model: nn.Module) -> None:
-    """Turn batches off wherever the model has them: each vertex, each sample by itself, in plain PyTorch."""
-    for part in model.modules():
-        if isinstance(part, Batched | Vertices):
-            part.batched = False

@@ -41,6 +41,8 @@ class Schedule:
     num_roots: tuple[int, ...]
     sizes: tuple[int, ...]
     """Vertices of each sample."""
+    level_sizes: tuple[int, ...]
+    """Vertices of each level."""
 
     @property
     def num_vertices(self) -> int:
@@ -94,6 +96,7 @@ def scheduled(forest: Forest, num_states: int) -> Schedule:
         roots=torch.from_numpy(row_of[forest.roots]),
         num_roots=_per_sample(forest, forest.roots),
         sizes=_per_sample(forest, by_sample),
+        level_sizes=tuple(np.bincount(forest.levels).tolist()),
     )
 
 

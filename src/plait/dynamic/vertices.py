@@ -7,13 +7,13 @@ level are one call, so a batch of trees costs as many calls as the highest has l
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from plait.dynamic.counts import Scheduled, Scheduling
 from plait.dynamic.evaluate import Work, evaluated
 from plait.dynamic.forest import Forest, read_batch
 from plait.dynamic.one_by_one import states_one_by_one
@@ -27,17 +27,6 @@ _MOST_FUNCTIONS = 64
 """Traced functions that one `Vertices` keeps; the oldest goes first."""
 
 State = Tensor | tuple[Tensor, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scheduling:
-    """What the last batch was like."""
-
-    num_vertices: int
-    group_sizes: tuple[int, ...]
-    """Vertices that were evaluated together, in order."""
-    schedule_s: float
-    """Time that reading and ordering the graphs took."""
 
 
 class States:
@@ -76,7 +65,7 @@ class States:
         return taken[0] if self._single else taken
 
 
-class Vertices(nn.Module):
+class Vertices(Scheduled):
     """Evaluates `cell`, a function of one vertex, at all vertices of all samples, level by level.
 
     `cell(own_input, states)` is plain PyTorch for one vertex: its input (None where it has none) and the states of what
@@ -111,10 +100,6 @@ class Vertices(nn.Module):
         self._reader = Reader(children=children, input=input, kind=kind)
         self._functions: dict[Any, list[RowFunction]] = {}
         self._untraced: str | None = None
-        self.batched = True
-        """False: one vertex after the other, in plain PyTorch."""
-        self.last: Scheduling | None = None
-        """What the last batch was like."""
 
     def __getstate__(self) -> dict[str, Any]:
         kept: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
@@ -128,11 +113,13 @@ class Vertices(nn.Module):
             raise DataError("there is no graph in the batch.", fix="give at least one sample.")
         forest = read_batch(given, self._read, plain=self._kinds is None and self._reader == Reader())
         schedule = scheduled(forest, len(self._shapes))
-        took = time.perf_counter() - began
-        self.last = Scheduling(
-            num_vertices=schedule.num_vertices,
-            group_sizes=tuple(group.num_rows for group in schedule.groups),
-            schedule_s=took,
+        self._note(
+            Scheduling(
+                num_vertices=schedule.num_vertices,
+                group_sizes=tuple(group.num_rows for group in schedule.groups),
+                schedule_s=time.perf_counter() - began,
+                level_sizes=schedule.level_sizes,
+            )
         )
         examples = self._examples()
         rows = self._inputs(forest, inputs, examples[0].device)

@@ -34,10 +34,11 @@ def problems(job: Job, num_samples: int | None, ranks: int) -> list[str]:
             f"the data has {num_samples} samples, less than one batch of {job.batch}, and drop_last leaves them out; "
             "use a smaller batch, or drop_last=False"
         )
-    if job.lengths is not None and num_samples is None:
-        found.append("lengths are given for a stream, which has its own order; leave lengths out")
-    elif job.lengths is not None and len(job.lengths) != num_samples:
-        found.append(
-            f"there are {len(job.lengths)} lengths for {num_samples} samples; give one for each, in the data's order"
-        )
+    for name, given in (("lengths", job.lengths), ("work", job.work)):
+        if given is not None and num_samples is None:
+            found.append(f"{name} is given for a stream, which has its own order; leave {name} out")
+        elif given is not None and len(given) != num_samples:
+            found.append(
+                f"{name} has {len(given)} entries for {num_samples} samples; give one for each, in the data's order"
+            )
     return found

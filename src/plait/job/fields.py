@@ -224,23 +224,23 @@ def _choices(job: Any) -> list[Problem]:
                 fix="use precision='bf16', whose weights are float32, or drop average.",
             )
         )
-    if job.lengths is not None:
-        found += _lengths(job)
-    return found
-
-
-def _lengths(job: Any) -> list[Problem]:
-    if not isinstance(job.lengths, Sequence) or not all(is_whole(n) and n >= 0 for n in job.lengths):
-        what = f"lengths is {describe(job.lengths)}."
-        return [Problem(what=what, fix="give one whole number >= 0 for every sample.")]
-    if not job.shuffle:
-        return [
+    for name in ("lengths", "work"):
+        given = getattr(job, name)
+        numbers = isinstance(given, Sequence) and all(is_whole(n) and n >= 0 for n in given)
+        if given is not None and not numbers:
+            found.append(
+                Problem(
+                    what=f"{name} is {describe(given)}.", fix="give one whole number >= 0 for every sample."
+                )
+            )
+    if job.lengths is not None and not job.shuffle:
+        found.append(
             Problem(
                 what="lengths with shuffle=False: samples are not put together by length.",
                 fix="leave out one of the two.",
             )
-        ]
-    return []
+        )
+    return found
 
 
 def _measuring(job: Any) -> list[Problem]:

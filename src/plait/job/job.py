@@ -129,6 +129,8 @@ class Job:
     """Whether each epoch gets its own order of samples; a stream is always read in its own."""
     lengths: Sequence[int] | None = None
     """The length of every sample: those of about the same length then share a step, so that little is padded."""
+    work: Sequence[int] | None = None
+    """What every sample costs, such as the vertices of its graph: the shares of a step then cost about the same."""
     sampler: Sampler | None = None
     """Says the order of an epoch, alike on any ranks: torch's Sampler (weighted, say), BatchSampler, epoch -> ids."""
     drop_last: bool = False
@@ -150,8 +152,9 @@ class Job:
             value = getattr(self, name)
             if is_whole(value):
                 object.__setattr__(self, name, int(value))
-        if isinstance(self.lengths, Tensor):
-            object.__setattr__(self, "lengths", tuple(self.lengths.tolist()))
+        for name in ("lengths", "work"):
+            if isinstance(value := getattr(self, name), Tensor):
+                object.__setattr__(self, name, tuple(value.tolist()))
         if self.epochs is None and self.steps is None:
             object.__setattr__(self, "epochs", 1)
         _refuse("job", job_problems(self))
@@ -180,6 +183,7 @@ class Job:
             seed=self.seed,
             shuffle=self.shuffle,
             lengths=None if self.lengths is None else tuple(self.lengths),
+            work=None if self.work is None else tuple(self.work),
             sampler=self.sampler,
             drop_last=self.drop_last,
             draws=self.draws,

@@ -6,6 +6,7 @@ ranks, sees the same ids. Never reads a sample, never depends on the number of r
 within an epoch, unless a sampler or `drop_last` asks for it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -33,6 +34,24 @@ def split(size: int, parts: int) -> tuple[int, ...]:
 def micro_batch_sizes(num_ids: int, accumulate: int) -> tuple[int, ...]:
     """The sizes of a step's micro-batches; fewer than `accumulate` when there are not enough samples for one each."""
     return split(num_ids, min(accumulate, num_ids)) if num_ids else ()
+
+
+def balanced(ids: Sequence[int], work: Sequence[int]) -> list[int]:
+    """Samples in an order in which shares of as many, one after the other, have about the same work.
+
+    By halves, and halves of those, so that it holds for any number of ranks: the larger first, to the lighter side.
+    """
+    ordered = sorted(ids, key=lambda each: -work[each])
+    if len(ordered) < 2:
+        return ordered
+    room, sums = list(split(len(ordered), 2)), [0, 0]
+    sides: tuple[list[int], list[int]] = ([], [])
+    for each in ordered:
+        side = min((side for side in (0, 1) if room[side]), key=sums.__getitem__)
+        sides[side].append(each)
+        sums[side] += work[each]
+        room[side] -= 1
+    return [*balanced(sides[0], work), *balanced(sides[1], work)]
 
 
 def shares(size: int, ranks: int) -> tuple[int, ...]:
@@ -91,6 +110,8 @@ class SampleOrder:
     """False: the order in which the data is stored."""
     lengths: tuple[int, ...] | None = None
     """Of every sample, where samples of about the same length are to share a step."""
+    work: tuple[int, ...] | None = None
+    """Of every sample, where shares of a micro-batch are to have about the same: orders the samples within it."""
     sampler: Sampler | None = None
     """Says the order instead; called with all generators seeded from (seed, epoch)."""
     drop_last: bool = False
@@ -144,6 +165,9 @@ class SampleOrder:
             )
         begin = index * self.batch
         ids = found[index] if isinstance(found, list) else found[begin : begin + self.batch]
+        if self.work is not None:
+            parts = ids.split(list(micro_batch_sizes(len(ids), self.accumulate)))
+            ids = torch.tensor([each for part in parts for each in balanced(part.tolist(), self.work)])
         return StepSamples(step=step, epoch=epoch, ids=ids)
 
     def of_shares(self, step: int, ranks: int) -> list[list[int]]:

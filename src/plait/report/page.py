@@ -18,6 +18,7 @@ from plait.report.page_timeline import timeline_section
 from plait.report.record import RunRecord, read_run
 from plait.report.summary import Summary, series, summarize
 from plait.report.text import environment_line, plan_name
+from plait.report.graphs import graphs_of, graphs_section
 from plait.report.traffic import traffic_of, traffic_section
 from plait.trace.span import Trace
 from plait.units import format_bytes, format_seconds
@@ -57,6 +58,7 @@ def page(record: RunRecord) -> str:
         _charts(record),
         _breakdown(record.trace, ranks),
         traffic_section(traffic_of(record)),
+        graphs_section(graphs_of(record)),
         timeline_section(record.trace),
         _details("Plan", record.plan),
         _details("Environment", json.dumps(record.environment, indent=2) if record.environment else None),

@@ -168,6 +168,17 @@ class _Line(msgspec.Struct):
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
+class GraphCounts(msgspec.Struct):
+    """What a rank has counted of graphs that differ from sample to sample."""
+
+    batches: Count = 0
+    calls: Count = 0
+    vertices: Count = 0
+    operations: Count = 0
+    schedule_s: float = 0.0
+    levels: list[Count] = []  # noqa: RUF012 (msgspec copies it)
+
+
 class _Totals(msgspec.Struct):
     """What `totals.json` may say; the rest of it is not looked at."""
 
@@ -179,6 +190,7 @@ class _Totals(msgspec.Struct):
     shares_by_worker: dict[Count, Count] | None = None
     bytes_sent: dict[Count, Count] | None = None
     gradient_bytes: Count | None = None
+    graphs: list[GraphCounts] | None = None
 
 
 class _Outlived(msgspec.Struct):

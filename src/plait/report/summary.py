@@ -7,11 +7,12 @@ nothing.
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from plait.report.breakdown import breakdown
+from plait.report.graphs import graphs_of
 from plait.report.record import RunRecord, read_run
 from plait.report.traffic import traffic_of
 
@@ -117,6 +118,7 @@ def report_json(run_dir: Path) -> dict[str, Any]:
             ],
             "breakdown": [one.as_dict() for one in breakdown(record.trace)] if record.trace else [],
             "traffic": traffic_of(record).as_dict(),
+            "graphs": None if (graphs := graphs_of(record)) is None else asdict(graphs),
             "trace_source": record.trace.source if record.trace else None,
             "environment": dict(record.environment),
             "plan": record.plan,

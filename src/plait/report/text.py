@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from plait.report.breakdown import PARTS, RankBreakdown, breakdown
+from plait.report.graphs import graph_rows, graphs_of
 from plait.report.record import RunRecord, read_run
 from plait.report.summary import Summary, report_json, summarize
 from plait.report.timeline import timeline, typical_step
@@ -145,7 +146,7 @@ def _summary_table(record: RunRecord, summary: Summary, traffic: Traffic) -> Tab
         "memory",
         None if summary.peak_memory_bytes is None else f"{format_bytes(summary.peak_memory_bytes)} at most",
     )
-    for name, value in traffic_rows(traffic):
+    for name, value in (*traffic_rows(traffic), *graph_rows(graphs_of(record))):
         row(name, value)
     for best in summary.best:
         when = "" if best.step is None else f" (step {best.step})"

@@ -125,3 +125,33 @@ def test_grouped_by_length_pads_little_and_stays_random() -> None:
         "long and short steps alternate"
     )
     assert not torch.equal(grouped.epoch_ids(0), grouped.epoch_ids(1))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 64), st.integers(1, 5), st.integers(0, 99))
+def test_balanced_by_work_every_step_has_the_samples_that_it_had(
+    num_samples: int, batch: int, accumulate: int, seed: int
+) -> None:
+    work = tuple((index * 7919) % 101 for index in range(num_samples))
+    common = {"num_samples": num_samples, "batch": batch, "seed": seed, "accumulate": min(accumulate, batch)}
+    plain, orderly = (SampleOrder(**common, work=given) for given in (None, work))
+    for step in range(plain.num_batches_per_epoch):
+        before, after = (order.at(step).ids.tolist() for order in (plain, orderly))
+        for size in micro_batch_sizes(len(before), common["accumulate"]):
+            assert sorted(before[:size]) == sorted(after[:size])
+            before, after = before[size:], after[size:]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_shares_have_about_the_same_work(ranks: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    work = tuple((torch.rand(640, generator=generator) ** 3 * 200).long().tolist())
+    worst = []
+    for given in (None, work):
+        order = SampleOrder(num_samples=640, batch=64, work=given)
+        sums = [
+            [sum(work[each] for each in share) for share in order.of_shares(step, ranks)]
+            for step in range(order.num_batches_per_epoch)
+        ]
+        worst.append(max(max(one) / (sum(one) / ranks) for one in sums))
+    assert worst[0] > 1.2 and worst[1] < (1.2 if ranks == 3 else 1.05)

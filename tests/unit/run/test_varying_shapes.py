@@ -358,7 +358,7 @@ def test_samples_grouped_by_length_train_alike_on_any_number_of_ranks() -> None:
         for plan, n in (("single", 1), ("ddp", 2))
     )
     assert one.losses == pytest.approx(two.losses, rel=1e-12)
-    with pytest.raises(JobError, match="5 lengths for 32 samples"):
+    with pytest.raises(JobError, match="lengths has 5 entries for 32 samples"):
         run_serially(replace(plain, lengths=[1] * 5), resolve("single", 1), 1, torch.float64)
     with pytest.raises(JobError, match="shuffle=False"):
         replace(plain, lengths=[1] * 32, shuffle=False)

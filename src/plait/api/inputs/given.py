@@ -65,7 +65,9 @@ def _held_out(job: Job, text: str) -> Job:
             fix="leave out Job(sampler=...), or give data and evaluate of your own for each fold.",
         )
     fold = Fold.parse(text, job.data)
-    lengths = job.lengths
-    if lengths is not None:
-        lengths = [lengths[index] for index in fold.ids(len(lengths)).tolist()]
-    return replace(job, data=fold, evaluate=replace(fold, held_out=True), lengths=lengths)
+    kept: dict[str, Any] = {
+        name: [given[index] for index in fold.ids(len(given)).tolist()]
+        for name in ("lengths", "work")
+        if (given := getattr(job, name)) is not None
+    }
+    return replace(job, data=fold, evaluate=replace(fold, held_out=True), **kept)

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from plait.dynamic.counts import taken_counts
 from plait.job.data.loader import Loader
 from plait.job.data.share import LoadedStep
 from plait.job.data.source import Stream
@@ -102,6 +103,7 @@ class Worker:
     def run(self) -> dict[str, Any]:
         """Work until nothing is left, or the run is to stop."""
         program: Program | None = None
+        taken_counts(self.machine.state.model)  # of trials
         started = time.perf_counter()
         with self._loader() as loader:
             for loaded in self._timed(loader):
@@ -135,6 +137,7 @@ class Worker:
             "stopped": self.company.stopped,
             "notices": [*(program.notices if program is not None else ()), *self._skipped()],
             "gradient_bytes": program.gradient_bytes if program is not None else 0,
+            "graphs": taken_counts(self.machine.state.model),
             **counted,
         }
 

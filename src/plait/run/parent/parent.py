@@ -71,6 +71,7 @@ def _summed_up(results: list[Any]) -> dict[str, Any]:
         for rank, result in enumerate(results)
         if result and "bytes_sent" in result
     }
+    counted["graphs"] = [result["graphs"] for result in results if result and result.get("graphs")]
     return counted
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from plait.dynamic.batched import run_one_by_one
+from plait.dynamic.counts import run_one_by_one
 from plait.errors import CaptureError
 from plait.graph.capture.autocast import autocast_like
 from plait.graph.capture.stand_ins import stand_ins
