@@ -5,7 +5,7 @@ is written down, and operations that are alike run together.
 
     plait run examples/binary_tree_ast.py --plan ddp --ranks 2
 
-Of the held-out expressions 0.61 are sums, the commonest operator; the model names the operator of about 0.85.
+Of the held-out expressions the model names the operator of 0.52; always saying the commonest gives 0.28.
 """
 
 import ast

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from plait.dynamic.evaluate import Group, Rows, Work
-from plait.dynamic.recording import Recording
+from plait.dynamic.blocks import Condensed
 from plait.dynamic.row_graphs import RowFunction
 from plait.dynamic.signatures import Signature
 from plait.dynamic.structure import Array
@@ -31,7 +31,7 @@ class Agenda:
     """Groups: a signature, and which calls."""
 
     @classmethod
-    def of(cls, recording: Recording) -> "Agenda":
+    def of(cls, recording: Condensed) -> "Agenda":
         """By average depth."""
         signatures = recording.signatures.numbered
         kind = np.array(recording.kinds, dtype=np.int64)
@@ -99,7 +99,7 @@ def _add(ready: dict[int, list[Array]], kind: Array, calls: Array) -> None:
 class Planned:
     """A recording as groups over buffers."""
 
-    def __init__(self, recording: Recording, agenda: Agenda) -> None:
+    def __init__(self, recording: Condensed, agenda: Agenda) -> None:
         self._recording = recording
         self._buffers: dict[int, int] = {}
         self._examples: list[Tensor] = []

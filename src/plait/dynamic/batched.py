@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from plait.dynamic.agenda import GIVEN, Agenda, Planned
+from plait.dynamic.blocks import condensed
 from plait.dynamic.counts import Scheduled, Scheduling
 from plait.dynamic.evaluate import evaluated
 from plait.dynamic.lazy import Lazy
+from plait.dynamic.leaves import whole_leaves
 from plait.dynamic.recording import Recorder, Recording
 from plait.dynamic.row_graphs import RowFunction
 from plait.dynamic.rows import row_function
@@ -75,14 +77,19 @@ class Batched(Scheduled):
         return _stacked(made)
 
     def _together(self, samples: Sequence[Any], arguments: Any, keywords: Any) -> list[Any]:
-        if len(self._signatures.known) > _MOST_SIGNATURES:
+        if len(self._signatures.tokens) > _MOST_SIGNATURES:
             self._forget_signatures()
         shared = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         began = time.perf_counter()
         recording = Recording(shared, self._signatures)
-        with Recorder(recording):
-            outs = [self.module(sample, *arguments, **keywords) for sample in samples]
-        planned = Planned(recording, Agenda.of(recording))
+        with Recorder(recording), whole_leaves(self.module, recording):
+            outs = []
+            for sample in samples:
+                recording.begins.append(len(recording.kinds))
+                outs.append(self.module(sample, *arguments, **keywords))
+        lazies = [value for value in pytree.tree_leaves(outs) if type(value) is Lazy]
+        blocks = condensed(recording, [value._number for value in lazies])
+        planned = Planned(blocks, Agenda.of(blocks))
         self._note(
             Scheduling(
                 num_vertices=len(recording.kinds),
@@ -93,8 +100,8 @@ class Batched(Scheduled):
         functions = {
             family: self._function(family, recording.parameters, planned) for family in planned.num_rows
         }
-        lazies = [value for value in pytree.tree_leaves(outs) if type(value) is Lazy]
-        work = planned.work(functions, [planned.where(value._number, value._like) for value in lazies])
+        places = [planned.where(int(blocks.now[value._number]), value._like) for value in lazies]
+        work = planned.work(functions, places)
         buffers = evaluated(work, recording.parameters, planned.inputs) if planned.groups else ()
 
         # All results of one buffer at once: each alone would have a gradient as large as the buffer.

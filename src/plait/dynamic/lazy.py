@@ -5,6 +5,7 @@ the code asks for one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from sys import _getframe
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -16,11 +17,14 @@ class Records(Protocol):
     """Who writes down what is done with values."""
 
     signatures: Signatures
+    kinds: list[int]
+    taken: list[int]
+    num_values: int
 
     def record(
-        self, function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]
+        self, function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any], depth: int = 2
     ) -> Any:
-        """Write an operation down; its results are `Lazy`."""
+        """Write an operation down; its results are `Lazy`. `depth`: how far up the code is that calls it."""
 
     def change(self, lazy: "Lazy", function: Callable[..., Any], arguments: Any, keywords: Any) -> "Lazy":
         """The same in place."""
@@ -40,6 +44,23 @@ class Lazy:
         self._recording = recording
         self._number = number
         self._code = code
+
+    def _recorded(self, function: Callable[..., Any], depth: int, *other: "Lazy") -> Any:
+        """Write an operation of one or two values down: what `record` does of anything, quickly."""
+        recording, frame = self._recording, _getframe(depth)
+        key: Any = (function, id(frame.f_code), frame.f_lasti, self._code)
+        if other:
+            key = (*key, other[0]._code)
+        token = recording.signatures.tokens.get(key)
+        if token is None or token[2] is not None:
+            return recording.record(function, (self, *other), {}, depth + 1)
+        first = recording.num_values
+        recording.num_values = first + 1
+        recording.kinds.append(token[0])
+        recording.taken.append(self._number)
+        if other:
+            recording.taken.append(other[0]._number)
+        return Lazy(recording, first, token[1][0])
 
     @property
     def _like(self) -> Tensor:
@@ -116,7 +137,19 @@ def _as_operator(name: str) -> Callable[..., Any]:
     if name.startswith("__i") and name not in ("__invert__",):
         plain = getattr(Tensor, f"__{name[3:]}")
         return lambda self, *arguments: self._recording.change(self, plain, arguments, {})
-    return lambda self, *arguments: self._recording.record(method, (self, *arguments), {})
+
+
+    def operated(self: Lazy, *arguments: Any) -> Any:
+        if len(arguments) == 1 and type(arguments[0]) is Lazy:
+            return self._recorded(method, 2, arguments[0])
+        return self._recording.record(method, (self, *arguments), {})
+
+    return operated
+
+
+def _as_method(name: str) -> Callable[..., Any]:
+    method = getattr(Tensor, name)
+    return lambda self, *arguments, **keywords: self._recording.record(method, (self, *arguments), keywords)
 
 
 _PROPERTIES = (
@@ -151,6 +184,10 @@ for _each in _PROPERTIES:
 for _each in _OPERATORS:
     if hasattr(Tensor, _each):
         setattr(Lazy, _each, _as_operator(_each))
+for _each in dir(Tensor):
+    if not (_each.startswith("_") or _each.endswith("_")) and _each not in vars(Lazy):
+        if callable(getattr(Tensor, _each)):
+            setattr(Lazy, _each, _as_method(_each))
 for _each in ("T", "mT"):
     setattr(Lazy, _each, property(lambda self: self._recording.record(Tensor.t, (self,), {})))
 

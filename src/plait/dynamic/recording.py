@@ -6,10 +6,12 @@ once, numbers only where the code asks for one: then what it needs is computed, 
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from sys import _getframe
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -19,12 +21,13 @@ from plait.dynamic.signatures import (
     CannotBatchError,
     Hole,
     Shared,
-    Signature,
     Signatures,
+    Token,
     drawing_watch,
     mapped,
     name_of,
 )
+from plait.dynamic.structure import Array
 
 
 class Recording:
@@ -37,29 +40,33 @@ class Recording:
         self.parameters, self.signatures = parameters, signatures
         self.names = {id(value): name for name, value in parameters.items()}
         self.kinds: list[int] = []
-        """The signature of each call."""
-        self.firsts: list[int] = []
-        """The first value that each call makes; the others follow."""
+        """The token of each call."""
+        self.begins: list[int] = []
+        """The first call of each sample."""
         self.taken: list[int] = []
         """The values that calls take, one call after the other."""
         self.num_values = 0
         self.given: dict[int, Tensor] = {}
         """Values that were there before."""
-        self._shared: set[int] = set()
-        """Values that are views, or have some."""
         self._known: dict[int, Tensor] = {}
         """Numbers that were asked for."""
+        self._shared: set[int] = set()
+        """Values that are views, or have some, as far as calls were gone through."""
         self._starts = [0]
-        """Where the values that each call takes begin in `taken`, as far as numbers were asked for."""
+        """Where the values that each call takes begin in `taken`, as far as calls were gone through."""
+        self._firsts: list[int] = []
+        """The first value that each of them makes; the others follow."""
         self._derived: dict[Any, Any] = {}
         """What was made of parameters alone, once for all samples."""
         self.is_paused = False
-        self._find = signatures.known.get
-        self._note_kind, self._note_first, self._note_taken = (
-            self.kinds.append,
-            self.firsts.append,
-            self.taken.extend,
-        )
+
+    @property
+    def firsts(self) -> Array:
+        """The first value that each call makes; the others follow, and values that were given lie in between."""
+        made = np.ones(self.num_values, dtype=bool)
+        made[list(self.given)] = False
+        counts = np.array([len(each.makes) for each in self.signatures.of_token])[self.kinds]
+        return np.append(np.flatnonzero(made), 0)[np.cumsum(counts) - counts]
 
     def lazy(self, tensor: Tensor) -> Lazy:
         """A tensor that is there, as a value like others: one that the code made for this sample, or was given."""
@@ -69,38 +76,33 @@ class Recording:
         return Lazy(self, number, self.signatures.code(tensor))
 
     def record(
-        self, function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
+        keywords: Mapping[str, Any],
+        depth: int = 2,
+        names: Iterable[str] = (),
     ) -> Any:
-        """Write an operation down; its results are `Lazy`."""
-        seen: list[int]
-        key: Any
-        last = arguments[-1]
-        if type(last) is Lazy and len(arguments) == 1 and not keywords:
-            key, seen = (function, last._code), [last._number]
-        elif type(last) is Lazy and len(arguments) == 2 and not keywords and type(arguments[0]) is Lazy:
-            before = arguments[0]
-            key, seen = (function, before._code, last._code), [before._number, last._number]
-        else:
-            seen = []
-            key = (function, *[self._key(item, seen) for item in arguments])
-            if keywords:
-                key = (*key, *[(name, self._key(item, seen)) for name, item in keywords.items()])
-        signature = self._find(key)
-        if signature is None:
-            signature = self._new(key, function, arguments, keywords)
+        """Write an operation down; its results are `Lazy`.
+
+        `depth`: how far up the code is that calls it; `names`: parameters that it needs beside its arguments.
+        """
+        seen: list[int] = []
+        frame = _getframe(depth)  # what always comes after what is told apart by the place in the code
+        key: Any = (function, id(frame.f_code), frame.f_lasti, *[self._key(item, seen) for item in arguments])
+        if keywords:
+            key = (*key, *[(name, self._key(item, seen)) for name, item in keywords.items()])
+        token = self.signatures.tokens.get(key)
+        if token is None:
+            token = self._new(key, function, arguments, keywords, names)
+        number, codes, container = token
         first = self.num_values
-        self._note_kind(signature.number)
-        self._note_first(first)
-        self._note_taken(seen)
-        codes = signature.codes
-        if signature.shares:
-            self._shared.update(seen)
-            self._shared.update(range(first, first + len(codes)))
-        if signature.container is None:
-            self.num_values = first + 1
-            return Lazy(self, first, codes[0])
+        self.kinds.append(number)
+        self.taken += seen
         self.num_values = first + len(codes)
-        return signature.container([Lazy(self, first + index, code) for index, code in enumerate(codes)])
+        if container is None:
+            return Lazy(self, first, codes[0])
+        return container([Lazy(self, at, code) for at, code in enumerate(codes, first)])
 
     def _key(self, item: Any, seen: list[int]) -> Any:
         """What tells calls apart in an argument that is not a value; tensors of the sample become values."""
@@ -113,7 +115,7 @@ class Recording:
         if isinstance(item, Tensor):
             name = self.names.get(id(item))
             if name is not None:
-                return (Shared, name)
+                return name
             lazy = self.lazy(item)
             seen.append(lazy._number)
             return lazy._code
@@ -121,8 +123,13 @@ class Recording:
             return (slice, item.start, item.stop, item.step)
         return (kind, item)
 
-    def _new(self, key: Any, function: Callable[..., Any], arguments: Any, keywords: Any) -> Signature:
-        """The signature of a call that is met for the first time."""
+    def _new(
+        self, key: Any, function: Callable[..., Any], arguments: Any, keywords: Any, names_of: Iterable[str]
+    ) -> Token:
+        """The token of a call that is met for the first time."""
+        plain = (key[0], *key[3:])
+        if plain in self.signatures.known:
+            return self.signatures.token(key, self.signatures.known[plain])
         sees: list[int] = []
         names: dict[str, Tensor] = {}
 
@@ -139,13 +146,19 @@ class Recording:
             return Hole(len(sees) - 1)
 
         given, named = mapped(tuple(arguments), emptied), mapped(keywords, emptied)
-        return self.signatures.add(key, function, given, named, sees, names)
+        if names_of:
+            names |= {name: self.parameters[name] for name in names_of}
+            named = {"parameters": {name: Shared(name) for name in names_of}}
+        with self.paused():
+            made = self.signatures.add(plain, function, given, named, sees, names)
+        return self.signatures.token(key, made)
 
     def change(self, lazy: Lazy, function: Callable[..., Any], arguments: Any, keywords: Any) -> Lazy:
         """In place: nobody else may see the same storage."""
+        self._go_through()
         if lazy._number in self._shared:
             raise CannotBatchError(f"{name_of(function)} changes a view, or what has views, in place")
-        made = self.record(function, (lazy, *arguments), keywords)
+        made = self.record(function, (lazy, *arguments), keywords, 3)
         lazy._number, lazy._code = made._number, made._code
         return lazy
 
@@ -175,23 +188,38 @@ class Recording:
         finally:
             self.is_paused = before
 
+    def _go_through(self) -> None:
+        """Note of all calls what only few ask for."""
+        first, given = self._firsts[-1] if self._firsts else 0, self.given
+        if self._firsts:
+            first += len(self.signatures.of_token[self.kinds[len(self._firsts) - 1]].makes)
+        for kind in self.kinds[len(self._firsts) :]:
+            while first in given:
+                first += 1
+            signature, begin = self.signatures.of_token[kind], self._starts[-1]
+            self._firsts.append(first)
+            self._starts.append(begin + len(signature.sees))
+            if signature.shares:
+                self._shared.update(self.taken[begin : self._starts[-1]])
+                self._shared.update(range(first, first + len(signature.makes)))
+            first += len(signature.makes)
+
     def number_of(self, value: Lazy) -> Tensor:
         """What a value is, computed now, for the code that asks."""
-        starts = self._starts
-        for kind in self.kinds[len(starts) - 1 :]:
-            starts.append(starts[-1] + len(self.signatures.numbered[kind].sees))
+        self._go_through()
+        starts, firsts = self._starts, self._firsts
         todo, needed = [value._number], set()
         while todo:
             number = todo.pop()
             if number in self._known or number in self.given:
                 continue
-            call = bisect_right(self.firsts, number) - 1
+            call = bisect_right(firsts, number) - 1
             if call not in needed:
                 needed.add(call)
                 todo += self.taken[starts[call] : starts[call + 1]]
         with torch.no_grad(), self.paused():
             for call in sorted(needed):
-                signature = self.signatures.numbered[self.kinds[call]]
+                signature = self.signatures.of_token[self.kinds[call]]
                 if signature.is_random:
                     raise CannotBatchError("a branch depends on random numbers, which would be drawn again")
                 takes = self.taken[starts[call] : starts[call + 1]]
@@ -199,7 +227,7 @@ class Recording:
                     self.given[number] if number in self.given else self._known[number] for number in takes
                 ]
                 made = signature.call(values, self.parameters)
-                self._known.update({self.firsts[call] + index: part for index, part in enumerate(made)})
+                self._known.update({firsts[call] + index: part for index, part in enumerate(made)})
         number = value._number
         return self.given[number] if number in self.given else self._known[number]
 
@@ -213,11 +241,15 @@ class Recorder(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         recording, keywords = self._recording, kwargs or {}
-        if recording.is_paused:
+        first = args[0] if args else None
+        if type(first) is Lazy:  # first, as nearly all calls are
+            if len(args) == 1 and not keywords:
+                return first._recorded(function, 2)
+            return recording.record(function, args, keywords)
+        if type(first) is list and first and type(first[0]) is Lazy:
+            return recording.record(function, args, keywords)
+        if recording.is_paused or getattr(function, "__name__", "") == "__get__":
             return function(*args, **keywords)
-        for item in args:
-            if type(item) is Lazy:
-                return recording.record(function, args, keywords)
         of_sample = of_parameter = False
         for item in flat((*args, *keywords.values())):
             if type(item) is Lazy:
@@ -225,7 +257,7 @@ class Recorder(TorchFunctionMode):
             if isinstance(item, Tensor):
                 of_parameter |= id(item) in recording.names
                 of_sample |= id(item) not in recording.names
-        if of_parameter and name_of(function) != "__get__":
+        if of_parameter:
             if of_sample:
                 return recording.record(function, args, keywords)
             return recording.derived(function, args, keywords)

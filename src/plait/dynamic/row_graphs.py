@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
@@ -76,6 +77,8 @@ class RowFunction:
     """Whether a row sees several of each state, in the first dim."""
     fits: Callable[[int], bool]
     """Whether it serves rows that see so many others."""
+    is_random: bool
+    """Whether it draws random numbers, for each row its own."""
 
 
 class Cut:
@@ -213,6 +216,9 @@ def cut_graphs(
         by_row=frozenset(node.name for node in cut.nodes if cut.is_by_row(node)),
         others=others,
         fits=cut.sizes.fits,
+        is_random=any(
+            torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in cut.nodes
+        ),
     )
 
 

@@ -31,7 +31,7 @@ class Schedule:
 
     groups: tuple[Group, ...]
     num_rows: dict[Family, int]
-    """Vertices of each family."""
+    """Rows of each family."""
     inputs: dict[Family, Tensor]
     """Which rows of the batch's inputs they take."""
     vertices: Tensor
@@ -45,22 +45,35 @@ class Schedule:
     """Vertices of each level."""
 
     @property
+    def total_rows(self) -> int:
+        """Of all families: fewer than vertices, where some have one state."""
+        return sum(self.num_rows.values())
+
+    @property
     def num_vertices(self) -> int:
         return sum(self.sizes)
 
 
-def scheduled(forest: Forest, num_states: int) -> Schedule:
-    """The schedule of a batch whose states have so many parts, each with a buffer of its own."""
+def scheduled(forest: Forest, num_states: int, *, merges: bool) -> Schedule:
+    """The schedule of a batch whose states have so many parts, each with a buffer of its own.
+
+    With `merges`, leaves with equal whole numbers as inputs, such as words, are one row: they have equal states.
+    """
     counts, first, children = forest.counts, forest.first, forest.children
-    order = np.lexsort((counts, forest.has_input, forest.kinds, forest.levels))
-    row_of = np.empty(len(order), dtype=np.int64)
+    by_sample = np.argsort(forest.samples, kind="stable")
+    input_of = np.empty(len(counts), dtype=np.int64)
+    input_of[by_sample] = np.cumsum(forest.has_input[by_sample]) - 1
+    same = _same_leaves(forest, input_of) if merges else np.arange(len(counts))
+    own = np.flatnonzero(same == np.arange(len(counts)))
+    order = own[
+        np.lexsort((counts[own], forest.has_input[own], forest.kinds[own], forest.levels[own]))
+    ]
+    row_of = np.empty(len(counts), dtype=np.int64)
     row_of[order] = np.arange(len(order))
+    row_of = row_of[same]
     keys = np.stack([forest.levels, forest.kinds, forest.has_input, counts])[:, order]
     starts = np.flatnonzero(np.concatenate(([True], (keys[:, 1:] != keys[:, :-1]).any(0))))
     ends = np.append(starts[1:], len(order))
-    by_sample = np.argsort(forest.samples, kind="stable")
-    input_of = np.empty(len(order), dtype=np.int64)
-    input_of[by_sample] = np.cumsum(forest.has_input[by_sample]) - 1
 
     groups: list[Group] = []
     members: dict[Family, list[Array]] = {}
@@ -98,6 +111,21 @@ def scheduled(forest: Forest, num_states: int) -> Schedule:
         sizes=_per_sample(forest, by_sample),
         level_sizes=tuple(np.bincount(forest.levels).tolist()),
     )
+
+
+def _same_leaves(forest: Forest, input_of: Array) -> Array:
+    """Of each vertex the one that stands for it: the first leaf of its kind with the same whole number."""
+    same = np.arange(len(forest.counts))
+    leaves = np.flatnonzero((forest.counts == 0) & forest.has_input)
+    if forest.inputs is None or forest.inputs.dim() != 1 or forest.inputs.is_floating_point() or not len(leaves):
+        return same
+    values = forest.inputs.cpu().numpy()[input_of[leaves]]
+    _, numbers = np.unique(values, return_inverse=True)
+    _, firsts, inverse = np.unique(
+        numbers * len(forest.names) + forest.kinds[leaves], return_index=True, return_inverse=True
+    )
+    same[leaves] = leaves[firsts][inverse]
+    return same
 
 
 def _per_sample(forest: Forest, vertices: Array) -> tuple[int, ...]:

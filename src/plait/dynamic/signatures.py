@@ -4,12 +4,12 @@ In: a function with its arguments, where values and parameters leave holes. Out:
 tensors without numbers. Nothing is computed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from plait.torch_private.dispatch import TorchDispatchMode
 from plait.torch_private.fake import FakeTensorMode, storage_of
@@ -43,6 +43,11 @@ class Signature:
             *_filled(self.arguments, values, parameters), **_filled(self.keywords, values, parameters)
         )
         return (made,) if isinstance(made, Tensor) else tuple(made)
+
+
+Token = tuple[int, tuple[int, ...], type | None]
+"""A call at one place of the code: its number, then codes and container of its signature."""
+_UNKNOWN, _SEVERAL = -1, -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,18 @@ class Signatures:
     def __init__(self) -> None:
         self.known: dict[Any, Signature] = {}
         self.numbered: list[Signature] = []
+        """Of operations, and of blocks of them."""
+        self.tokens: dict[Any, Token] = {}
+        """By call and the place in the code that makes it."""
+        self.of_token: list[Signature] = []
+        self.follower: list[int] = []
+        """Of each token the one that always comes next."""
+        self.leader: list[int] = []
+        """Of each token the one that always comes before."""
+        self.leaves: dict[nn.Module, Any] = {}
+        """Modules that are one operation."""
+        self.blocks: dict[Any, tuple[Signature, Any]] = {}
+        """Of operations that come one after the other, by what they are and how they are connected."""
         self.examples: list[Tensor] = []
         """The tensor without numbers that stands for all of its shape, by code."""
         self._codes: dict[Any, int] = {}
@@ -101,6 +118,26 @@ class Signatures:
             with self._mode:
                 self.examples.append(torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device))
         return found
+
+    def token(self, key: Any, signature: Signature) -> Token:
+        """A new one."""
+        found = self.tokens[key] = (len(self.of_token), signature.codes, signature.container)
+        self.of_token.append(signature)
+        self.follower.append(_UNKNOWN)
+        self.leader.append(_UNKNOWN)
+        return found
+
+    def note_neighbours(
+        self, pairs: Iterable[tuple[int, int]], begins: Iterable[int], ends: Iterable[int]
+    ) -> None:
+        """Which tokens came right after which others, and at which samples begin and end."""
+        for before, after in pairs:
+            self.follower[before] = after if self.follower[before] in (_UNKNOWN, after) else _SEVERAL
+            self.leader[after] = before if self.leader[after] in (_UNKNOWN, before) else _SEVERAL
+        for token in begins:
+            self.leader[token] = _SEVERAL
+        for token in ends:
+            self.follower[token] = _SEVERAL
 
     def example(self, tensor: Tensor) -> Tensor:
         return self.examples[self.code(tensor)]
@@ -127,7 +164,7 @@ class Signatures:
             raise CannotBatchError(f"{name_of(function)} gives {type(made).__name__}")
         stores = {storage_of(part) for part in sees}
         signature = Signature(
-            number=len(self.known),
+            number=len(self.numbered),
             function=function,
             arguments=arguments,
             keywords=keywords,

@@ -100,6 +100,8 @@ class Vertices(Scheduled):
         self._reader = Reader(children=children, input=input, kind=kind)
         self._functions: dict[Any, list[RowFunction]] = {}
         self._untraced: str | None = None
+        self._is_random: dict[bool, bool] = {}
+        """In training and not: whether functions draw random numbers, as far as is known."""
 
     def __getstate__(self) -> dict[str, Any]:
         kept: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
@@ -112,7 +114,9 @@ class Vertices(Scheduled):
         if not given:
             raise DataError("there is no graph in the batch.", fix="give at least one sample.")
         forest = read_batch(given, self._read, plain=self._kinds is None and self._reader == Reader())
-        schedule = scheduled(forest, len(self._shapes))
+        batched = self.batched and self._untraced is None
+        merges = batched and inputs is None and not self._is_random.get(self.training)
+        schedule = scheduled(forest, len(self._shapes), merges=merges)
         self._note(
             Scheduling(
                 num_vertices=schedule.num_vertices,
@@ -123,7 +127,12 @@ class Vertices(Scheduled):
         )
         examples = self._examples()
         rows = self._inputs(forest, inputs, examples[0].device)
-        states = self._batched(schedule, examples, rows) if self.batched and self._untraced is None else None
+        states = None
+        if batched:
+            functions = self._traced(schedule, examples, rows)
+            if merges and (functions is None or self._is_random[self.training]):  # known now: each vertex by itself
+                schedule = scheduled(forest, len(self._shapes), merges=False)
+            states = None if functions is None else self._batched(schedule, functions, examples, rows)
         if states is None:
             states = states_one_by_one(schedule, self._called, examples, rows)
         return States(schedule, states, single=self._single)
@@ -156,21 +165,34 @@ class Vertices(Scheduled):
             )
         return inputs
 
-    def _batched(
+    def _tensors(self) -> dict[str, Tensor]:
+        return {**dict(self.cell.named_parameters()), **dict(self.cell.named_buffers())}
+
+    def _traced(
         self, schedule: Schedule, examples: tuple[Tensor, ...], inputs: Tensor | None
-    ) -> tuple[Tensor, ...] | None:
-        parameters = {**dict(self.cell.named_parameters()), **dict(self.cell.named_buffers())}
+    ) -> dict[Family, RowFunction] | None:
+        """The functions of all families; None: one cannot be traced."""
+        parameters = self._tensors()
         functions = {
             family: self._function(family, parameters, examples, inputs) for family in schedule.num_rows
         }
         traced = {family: function for family, function in functions.items() if function is not None}
-        if len(traced) < len(functions):
-            return None
+        self._is_random[self.training] = any(function.is_random for function in traced.values())
+        return traced if len(traced) == len(functions) else None
+
+    def _batched(
+        self,
+        schedule: Schedule,
+        functions: Mapping[Family, RowFunction],
+        examples: tuple[Tensor, ...],
+        inputs: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        parameters = self._tensors()
         work = Work(
             groups=schedule.groups,
-            functions=traced,
+            functions=functions,
             num_rows=schedule.num_rows,
-            buffers=tuple((schedule.num_vertices, example) for example in examples),
+            buffers=tuple((schedule.total_rows, example) for example in examples),
         )
         own: dict[Family, tuple[Tensor, ...]] = {}
         for family, number in schedule.num_rows.items():

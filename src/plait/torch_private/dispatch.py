@@ -6,7 +6,10 @@ from contextlib import contextmanager
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-__all__ = ["TorchDispatchMode", "without_modes"]
+__all__ = ["TorchDispatchMode", "unheard", "without_modes"]
+
+unheard = torch._C.DisableTorchFunction
+"""While active, no `TorchFunctionMode` hears of functions that are called."""
 
 
 @contextmanager

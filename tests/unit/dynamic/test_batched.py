@@ -150,3 +150,39 @@ def test_results_of_several_shapes_and_copies() -> None:
     assert [len(part) for part in ragged(batch)] == [1 + int(x[0] > 0) for x in batch]
     with pytest.raises(DataError, match="no sample"):
         model([])
+
+
+def test_code_without_a_branch_is_one_operation() -> None:
+    torch.manual_seed(0)
+    model = Batched(Recursive().double())
+    model(trees(0, 5, 9))
+    groups = model.last.group_sizes  # type: ignore[union-attr]
+    assert model.last.num_vertices > 5 * sum(groups[1:]), "a cell's operations are ordered as one"  # type: ignore[union-attr]
+
+
+def test_a_branch_that_is_met_later_divides_what_was_one() -> None:
+    class Sometimes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (nn.Linear(3, 3, dtype=torch.float64) for _ in range(2))
+
+        def forward(self, sample: tuple[int, Tensor]) -> Tensor:
+            count, x = sample
+            x = torch.tanh(self.first(x))
+            for _ in range(count):
+                x = torch.sigmoid(self.second(x)) + x
+            return x * 2
+
+    torch.manual_seed(0)
+    module = Sometimes()
+    model = Batched(module)
+    for counts in ((0, 0), (1, 1), (0, 2, 1, 5), (3,)):
+        samples = [(count, torch.randn(3, dtype=torch.float64)) for count in counts]
+        grads = []
+        for outs in (model(samples), torch.stack([module(sample) for sample in samples])):
+            module.zero_grad()
+            outs.square().sum().backward()
+            grads.append([outs.detach(), *(p.grad.clone() for p in module.parameters() if p.grad is not None)])
+        assert len(grads[0]) == len(grads[1])
+        for ours, theirs in zip(*grads, strict=True):
+            assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-14)

@@ -39,13 +39,28 @@ def test_a_batch_of_trees_equals_one_vertex_after_the_other(sizes: tuple[int, ..
     batch = trees(1, *sizes)
     assert both(model, lambda m: squares(m(batch).roots)) < 1e-12
     assert both(model, lambda m: squares(m(batch).all) + m(batch).of(len(sizes) - 1)[0].sum()) < 1e-11
-    assert model.last is not None and sum(model.last.group_sizes) == sum(2 * size - 1 for size in sizes)
+    assert model.last is not None and model.last.num_vertices == sum(2 * size - 1 for size in sizes)
 
 
 def test_levels_are_one_call_each() -> None:
     model = Vertices(BinaryCell(), state=(6, 6))
     model([((0, 1), (2, 3)), ((4, 5), (6, 7)), (1, 2)])
-    assert model.last is not None and model.last.group_sizes == (10, 5, 2)
+    assert model.last is not None and model.last.level_sizes == (10, 5, 2)
+    assert model.last.group_sizes == (8, 5, 2), "leaves with one word have one state"
+
+
+def test_leaves_that_draw_random_numbers_each_draw_their_own() -> None:
+    class Noisy(BinaryCell):
+        def forward(self, word: Tensor | None, states: Any) -> Any:
+            hidden, cell = super().forward(word, states)
+            return torch.nn.functional.dropout(hidden, 0.5, self.training), cell
+
+    model = Vertices(Noisy(), state=(6, 6))
+    hidden, _ = model([(1, 1)] * 8).all
+    assert len({tuple(row) for row in hidden[[i for i in range(24) if i % 3]].tolist()}) > 8
+    model.eval()
+    hidden, _ = model([(1, 1)] * 8).all
+    assert len({tuple(row) for row in hidden.tolist()}) == 2 and model.last.group_sizes == (1, 8)  # type: ignore[union-attr]
 
 
 def test_any_number_of_children_is_traced_a_few_times() -> None:
