@@ -43,11 +43,9 @@ def expressions() -> list[Sample]:
         spec = importlib.util.find_spec(module)
         assert spec is not None and spec.origin is not None
         for node in ast.walk(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))):
-            if isinstance(node, ast.BinOp) and isinstance(node.op, OPERATORS):
-                if sum(1 for _ in ast.walk(node)) <= 40:
-                    found.append(
-                        ((pairs(node.left), pairs(node.right)), OPERATORS.index(type(node.op)))
-                    )
+            joined = isinstance(node, ast.BinOp) and isinstance(node.op, OPERATORS)
+            if joined and sum(1 for _ in ast.walk(node)) <= 40:
+                found.append(((pairs(node.left), pairs(node.right)), OPERATORS.index(type(node.op))))
     return found
 
 

@@ -29,7 +29,9 @@ Sample = tuple[str, int]
 def words() -> list[Sample]:
     """As many names as other words, each once."""
     text = gzip.decompress(TEXT.read_bytes()).decode()
-    inside = Counter(re.findall(r"(?<=[a-z,;] )[A-Za-z]{3,}", text))  # the first word of a sentence says nothing
+    inside = Counter(
+        re.findall(r"(?<=[a-z,;] )[A-Za-z]{3,}", text)
+    )  # the first word of a sentence says nothing
     names = sorted(
         {word.lower() for word in inside if word.istitle() and inside[word] > 10 * inside[word.lower()]}
     )

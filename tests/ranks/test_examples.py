@@ -20,7 +20,14 @@ from plait.job.named.reference import load_job
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BIN = Path(sys.executable).parent
 
-RUN_TO_THEIR_END = ("linear_regression", "digits_mlp", "digits_gan", "user_loop", "sparse_verses", "karate_club")
+RUN_TO_THEIR_END = (
+    "linear_regression",
+    "digits_mlp",
+    "digits_gan",
+    "user_loop",
+    "sparse_verses",
+    "karate_club",
+)
 
 # Steps, samples a step, and the loss to be under by then. Chance is ln 10 = 2.30 for the ten kinds of clothing; knowing
 # only how frequent each character is gives 3.01, each kind of expression 1.4, each operator 1.8, a name or not 0.69. On

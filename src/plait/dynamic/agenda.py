@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plait.dynamic.evaluate import Group, Rows, Work
 from plait.dynamic.blocks import Condensed
+from plait.dynamic.evaluate import Group, Rows, Work
 from plait.dynamic.row_graphs import RowFunction
 from plait.dynamic.signatures import Signature
 from plait.dynamic.structure import Array

@@ -1,8 +1,8 @@
 """Recorded operations that always come one after the other, as one.
 
-In: a recording. Out: a smaller one, in which a stretch of the user's code without a branch, such as a tree's cell, is one
-operation: it is ordered once, and evaluated as a vertex function is. Two operations belong together when neither was
-ever seen next to another one; where one was, at any time, there is a branch.
+In: a recording. Out: a smaller one, in which a stretch of the user's code without a branch, such as a tree's cell, is
+one operation: it is ordered once, and evaluated as a vertex function is. Two operations belong together when neither
+was ever seen next to another one; where one was, at any time, there is a branch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -100,7 +100,9 @@ def _starts(tokens: Array, begins: Array, signatures: Signatures) -> Array:
     before, after = tokens[:-1], tokens[1:]
     inside = np.ones(len(tokens), dtype=bool)
     inside[begins[begins < len(tokens)]] = False
-    pairs = np.stack(divmod(np.unique((before * len(signatures.of_token) + after)[inside[1:]]), len(signatures.of_token)))
+    pairs = np.stack(
+        divmod(np.unique((before * len(signatures.of_token) + after)[inside[1:]]), len(signatures.of_token))
+    )
     ends = np.unique(tokens[np.append(np.flatnonzero(~inside)[1:] - 1, len(tokens) - 1)])
     signatures.note_neighbours(pairs.T.tolist(), np.unique(tokens[~inside]).tolist(), ends.tolist())
     follower, leader = np.array(signatures.follower), np.array(signatures.leader)

@@ -22,7 +22,11 @@ class Records(Protocol):
     num_values: int
 
     def record(
-        self, function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any], depth: int = 2
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
+        keywords: Mapping[str, Any],
+        depth: int = 2,
     ) -> Any:
         """Write an operation down; its results are `Lazy`. `depth`: how far up the code is that calls it."""
 
@@ -138,7 +142,6 @@ def _as_operator(name: str) -> Callable[..., Any]:
         plain = getattr(Tensor, f"__{name[3:]}")
         return lambda self, *arguments: self._recording.change(self, plain, arguments, {})
 
-
     def operated(self: Lazy, *arguments: Any) -> Any:
         if len(arguments) == 1 and type(arguments[0]) is Lazy:
             return self._recorded(method, 2, arguments[0])
@@ -185,9 +188,9 @@ for _each in _OPERATORS:
     if hasattr(Tensor, _each):
         setattr(Lazy, _each, _as_operator(_each))
 for _each in dir(Tensor):
-    if not (_each.startswith("_") or _each.endswith("_")) and _each not in vars(Lazy):
-        if callable(getattr(Tensor, _each)):
-            setattr(Lazy, _each, _as_method(_each))
+    is_method = not (_each.startswith("_") or _each.endswith("_")) and callable(getattr(Tensor, _each))
+    if is_method and _each not in vars(Lazy):
+        setattr(Lazy, _each, _as_method(_each))
 for _each in ("T", "mT"):
     setattr(Lazy, _each, property(lambda self: self._recording.record(Tensor.t, (self,), {})))
 

@@ -1,7 +1,7 @@
 """Modules of torch that are one operation for a recording, where their parts would be several.
 
-In: a model. Out: while active, calls of its linear layers, embeddings and cells are written down whole: torch takes more
-time to hand the functions in them over than they take to be written down.
+In: a model. Out: while active, calls of its linear layers, embeddings and cells are written down whole: torch takes
+more time to hand the functions in them over than they take to be written down.
 """
 
 from collections.abc import Iterator, Mapping

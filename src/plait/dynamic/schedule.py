@@ -65,9 +65,7 @@ def scheduled(forest: Forest, num_states: int, *, merges: bool) -> Schedule:
     input_of[by_sample] = np.cumsum(forest.has_input[by_sample]) - 1
     same = _same_leaves(forest, input_of) if merges else np.arange(len(counts))
     own = np.flatnonzero(same == np.arange(len(counts)))
-    order = own[
-        np.lexsort((counts[own], forest.has_input[own], forest.kinds[own], forest.levels[own]))
-    ]
+    order = own[np.lexsort((counts[own], forest.has_input[own], forest.kinds[own], forest.levels[own]))]
     row_of = np.empty(len(counts), dtype=np.int64)
     row_of[order] = np.arange(len(order))
     row_of = row_of[same]
@@ -117,7 +115,12 @@ def _same_leaves(forest: Forest, input_of: Array) -> Array:
     """Of each vertex the one that stands for it: the first leaf of its kind with the same whole number."""
     same = np.arange(len(forest.counts))
     leaves = np.flatnonzero((forest.counts == 0) & forest.has_input)
-    if forest.inputs is None or forest.inputs.dim() != 1 or forest.inputs.is_floating_point() or not len(leaves):
+    if (
+        forest.inputs is None
+        or forest.inputs.dim() != 1
+        or forest.inputs.is_floating_point()
+        or not len(leaves)
+    ):
         return same
     values = forest.inputs.cpu().numpy()[input_of[leaves]]
     _, numbers = np.unique(values, return_inverse=True)

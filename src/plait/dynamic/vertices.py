@@ -130,7 +130,9 @@ class Vertices(Scheduled):
         states = None
         if batched:
             functions = self._traced(schedule, examples, rows)
-            if merges and (functions is None or self._is_random[self.training]):  # known now: each vertex by itself
+            if merges and (
+                functions is None or self._is_random[self.training]
+            ):  # known now: each vertex by itself
                 schedule = scheduled(forest, len(self._shapes), merges=False)
             states = None if functions is None else self._batched(schedule, functions, examples, rows)
         if states is None:

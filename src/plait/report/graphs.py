@@ -92,4 +92,5 @@ def graphs_section(graphs: Graphs | None) -> str:
     if not rows:
         return ""
     facts = "".join(f"<tr><th scope='row'>{escape(n)}</th><td>{escape(v)}</td></tr>" for n, v in rows)
-    return f"<section><h2>Graphs of samples</h2><div class='scroll'><table><tbody>{facts}</tbody></table></div></section>"
+    table = f"<div class='scroll'><table><tbody>{facts}</tbody></table></div>"
+    return f"<section><h2>Graphs of samples</h2>{table}</section>"

@@ -14,11 +14,11 @@ from pathlib import Path
 from plait.files.write import write_whole
 from plait.report.breakdown import PARTS, RankBreakdown, breakdown
 from plait.report.charts import Line, line_chart, stacked_bar
+from plait.report.graphs import graphs_of, graphs_section
 from plait.report.page_timeline import timeline_section
 from plait.report.record import RunRecord, read_run
 from plait.report.summary import Summary, series, summarize
 from plait.report.text import environment_line, plan_name
-from plait.report.graphs import graphs_of, graphs_section
 from plait.report.traffic import traffic_of, traffic_section
 from plait.trace.span import Trace
 from plait.units import format_bytes, format_seconds

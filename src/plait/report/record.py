@@ -176,7 +176,7 @@ class GraphCounts(msgspec.Struct):
     vertices: Count = 0
     operations: Count = 0
     schedule_s: float = 0.0
-    levels: list[Count] = []  # noqa: RUF012 (msgspec copies it)
+    levels: list[Count] = []
 
 
 class _Totals(msgspec.Struct):

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-import plait
 import pytest
 from rich.console import Console
 from tests.unit.dynamic.test_jobs import ByCode, ByVertex, job
 
+import plait
 from plait.report.summary import report_json
 from plait.report.text import print_report
 
@@ -16,9 +16,15 @@ pytestmark = pytest.mark.timeout(180)
 
 @pytest.mark.parametrize(
     ("plan", "ranks", "settings"),
-    [("server-sync", 3, {"sync": {"servers": 1}}), ("local-sgd", 2, {}), ("easgd", 3, {"elastic": {"variant": "round-robin"}})],
+    [
+        ("server-sync", 3, {"sync": {"servers": 1}}),
+        ("local-sgd", 2, {}),
+        ("easgd", 3, {"elastic": {"variant": "round-robin"}}),
+    ],
 )
-def test_plans_that_do_not_add_gradients_up_are_exact(plan: str, ranks: int, settings: dict[str, object]) -> None:
+def test_plans_that_do_not_add_gradients_up_are_exact(
+    plan: str, ranks: int, settings: dict[str, object]
+) -> None:
     proof = plait.verify(job(ByVertex), plan, ranks, steps=3, settings=settings)
     assert proof.ok, proof
 

@@ -182,7 +182,9 @@ def test_a_branch_that_is_met_later_divides_what_was_one() -> None:
         for outs in (model(samples), torch.stack([module(sample) for sample in samples])):
             module.zero_grad()
             outs.square().sum().backward()
-            grads.append([outs.detach(), *(p.grad.clone() for p in module.parameters() if p.grad is not None)])
+            grads.append(
+                [outs.detach(), *(p.grad.clone() for p in module.parameters() if p.grad is not None)]
+            )
         assert len(grads[0]) == len(grads[1])
         for ours, theirs in zip(*grads, strict=True):
             assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-14)

@@ -134,7 +134,7 @@ def test_balanced_by_work_every_step_has_the_samples_that_it_had(
 ) -> None:
     work = tuple((index * 7919) % 101 for index in range(num_samples))
     common = {"num_samples": num_samples, "batch": batch, "seed": seed, "accumulate": min(accumulate, batch)}
-    plain, orderly = (SampleOrder(**common, work=given) for given in (None, work))
+    plain, orderly = (SampleOrder(**common, work=known) for known in (None, work))
     for step in range(plain.num_batches_per_epoch):
         before, after = (order.at(step).ids.tolist() for order in (plain, orderly))
         for size in micro_batch_sizes(len(before), common["accumulate"]):
@@ -147,8 +147,8 @@ def test_shares_have_about_the_same_work(ranks: int) -> None:
     generator = torch.Generator().manual_seed(0)
     work = tuple((torch.rand(640, generator=generator) ** 3 * 200).long().tolist())
     worst = []
-    for given in (None, work):
-        order = SampleOrder(num_samples=640, batch=64, work=given)
+    for known in (None, work):
+        order = SampleOrder(num_samples=640, batch=64, work=known)
         sums = [
             [sum(work[each] for each in share) for share in order.of_shares(step, ranks)]
             for step in range(order.num_batches_per_epoch)
