@@ -43,8 +43,9 @@ def expressions() -> list[Sample]:
         spec = importlib.util.find_spec(module)
         assert spec is not None and spec.origin is not None
         for node in ast.walk(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))):
-            joined = isinstance(node, ast.BinOp) and isinstance(node.op, OPERATORS)
-            if joined and sum(1 for _ in ast.walk(node)) <= 40:
+            if not isinstance(node, ast.BinOp) or not isinstance(node.op, OPERATORS):
+                continue
+            if sum(1 for _ in ast.walk(node)) <= 40:
                 found.append(((pairs(node.left), pairs(node.right)), OPERATORS.index(type(node.op))))
     return found
 

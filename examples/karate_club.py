@@ -11,7 +11,7 @@ Of the held-out members it tells the side of 0.82; the larger side has half of a
 
 from typing import Any
 
-import networkx
+import networkx  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
 

@@ -53,7 +53,7 @@ class Speller(nn.Module):
         self.out = nn.Linear(hidden, 2)
 
     def forward(self, word: str) -> Tensor:
-        state = self.begin
+        state: Tensor = self.begin
         for letter in word:
             code = torch.tensor(LETTERS.index(letter), device=self.begin.device)
             x = self.letters(code)

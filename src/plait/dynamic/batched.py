@@ -100,8 +100,8 @@ class Batched(Scheduled):
         functions = {
             family: self._function(family, recording.parameters, planned) for family in planned.num_rows
         }
-        places = [planned.where(int(blocks.now[value._number]), value._like) for value in lazies]
-        work = planned.work(functions, places)
+        read = [planned.where(int(blocks.now[value._number]), value._like) for value in lazies]
+        work = planned.work(functions, read)
         buffers = evaluated(work, recording.parameters, planned.inputs) if planned.groups else ()
 
         # All results of one buffer at once: each alone would have a gradient as large as the buffer.

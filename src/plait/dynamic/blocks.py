@@ -144,7 +144,7 @@ def _renumbered(recording: Recording, kinds: Sequence[_Kind], needed: Array) -> 
     now = np.full(recording.num_values, -1, dtype=np.int64)
     total, told, firsts, takes = 0, [], [], []
     for kind in kinds:
-        wanted = needed[kind.makes].any(0)
+        wanted: Array = np.any(needed[kind.makes], axis=0)
         if not wanted.any():
             continue  # nobody needs what it makes
         signature, wanted = _signature(kind, wanted, recording.signatures)

@@ -39,7 +39,7 @@ def whole_leaves(model: nn.Module, recording: Recording) -> Iterator[None]:
     """While active, calls of such modules are recorded whole."""
     found = [part for part in model.modules() if type(part) in _PURE and _is_plain(part, recording)]
     for part in found:
-        part.forward = _recorded(part, recording)  # type: ignore[method-assign]
+        part.forward = _recorded(part, recording)
     try:
         yield
     finally:

@@ -66,7 +66,8 @@ class Recording:
         made = np.ones(self.num_values, dtype=bool)
         made[list(self.given)] = False
         counts = np.array([len(each.makes) for each in self.signatures.of_token])[self.kinds]
-        return np.append(np.flatnonzero(made), 0)[np.cumsum(counts) - counts]
+        found: Array = np.append(np.flatnonzero(made), 0)[np.cumsum(counts) - counts]
+        return found
 
     def lazy(self, tensor: Tensor) -> Lazy:
         """A tensor that is there, as a value like others: one that the code made for this sample, or was given."""

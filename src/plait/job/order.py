@@ -166,7 +166,7 @@ class SampleOrder:
         begin = index * self.batch
         ids = found[index] if isinstance(found, list) else found[begin : begin + self.batch]
         if self.work is not None:
-            parts = ids.split(list(micro_batch_sizes(len(ids), self.accumulate)))
+            parts = torch.split(ids, list(micro_batch_sizes(len(ids), self.accumulate)))
             ids = torch.tensor([each for part in parts for each in balanced(part.tolist(), self.work)])
         return StepSamples(step=step, epoch=epoch, ids=ids)
 

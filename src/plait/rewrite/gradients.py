@@ -17,8 +17,8 @@ aten = torch.ops.aten
 
 def join_gradients(graph: fx.Graph, values: Values) -> None:
     """Put the gradients of each convolution together: of its image, its kernel and its bias."""
-    found: dict[Any, list[fx.Node]] = {}
-    sums: dict[fx.Node, fx.Node] = {}
+    found: dict[str, list[Any]] = {}
+    sums: dict[Any, fx.Node] = {}
     for node in graph.nodes:
         if node.target is aten.convolution_backward.default and not node.args[7] and node.args[9] == 1:
             found.setdefault(repr((node.args[:3], node.args[4:10])), []).append(node)

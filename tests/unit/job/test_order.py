@@ -133,7 +133,12 @@ def test_balanced_by_work_every_step_has_the_samples_that_it_had(
     num_samples: int, batch: int, accumulate: int, seed: int
 ) -> None:
     work = tuple((index * 7919) % 101 for index in range(num_samples))
-    common = {"num_samples": num_samples, "batch": batch, "seed": seed, "accumulate": min(accumulate, batch)}
+    common: dict[str, Any] = {
+        "num_samples": num_samples,
+        "batch": batch,
+        "seed": seed,
+        "accumulate": min(accumulate, batch),
+    }
     plain, orderly = (SampleOrder(**common, work=known) for known in (None, work))
     for step in range(plain.num_batches_per_epoch):
         before, after = (order.at(step).ids.tolist() for order in (plain, orderly))
