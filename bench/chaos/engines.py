@@ -137,7 +137,8 @@ class EngineRun(Run):
         return found
 
     def is_over(self) -> bool:
-        return all(launcher.poll() is not None for launcher in self._launchers)
+        """Whether the engine has ended, and all that it started: it may have been killed."""
+        return all(launcher.poll() is not None for launcher in self._launchers) and not self.members()
 
     def ended(self) -> tuple[int, dict[str, Any]]:
         """What the first task has told, and complaints of others; -9 where it could not."""

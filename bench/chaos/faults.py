@@ -134,9 +134,12 @@ def _freeze_a_task(run: Run, choice: random.Random, shim: Shim | None) -> Outcom
     return "maybe"
 
 
-def _end_the_engine(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
-    assert isinstance(run, EngineRun)
-    return "done" if _sent(choice.choice(run.launchers), signal.SIGTERM) else "missed"
+def _signal_the_engine(number: int) -> Do:
+    def do(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
+        assert isinstance(run, EngineRun)
+        return "done" if _sent(choice.choice(run.launchers), number) else "missed"
+
+    return do
 
 
 def _no_more_files(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
@@ -231,7 +234,8 @@ FAULTS: dict[str, Fault] = {
     "Ctrl-C twice": Fault(do=_interrupt_twice, asks_to_end=True),
     "kill a task": Fault(do=_kill_a_task, loses_a_rank=True, of_tasks=True),
     "freeze a task": Fault(do=_freeze_a_task, loses_a_rank=True, of_tasks=True),
-    "SIGTERM engine": Fault(do=_end_the_engine, asks_to_end=True, of_tasks=True),
+    "SIGTERM engine": Fault(do=_signal_the_engine(signal.SIGTERM), asks_to_end=True, of_tasks=True),
+    "kill engine": Fault(do=_signal_the_engine(signal.SIGKILL), loses_a_rank=True, of_tasks=True),
     "no more files": Fault(do=_no_more_files, loses_a_rank=True, seen="by the shim"),
     "full disk": Fault(do=_fill_the_disk, loses_a_rank=True, seen="by the shim", needs_mount=True),
     "no memory": Fault(do=_no_more_memory, loses_a_rank=True, seen="at the end"),

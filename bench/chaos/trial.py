@@ -22,7 +22,7 @@ _LEFT_S = 5.0
 """After which nobody is left."""
 _ENGINE_AGAIN = 0.3
 """Of runs that an engine has started, resumed by it too; the others are resumed without."""
-_KILLS = ("kill the parent", "kill a task", "SIGTERM engine", "no memory")
+_KILLS = ("kill the parent", "kill a task", "SIGTERM engine", "kill engine", "no memory")
 """After which a task may not have the time to tell."""
 
 

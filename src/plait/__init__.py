@@ -49,6 +49,7 @@ import sys as _sys
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING, Any
 
+from plait import processes as _processes  # noqa: F401, notes who started this process before all that is slow
 from plait.version import VERSION as _VERSION
 
 if TYPE_CHECKING:

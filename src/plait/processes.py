@@ -6,15 +6,22 @@ its parent too, all threads of it and deaf to every signal but SIGKILL. Here nob
 
 import ctypes
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import pairwise
 
 _PR_SET_PDEATHSIG = 1
 """Of `prctl` on Linux: a signal when the parent dies."""
+BEGAN = (os.getpid(), os.getppid())
+"""This process, and who started it, read as early as can be: where it has another parent later, that one is gone. A
+fork of this process has other numbers."""
 _NOT_STARTED = 127
 """What shells say of a program that could not be started."""
 _LOOK_S = 0.01
@@ -63,7 +70,7 @@ def start_program(
             os.set_inheritable(file, True)
         for low, high in pairwise([2, *sorted(keep), os.sysconf("SC_OPEN_MAX")]):
             os.closerange(low + 1, high)
-        os.execve(arguments[0], arguments, environment)
+        os.execvpe(arguments[0], arguments, environment)
     finally:
         os._exit(_NOT_STARTED)
 
@@ -81,3 +88,38 @@ def wait_for(pid: int, patience_s: float | None = None) -> int | None:
             time.sleep(_LOOK_S)
     except ChildProcessError:  # somebody else in this process has reaped it
         return 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """A program that has come to its end."""
+
+    status: int
+    out: str
+    err: str
+
+
+def run_program(
+    arguments: list[str], environment: Mapping[str, str] | None = None, *, patience_s: float
+) -> Ended:
+    """Run a program, without input, to its end: an OSError where there is none of that name, or it takes longer."""
+    if shutil.which(arguments[0]) is None:
+        raise FileNotFoundError(f"{arguments[0]} is not installed here")
+    given = os.environ if environment is None else environment
+    with open(os.devnull, "rb") as null, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        pid = start_program(arguments, given, standard=(null.fileno(), out.fileno(), err.fileno()))
+        status = None
+        try:
+            status = wait_for(pid, patience_s)
+        finally:
+            if status is None:
+                for kill in (os.kill, os.killpg):  # it may not have a group of its own yet
+                    with suppress(ProcessLookupError):
+                        kill(pid, signal.SIGKILL)
+                wait_for(pid)
+        if status is None:
+            raise TimeoutError(f"{arguments[0]} did not end within {patience_s:g} s")
+        for file in (out, err):
+            file.seek(0)
+        said, complained = (file.read().decode(errors="replace") for file in (out, err))
+        return Ended(status=status, out=said, err=complained)

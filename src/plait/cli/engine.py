@@ -4,7 +4,7 @@ In: the arguments of the command line. Out: the exit status of what was started;
 """
 
 import os
-import subprocess
+import shlex
 import sys
 import tempfile
 import time
@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
+from typing import NoReturn
 
 from plait.errors import RunError, UsageError
 from plait.files.document import Format, read_yaml
+from plait.processes import run_program
 from plait.run.engines.kubernetes import manifest
 from plait.run.engines.launchers import mpi, torchrun
 from plait.run.engines.ray import RayRun
@@ -29,6 +31,8 @@ COMMAND_LINE: list[str] = []
 _FORMAT = Format(noun="options of an engine", error=UsageError, fix="write lines like time: 1:00:00.")
 _LOOK_S = 1.0
 """Between two looks at a job of Slurm."""
+_ANSWER_S = 300.0
+"""For Slurm to answer: its commands try for long where it is busy."""
 _OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
 
 
@@ -94,10 +98,10 @@ def start(
             f"--engine {engine} is not known.", fix="use torchrun, mpi, slurm, ray, spark or kubernetes."
         )
     command = makers[engine](request)
-    if dry_run:
-        print(subprocess.list2cmdline(command))
-        return 0
-    return _wait_for(subprocess.Popen(command, env=_environment()))
+    if not dry_run:
+        _become(command)
+    print(shlex.join(command))
+    return 0
 
 
 def _settings(text: str) -> dict[str, str]:
@@ -126,13 +130,15 @@ def _environment() -> dict[str, str]:
     return {**os.environ, **_token()}
 
 
-def _wait_for(process: "subprocess.Popen[bytes]") -> int:
-    """To its end; Ctrl-C reaches it too, and it is given time to save."""
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            continue
+def _become(command: list[str]) -> NoReturn:
+    """Be the engine from now on: whatever signal comes is for it, and nobody is left where it is killed."""
+    sys.stdout.flush()
+    try:
+        os.execvpe(command[0], command, _environment())
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{command[0]} is not installed here.", fix="install it, or use --engine torchrun."
+        ) from error
 
 
 def _batch(text: str, name: str) -> int:
@@ -178,11 +184,13 @@ def _show_piece(piece: bytes) -> None:
 
 def _ask(command: list[str], env: dict[str, str] | None = None) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+        done = run_program(command, env, patience_s=_ANSWER_S)
     except FileNotFoundError as error:
         raise UsageError(
             f"{command[0]} is not installed here.", fix="run it where Slurm's commands are."
         ) from error
-    if done.returncode:
-        raise RunError(f"{command[0]} failed: {done.stderr.strip()}")
-    return done.stdout
+    except TimeoutError as error:
+        raise RunError(f"{error}.") from error
+    if done.status:
+        raise RunError(f"{command[0]} failed: {done.err.strip()}")
+    return done.out

@@ -95,7 +95,7 @@ def train(
     chosen = settled_for(1 if place is None else place.tasks, chosen)
     if steps is not None:
         job = replace(job, steps=steps, epochs=None)
-    party = join(place, chosen.ranks) if place is not None else None
+    party = join(place, chosen.ranks, outlives=limits.elastic is not None) if place is not None else None
     tell = Callbacks(callbacks, listener if listener is not None else (lambda event: None))
     check_device(device)
     check_suits_device(chosen, device)

@@ -1,9 +1,9 @@
 """Command lines of torchrun and mpirun."""
 
-import subprocess
 import sys
 
 from plait.errors import UsageError
+from plait.processes import run_program
 from plait.run.engines.request import Request
 
 
@@ -47,7 +47,6 @@ def mpi(request: Request) -> list[str]:
 def _is_hydra(mpirun: str) -> bool:
     """Whether this is MPICH's (or Intel's) mpirun, whose options differ from Open MPI's."""
     try:
-        told = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.SubprocessError):
+        return "hydra" in run_program([mpirun, "--version"], patience_s=10).out.lower()
+    except OSError:
         return False
-    return "hydra" in told.stdout.lower()

@@ -7,10 +7,10 @@ is how they are reached; `PLAIT_ADDRESS` overrides it on any host.
 
 import ipaddress
 import socket
-import subprocess
 from collections.abc import Mapping
 
 from plait.errors import UsageError
+from plait.processes import run_program
 from plait.run.join.place import Place
 
 _ASK_S = 5.0
@@ -57,10 +57,8 @@ def _resolved(name: str) -> str | None:
 def _node_address(node: str) -> str:
     """Where Slurm says that a node is, whose name alone leads nowhere."""
     try:
-        told = subprocess.run(
-            ["scontrol", "show", "node", node], capture_output=True, text=True, timeout=_ASK_S, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
+        told = run_program(["scontrol", "show", "node", node], patience_s=_ASK_S).out
+    except OSError:
         return ""
     words = dict(word.split("=", 1) for word in told.split() if "=" in word)
     return words.get("NodeAddr", "")

@@ -27,6 +27,7 @@ def read_open_mpi(environment: Mapping[str, str]) -> Place | None:
         local_tasks=local,
         first=_head(head),
         run=environment.get("OMPI_MCA_ess_base_jobid", environment.get("PMIX_NAMESPACE", head)),
+        mark="OMPI_COMM_WORLD_RANK",
     )
 
 
@@ -42,6 +43,7 @@ def read_mpich(environment: Mapping[str, str]) -> Place | None:
         local_tasks=number(environment, _MPICH, "MPI_LOCALNRANKS"),
         first=head.rpartition(":")[0] or None,
         run=environment.get("PMI_JOBID", head),
+        mark="PMI_RANK",
     )
 
 

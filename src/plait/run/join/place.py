@@ -26,6 +26,9 @@ class Place:
     """The host of task 0: a name or an address; None: the engine does not say."""
     run: str
     """Equal on all tasks of a run, and of no other run of this user."""
+    mark: str | None = None
+    """A variable that the engine sets in all tasks that it starts, and nobody else sets; None: whoever started this
+    task may leave it."""
     is_rank: bool = False
     """Whether a task is a rank by the engine's own words; else a task may start the ranks of its host."""
 

@@ -26,6 +26,7 @@ def read(environment: Mapping[str, str]) -> Place | None:
         local_tasks=counts[host] if host < len(counts) else 1,
         first=hosts[0] if hosts else None,
         run=f"{job} {step} {environment.get('SLURM_RESTART_COUNT', '0')}",
+        mark="SLURM_PROCID",
     )
 
 

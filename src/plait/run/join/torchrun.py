@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from plait.run.join.place import Place, number
 
 _NAME = "torchrun"
+_MARK = "TORCHELASTIC_RUN_ID"
+"""Set by torchrun itself; the other variables also by people, Kubernetes and others, who need not stay."""
 
 
 def read(environment: Mapping[str, str]) -> Place | None:
@@ -13,7 +15,7 @@ def read(environment: Mapping[str, str]) -> Place | None:
         return None
     tasks = number(environment, _NAME, "WORLD_SIZE")
     port = environment.get("MASTER_PORT", "")
-    name = environment.get("TORCHELASTIC_RUN_ID", "")
+    name = environment.get(_MARK, "")
     again = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     first = environment.get("MASTER_ADDR")
     return Place(
@@ -23,5 +25,6 @@ def read(environment: Mapping[str, str]) -> Place | None:
         local_tasks=number(environment, _NAME, "LOCAL_WORLD_SIZE", 1),
         first=first,
         run=f"{name} {first} {port} {again}",
+        mark=_MARK if _MARK in environment else None,
         is_rank=True,
     )

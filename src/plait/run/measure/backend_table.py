@@ -7,7 +7,6 @@ backend that this torch or this machine lacks is said to be untried, never guess
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from plait.processes import run_program
 from plait.run.link.backend.create import register
 from plait.run.setup.interfaces import choose_interfaces
 from plait.run.start.launch import Seat, launch
@@ -89,12 +89,10 @@ def _try_mpi() -> list[Tried]:
     kept |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     command = ["mpirun", "--oversubscribe", "-n", "2", sys.executable, "-m", "plait.run.measure.mpi_table"]
     try:
-        done = subprocess.run(
-            command, env=kept, capture_output=True, text=True, timeout=3 * _TIMEOUT_S, check=False
-        )
-        rows = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
-        why = "" if rows is not None else (done.stderr.strip().splitlines() or ["mpirun failed"])[-1][:120]
-    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        done = run_program(command, kept, patience_s=3 * _TIMEOUT_S)
+        rows = json.loads(done.out.splitlines()[-1]) if done.status == 0 else None
+        why = "" if rows is not None else (done.err.strip().splitlines() or ["mpirun failed"])[-1][:120]
+    except (OSError, ValueError, IndexError) as error:
         rows, why = None, str(error).splitlines()[0][:120]
     if rows is None:
         return [Tried(backend="mpi", operation=name, works=False, why=why) for name in OPERATIONS]

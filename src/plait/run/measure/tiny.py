@@ -7,7 +7,6 @@ Prints JSON: seconds a step, bytes of a rank's process, seconds from the start t
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ from torch import nn
 
 from plait.errors import RunError
 from plait.job.job import Job
+from plait.processes import run_program
 from plait.run.train import train
 
 _STEPS = 40
@@ -42,10 +42,13 @@ def measure_overhead(ranks: int, device: str = "cpu") -> Overhead:
     """Run it and read what it says."""
     command = [sys.executable, "-m", "plait.run.measure.tiny", str(ranks), device]
     alone = {**os.environ, "PLAIT_TASKS": "1", "PLAIT_TASK": "0"}  # also where an engine started this process
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=alone)
-    if done.returncode:
-        raise RunError(f"a trivial run failed: {done.stderr.strip()[-400:]}")
-    return Overhead(**json.loads(done.stdout.splitlines()[-1]))
+    try:
+        done = run_program(command, alone, patience_s=120)
+    except TimeoutError as error:
+        raise RunError(f"a trivial run failed: {error}.") from error
+    if done.status:
+        raise RunError(f"a trivial run failed: {done.err.strip()[-400:]}")
+    return Overhead(**json.loads(done.out.splitlines()[-1]))
 
 
 def _model() -> nn.Module:

@@ -17,6 +17,7 @@ from plait.job.job import Job
 from plait.plan.plan import Plan
 from plait.run.join.find import find_place
 from plait.run.join.place import Place
+from plait.run.join.starter import end_with_starter
 from plait.run.join.token import run_token
 from plait.run.start.launch import GroupKind, connect_by
 from plait.run.start.tasks.first import First
@@ -83,8 +84,12 @@ def telling(party: First | Follower | None) -> Iterator[None]:
         raise
 
 
-def join(place: Place, ranks: int) -> First | Follower:
-    """Meet the other tasks, the first time; `ranks` are wanted in all."""
+def join(place: Place, ranks: int, *, outlives: bool = False) -> First | Follower:
+    """Meet the other tasks, the first time; `ranks` are wanted in all.
+
+    From then on this process ends when what started it is gone: it asks all to save and end, or, where the run
+    `outlives` a host, it is lost to the others.
+    """
     try:
         place.ranks_each(ranks)
     except UsageError as error:
@@ -92,6 +97,9 @@ def join(place: Place, ranks: int) -> First | Follower:
             raise
         raise EchoError(f"task 0 has told why: {error.what}") from error
     if os.getpid() not in _joined:
+        if place.mark is not None:
+            told = f"{place.engine}, which started task {place.task}, is gone: the task ends."
+            end_with_starter(place.mark, asks=place.is_first or not outlives, told=told)
         token = run_token(place, os.environ, Path.home())
         make = First if place.is_first else Follower
         _joined[os.getpid()] = make(place, token, os.environ, patience_s(os.environ))
