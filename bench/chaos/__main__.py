@@ -74,6 +74,8 @@ def main() -> int:
     if not given.engines:
         cases = [case for case in cases if case.engine is None]
     with ExitStack() as stack:
+        if shim_folder is not None:
+            stack.callback(shutil.rmtree, shim_folder, ignore_errors=True)
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
         engines = Engines(
             place / "engines", stack, {case.engine for case in cases if case.engine is not None}
@@ -89,8 +91,6 @@ def main() -> int:
         for plan in ("single", "ddp"):  # what they import is inherited by all that follow
             plait.train(job(), plan, 1, steps=1, out=place / f"warm-{plan}", trace=False)
         tally = try_all(place, engines, cases, kinds, given)
-    if shim_folder is not None:
-        shutil.rmtree(shim_folder, ignore_errors=True)
     tally.print(kinds, [case.name for case in cases])
     return 1 if tally.broken.total() else 0
 

@@ -93,8 +93,15 @@ class EngineRun(Run):
                                  start_new_session=True)
                 for command in _COMMANDS[case.engine](case, [*task, *(["resume"] if resume else [])])
             ]  # fmt: skip
+        try:
+            self._await_tasks(case.tasks)
+        except BaseException:
+            self.end()
+            raise
+
+    def _await_tasks(self, count: int) -> None:
         deadline = time.monotonic() + _BEGIN_S
-        while len(self.tasks()) < case.tasks:
+        while len(self.tasks()) < count:
             assert time.monotonic() < deadline, (self._place / "log").read_text()
             time.sleep(0.01)
 

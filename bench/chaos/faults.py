@@ -108,6 +108,14 @@ def _stop_a_rank(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
     return "done" if _sent(_target(run, choice, False), signal.SIGSTOP) else "missed"
 
 
+def _ask_everybody(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
+    """As Slurm and systemd do, in any order."""
+    members = run.members()
+    choice.shuffle(members)
+    sent = [_sent(pid, signal.SIGTERM) for pid in members]
+    return "done" if any(sent) else "missed"
+
+
 def _interrupt_twice(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
     """The second may find that the first was enough."""
     both = _sent(run.pid, signal.SIGINT, signal.SIGINT, pause_s=choice.uniform(0.0, 0.2))
@@ -230,6 +238,7 @@ FAULTS: dict[str, Fault] = {
     "pause a rank": Fault(do=_pause(of_parent=False), harmless=True),
     "pause the parent": Fault(do=_pause(of_parent=True), harmless=True),
     "SIGTERM": Fault(do=_signal(signal.SIGTERM, of_parent=True), asks_to_end=True),
+    "SIGTERM to all": Fault(do=_ask_everybody, asks_to_end=True),
     "Ctrl-C": Fault(do=_signal(signal.SIGINT, of_parent=True), asks_to_end=True),
     "Ctrl-C twice": Fault(do=_interrupt_twice, asks_to_end=True),
     "kill a task": Fault(do=_kill_a_task, loses_a_rank=True, of_tasks=True),

@@ -471,6 +471,8 @@ class _Script:
 )
 def test_ctrl_c_lets_the_workers_save(tmp_path: Path, start: str, number: int) -> None:
     script = _Script(tmp_path, start)
+    for worker in script.workers() if number == signal.SIGTERM else ():
+        os.kill(worker, number)  # as Slurm and systemd do: to all processes
     os.killpg(script.process.pid, number)  # as the terminal does: to the whole foreground group
     assert script.end() == (0, [number, [3, 3], True])
     assert all(int((tmp_path / f"checkpoint-{rank}").read_text()) > 0 for rank in range(2))

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from plait.errors import UsageError
+from plait.files.scratch import scratch_folder
 from plait.graph.from_job import Captures
 from plait.job.generators import kept_generators
 from plait.job.job import Job
@@ -26,7 +27,6 @@ from plait.run.interpret.serial import Reduce, add_up
 from plait.run.proof.compare import Difference, compare, largest_by_kind
 from plait.run.proof.deviation import deviation_of
 from plait.run.proof.reference import Reference, as_compared, reference_of
-from plait.run.proof.scratch import scratch_folder
 from plait.run.proof.serial_run import Record, run_serially
 from plait.run.record.result import Result
 from plait.run.start.party import join, place_here, ranks_wanted, telling

@@ -139,7 +139,9 @@ def _ending(pid: int) -> str:
 def _serve(read: Read, line: socket.socket) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(
+        signal.SIGTERM, lambda *_: None
+    )  # which all processes are sent at once: the rank still trains
     gc.freeze()  # pages that are shared with the parent stay so
     torch.set_num_threads(1)
     with contextlib.suppress(EOFError, OSError):

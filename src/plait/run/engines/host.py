@@ -8,13 +8,14 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+
+from plait.files.scratch import scratch_folder
 
 _MOST_BYTES = 1 << 20
 """Of what it printed that is kept for a reader who does not come."""
@@ -75,8 +76,9 @@ class HostTask:
         entry: str | None = None,
     ) -> None:
         """`entry`: Python to run instead of plait's command line."""
-        self._folder = tempfile.TemporaryDirectory(prefix="plait-job-")
-        given = shipped.arguments(arguments, Path(self._folder.name)) if shipped is not None else arguments
+        self._scratch = ExitStack()
+        folder = self._scratch.enter_context(scratch_folder())
+        given = shipped.arguments(arguments, folder) if shipped is not None else arguments
         self._process = subprocess.Popen(
             [sys.executable, "-c", _GUARD + (entry or _ENTRY), *given],
             env={**os.environ, **variables},
@@ -125,4 +127,4 @@ class HostTask:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._thread.join()
-        self._folder.cleanup()
+        self._scratch.close()

@@ -8,7 +8,6 @@ import importlib
 import json
 import os
 import pickle
-import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
@@ -20,6 +19,7 @@ from typing import Any
 import cloudpickle
 
 from plait.errors import UsageError
+from plait.files.scratch import scratch_folder
 from plait.run.engines.host import HostTask, Shipped
 from plait.run.engines.request import Request
 
@@ -67,8 +67,7 @@ class SparkTask:
         context = importlib.import_module("pyspark").BarrierTaskContext.get()
         hosts = [info.address.rpartition(":")[0] for info in context.getTaskInfos()]
         task = int(context.partitionId())
-        with tempfile.TemporaryDirectory(prefix="plait-spark-") as made:
-            folder = Path(made)
+        with scratch_folder() as folder:
             (folder / "given").write_bytes(self.given)
             count = _write_rows(folder / "rows", rows)
             counts = [int(text) for text in context.allGather(str(count))]

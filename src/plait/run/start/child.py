@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -182,7 +183,11 @@ def _prepare(child: Child) -> None:
     os.setpgid(0, 0)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Slurm and systemd ask all processes at once to end: that is for the parent to decide, who lets ranks save. What a
+    # rank forks is its own.
+    parent = os.getppid()
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(parent, signal.SIGTERM))
+    os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
     signal.signal(LOST_SIGNAL, signal.SIG_IGN)  # of ranks that have nothing to hand over
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

@@ -41,8 +41,6 @@ __all__ = ["Interrupted", "Main", "Seat", "connect", "connect_by", "disconnect",
 
 GroupKind = Literal["plait", "nccl"]
 """Sockets of the run's own, or the library for GPUs."""
-_TERM_S = 3.0
-"""Between asking workers to end and killing them."""
 
 
 def launch(
@@ -93,7 +91,7 @@ def launch(
             secret = party.secret(local)
             after.callback(os.close, secret)
             remote = stack.enter_context(party.round(crew.board, run_dir, told or {}, resume))
-        stack.callback(end_crew, crew, _TERM_S)
+        stack.callback(end_crew, crew)
         lines = start_crew(
             crew, main, how, threads=threads_per_rank, guardian=guardian, local=local, secret=secret
         )

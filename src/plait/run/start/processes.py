@@ -39,6 +39,8 @@ from plait.run.start.process import Process
 
 Start = Literal["auto", "fork", "spawn"]
 
+_END_S = 5.0
+"""For workers that were killed to be gone."""
 _OMP_PAUSE_SOFT = 1
 """`omp_pause_soft` of OpenMP 5.0: threads go, settings stay."""
 _ENTRY = (
@@ -219,15 +221,14 @@ def start_crew(
             os.close(payload)
 
 
-def end_crew(crew: Crew, patience_s: float) -> None:
-    """End every worker and everything that it started: asked first, killed after `patience_s`; all reaped at return."""
-    for number, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 5.0)):
-        alive = [process for process in crew.processes if process.poll() is None]
-        for process in alive:
-            process.signal(number)
-        deadline = time.monotonic() + wait_s
-        while any(process.poll() is None for process in alive) and time.monotonic() < deadline:
-            time.sleep(0.01)
+def end_crew(crew: Crew) -> None:
+    """End every worker and everything that it started; all are reaped at return."""
+    alive = [process for process in crew.processes if process.poll() is None]
+    for process in alive:
+        process.signal(signal.SIGKILL)
+    deadline = time.monotonic() + _END_S
+    while any(process.poll() is None for process in alive) and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def close_crew(crew: Crew) -> None:

@@ -5,10 +5,8 @@ judges nothing by itself: a rank that dies, hangs or raises is task 0's to tell.
 ended.
 """
 
-import os
 import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import EchoError, RunError, UsageError
+from plait.files.scratch import scratch_folder
 from plait.run.join.addresses import address_of_first, own_address
 from plait.run.join.place import Place
 from plait.run.join.token import ports_of
@@ -137,9 +136,7 @@ class Follower:
     ) -> Any:
         """Run the rounds of ranks that task 0 wants; returns its summary. `make` gives what a rank runs, the threads
         that it has and how it is started."""
-        with tempfile.TemporaryDirectory(prefix="plait-") as made:
-            given = Path(made)
-            os.chmod(given, 0o700)
+        with scratch_folder() as given:
             arrivals = Arrivals(given / "given", 0)
             (given / "given").mkdir()
             self.say({"op": "ready"})

@@ -26,8 +26,6 @@ from plait.run.wire.reach import Secret
 
 _LOOK_S = 0.05
 """Between two looks at ranks that have nothing to say."""
-_TERM_S = 2.0
-"""Between asking ranks to end and killing them."""
 _PULSE_S = 0.5
 """Between two looks at whether ranks move."""
 _FILES_S = 1.0
@@ -79,7 +77,7 @@ class LocalRanks:
                 stack.callback(close_crew, crew)
                 stack.callback(os.close, file)
                 interrupts = stack.enter_context(Interrupts())
-                stack.callback(end_crew, crew, _TERM_S)
+                stack.callback(end_crew, crew)
                 start_crew(
                     crew,
                     main,
@@ -141,7 +139,7 @@ class LocalRanks:
                 case "over":
                     self._over = True
                     if any(process.poll() is None for process in crew.processes):
-                        end_crew(crew, _TERM_S)
+                        end_crew(crew)
 
     def _pass_lines(self, process: Process) -> bool:
         """Pass on what a rank wrote; whether more may come."""

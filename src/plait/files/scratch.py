@@ -1,4 +1,5 @@
-"""A folder for what a verification writes, gone with it; those of verifications that were killed go with the next.
+"""A folder for what is written for a while, gone with whoever made it; those of processes that were killed go with the
+next.
 
 In: nothing. Out: an empty folder for a block. While it is used it is locked, so that others of this user know that it
 is; one that nobody locks is removed.
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_PREFIX = "plait-verify-"
+_PREFIX = "plait-scratch-"
 _LOCK = "scratch.lock"
 _YOUNG_S = 60.0
 """A folder may stand unlocked for a moment after it was made."""

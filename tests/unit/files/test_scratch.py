@@ -1,4 +1,4 @@
-"""Scratch folders of verifications: gone with them, and those of killed ones with the next."""
+"""Scratch folders: gone with who made them, and those of killed ones with the next."""
 
 import os
 import tempfile
@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from plait.run.proof.scratch import remove_abandoned, scratch_folder
+from plait.files.scratch import remove_abandoned, scratch_folder
 
 
-def test_what_a_killed_verification_left_is_removed_and_a_living_ones_is_not(
+def test_what_a_killed_process_left_is_removed_and_a_living_ones_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    left, young, other = (tmp_path / name for name in ("plait-verify-a", "plait-verify-b", "mine"))
+    left, young, other = (tmp_path / name for name in ("plait-scratch-a", "plait-scratch-b", "mine"))
     for folder in (left, young, other):
         (folder / "run").mkdir(parents=True)
     for folder in (left, other):
