@@ -1,15 +1,18 @@
 """One task of a run that an engine has started: it says who it is, trains, and writes what it has to say."""
 
+import json
 import os
 import signal
 import sys
 from pathlib import Path
 
 _NAMES = ("PLAIT_TASK", "RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+_INTERRUPTED = 130
+"""What the command line makes of a run that was interrupted."""
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # while libraries are imported
+    signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))  # while libraries are imported
     name, folder, place, *resume = sys.argv[1:]
     task = next(os.environ[variable] for variable in _NAMES if variable in os.environ)
     begun = Path(place) / f".task-{task}"
@@ -21,7 +24,10 @@ def main() -> None:
 
     code, said = be_the_run(next(case for case in CASES if case.name == name), Path(folder), bool(resume))
     (Path(place) / f"told-{task}.json").write_bytes(said)
-    sys.exit(code)
+    is_interrupted = json.loads(said).get("stopped") == "interrupted"
+    sys.exit(
+        _INTERRUPTED if is_interrupted else code
+    )  # as the command line does: engines must not take it for done
 
 
 if __name__ == "__main__":
