@@ -22,7 +22,7 @@ from bench.chaos.cases import Case, Engine
 from bench.chaos.runs import Run, everybody, kill
 
 _MARK = "PLAIT_CHAOS_RUN"
-_JOIN_S = 20
+_JOIN_S = 40
 """For which tasks wait for one that was killed before it came."""
 _KILL_S = 5
 """For which mpirun lets tasks save what they have, twice, always: its own default is a second."""
