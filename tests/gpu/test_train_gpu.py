@@ -9,6 +9,8 @@ import pytest
 import torch
 from tests.zoo import ZOO
 
+from plait.plan.named import resolve
+from plait.run.start.launch import Seat, launch
 from plait.run.train import train
 from plait.run.verify import verify
 
@@ -53,3 +55,33 @@ def test_training_learns(tmp_path: Path, ranks: int, precision: str) -> None:
     assert torch.tensor(result.losses[:3]).allclose(
         torch.tensor(cpu.losses), rtol=2e-2 if precision == "bf16" else 1e-4
     )
+
+
+@pytest.mark.parametrize("name", ["resnet_bn", "gpt_dropout"])
+def test_compiled_on_the_gpu_equals_one_cpu_process(name: str) -> None:
+    job = ZOO[name].job(8, 2, optimizer="adamw", clip_norm=1.0)
+    outcome = verify(job, resolve("single", 1, {"compile": "on"}), steps=2, device="cuda")
+    assert outcome.ok, outcome.first
+
+
+def _products(seat: Seat) -> list[float]:
+    """How far products in 8 bits on the device are from those that are emulated, by the largest entry."""
+    g = torch.Generator().manual_seed(0)
+    found = []
+    for rows, depth, columns in ((64, 128, 96), (48, 4096, 64)):
+        a = torch.randn(rows, depth, generator=g).bfloat16()
+        b, bias = (
+            torch.randn(columns, depth, generator=g).bfloat16(),
+            torch.randn(columns, generator=g).bfloat16(),
+        )
+        for second, added in ((b.t(), bias), (b.t().contiguous(), None)):
+            here = torch.ops.plait.scaled_product(a, second, added)
+            there = torch.ops.plait.scaled_product(
+                a.cuda(), second.cuda(), None if added is None else added.cuda()
+            )
+            found.append(float((here - there.cpu()).abs().max() / here.abs().max()))
+    return found
+
+
+def test_products_in_eight_bits_are_as_emulated() -> None:
+    assert max(launch(_products, ranks=1)[0]) < 2**-6  # sums on the device have fewer bits

@@ -23,13 +23,16 @@ def compile_graph(
     graph: fx.GraphModule,
     inputs: Sequence[Tensor],
     decompositions: Mapping[Any, Callable[..., Any]],
-    threads: int = 1,
+    processes: int = 1,
 ) -> Callable[[list[Any]], Any]:
-    """Compile for tensors of these shapes, strides and devices; `decompositions`: of ops that are not torch's."""
+    """Compile for tensors of these shapes, strides and devices; `decompositions`: of ops that are not torch's.
+
+    `processes` compile kernels, and end with this one.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch about itself
         try:
-            return _compile(graph, inputs, decompositions, threads)
+            return _compile(graph, inputs, decompositions, processes)
         except Exception as error:
             raise InductorError(_in_one_line(error)) from error
 
@@ -38,15 +41,18 @@ def _compile(
     graph: fx.GraphModule,
     inputs: Sequence[Tensor],
     decompositions: Mapping[Any, Callable[..., Any]],
-    threads: int,
+    processes: int,
 ) -> Callable[[list[Any]], Any]:
     from torch._inductor import config  # seconds to import: not where nothing is compiled
+    from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
 
     mode = FakeTensorMode()
     fakes = [mode.from_tensor(value) for value in inputs]
-    with mode, torch.no_grad(), config.patch({"compile_threads": threads}):
+    with mode, torch.no_grad(), config.patch({"compile_threads": processes}):
+        if processes > 1:
+            AsyncCompile.wait_pool_ready()  # else the first kernels are compiled here, one after the other
         table = {**select_decomp_table(), **decompositions}
         traced = make_fx(graph, decomposition_table=table, tracing_mode="real")(*fakes)
         return compile_fx_inner(traced, fakes)

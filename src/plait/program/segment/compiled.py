@@ -8,6 +8,7 @@ ops.
 """
 
 import operator
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ Told = Callable[[str, float, str | None], None]
 
 _SECONDS_PER_OP = 0.015
 """Measured: 24 layers of a GPT, 3,000 ops, 40 s on an H200's host (`bench/gpu.py`)."""
+_MOST_PROCESSES = 16
+"""Beyond which compiling is no faster: a few hundred kernels, each of about a second."""
 _GAIN = 0.1
 """Share of a step that compilation saved: 12 % of a GPT of 1.4B parameters, 20 % of small ones (same run)."""
 _FLOPS_PER_S = 4.5e14
@@ -59,7 +62,15 @@ def compiled_where_it_pays(
     """What compiles segments as they are first run; None where they run as they are written."""
     if not pays(plan, program, device, steps):
         return None
-    return CompiledSegments(device, told or _untold)
+    return CompiledSegments(device, _processes(plan, device), told or _untold)
+
+
+def _processes(plan: Plan, device: torch.device) -> int:
+    """A GPU's kernels are many and small, and cores are idle meanwhile; the host's ranks share them."""
+    if device.type != "cuda":
+        return 1
+    ranks = min(plan.ranks, torch.cuda.device_count())
+    return max(1, min(len(os.sched_getaffinity(0)) // ranks, _MOST_PROCESSES))
 
 
 def _untold(segment: str, seconds: float, reason: str | None) -> None:
@@ -71,6 +82,8 @@ class CompiledSegments:
     """What was compiled so far in this process, by what segments compute."""
 
     device: torch.device
+    processes: int = 1
+    """That compile kernels at the same time."""
     told: Told = _untold
     """Called after each attempt."""
     _runs: dict[int, tuple[Segment, Run]] = field(default_factory=dict)
@@ -135,7 +148,7 @@ class CompiledSegments:
         else:
             graph = graph_of(segment, filled, self.device)
             try:
-                compiled = compile_graph(graph, inputs, _DECOMPOSITIONS)
+                compiled = compile_graph(graph, inputs, _DECOMPOSITIONS, self.processes)
             except InductorError as error:
                 reason = str(error)
         self.told(segment.name, time.perf_counter() - started, reason)

@@ -86,7 +86,7 @@ def test_batch_norm_is_compiled_with_what_stands_around_it() -> None:
 def test_a_segment_is_compiled_once_and_into_given_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
-    def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor], _: object) -> object:
+    def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor], *_: object) -> object:
         calls.append(len(inputs))
         return lambda args: graph(*args)
 
@@ -110,7 +110,7 @@ def test_layers_that_are_alike_are_compiled_once(monkeypatch: pytest.MonkeyPatch
     """Pieces of a segment give what it gives, gradients in given memory included."""
     calls: list[int] = []
 
-    def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor], _: object) -> object:
+    def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor], *_: object) -> object:
         calls.append(len(inputs))
         return lambda args: graph(*args)
 
@@ -134,7 +134,7 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_is_told(monkeypatch: pytest.M
     told: list[str | None] = []
     segment = next(iter(program_of(twins()).classes[0].segments.values()))
     given = inputs_of(segment)
-    runs = CompiledSegments(CPU, lambda name, seconds, reason: told.append(reason))
+    runs = CompiledSegments(CPU, told=lambda name, seconds, reason: told.append(reason))
     found, plain = runs.run_of(segment)(list(given)), segment.run(list(given))
     assert told == ["no such op"]
     for ours, theirs in zip(found, plain, strict=True):
