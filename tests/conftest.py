@@ -12,12 +12,12 @@ import pytest
 import torch
 
 LONGEST = (
-    "unit/run/within/test_within_parity_hf.py", "ranks/faults/test_chaos.py",
-    "unit/run/interpret/test_recompute_parity.py", "ranks/plans/test_varying_shapes.py",
-    "unit/run/test_varying_shapes.py", "ranks/test_launch.py", "ranks/test_examples.py",
-    "ranks/plans/test_pipeline.py", "unit/run/pipeline/test_pipeline_parity.py",
-    "unit/run/within/test_within_parity.py", "unit/run/within/test_within_parity_conv.py",
-    "unit/api/test_api.py",
+    "ranks/faults/test_chaos.py", "unit/run/within/test_within_parity_hf.py",
+    "unit/run/pipeline/test_pipeline_parity.py", "ranks/test_launch.py", "ranks/test_examples.py",
+    "unit/run/interpret/test_recompute_parity.py", "unit/run/within/test_within_parity.py",
+    "unit/run/test_varying_shapes.py", "ranks/plans/test_pipeline.py", "unit/program/place/test_placement_rules.py",
+    "ranks/plans/test_within.py", "unit/api/test_api.py", "unit/run/eager/test_against_eager.py",
+    "unit/run/within/test_within_parity_conv.py", "ranks/plans/test_averaging.py",
 )  # fmt: skip
 """Files of half a minute and more, the longest first. One that is missing here is run later, nothing else."""
 

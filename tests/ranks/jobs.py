@@ -73,6 +73,20 @@ def plain() -> Job:
     )
 
 
+class Layerwise(torch.optim.Optimizer):
+    """LARS without momentum: a tensor's step is as long as its weights are."""
+
+    def __init__(self, parameters: Any, lr: float = 0.01) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.add_(p.grad, alpha=-float(group["lr"] * p.norm() / (p.grad.norm() + 1e-3)))
+
+
 class Marked(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
     """The samples of `plain`, one of which does something first; None: all do."""
 

@@ -28,7 +28,8 @@ import json, os, sys
 import torch
 import plait
 from tests.ranks import jobs
-from tests.ranks.own_loops.test_parallelize import SHARES, loop_job
+from plait.errors import PlanError
+from tests.ranks.own_loops.test_parallelize import SHARES, half, layerwise_job, loop_job
 
 rank = int(os.environ["RANK"])
 step = plait.parallelize(loop_job(), "ddp")
@@ -48,8 +49,16 @@ for number, sizes in enumerate(SHARES):
     held = {name: tensor.tolist() for name, tensor in local.model.named_parameters()}
     if number == 1:
         averaged = held
+whole = plait.parallelize(layerwise_job(), "zero1")
+by_layer = [whole(half(number, rank)) for number in range(len(SHARES))]
+try:
+    plait.parallelize(layerwise_job(), "megatron")
+    refused = ""
+except PlanError as error:
+    refused = str(error)
 with open(f"{sys.argv[1]}/{rank}.json", "w") as file:
-    json.dump({"losses": losses, "weights": weights, "apart": apart, "averaged": averaged, "last": held}, file)
+    json.dump({"losses": losses, "weights": weights, "apart": apart, "averaged": averaged, "last": held,
+               "by_layer": by_layer, "refused": refused}, file)
 """
 
 
@@ -58,6 +67,17 @@ def loop_job() -> plait.Job:
     return replace(
         jobs.dropout(), data=jobs.samples(30), batch=10, evaluate=None, metrics=None, shuffle=False, epochs=1
     )
+
+
+def layerwise_job() -> plait.Job:
+    """How far a tensor moves depends on all of it."""
+    return replace(loop_job(), optimizer=jobs.Layerwise, schedule=None)
+
+
+def half(number: int, rank: int) -> tuple[torch.Tensor, ...]:
+    """What one of two ranks has of a step."""
+    mine = jobs.samples(30)[10 * number + 5 * rank : 10 * number + 5 * rank + 5]
+    return tuple(torch.stack(column) for column in zip(*mine, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +104,16 @@ def test_workers_that_average_now_and_then_may_be_called_too(told: dict[int, dic
     assert [loss == loss for loss in second] == [True, False, True]
 
 
-def alone() -> tuple[list[float], plait.Step]:
-    step = plait.parallelize(loop_job(), "single")
+def test_an_optimizer_of_whole_tensors_has_them_or_is_refused(told: dict[int, dict[str, object]]) -> None:
+    """zero1 gives each tensor to one rank; megatron cuts within tensors."""
+    losses, _ = alone(layerwise_job())
+    assert told[0]["by_layer"] == told[1]["by_layer"] == pytest.approx(losses, rel=1e-5)
+    for rank in (0, 1):
+        assert "Layerwise cannot update parts" in str(told[rank]["refused"])
+
+
+def alone(job: plait.Job | None = None) -> tuple[list[float], plait.Step]:
+    step = plait.parallelize(loop_job() if job is None else job, "single")
     losses = []
     for number in range(len(SHARES)):
         batch = jobs.samples(30)[10 * number : 10 * number + 10]

@@ -48,8 +48,14 @@ SHARED: tuple[tuple[str, str, dict[str, int]], ...] = (
 )
 
 
-@pytest.mark.parametrize("share", [True, False], ids=["shared memory", "sockets"])
-@pytest.mark.parametrize(("name", "plan", "mesh"), SHARED)
+THROUGH_SOCKETS = (SHARED[0], SHARED[3], SHARED[5])
+"""Messages between two ranks, beside sums, and between several stages of two ranks: links know nothing of models."""
+
+
+@pytest.mark.parametrize(
+    ("name", "plan", "mesh", "share"),
+    [*((*row, True) for row in SHARED), *((*row, False) for row in THROUGH_SOCKETS)],
+)
 def test_processes_compute_what_one_does(
     name: str, plan: str, mesh: dict[str, int], share: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.ranks.jobs import Layerwise
 from tests.zoo import LENGTH, OPTIMIZERS, unstack
 from torch import Tensor, nn
 
@@ -86,20 +87,6 @@ def identity(row: Row) -> str:
     return (
         " ".join(f"{name}={value}" for name, value in row.items() if value != OPTIONS[name][0]) or "default"
     )
-
-
-class Layerwise(torch.optim.Optimizer):
-    """LARS without momentum: a tensor's step is as long as its weights are."""
-
-    def __init__(self, parameters: Any, lr: float = 0.01) -> None:
-        super().__init__(parameters, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.add_(p.grad, alpha=-float(group["lr"] * p.norm() / (p.grad.norm() + 1e-3)))
 
 
 class Network(nn.Module):
