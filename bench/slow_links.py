@@ -2,8 +2,7 @@
 
 In: a network. Out: a table of each way to train, its step predicted and measured, and its speed as a ratio to plain
 ddp on the same network; with `--assert` it exits 1 where a prediction is off by more than 15 %, or what should pay does
-not. The machine is measured first (or `--cluster FILE` is read). Two ranks on two processors: more would wait for each
-other.
+not. The machine is measured first (or `--cluster FILE` is read).
 
     python -m bench.slow_links [--emulate bandwidth=200Mbit,latency=2ms,hosts=2x1] [--steps 30] [--assert]
 """
@@ -52,8 +51,7 @@ PAYS = (
     ("ddp, bf16", "ddp"),
     ("local-sgd, every 8", "ddp"),
 )
-"""What is faster on a slow link than what. Larger buckets: one group sums one after the other, and waits for two
-latencies each time with nothing on the wire; with three groups small ones do as well."""
+"""What is faster on a slow link than what."""
 WIDTH, LAYERS, BATCH = 512, 8, 256
 """Of the model: 8 MiB of weights, which take 0.34 s at 200 Mbit/s."""
 WORST = 0.15
@@ -144,8 +142,7 @@ def main() -> None:
             f"{plain / row.measured_s:.2f}x",
         )  # fmt: skip
     console.print(table)
-    # The simulator has one collective after the other: it does not know of groups.
-    worst = max(abs(row.error) for row in rows if "groups" not in row.name)
+    worst = max(abs(row.error) for row in rows)
     bars = [(f"worst prediction off by {100 * worst:.0f} %, at most {100 * WORST:.0f} %", worst <= WORST)]
     by_name = {row.name: row.measured_s for row in rows}
     bars += [

@@ -5,35 +5,58 @@ In: what is known of the machine, an `Emulation`. Out: the cluster that a run wi
 
 from dataclasses import replace
 
-from plait.cluster.cluster import Cluster, Link
+from plait.cluster.cluster import Cluster, Device, Link
 from plait.options import Emulation
 
-_WORK_S = 6e-4
-"""Processor time of a rank for a collective over our sockets: measured with tensors of 1 KB, all threads together."""
-_WORK_S_PER_BYTE = 1.5e-9
-"""The same for every byte: 12 to 14 ms for 8 MiB; copying, adding up, and the system's sockets."""
+_WORK_S = 2.5e-4
+"""Processor time of a rank for a collective between hosts: sixteen of 1 KB under way at once took four ranks on two
+processors 8 ms, with a network that takes no time."""
+_WORK_S_PER_BYTE = 1.2e-9
+"""The same for every byte: eight of 1 MiB took 24 ms there; sums in memory, copies, and the system's sockets."""
 
 
 def emulated(machine: Cluster, emulation: Emulation) -> Cluster:
-    """The machine's devices in as many hosts; what its own sockets take is part of the latency between them.
-
-    Ranks send on the processors that compute; where there are more ranks than processors, these are shared.
-    """
-    crowd = max(1.0, emulation.ranks / machine.size)
-    between = Link(
+    """The machine's devices in as many hosts; what its own sockets take is part of the latency between them."""
+    between = replace(
+        machine.between,
         latency_s=emulation.latency_s + machine.between.latency_s,
         bandwidth=min(emulation.bandwidth, machine.between.bandwidth),
+    )
+    name = f"{machine.name} as {emulation.hosts}x{emulation.per_host}"
+    cluster = replace(
+        machine, name=name, hosts=emulation.hosts, devices_per_host=emulation.per_host, between=between
+    )
+    return on_one_machine(cluster, machine.size)
+
+
+def on_one_machine(cluster: Cluster, processors: int) -> Cluster:
+    """Hosts that are processes of one machine: where there are more ranks than processors, these are shared."""
+    crowd = max(1.0, cluster.size / processors)
+    return replace(
+        cluster,
+        device=_crowded(cluster.device, crowd),
+        between=by_sockets(cluster.between, crowd=crowd),
+        emulated=True,
+    )
+
+
+def _crowded(device: Device, crowd: float) -> Device:
+    """A device that has one part in `crowd` of a processor; what was timed says how many were busy."""
+    constants = device.calibration
+    return replace(
+        device,
+        peak_flops={dtype: rate / crowd for dtype, rate in device.peak_flops.items()},
+        memory_bandwidth=device.memory_bandwidth / crowd,
+        calibration=replace(constants, kernel_s=constants.kernel_s * crowd, step_s=constants.step_s * crowd),
+    )
+
+
+def by_sockets(link: Link, *, crowd: float = 1.0) -> Link:
+    """The link between hosts as our sockets use it: they send on the processors that compute."""
+    return replace(
+        link,
         shared=True,
         direct=True,
         work_s=_WORK_S * crowd,
         work_s_per_byte=_WORK_S_PER_BYTE * crowd,
-    )
-    name = f"{machine.name} as {emulation.hosts}x{emulation.per_host}"
-    return replace(
-        machine,
-        name=name,
-        hosts=emulation.hosts,
-        devices_per_host=emulation.per_host,
-        between=between,
-        emulated=True,
     )

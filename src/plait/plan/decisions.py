@@ -265,6 +265,11 @@ class Links:
         """Whether collectives are made of messages of our own."""
         return self.algorithm not in ("backend", "shared")
 
+    @property
+    def lanes(self) -> int:
+        """On how many lanes collectives are made, one after the other on each; 0: they do not wait for each other."""
+        return self.groups if self.by_hops or self.groups > 1 else 0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pipe:

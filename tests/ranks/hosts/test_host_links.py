@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -57,14 +58,14 @@ def test_every_collective_over_both_levels(
         links = links_between(mesh, seat.rank, CPU, timeout_s=20)
         assert isinstance(links, HostLinks)
         calls = 0
-        run = host_links.TwoLevel.run
+        begin = host_links.TwoLevel.begin
 
-        def counted(*given: object) -> torch.Tensor:
+        def counted(*given: Any) -> torch.Tensor:
             nonlocal calls
             calls += 1
-            return run(*given)  # type: ignore[arg-type]
+            return begin(*given)
 
-        monkeypatch.setattr(host_links.TwoLevel, "run", counted)
+        monkeypatch.setattr(host_links.TwoLevel, "begin", counted)
         found, right = wrong(started(links, mesh, seat.rank)), [True]
         if mesh is DATA:
             turns = flat_exchange(links, seat.rank, 4)

@@ -8,7 +8,7 @@ from plait.cluster.cluster import Link
 from plait.cluster.parse import parse_cluster
 from plait.plan.named import resolve
 from plait.program.hops.algorithms import rounds_of
-from plait.program.hops.price import Network, algorithm_of, hop_seconds, prices, round_times
+from plait.program.hops.price import Network, algorithm_of, hop_travel, prices, round_times
 from plait.program.instructions import Collective
 
 SLOW = Link(latency_s=0.01, bandwidth=1e6, shared=True)
@@ -51,8 +51,7 @@ def test_a_tree_is_cheaper_where_latency_counts_and_a_ring_where_bandwidth_does(
 def test_a_plan_prices_what_it_has_made_hop_by_hop() -> None:
     network = Network.of(parse_cluster("4x1xcpu"), 4)
     ring = resolve("ddp", 4, {"links": {"algorithm": "ring"}})
-    assert (
-        hop_seconds(ring, all_reduce(1000), FOUR, network)
-        == prices("all_reduce", 1000, FOUR, network)["ring"]
-    )
-    assert hop_seconds(resolve("ddp", 4), all_reduce(1000), FOUR, network) is None
+    found = hop_travel(ring, all_reduce(1000), FOUR, network)
+    assert found is not None and found.latency_s > 0
+    assert found.total_s == pytest.approx(prices("all_reduce", 1000, FOUR, network)["ring"])
+    assert hop_travel(resolve("ddp", 4), all_reduce(1000), FOUR, network) is None

@@ -5,14 +5,16 @@ that was timed on the device itself takes as long as it took there; everything e
 links. It never runs anything, and knows nothing of overlap: that is the simulator's.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
+from math import inf
 
-from plait.cluster.cluster import Cluster, Link
+from plait.cluster.cluster import Cluster, Link, Reach
 from plait.errors import ProgramError
 from plait.plan.plan import DATA
-from plait.program.cost.collective_time import collective_seconds, message_seconds
-from plait.program.cost.op_key import op_key, transfer_key
+from plait.program.cost.collective_time import PIECE_BYTES, Travel, collective_travel, message_seconds
+from plait.program.cost.op_key import compress_key, op_key, transfer_key
 from plait.program.cost.op_time import node_work, op_seconds
 from plait.program.cost.update import UpdateWork
 from plait.program.instructions import (
@@ -48,17 +50,17 @@ from plait.program.value import Value
 
 
 class Durations:
-    """Seconds by rank and instruction: `duration` and `own_part` are what `simulate` takes."""
+    """Seconds by rank and instruction: what `simulate` takes."""
 
     def __init__(
         self,
         program: Program,
         cluster: Cluster,
         updates: Mapping[int, UpdateWork],
-        by_hops: Callable[[Collective, tuple[int, ...]], float | None] = lambda collective, group: None,
+        by_hops: Callable[[Collective, tuple[int, ...]], Travel | None] = lambda collective, group: None,
     ) -> None:
-        """`updates`: by class of ranks; `by_hops`: seconds of a collective of some ranks that is made hop by hop, in
-        the background; None: it is not."""
+        """`updates`: by class of ranks; `by_hops`: how long a collective of some ranks takes that is made hop by hop,
+        in the background; None: it is not."""
         self._by_hops = by_hops
         self._program, self._cluster, self._updates = program, cluster, updates
         self._device = cluster.device
@@ -66,18 +68,22 @@ class Durations:
         self._launchers = program.plan.ranks // program.plan.processes
         """Ranks that share an interpreter, which launches one op at a time."""
         self._segments: dict[tuple[int, str], float] = {}
-        self._transfers: dict[tuple[object, ...], float] = {}
+        self._transfers: dict[tuple[object, ...], Travel] = {}
         self._filled = [_filled_in_place(program, index) for index in range(len(program.classes))]
 
     def duration(self, rank: int, instruction: Instruction) -> float:
         """Seconds that an instruction takes, without waiting."""
         if isinstance(instruction, Compute):
             return self._compute(rank, instruction)
-        if isinstance(instruction, Collective | Send):
-            seconds = self._transfer(rank, instruction)
-            if self._in_background(rank, instruction):
-                return seconds + self.beside(rank, instruction)
-            return self._before_own_part(instruction, seconds)
+        if isinstance(instruction, Send):
+            seconds = self._message(instruction.num_bytes, self._peers(rank, instruction))
+            # On links without a background only the sender's copy is over before the receiver does its part.
+            return seconds if self._in_background(rank, instruction) else seconds / 2
+        if isinstance(instruction, Collective):
+            if not self._in_background(rank, instruction):
+                return 0.0
+            wire_s = max(self._travel(rank, instruction).wire_s, self._work_s(rank, instruction))
+            return wire_s + self.beside(rank, instruction) + self.latency(rank, instruction)
         if isinstance(instruction, Opaque):
             raise ProgramError("the model was not captured: nobody knows how long it takes.")
         if isinstance(instruction, Update):
@@ -87,11 +93,26 @@ class Durations:
         if isinstance(instruction, Load) and instruction.num_bytes:
             inner = self._cluster.link_among(self._program.plan.mesh.group(rank, DATA)).inner
             return message_seconds(instruction.num_bytes, inner, self._device)
+        if isinstance(instruction, Compress | Decompress):
+            bucket = self._program.of(rank).buckets[instruction.bucket]
+            timed = self._device.timed.get(
+                compress_key(instruction, bucket, self._program.plan.sync, self._busy)
+            )
+            if timed is not None:
+                return timed
         traffic = self._traffic(rank, instruction)
         if isinstance(instruction, Serve) and "push" in instruction.handlers:
             return self._updates[self._program.members[rank]].seconds(self._device, self._busy)
         constants = self._device.calibration
         return traffic / (self._device.memory_bandwidth * constants.memory_share) + constants.kernel_s
+
+    def latency(self, rank: int, collective: Instruction) -> float:
+        """Seconds of a collective's duration for which it does not need the wire; before the first byte of a piece is
+        on it, and after the last, processors have their work with the piece."""
+        assert isinstance(collective, Collective)
+        if not self._in_background(rank, collective):
+            return 0.0
+        return self._travel(rank, collective).latency_s + self._work_s(rank, collective, PIECE_BYTES)
 
     def own_part(self, rank: int, started: Instruction) -> float:
         """Seconds for which a rank works itself where it waits for what it has started, without a background."""
@@ -102,18 +123,22 @@ class Durations:
             return 0.0
         if isinstance(started, Recv):
             return self._message(started.num_bytes, self._peers(rank, started)) / 2
-        return self._transfer(rank, started)
+        return self._travel(rank, started).total_s
 
     def beside(self, rank: int, started: Instruction) -> float:
         """Seconds by which communication in the background and what is computed beside it hold each other up."""
-        link = self._cluster.between
-        if not isinstance(started, Collective) or link.work_s + link.work_s_per_byte == 0:
-            return 0.0
-        if self._cluster.link_among(self._program.plan.mesh.group(rank, started.axis)).hosts < 2:
+        if not isinstance(started, Collective) or not (work_s := self._work_s(rank, started)):
             return 0.0
         meanwhile = self._meanwhile[self._program.members[rank]].get(started.id, ())
-        computed_s = sum(self._compute(rank, instruction) for instruction in meanwhile)
-        return min(computed_s, link.work_s + started.num_bytes * link.work_s_per_byte)
+        return min(work_s, sum(self._compute(rank, instruction) for instruction in meanwhile))
+
+    def _work_s(self, rank: int, collective: Collective, most_bytes: float = inf) -> float:
+        """For which a collective, or `most_bytes` of it, keeps a rank's processor busy: between hosts processors send
+        and add up by themselves."""
+        link, group = self._cluster.between, self._program.plan.mesh.group(rank, collective.axis)
+        if self._reach(group).hosts < 2:
+            return 0.0
+        return link.work_s + min(collective.num_bytes, most_bytes) * link.work_s_per_byte
 
     @cached_property
     def _meanwhile(self) -> list[dict[int, list[Compute]]]:
@@ -161,11 +186,9 @@ class Durations:
         other = instruction.to if isinstance(instruction, Send) else instruction.source
         return rank, group[other]
 
-    def _transfer(self, rank: int, instruction: Collective | Send) -> float:
-        """Seconds from the last arrival to the end, or for which a message travels."""
-        if isinstance(instruction, Send):
-            return self._message(instruction.num_bytes, self._peers(rank, instruction))
-        mesh, cluster = self._program.plan.mesh, self._cluster
+    def _travel(self, rank: int, instruction: Collective) -> Travel:
+        """From the last arrival to the end."""
+        mesh = self._program.plan.mesh
         coordinates = tuple(mesh.coordinate(rank, name) for name, _ in mesh.axes)
         key = (
             instruction.op,
@@ -175,23 +198,37 @@ class Durations:
             coordinates,
         )
         if key not in self._transfers:
-            size = mesh.size_of(instruction.axis)
-            reach = cluster.link_among(mesh.group(rank, instruction.axis))
-            key_of_time = transfer_key(instruction, size, self._busy)
-            timed = self._by_hops(instruction, mesh.group(rank, instruction.axis))
-            if timed is None and reach.hosts == 1:
-                timed = self._device.timed.get(key_of_time)
-            if timed is None and instruction.op.startswith("halo"):
-                timed = self._message(instruction.num_bytes, mesh.group(rank, instruction.axis)[:2])
-            if timed is None:
-                timed = collective_seconds(instruction.op, instruction.num_bytes, reach, self._device)
-            self._transfers[key] = timed
+            group = mesh.group(rank, instruction.axis)
+            reach = self._reach(group)
+            key_of_time = transfer_key(instruction, len(group), self._busy)
+            found = self._by_hops(instruction, group)
+            if found is None and reach.hosts == 1 and key_of_time in self._device.timed:
+                found = Travel(self._device.timed[key_of_time])
+            if found is None and instruction.op.startswith("halo"):
+                found = Travel(self._message(instruction.num_bytes, group[:2]))
+            if found is None:
+                found = collective_travel(
+                    instruction.op, instruction.num_bytes, reach, self._device, levels=not self._by_sockets
+                )
+            self._transfers[key] = found
         return self._transfers[key]
+
+    @property
+    def _by_sockets(self) -> bool:
+        """Whether ranks of one host do not meet in its memory."""
+        return self._program.plan.links.transport == "sockets" and self._cluster.between.direct
+
+    def _reach(self, ranks: Sequence[int]) -> Reach:
+        """What these ranks cross; those of one host that have sockets alone, as if each were a host."""
+        reach = self._cluster.link_among(ranks)
+        return (
+            replace(reach, hosts=reach.size, per_host=1) if self._by_sockets and reach.hosts == 1 else reach
+        )
 
     def _message(self, num_bytes: int, ends: tuple[int, ...]) -> float:
         if len(set(ends)) < 2:
             return 0.0
-        reach = self._cluster.link_among(ends)
+        reach = self._reach(ends)
         timed = self._device.timed.get(f"{self._busy}|send {num_bytes}") if reach.hosts == 1 else None
         if timed is not None:
             return timed
@@ -202,12 +239,8 @@ class Durations:
         group = mesh.group(rank, instruction.axis)
         if isinstance(instruction, Collective) and self._by_hops(instruction, group) is not None:
             return True
-        reach = self._cluster.link_among(group)
+        reach = self._reach(group)
         return reach.outer.background if reach.hosts > 1 else reach.inner.background
-
-    def _before_own_part(self, instruction: Collective | Send, seconds: float) -> float:
-        """What of an exchange is over before the receiver does its part: the sender's copy of a message."""
-        return seconds / 2 if isinstance(instruction, Send) else 0.0
 
     def _traffic(self, rank: int, instruction: Instruction) -> float:
         """Bytes that pass through the device's memory."""

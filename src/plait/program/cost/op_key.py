@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from plait.program.instructions import Collective, Send
+from plait.plan.decisions import Sync
+from plait.program.instructions import Collective, Compress, Decompress, Send
+from plait.program.program import Bucket
 
 _LONG = 300
 """Characters after which a key is cut and hashed: keys are read by people, in files of a cluster."""
@@ -38,6 +40,14 @@ def transfer_key(instruction: Collective | Send, size: int, busy: int) -> str:
         return f"{busy}|send {instruction.num_bytes}"
     place = "placed " if is_placed(instruction) else ""
     return f"{busy}|{place}{instruction.op} {instruction.num_bytes} over {size}"
+
+
+def compress_key(instruction: Compress | Decompress, bucket: Bucket, sync: Sync, busy: int) -> str:
+    """What is done to a bucket so that less of it travels, or back."""
+    what = f"compress, part {instruction.part}" if isinstance(instruction, Compress) else "decompress"
+    how = f"{sync.compress} {sync.compress_rank} {sync.compress_keep:g}"
+    digest = sha256(repr((bucket.shapes, bucket.dtype)).encode()).hexdigest()[:12]
+    return f"{busy}|{what}: {how} of {bucket.num_elements} elements ({digest})"
 
 
 def is_placed(instruction: Collective | Send) -> bool:

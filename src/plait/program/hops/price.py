@@ -12,7 +12,7 @@ from functools import lru_cache
 from plait.cluster.cluster import Cluster, Link, Reach
 from plait.cluster.devices import DEVICES
 from plait.plan.plan import Plan
-from plait.program.cost.collective_time import collective_seconds
+from plait.program.cost.collective_time import Travel, collective_seconds
 from plait.program.hops.algorithms import ALGORITHMS, rounds_of
 from plait.program.hops.rounds import Rounds, block_sizes
 from plait.program.instructions import Collective
@@ -107,14 +107,16 @@ def algorithm_of(asked: str, collective: Collective, group: tuple[int, ...], net
     return next(iter(prices(collective.op, collective.num_bytes, group, network)))
 
 
-def hop_seconds(plan: Plan, collective: Collective, group: tuple[int, ...], network: Network) -> float | None:
-    """Seconds of a collective that the plan has made hop by hop; None: it is not."""
+def hop_travel(plan: Plan, collective: Collective, group: tuple[int, ...], network: Network) -> Travel | None:
+    """How long a collective takes that the plan has made hop by hop; None: it is not."""
     if not plan.links.by_hops:
         return None
     algorithm = algorithm_of(plan.links.algorithm, collective, group, network)
     if algorithm == BACKEND:
         return None
-    return prices(collective.op, collective.num_bytes, group, network)[algorithm]
+    seconds = prices(collective.op, collective.num_bytes, group, network)[algorithm]
+    latency_s = prices(collective.op, 0, group, network)[algorithm]
+    return Travel(wire_s=seconds - latency_s, latency_s=latency_s)
 
 
 def choices_of(program: Program, network: Network) -> list[str]:

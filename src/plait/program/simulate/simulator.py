@@ -2,8 +2,9 @@
 
 In: a program and how long each instruction takes. Out: a `Trace` of the same kind as a measured one. A rank's lanes are
 queues: an instruction starts when its lane is free and what it waits for is done; a collective starts when every rank
-of its group has issued it and lasts equally long for all; a message leaves when it is sent and the one before it, to
-the same rank, has arrived; a server handles one message after the other (`served.py`).
+of its group has issued it and lasts equally long for all; others may have the wire while it waits for its latency, but
+for those of its own lane, where the plan has lanes; a message leaves when it is sent and the one before it, to the same
+rank, has arrived; a server handles one message after the other (`served.py`).
 """
 
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ class _Run:
         self,
         programs: Sequence[Program],
         duration: Duration,
+        latency: Duration,
         own_part: Duration,
         beside: Duration,
         steps: int,
@@ -44,10 +46,12 @@ class _Run:
         self.clock = Clock(self.plan.ranks, duration)
         self.ranks = tuple(range(self.plan.ranks) if fold is None else sorted(set(fold)))
         self._programs, self._steps, self._fold = programs, steps, fold
-        self._own_part, self._beside = own_part, beside
+        self._latency, self._own_part, self._beside = latency, own_part, beside
+        self._lanes = self.plan.links.lanes
         self._takes_next, self._workers = self.plan.agreement.takes_next, self.plan.mesh.size
         self._peers = Peers(self.plan.mesh, fold)
         self._communication_s = [0.0] * self.plan.ranks
+        self._lanes_s: dict[Key, float] = {}
         self._links_s: dict[Key, float] = {}
         self._arrived: dict[Key, list[tuple[int, int, Collective, float]]] = {}
         self._posted: dict[Key, tuple[int, int, Recv, float]] = {}
@@ -137,15 +141,20 @@ class _Run:
         """Arrive at a collective; it runs on the communication lanes of the group once everybody is there."""
         group = self._peers.group(rank, instruction.axis)
         meeting: Key = (group,) if self._fold is None else (group, instruction.axis)
-        key: Key = (*meeting, self._count(rank, meeting))
+        number = self._count(rank, meeting)
+        key: Key = (*meeting, number)
         arrived = self._arrived.setdefault(key, [])
         arrived.append((rank, step, instruction, self.clock.now_s[rank]))
         if len(arrived) == len(group):
-            lanes = self._communication_s
-            start_s = max(max(at_s, lanes[member]) for member, _, _, at_s in arrived)
-            end_s = start_s + self.clock.duration(group[0], instruction)
+            wires, duration_s = self._communication_s, self.clock.duration(group[0], instruction)
+            latency_s = self._latency(group[0], instruction)
+            lane: Key = (*meeting, number % self._lanes) if self._lanes else ()
+            start_s = max(max(at_s, wires[member]) for member, _, _, at_s in arrived)
+            if lane:
+                start_s = max(start_s, self._lanes_s.get(lane, 0.0))
+            end_s = self._lanes_s[lane] = start_s + duration_s
             for member, of_step, own, at_s in self._arrived.pop(key):
-                lanes[member] = end_s
+                wires[member] = end_s - latency_s
                 self.clock.span(member, of_step, own, at_s, end_s)
             self.clock.happen(key, end_s)
         return key
@@ -188,21 +197,22 @@ def simulate(
     *,
     steps: int = 1,
     folded: bool = False,
+    latency: Duration = lambda rank, collective: 0.0,
     own_part: Duration = lambda rank, started: 0.0,
     beside: Duration = lambda rank, started: 0.0,
 ) -> Trace:
     """Run `steps` steps of all ranks on clocks, in a time that grows as the number of instructions does.
 
     Several programs are those of a worker's consecutive steps, again and again: of workers that average now and then, a
-    round. `own_part` is what a rank computes itself where it waits for what it has started, on links that do not work
-    in the background; `beside`, by how much those that do held up what it computed meanwhile. `folded`: only one rank
-    of each class is stepped through, and the trace shows these alone. It says the same where durations do not differ
-    within a class.
+    round. `latency` is for how long of its duration a collective does not need the wire. `own_part` is what a rank
+    computes itself where it waits for what it has started, on links that do not work in the background; `beside`, by
+    how much those that do held up what it computed meanwhile. `folded`: only one rank of each class is stepped through,
+    and the trace shows these alone. It says the same where durations do not differ within a class.
     """
     programs = [program] if isinstance(program, Program) else program
     plan = programs[0].plan
     fold = representatives(programs[0]) if folded else None
-    run = _Run(programs, duration, own_part, beside, steps, fold)
+    run = _Run(programs, duration, latency, own_part, beside, steps, fold)
     run.run()
     return Trace(
         spans=tuple(run.clock.spans),

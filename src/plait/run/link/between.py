@@ -141,4 +141,4 @@ def links_between(
     shared_here = share_here()
     if shared_here is None:
         return ProcessLinks(mesh, rank, fresh=fresh)
-    return HostLinks(hosts, rank, shared_here, share_here, network, DEVICES["cpu"].device, fresh=fresh)
+    return HostLinks(hosts, rank, shared_here, share_here, network, fresh=fresh)

@@ -14,7 +14,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from plait.cluster.cluster import Device
 from plait.plan.mesh import Mesh
 from plait.program.cost.collective_time import PIECE_BYTES, is_two_level_cheaper
 from plait.program.hops.price import Network
@@ -26,7 +25,7 @@ from plait.run.link.process_links import ProcessLinks
 
 Op = Literal["all_reduce", "all_gather", "reduce_scatter"]
 Between = tuple[Tensor, list[int], Handle]
-"""A piece of a sum, how the ranks of the host share it, and this rank's part of it on its way."""
+"""A tensor or a piece of a sum, how it is shared, and this rank's part of it on its way."""
 _WITHIN = "@host"
 """Added to the name of an axis that is partly within hosts: its inner part."""
 
@@ -119,30 +118,22 @@ class TwoLevel:
     ) -> Tensor:
         return self._start(op, inside, tensor, extents, out).result()
 
-    def run(self, collective: Collective, tensor: Tensor, out: Tensor | None) -> Tensor:
-        """Both levels, waiting for each; a sum is `scatter` and `gather`."""
-        dim, extents, each = collective.dim, collective.extents, self._each
-        by_place = [list(extents[place::each]) for place in range(each)]
-        sums = [sum(found) for found in by_place]
-        front = tensor.movedim(dim, 0)
+    def begin(self, collective: Collective, tensor: Tensor, between: "list[Between]") -> Tensor:
+        """What is before the network; then it is `between` hosts. Returns what a sum of pieces is made in."""
+        if collective.op == "all_reduce":
+            return self._begin_sum(tensor, between)
+        front, by_place = tensor.movedim(collective.dim, 0), self._by_place(collective)
         if collective.op == "reduce_scatter":
-            pieces = torch.split(front, list(extents))
+            pieces, each = torch.split(front, list(collective.extents)), self._each
             ordered = torch.cat([piece for place in range(each) for piece in pieces[place::each]])
-            part = self._do("reduce_scatter", True, ordered, sums)
-            own = self._do("reduce_scatter", False, part.contiguous(), by_place[self._place])
-            return own.movedim(0, dim).contiguous()
-        part = self._do("all_gather", False, front.contiguous(), by_place[self._place])
-        gathered = self._do("all_gather", True, part, sums)
-        pieces = torch.split(gathered, [extent for found in by_place for extent in found])
-        hosts = len(extents) // each
-        by_rank = [pieces[place * hosts + host] for host in range(hosts) for place in range(each)]
-        if out is not None:
-            torch.cat(by_rank, out=out.view(sum(extents), *gathered.shape[1:]))
-            return out
-        return torch.cat(by_rank).movedim(0, dim).contiguous()
+            front = self._do("reduce_scatter", True, ordered, [sum(found) for found in by_place])
+        op: Op = "reduce_scatter" if collective.op == "reduce_scatter" else "all_gather"
+        own = by_place[self._place]
+        between.append((tensor, own, self._start(op, False, front.contiguous(), own)))
+        return tensor
 
-    def scatter(self, tensor: Tensor, between: "list[Between]") -> Tensor:
-        """The first part of a sum: sums of pieces within the host, which are then on their way to the others."""
+    def _begin_sum(self, tensor: Tensor, between: "list[Between]") -> Tensor:
+        """Sums of pieces within the host."""
         flat = tensor.reshape(-1)
         for piece in torch.split(flat, PIECE_BYTES // flat.element_size()):
             whole, rest = divmod(piece.numel(), self._each)
@@ -152,11 +143,36 @@ class TwoLevel:
             between.append((piece, extents, self._start("all_reduce", False, part.clone())))
         return flat
 
-    def gather(self, tensor: Tensor, flat: Tensor, between: "Sequence[Between]") -> Tensor:
-        """The second part, by links of its own: what has come back, to all ranks of the host."""
-        for piece, extents, handle in between:
-            self._do("all_gather", True, handle.result(), extents, piece)
-        return tensor if flat.data_ptr() == tensor.data_ptr() else tensor.copy_(flat.view(tensor.shape))
+    def end(
+        self,
+        collective: Collective,
+        tensor: Tensor,
+        begun: Tensor,
+        between: "Sequence[Between]",
+        out: Tensor | None,
+    ) -> Tensor:
+        """What is after the network, by links of its own: what has come back, to all ranks of the host."""
+        if collective.op == "all_reduce":
+            for piece, extents, handle in between:
+                self._do("all_gather", True, handle.result(), extents, piece)
+            is_there = begun.data_ptr() == tensor.data_ptr()
+            return tensor if is_there else tensor.copy_(begun.view(tensor.shape))
+        ((_, _, handle),) = between
+        if collective.op == "reduce_scatter":
+            return handle.result().movedim(0, collective.dim).contiguous()
+        by_place, count = self._by_place(collective), len(collective.extents)
+        gathered = self._do("all_gather", True, handle.result(), [sum(found) for found in by_place])
+        pieces = torch.split(gathered, [extent for found in by_place for extent in found])
+        hosts = count // self._each
+        by_rank = [pieces[place * hosts + host] for host in range(hosts) for place in range(self._each)]
+        if out is not None:
+            torch.cat(by_rank, out=out.view(sum(collective.extents), *gathered.shape[1:]))
+            return out
+        return torch.cat(by_rank).movedim(0, collective.dim).contiguous()
+
+    def _by_place(self, collective: Collective) -> list[list[int]]:
+        """Extents of those at the same place in their hosts."""
+        return [list(collective.extents[place :: self._each]) for place in range(self._each)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,20 +180,18 @@ class _Level:
     """Collectives along one axis that is within hosts and between them."""
 
     shared: Links
-    """Within the host, for the first part of a sum and for all else."""
+    """Within the host, for what is before the network."""
     two: TwoLevel
     back: TwoLevel
-    """The same with other links within the host, for the second part of a sum: a thread of its own does it, while the
-    first thread has the next sum on its way."""
+    """The same with other links within the host, for what is after it: a thread of its own does it, while the first
+    thread has the next collective on its way."""
     thread: Background
     second: Background
 
     def start(self, collective: Collective, tensor: Tensor, out: Tensor | None) -> Handle:
-        if collective.op != "all_reduce":
-            return self.thread.start(lambda: self.two.run(collective, tensor, out))
         between: list[Between] = []
-        first = self.thread.start(lambda: self.two.scatter(tensor, between))
-        return self.second.start(lambda: self.back.gather(tensor, first.result(), between))
+        first = self.thread.start(lambda: self.two.begin(collective, tensor, between))
+        return self.second.start(lambda: self.back.end(collective, tensor, first.result(), between, out))
 
 
 class HostLinks:
@@ -192,13 +206,11 @@ class HostLinks:
         shared: Links,
         share: Callable[[], Links | None],
         network: Network,
-        device: Device,
         *,
         fresh: bool = False,
     ) -> None:
-        """`shared`: links through the memory of this host, of which `share` makes more; `network`: by which
-        collectives are priced."""
-        self._hosts, self._rank, self._network, self._device = hosts, rank, network, device
+        """`shared`: links through the memory of this host, of which `share` makes more."""
+        self._hosts, self._rank, self._network = hosts, rank, network
         self._place = rank % hosts.within.size
         self._first = rank - self._place
         self._shared, self._sockets = shared, ProcessLinks(hosts.refined, rank, fresh=fresh)
@@ -234,7 +246,7 @@ class HostLinks:
     def is_two_level(self, collective: Collective) -> bool:
         """Whether a collective is made within hosts first: by the cost model, the same on all ranks."""
         reach = self._network.reach(self._hosts.mesh.group(self._rank, collective.axis))
-        return is_two_level_cheaper(collective.op, collective.num_bytes, reach, self._device)
+        return is_two_level_cheaper(collective.op, collective.num_bytes, reach)
 
     def send(self, send: Send, flat: Tensor) -> Handle:
         """Send through memory to a rank of this host, else by socket."""

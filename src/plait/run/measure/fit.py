@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from plait.cluster.calibration import Calibration
+from plait.cluster.cluster import Link
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
@@ -46,6 +49,17 @@ def fit_saturating(points: Sequence[tuple[float, float]]) -> tuple[float, float,
     best = 1.0 / line.start_s if line.start_s > 0 else max(rate for _, rate in points)
     half = line.per_unit_s * best
     return best, half, {s: float(best * s / (s + half) / r - 1) for s, r in points}
+
+
+def socket_link(line: Fit, ranks: int, calibration: Calibration) -> Link:
+    """The link with which the cost model gives these times of an all-reduce of ranks that have a host each."""
+    exchanges = 1 if ranks == 2 else 2
+    crossing = exchanges * (ranks - 1) / ranks if ranks > 2 else 1.0
+    return Link(
+        latency_s=max(0.0, line.start_s - calibration.kernel_s) / exchanges,
+        bandwidth=crossing / line.per_unit_s / calibration.link_share,
+        direct=True,
+    )
 
 
 def middle(function: Callable[[], float], times: int) -> tuple[float, list[float]]:

@@ -15,11 +15,11 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from plait.cluster.calibration import Calibration
-from plait.cluster.cluster import Cluster, Link
+from plait.cluster.cluster import Cluster
+from plait.cluster.emulated import by_sockets, on_one_machine
 from plait.run.join.place import Place
 from plait.run.link.shm.memory import host, machine
-from plait.run.measure.fit import fit_line
+from plait.run.measure.fit import fit_line, socket_link
 from plait.run.setup.allocator import keep_freed_memory
 from plait.run.start.guardian import Guardian
 from plait.run.start.launch import Seat, connect, disconnect, launch
@@ -73,10 +73,11 @@ def measure_hosts(party: First, known: Cluster) -> Hosts:
         return Hosts(cluster=known, residuals={})
     points = [(float(size), seconds) for size, seconds in found[0]["times"]]
     line = fit_line(points)
-    between = _link(line.start_s, line.per_unit_s, count, known.device.calibration)
-    is_one = len({entry["machine"] for entry in found}) == 1
+    between = by_sockets(socket_link(line, count, known.device.calibration))
     name = f"{count} hosts of {known.devices_per_host}"
-    cluster = replace(known, name=name, hosts=count, between=between, emulated=is_one)
+    cluster = replace(known, name=name, hosts=count, between=between)
+    if len({entry["machine"] for entry in found}) == 1:
+        cluster = on_one_machine(cluster, known.size)
     residuals = {int(size): round(error, 3) for size, error in line.residuals.items()}
     return Hosts(cluster=cluster, residuals=residuals)
 
@@ -90,17 +91,6 @@ def told(cluster: Cluster) -> dict[str, Any]:
 def heard(said: Mapping[str, Any]) -> Cluster:
     """The cluster again."""
     return msgspec.convert(said, Cluster)
-
-
-def _link(start_s: float, per_byte_s: float, hosts: int, calibration: Calibration) -> Link:
-    """The link with which the cost model gives these times of an all-reduce of one rank a host: two exchanges."""
-    part = (hosts - 1) / hosts
-    return Link(
-        latency_s=max(0.0, start_s - calibration.kernel_s) / 2,
-        bandwidth=2 * part / per_byte_s / calibration.link_share,
-        shared=True,
-        direct=True,
-    )
 
 
 def _time_links(seat: Seat) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from plait.cluster.presets import preset_called
 from plait.options import Listener
 from plait.program.instructions import Collective
 from plait.program.value import Value
-from plait.run.measure.fit import Fit, fit_line, fit_saturating
+from plait.run.measure.fit import Fit, fit_line, fit_saturating, socket_link
 from plait.run.measure.load import complaint, foreign_cores, spread
 from plait.run.measure.progress_times import time_progress
 from plait.run.measure.rates import Rates, measure_rates
@@ -232,13 +232,15 @@ def _link(
         preset = DEVICES["cpu"]
         return (preset.host if kind == "shared" else preset.between), {}
     line: Fit = fit_line(points)
+    residuals = {int(size): round(error, 3) for size, error in line.residuals.items()}
+    if kind == "plait":
+        return socket_link(line, ranks, calibration), residuals
     part = (ranks - 1) / ranks
     latency_s = max(0.0, line.start_s - calibration.kernel_s) / (2 * (ranks - 1))
     bandwidth = 2 * part / line.per_unit_s / calibration.link_share
     if kind == "shared":  # all ranks of the host use one memory
         bandwidth *= max(1, ranks - 1)
-    link = Link(latency_s=latency_s, bandwidth=bandwidth)
-    return link, {int(size): round(error, 3) for size, error in line.residuals.items()}
+    return Link(latency_s=latency_s, bandwidth=bandwidth), residuals
 
 
 def _products(rates: Sequence[Rates], dtype: str) -> tuple[float, float, dict[int, float]]:

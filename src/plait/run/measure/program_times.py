@@ -21,6 +21,7 @@ from plait.program.cost.op_key import op_key, update_key
 from plait.program.cost.update import updated_parts
 from plait.program.instructions import Compute
 from plait.program.program import Program
+from plait.run.measure.compress_times import time_compression
 from plait.run.measure.op_times import OpTimes, clock_of, time_ops
 from plait.run.measure.transfer_times import mean_of_ranks, time_transfers, transfers_of
 from plait.run.prepare.programs import Programs
@@ -97,9 +98,12 @@ class _Main:
         wanted = {op_key(node, ranks) for name in segments for node in own.segments[name].nodes}
         ops = OpTimes(seconds={}, host_s=0.0)
         if _anybody(not wanted <= known.keys(), ranks):
-            between = dist.barrier if ranks > 1 else lambda: None
+            between = dist.barrier if ranks > 1 else _nothing
             ops = time_ops(own, self._batch(rank), device, busy=ranks, between=between)
         seconds = dict(ops.seconds)
+        seconds |= time_compression(
+            own, program.plan.mesh, program.plan.sync, device, ranks, dist.barrier if ranks > 1 else _nothing
+        )
         key, update_s = self._update(device, rank, ranks)
         seconds[key] = update_s
         if ranks > 1 and device.type == "cpu":
@@ -145,3 +149,7 @@ def _anybody(wants: bool, ranks: int) -> bool:
     told = torch.tensor([float(wants)])
     dist.all_reduce(told)
     return bool(told.item() > 0)
+
+
+def _nothing() -> None:
+    """Who is alone waits for nobody."""

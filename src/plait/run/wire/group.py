@@ -5,12 +5,9 @@ bits. torch's gloo is not used: its listening ports take anybody who guesses a s
 it waits for.
 """
 
-import queue
-import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 from zlib import crc32
@@ -24,7 +21,7 @@ from plait.program.cost.collective_time import SMALL_BYTES
 from plait.run.wire.peers import Peers
 from plait.run.wire.signature import signature
 from plait.run.wire.store import Meeting, RunStore
-from plait.threads import or_end_the_rank, start_thread
+from plait.run.wire.turns import InTurns, Turns, Waits
 
 BACKEND = "plait"
 _DIRECT = 1 << 31
@@ -39,26 +36,6 @@ _COMBINE: tuple[tuple[Any, Callable[..., Tensor], str], ...] = (
 """Rows, not a mapping: torch's operators compare, but have no equal hashes."""
 _Tag = tuple[int, int]
 """By which the messages of a collective are found, and what they belong to."""
-_Waits = Sequence[tuple[int, "Future[None]"]]
-"""An exchange under way: messages from and to peers."""
-_Turns = Generator[_Waits, None, None]
-"""A collective: it posts one exchange after the other, and goes on when it is over."""
-
-
-@dataclass(kw_only=True, slots=True, eq=False)
-class _UnderWay:
-    """A collective between its first message and its last."""
-
-    what: str
-    turns: _Turns
-    done: "Future[None]" = field(default_factory=Future)
-    waits: _Waits = ()
-
-    def fail(self, error: BaseException) -> None:
-        """It will not end any more."""
-        if isinstance(error, ConnectionError):
-            error = ConnectionError(f"{self.what}: {error}")
-        self.done.set_exception(error)
 
 
 class _Work(dist.Work):
@@ -94,11 +71,7 @@ class _Work(dist.Work):
 
 
 class PlaitGroup(dist.ProcessGroup):
-    """The ranks of one group; a thread of its own does what collectives compute, messages go at once.
-
-    What a collective sends first leaves behind what was to be sent before, whether that has arrived or not: the wire is
-    not idle for as long as a message and its answer travel.
-    """
+    """The ranks of one group; collectives are moved on by a thread of its own, messages go at once."""
 
     def __init__(
         self, peers: Peers, name: str, rank: int, ranks: Sequence[int], timeout_s: float, meeting: Meeting
@@ -111,20 +84,14 @@ class PlaitGroup(dist.ProcessGroup):
         self._timeout_s = timeout_s
         self._meeting = meeting
         self._count = 0
-        self._queue: queue.SimpleQueue[_UnderWay | None] = queue.SimpleQueue()
-        """Collectives that can go on; None: the group ends."""
-        self._thread = threading.Thread(
-            target=or_end_the_rank(self._work), name=f"plait group {name}", daemon=True
-        )
-        start_thread(self._thread)
+        self._turns = InTurns(name, self._ranks, timeout_s)
 
     def getBackendName(self) -> str:  # noqa: N802
         return BACKEND
 
     def close(self) -> None:
         """End the thread; what is under way is finished first."""
-        self._queue.put(None)
-        self._thread.join(self._timeout_s)
+        self._turns.close()
 
     def shutdown(self) -> None:
         """As torch calls it when a group is destroyed."""
@@ -132,52 +99,11 @@ class PlaitGroup(dist.ProcessGroup):
 
     abort = shutdown
 
-    def _work(self) -> None:
-        under_way: set[_UnderWay] = set()
-        ends = False
-        while under_way or not ends:
-            try:
-                entry = self._queue.get(timeout=self._timeout_s if under_way else None)
-            except queue.Empty:
-                for entry in under_way:
-                    entry.fail(self._too_late(entry.waits))
-                under_way.clear()
-                continue
-            if entry is None:
-                ends = True
-            elif entry in under_way or not entry.waits:  # else it was too late
-                under_way.add(entry)
-                if self._advance(entry):
-                    under_way.discard(entry)
-
-    def _advance(self, entry: _UnderWay) -> bool:
-        """Go on with a collective as far as it can; whether it is over."""
-        try:
-            while True:
-                for _, message in entry.waits:
-                    if not message.done():
-                        message.add_done_callback(lambda _: self._queue.put(entry))
-                        return False
-                    message.result()
-                entry.waits = next(entry.turns)
-        except StopIteration:
-            entry.done.set_result(None)
-        except BaseException as error:
-            entry.fail(error)
-        return True
-
-    def _too_late(self, waits: _Waits) -> ConnectionError:
-        missing = sorted({self._ranks[peer] for peer, message in waits if not message.done()})
-        return ConnectionError(
-            f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))} did not come within "
-            f"{self._timeout_s:g} s: timed out."
-        )
-
     def _start(
         self,
         what: str,
         dtype: torch.dtype,
-        run: Callable[[_Tag], _Turns],
+        run: Callable[[_Tag], Turns],
         finish: Callable[[], None] = lambda: None,
         op: Any = None,
     ) -> _Work:
@@ -185,14 +111,13 @@ class PlaitGroup(dist.ProcessGroup):
         self._count = (self._count + 1) % _DIRECT
         reduced = next((name for known, _, name in _COMBINE if op is not None and op == known), "")
         tag = self._space | self._count, signature(what, dtype, reduced)
-        entry = _UnderWay(what=what, turns=run(tag))
-        self._queue.put(entry)
-        # Twice: what nothing comes of for as long is told by the group, which knows who is missing.
-        return _Work(entry.done, finish, what, 2 * self._timeout_s, self._meeting)
+        done = self._turns.start(what, run(tag))
+        # Twice: where nothing comes for so long, that is told by who knows who is missing.
+        return _Work(done, finish, what, 2 * self._timeout_s, self._meeting)
 
     def _exchange(
         self, tag: _Tag, sent: Sequence[memoryview | None], rooms: Sequence[memoryview | None]
-    ) -> _Waits:
+    ) -> Waits:
         """Send to and receive from each other rank of the group; None: nothing."""
         waits: list[tuple[int, Future[None]]] = []
         for peer, room in enumerate(rooms):
@@ -205,20 +130,20 @@ class PlaitGroup(dist.ProcessGroup):
                 waits.append((peer, self.peers.send(self._ranks[peer], tag[0], data, tag[1])))
         return waits
 
-    def _gather(self, tag: _Tag, whole: Sequence[Tensor], own: Tensor) -> _Turns:
+    def _gather(self, tag: _Tag, whole: Sequence[Tensor], own: Tensor) -> Turns:
         """Everybody's tensor to everybody; `whole` are flat, on the host."""
         whole[self._own].copy_(own)
         data = _bytes(own)
         yield self._exchange(tag, [data] * len(self._ranks), [_bytes(tensor) for tensor in whole])
 
-    def _reduce_piece(self, tag: _Tag, pieces: Sequence[Tensor], out: Tensor, op: Any) -> _Turns:
+    def _reduce_piece(self, tag: _Tag, pieces: Sequence[Tensor], out: Tensor, op: Any) -> Turns:
         """The sum of everybody's piece for this rank, in the order of ranks."""
         own = pieces[self._own]
         parts = [own if peer == self._own else torch.empty_like(own) for peer in range(len(pieces))]
         yield self._exchange(tag, [_bytes(piece) for piece in pieces], [_bytes(part) for part in parts])
         out.copy_(_reduced(parts, op))
 
-    def _all_reduce(self, tag: _Tag, flat: Tensor, op: Any) -> _Turns:
+    def _all_reduce(self, tag: _Tag, flat: Tensor, op: Any) -> Turns:
         size = len(self._ranks)
         if size == 2:  # in one exchange as much is sent as in two
             own, other = flat, torch.empty_like(flat)
@@ -239,7 +164,7 @@ class PlaitGroup(dist.ProcessGroup):
 
     def _once(
         self, tag: _Tag, sent: Sequence[memoryview | None], rooms: Sequence[memoryview | None]
-    ) -> _Turns:
+    ) -> Turns:
         yield self._exchange(tag, sent, rooms)
 
     # What follows overrides torch's names.

@@ -14,7 +14,7 @@ from plait.program.cost.durations import Durations
 from plait.program.cost.memory import step_memory
 from plait.program.cost.step_times import step_times
 from plait.program.cost.update import UpdateWork, update_work
-from plait.program.hops.price import Network, hop_seconds
+from plait.program.hops.price import Network, hop_travel
 from plait.program.program import Program
 from plait.program.simulate.hop_spans import with_hops
 from plait.program.simulate.simulator import simulate
@@ -59,7 +59,7 @@ def exact_prediction(
         program,
         cluster,
         updates,
-        lambda collective, group: hop_seconds(program.plan, collective, group, network),
+        lambda collective, group: hop_travel(program.plan, collective, group, network),
     )
     last = len(steps) if agreement.marches else len(steps) * -(-_SETTLED // len(steps))
     before = (_STEPS - 1) * len(steps) if agreement.marches else last
@@ -68,6 +68,7 @@ def exact_prediction(
         durations.duration,
         steps=before + last,
         folded=True,
+        latency=durations.latency,
         own_part=durations.own_part,
         beside=durations.beside,
     )

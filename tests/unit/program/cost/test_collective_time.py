@@ -72,12 +72,12 @@ def test_over_our_own_sockets_two_levels_send_less_between_hosts() -> None:
     cluster = emulated(parse_cluster("4xcpu"), network)
     reach, device = cluster.link_among(range(4)), cluster.device
     latency_s, kernel_s = cluster.between.latency_s, device.calibration.kernel_s
-    assert is_two_level_cheaper("all_reduce", 1e8, reach, device)
+    assert is_two_level_cheaper("all_reduce", 1e8, reach)
     within = replace(reach, size=2, hosts=1)
     piece_s = collective_seconds("all_gather", PIECE_BYTES, within, device)  # the others meanwhile, in memory
     expected = 1e8 / 125e6 + latency_s + kernel_s + 2 * piece_s  # between two hosts in one exchange
     assert collective_seconds("all_reduce", 1e8, reach, device) == pytest.approx(expected)
-    assert not is_two_level_cheaper("all_reduce", 8, reach, device)
+    assert not is_two_level_cheaper("all_reduce", 8, reach)
     assert collective_seconds("all_reduce", 8, reach, device) == pytest.approx(latency_s + kernel_s, rel=1e-3)
     alone = cluster.link_among((0, 2))
-    assert alone.per_host == 1 and not is_two_level_cheaper("all_reduce", 1e8, alone, device)
+    assert alone.per_host == 1 and not is_two_level_cheaper("all_reduce", 1e8, alone)

@@ -137,6 +137,23 @@ def test_processors_that_send_by_themselves_compute_meanwhile_for_longer() -> No
     assert times(simulated(3.0))["wait for 1"] == (4, 5)
 
 
+@pytest.mark.parametrize(
+    ("links", "ends"), [({}, 6), ({"groups": 2}, 6), ({"algorithm": "ring"}, 8), ({"groups": 3}, 6)]
+)
+def test_others_have_the_wire_while_a_collective_waits_for_its_latency(
+    links: dict[str, Any], ends: float
+) -> None:
+    """Of 3 s the wire is needed for 1: issued at 2, the second one ends at 5; hop by hop on one lane it begins at 4."""
+    program = program_of(OVERLAPPED, OVERLAPPED)
+    lanes = replace(program, plan=plait.resolve("ddp", 2, {"links": links}))
+    both = DURATIONS | {"first": 1.0, "second": 1.0}
+    trace = simulate(
+        lanes, lambda rank, instruction: both[instruction.name], latency=lambda rank, collective: 2.0
+    )
+    assert times(trace)["reduce 0"] == (1, 4)
+    assert times(trace)["update"][1] == ends
+
+
 def test_steps_follow_each_other() -> None:
     trace = simulate(
         program_of(OVERLAPPED, OVERLAPPED), lambda rank, instruction: DURATIONS[instruction.name], steps=3

@@ -1,19 +1,22 @@
 """Measuring: fits, foreign load, the times of a program's parts, what cannot fit."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tests.unit.program.exact_programs import compiled, job_of
+from tests.unit.program.exact_programs import compiled, durations_of, job_of
 from tests.zoo import ZOO
 
 import plait
 from plait.cluster.parse import parse_cluster
 from plait.errors import CaptureError, PlanError, UsageError
-from plait.program.cost.op_key import op_key, update_key
+from plait.program.cost.collective_time import collective_seconds
+from plait.program.cost.op_key import compress_key, op_key, update_key
 from plait.program.cost.update import updated_parts
-from plait.program.instructions import Compute
-from plait.run.measure.fit import fit_line, fit_saturating
+from plait.program.instructions import Compress, Compute, Decompress
+from plait.run.measure.compress_times import time_compression
+from plait.run.measure.fit import fit_line, fit_saturating, socket_link
 from plait.run.measure.load import complaint, spread
 from plait.run.measure.op_times import time_ops, typical
 from plait.run.measure.predict import predict_job
@@ -27,6 +30,15 @@ def test_lines_are_found_again() -> None:
     assert max(abs(error) for error in found.residuals.values()) < 1e-9
     off = fit_line([(1.0, 1.0), (2.0, 2.5), (3.0, 3.0)])
     assert max(abs(error) for error in off.residuals.values()) > 0.05
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_link_gives_the_sums_again_that_it_was_fitted_to(ranks: int) -> None:
+    line = fit_line([(size, 2e-3 + size * 8e-9) for size in (1e5, 1e6, 1e7)])
+    cluster = parse_cluster(f"{ranks}x1xcpu")
+    fitted = replace(cluster, between=socket_link(line, ranks, cluster.device.calibration))
+    reach = fitted.link_among(range(ranks))
+    assert collective_seconds("all_reduce", 1e6, reach, cluster.device) == pytest.approx(1e-2)
 
 
 def test_rates_that_saturate_are_found_again() -> None:
@@ -81,6 +93,25 @@ def test_parts_are_timed_between_processes_and_used() -> None:
     assert prediction.step_s > compute_s > 0
     again = predict_job(job, plan, first.cluster)
     assert again.exact.prediction.step_s == pytest.approx(prediction.step_s)
+
+
+@pytest.mark.parametrize("method", ["bf16", "powersgd", "topk"])
+def test_what_compression_takes_is_timed_and_used(method: str) -> None:
+    program = compiled("mlp", "ddp", {"data": 2}, 8, settings={"sync": {"compress": method}})
+    plan, own, cpu = program.plan, program.classes[0], torch.device("cpu")
+    rounds = 0
+
+    def meet() -> None:
+        nonlocal rounds
+        rounds += 1
+
+    timed = time_compression(own, plan.mesh, plan.sync, cpu, 2, meet)
+    wanted = [i for i in own.instructions if isinstance(i, Compress | Decompress)]
+    keys = [compress_key(i, own.buckets[i.bucket], plan.sync, 2) for i in wanted]
+    assert len(keys) >= 2 and set(keys) == timed.keys() and min(timed.values()) > 0 and rounds > 1
+    cluster = parse_cluster("2xcpu")
+    known = replace(cluster, device=replace(cluster.device, timed=dict.fromkeys(keys, 7.0)))
+    assert {durations_of(program, known).duration(0, i) for i in wanted} == {7.0}
 
 
 def test_what_cannot_be_predicted_is_refused() -> None:
