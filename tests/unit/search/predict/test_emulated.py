@@ -38,8 +38,8 @@ def test_overlap_larger_buckets_and_averaging_now_and_then_pay() -> None:
     assert step_s("local-sgd", {"average": {"every": 8}}) < usual / 2
 
 
-def test_sending_costs_processors_time_where_something_is_computed_meanwhile() -> None:
-    """More of it where more ranks than processors share them; little where all wait for the wire."""
+def test_sending_costs_processors_time() -> None:
+    """More of it where more ranks than processors share them; with overlap less, since some of it is beside the wire."""
     network = Emulation.parse("bandwidth=100Gbit,latency=0ms,hosts=2x2")
     few, many = (emulated(parse_cluster(f"{count}xcpu"), network) for count in (2, 4))
     assert few.between.work_s == 2 * many.between.work_s > 0
@@ -53,7 +53,7 @@ def test_sending_costs_processors_time_where_something_is_computed_meanwhile() -
         ]
 
     overlapped, one_by_one = (taken - free for taken, free in map(found, (True, False)))
-    assert overlapped > one_by_one >= 0  # the weight of the loss is summed beside the forward, either way
+    assert one_by_one > overlapped > 0
 
 
 def test_wires_of_hosts_are_shared_and_levels_save_them() -> None:
