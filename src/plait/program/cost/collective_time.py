@@ -50,7 +50,7 @@ def collective_travel(
 
     `levels`: ranks of a host may meet in its memory first.
     """
-    if reach.size > 1 and num_bytes > 0 and reach.hosts > 1 and reach.outer.direct:
+    if kind not in ROOTED and num_bytes > 0 and reach.hosts > 1 and reach.outer.direct:
         if levels and is_two_level_cheaper(kind, num_bytes, reach):
             return _two_level(kind, num_bytes, reach, device)
         return _direct(kind, num_bytes, reach, device)

@@ -39,7 +39,7 @@ def test_overlap_larger_buckets_and_averaging_now_and_then_pay() -> None:
 
 
 def test_sending_costs_processors_time() -> None:
-    """More of it where more ranks than processors share them; with overlap less, since some of it is beside the wire."""
+    """More of it where more ranks than processors share them; with overlap less: some is beside the wire."""
     network = Emulation.parse("bandwidth=100Gbit,latency=0ms,hosts=2x2")
     few, many = (emulated(parse_cluster(f"{count}xcpu"), network) for count in (2, 4))
     assert few.between.work_s == 2 * many.between.work_s > 0
