@@ -105,7 +105,7 @@ def test_an_exception_shows_the_traceback_of_its_rank_only(tmp_path: Path) -> No
         launch(main, ranks=3, run_dir=tmp_path)
     text = str(caught.value)
     assert caught.value.rank == 1
-    assert text.startswith("rank 1 of 3 failed (step 7, running 'forward' (instruction 3)):")
+    assert text.startswith("rank 1 of 3 failed (step 8, running 'forward' (instruction 3)):")
     assert text.endswith("ValueError: the third layer is missing")
     assert "ConnectionResetError" not in text
     assert text.count("Traceback") == 1
@@ -193,7 +193,7 @@ def test_complaint_10_a_killed_rank_ends_the_others(victim: int) -> None:
     assert time.monotonic() - killed_at[0] < 10
     assert caught.value.rank == victim
     text = str(caught.value)
-    assert text.startswith(f"rank {victim} of 2 was killed by SIGKILL (step 5, waiting in 'all_reduce 3'")
+    assert text.startswith(f"rank {victim} of 2 was killed by SIGKILL (step 6, waiting in 'all_reduce 3'")
     assert "memory" in text
     assert "peer" not in text
 
@@ -212,8 +212,8 @@ def test_complaint_09_a_hang_names_operation_ranks_and_stack() -> None:
     assert time.monotonic() - begin < 30
     assert (caught.value.waiting, caught.value.missing) == ((0, 2), (1,))
     text = str(caught.value)
-    assert "ranks 0, 2 wait in 'all_reduce 3' (step 5, instruction 17); rank 1 is missing." in text
-    assert "rank 1: step 5, running 'forward' (instruction 2)" in text
+    assert "ranks 0, 2 wait in 'all_reduce 3' (step 6, instruction 17); rank 1 is missing." in text
+    assert "rank 1: step 6, running 'forward' (instruction 2)" in text
     assert "_sleep_here" in text
     assert "run_child" not in text
     assert text.count("stack of rank") == 1
@@ -334,7 +334,7 @@ def test_a_meeting_outside_of_instructions_is_a_hang_when_one_does_not_come() ->
 
     with pytest.raises(HangError, match="_sleep_here") as caught:
         launch(main, ranks=3, hang_s=1)
-    assert "ranks 0, 2 wait in 'evaluate' (step 4); rank 1 is missing." in str(caught.value)
+    assert "ranks 0, 2 wait in 'evaluate' (step 5); rank 1 is missing." in str(caught.value)
 
 
 def test_a_long_computation_is_no_hang() -> None:

@@ -61,7 +61,7 @@ def test_complaint_04_a_wrong_reduction_is_caught() -> None:
     assert outcome.first is not None
     assert (outcome.first.kind, outcome.first.name) == (
         "loss",
-        "step 0",
+        "step 1",
     )  # the first in the order of computation
     assert outcome.first.largest > outcome.first.tolerance
     assert {d.kind for d in outcome.differences if not d.ok} >= {"loss", "gradient", "weight"}
@@ -77,7 +77,7 @@ def test_a_gradient_that_is_reduced_wrongly_is_named() -> None:
     )
     assert outcome.first is not None
     assert outcome.first.kind == "gradient"
-    assert "weight at step 0" in outcome.first.name
+    assert "weight at step 1" in outcome.first.name
 
 
 def test_reduce_is_for_the_serial_interpreter_only() -> None:
@@ -112,7 +112,7 @@ def test_the_command_exits_1_and_names_the_first_tensor(
     monkeypatch.setattr("plait.run.verify.verify", faulty)
     assert jobs.cli("verify", jobs.reference("plain"), "--ranks", "8", "--serial") == 1
     told = " ".join(capsys.readouterr().out.split())
-    assert "not equal: one process / plan: the first tensor that differs is the loss step 0" in told
+    assert "not equal: one process / plan: the first tensor that differs is the loss step 1" in told
     assert "all ranks in one process" in told
 
 

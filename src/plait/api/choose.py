@@ -42,16 +42,16 @@ class Choice:
     subject: Subject
     """What was planned for."""
     ranking: Ranking
-    """Plans that fit, the fastest first; those that do not, with the reason; notices."""
+    """Plans that fit: the choice, then the fastest first; those that do not, with the reason; notices."""
 
     @property
     def best(self) -> Prediction:
-        """Of the fastest plan."""
+        """Of the fastest plan; of those that predictions cannot tell apart, the simplest."""
         return self.ranking.predictions[0]
 
     @property
     def plan(self) -> Plan:
-        """The fastest plan; its micro-batches are `best.num_micro_batches`, the job's `accumulate`."""
+        """The plan of `best`; its micro-batches are `best.num_micro_batches`, the job's `accumulate`."""
         return self.best.plan
 
     @property
@@ -199,7 +199,8 @@ def export_plan(choice: Choice, to: str, out: str | Path | None = None) -> list[
         lines = [f"wrote {path}: {describe(found.plan)} for {exporter.name}."]
         if refused is not None:
             slower = found.step_s / ranking.predictions[0].step_s - 1
-            lines.append(f"It is number {number} of the list, {slower:.1%} slower than the first: {refused}.")
+            told = f"{abs(slower):.1%} {'slower' if slower >= 0 else 'faster'}"
+            lines.append(f"It is number {number} of the list, {told} than the first: {refused}.")
         return [*lines, *(f"note: {note}" for note in exported.notes)]
     raise PlanError(
         f"none of the {len(ranking.predictions)} best plans can be written for {exporter.name}: {refused}.",

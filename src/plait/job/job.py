@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from plait.errors import JobError, PlaitError
+from plait.errors import JobError
 from plait.job import objective as _objective
 from plait.job.batch import describe
 from plait.job.copies import copy_of
@@ -25,7 +25,7 @@ from plait.job.data.torch_loader import loader_fields
 from plait.job.fields import Problem, is_whole, job_problems, until_problems
 from plait.job.lazy import give_shapes
 from plait.job.order import Draws, SampleOrder, micro_batch_sizes, shares
-from plait.job.origin import fix_of, told
+from plait.job.origin import called
 from plait.job.precision import Precision, half_of, keep_masters, with_short_weights
 from plait.job.sampler import Sampler
 from plait.job.schedule import Schedule
@@ -95,8 +95,8 @@ class Job:
     seed: int = 0
     """Decides the initial weights, the order of the samples and every random mask."""
     schedule: Given | None = None
-    """step -> learning rate; or optimizer -> torch LRScheduler, when its first parameter is called `optimizer`. Of
-    several optimizers: for all of them, or one for each, by name."""
+    """step -> learning rate; or optimizer -> torch LRScheduler. Of several optimizers: for all of them, or one for
+    each, by name."""
     follow: str = "loss"
     """What a ReduceLROnPlateau schedule follows: `loss` or a metric of evaluations, or every step's `train_loss`."""
     clip_norm: Bound = None
@@ -235,12 +235,8 @@ class Job:
 
     def _call_model(self) -> nn.Module:
         assert not isinstance(self.model, nn.Module)
-        try:
+        with called("model()"):
             return self.model()
-        except PlaitError:
-            raise
-        except Exception as error:
-            raise JobError(f"model() failed{told(error)}", fix=fix_of(error)) from error
 
     def build_optimizer(self, named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         """The user's optimizer on these parameters, which must be the only ones that it uses."""
@@ -280,15 +276,14 @@ class Job:
             evaluate=None, evaluate_every=None, metrics=None, until=None, follow="loss",
         )  # fmt: skip
 
-    def check_names(self, trained: Callable[[], Sequence[str]]) -> None:
-        """Refuse patterns that mean none of the `trained` parameters, who are asked for where there are patterns."""
+    def check_names(self, trained: Sequence[str]) -> None:
+        """Refuse patterns that mean none of the `trained` parameters."""
         rules: Sequence[Any] = self.objectives or (self,)
         given = [(what, getattr(rule, what)) for rule in rules for what in ("clip_norm", "clip_value")]
         patterns = [(what, tuple(bound)) for what, bound in given if isinstance(bound, Mapping)]
         patterns += [("freeze", as_patterns(entry.parameters)) for entry in self.freeze]
-        names = trained() if patterns else ()
         for what, known in patterns:
-            check_known(what, known, names)
+            check_known(what, known, trained)
 
     def in_steps(self, num_samples: int | None) -> "Job":
         """The same job on data of so many samples: what counts epochs counts steps."""

@@ -6,7 +6,11 @@ the user's own code is on the way.
 
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from plait.errors import JobError, PlaitError
 
 _PACKAGE = Path(__file__).parent.parent
 _STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"])
@@ -32,6 +36,17 @@ def fix_of(error: BaseException, otherwise: str = "mend that line.") -> str:
     if any(word in str(error).lower() for word in ("cuda", "accelerator device")):
         return "leave devices out of the model: plait places its tensors; choose with --device."
     return otherwise
+
+
+@contextmanager
+def called(what: str, *, kind: type[JobError] = JobError) -> Iterator[None]:
+    """Around a call of the user's code: what it raises is told as theirs, with their line, by an error of this kind."""
+    try:
+        yield
+    except PlaitError:
+        raise
+    except Exception as error:
+        raise kind(f"{what} failed{told(error)}", fix=fix_of(error)) from error
 
 
 def is_installed(filename: str) -> bool:

@@ -10,7 +10,7 @@ import copy
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -22,12 +22,12 @@ from plait.errors import JobError
 from plait.files.document import Document, Format
 from plait.files.shape import shaped
 from plait.job.batch import describe
+from plait.job.origin import called, told
 from plait.torch_private.autograd import mark_stepped
 
-_FIX = (
-    "let schedule be `step -> learning rate`, or `optimizer -> torch LRScheduler`; the second is told apart by the "
-    "name of its first parameter, which must be `optimizer`."
-)
+_FIX = "let schedule be `step -> learning rate`, or `optimizer -> torch LRScheduler`."
+_OPTIMIZER_NAMES = ("optimizer", "optim", "opt")
+"""What people call the first parameter of a function that makes a torch scheduler."""
 
 
 def first_parameter(function: Callable[..., Any]) -> str | None:
@@ -36,6 +36,30 @@ def first_parameter(function: Callable[..., Any]) -> str | None:
         return next(iter(inspect.signature(function).parameters), None)
     except (TypeError, ValueError):
         return None
+
+
+def takes_optimizer(schedule: Callable[..., Any], optimizer: Optimizer) -> bool:
+    """Whether a schedule makes a torch scheduler of an optimizer, and is no function of the step.
+
+    Its signature says so, by name or annotation; where that does not tell, it is what gives a scheduler and no number.
+    """
+    try:
+        first = next(iter(inspect.signature(schedule).parameters.values()))
+    except (TypeError, ValueError, StopIteration):
+        return False
+    kind = first.annotation if isinstance(first.annotation, str) else getattr(first.annotation, "__name__", "")
+    if first.name in _OPTIMIZER_NAMES or kind.endswith("Optimizer"):
+        return True
+    if first.name == "step" or kind == "int":
+        return False
+    try:
+        float(schedule(0))
+    except Exception:
+        try:
+            return isinstance(schedule(_shadow(optimizer, optimizer.param_groups)), LRScheduler)
+        except Exception:
+            return False  # what it says of step 0 is told
+    return False
 
 
 class _Plateau(msgspec.Struct):
@@ -62,7 +86,7 @@ class Schedule:
     def __init__(self, schedule: Callable[..., Any] | None, optimizer: Optimizer) -> None:
         self._schedule = schedule
         self._initial_groups = [_frozen(group) for group in optimizer.param_groups]
-        self._builds_scheduler = schedule is not None and first_parameter(schedule) == "optimizer"
+        self._builds_scheduler = schedule is not None and takes_optimizer(schedule, optimizer)
         self._template = optimizer if self._builds_scheduler else None
         self._scheduler: LRScheduler | None = None
         self._position = 0
@@ -160,9 +184,7 @@ class Schedule:
             rate = self._schedule(step)
             number = float(rate)
         except Exception as error:
-            raise JobError(
-                f"schedule({step}) gave no learning rate: {type(error).__name__}: {error}.", fix=_FIX
-            ) from error
+            raise JobError(f"schedule({step}) gave no learning rate{told(error)}.", fix=_FIX) from error
         if not math.isfinite(number) or number < 0:
             raise JobError(
                 f"schedule({step}) is {number}.", fix="return a finite learning rate >= 0 for every step."
@@ -189,7 +211,8 @@ class Schedule:
         if self._scheduler is None or step < self._position:
             self._scheduler, self._position = self._build(), 0
         while self._position < step:
-            self._scheduler.step()
+            with called(f"the scheduler, asked for the rate of step {self._position + 1},"):
+                self._scheduler.step()
             self._position += 1
         return self._scheduler.optimizer
 
@@ -201,19 +224,26 @@ class Schedule:
     def _build(self) -> LRScheduler:
         assert self._template is not None
         assert self._schedule is not None
-        shadow = copy.copy(self._template)
-        shadow.state = defaultdict(dict)
-        shadow.param_groups = [
-            {**initial, "params": group["params"]}
-            for initial, group in zip(self._initial_groups, self._template.param_groups, strict=True)
-        ]
-        mark_stepped(shadow)  # the shadow never steps
-        scheduler = self._schedule(shadow)
+        shadow = _shadow(self._template, self._initial_groups)
+        with called("schedule(optimizer)"):
+            scheduler = self._schedule(shadow)
         if not isinstance(scheduler, LRScheduler):
             raise JobError(
                 f"schedule(optimizer) returned {describe(scheduler)}, not a torch LRScheduler.", fix=_FIX
             )
         return scheduler
+
+
+def _shadow(optimizer: Optimizer, options: Sequence[Mapping[str, Any]]) -> Optimizer:
+    """A copy of an optimizer with these options for its groups, for a scheduler to write to; it never steps."""
+    shadow = copy.copy(optimizer)
+    shadow.state = defaultdict(dict)
+    shadow.param_groups = [
+        {**_frozen(dict(own)), "params": group["params"]}
+        for own, group in zip(options, optimizer.param_groups, strict=True)
+    ]
+    mark_stepped(shadow)
+    return shadow
 
 
 def _frozen(group: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ PART_NAMES = {
     "backward_s": ("backward", "Backward"),
     "exposed_communication_s": ("wait", "Exposed communication"),
     "update_s": ("update", "Update"),
-    "other_s": ("host", "Other"),
+    "other_s": ("host", "Evaluation, checkpoints, host"),
     "idle_s": ("idle", "Idle"),
 }
 """For each part of a step: its class in the style sheet, and its name for people."""
@@ -100,10 +100,10 @@ def _cards(summary: Summary, ranks: Sequence[RankBreakdown]) -> str:
     if summary.final_loss is not None:
         cards.append(("Final loss", f"{summary.final_loss:.4g}", f"from {summary.first_loss:.4g}"))
     for best in summary.best[:2]:
-        when = "" if best.step is None else f"step {best.step}"
+        when = "" if best.step is None else f"step {best.step + 1}"
         cards.append((f"Best evaluation {best.metric}", f"{best.value:.4g}", when))
     if summary.samples_per_s is not None:
-        cards.append(("Throughput", f"{summary.samples_per_s:,.4g}", "samples/s, median"))
+        cards.append(("Throughput", f"{summary.samples_per_s:,.4g}", "samples/s"))
     if ranks:
         slowest = max(ranks, key=lambda one: one.step_s)
         exposed = max(one.share("exposed_communication_s") for one in ranks)

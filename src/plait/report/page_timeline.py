@@ -30,7 +30,7 @@ def timeline_section(trace: Trace | None) -> str:
     data = json.dumps(finite(_timeline_data(trace, steps)), separators=(",", ":")).replace("<", "\\u003c")
     typical = steps[0].step
     options = "".join(
-        f"<option value='{one.step}'{' selected' if one.step == typical else ''}>step {one.step}: "
+        f"<option value='{one.step}'{' selected' if one.step == typical else ''}>step {one.step + 1}: "
         f"{escape(format_seconds(one.end_s - one.start_s))}</option>"
         for one in sorted(steps, key=lambda one: one.step)
     )

@@ -158,6 +158,7 @@ class _Line(msgspec.Struct):
     epoch: float | None = None
     loss: float | None = None
     lr: float | None = None
+    samples: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
     samples_per_s: float | None = None
     step_s: float | None = None
     grad_norm: float | None = None
@@ -221,7 +222,7 @@ def _outlived(path: Path, notes: list[str]) -> list[str]:
         return []
     found = _object(path, list[_Outlived], "what the run has outlived is unknown", notes) or []
     return [
-        f"{one.what.rstrip('.')}: the run went on as {one.plan} with step {one.step}, from {one.source}; "
+        f"{one.what.rstrip('.')}: the run went on as {one.plan} with step {one.step + 1}, from {one.source}; "
         + ("" if one.took_s is None else f"it took {format_seconds(one.took_s)}, ")
         + f"{one.repeated_steps} step(s) were repeated."
         for one in found

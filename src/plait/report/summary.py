@@ -5,7 +5,6 @@ nothing.
 """
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,7 +43,7 @@ class Summary:
     final_loss: float | None
     """Training loss at the last logged step."""
     samples_per_s: float | None
-    """Median throughput, the first logged step left out where there are three."""
+    """All samples over the time of their steps, the first of them left out where there are three."""
     peak_memory_bytes: int | None
     """The most memory that any line reports."""
     final_evaluation: Mapping[str, float]
@@ -56,22 +55,33 @@ class Summary:
 def summarize(record: RunRecord) -> Summary:
     """Sum up a run."""
     losses = [loss for _, loss in series(record.metrics, "loss")]
-    throughput = [rate for _, rate in series(record.metrics, "samples_per_s") if math.isfinite(rate)]
     memory = [value for _, value in series(record.metrics, "memory_bytes") if math.isfinite(value)]
     lines = (*record.metrics, *record.evaluations)
     steps = [step for line in lines if (step := number(line.get("step"))) is not None]
     epochs = [epoch for line in record.metrics if (epoch := number(line.get("epoch"))) is not None]
-    steady = throughput[1:] if len(throughput) >= 3 else throughput
     return Summary(
         num_steps=int(max(steps)) + 1 if steps else None,
         num_epochs=max(epochs) if epochs else None,
         first_loss=losses[0] if losses else None,
         final_loss=losses[-1] if losses else None,
-        samples_per_s=statistics.median(steady) if steady else None,
+        samples_per_s=_throughput(record.metrics),
         peak_memory_bytes=int(max(memory)) if memory else None,
         final_evaluation=_numbers(record.evaluations[-1]["evaluate"]) if record.evaluations else {},
         best=tuple(_best(record.evaluations)),
     )
+
+
+def _throughput(lines: Sequence[Mapping[str, Any]]) -> float | None:
+    """Samples of all steps over their time, but for the first, which warms up."""
+    steps = []
+    for line in lines:
+        rate, step_s = number(line.get("samples_per_s")), number(line.get("step_s"))
+        if rate is not None and step_s is not None and math.isfinite(rate) and math.isfinite(step_s):
+            samples = number(line.get("samples"))
+            steps.append((rate * step_s if samples is None else samples, step_s))
+    steady = steps[1:] if len(steps) >= 3 else steps
+    time_s = sum(step_s for _, step_s in steady)
+    return sum(samples for samples, _ in steady) / time_s if time_s > 0 else None
 
 
 def number(value: object) -> float | None:
@@ -80,13 +90,13 @@ def number(value: object) -> float | None:
 
 
 def series(lines: Iterable[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
-    """One quantity against the step, from the lines that have it."""
+    """One quantity against the step, as people count it: from 1; from the lines that have it."""
     points = []
-    for index, line in enumerate(lines, start=1):
+    for index, line in enumerate(lines):
         value = number(line.get(key))
         step = number(line.get("step", index))
         if value is not None and step is not None:
-            points.append((step, value))
+            points.append((step + 1, value))
     return points
 
 

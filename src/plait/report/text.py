@@ -73,9 +73,12 @@ def breakdown_table(ranks: Sequence[RankBreakdown], *, source: str) -> Table:
     unit, size = next((pair for pair in (("s", 1.0), ("ms", 1e-3)) if longest_s >= pair[1]), ("us", 1e-6))
     steps = f"mean of {ranks[0].num_steps} steps" if ranks else "no steps"
     parts = [part for part in PARTS if part != "other_s" or any(one.other_s > 0 for one in ranks)]
+    caption = "exposed: the rank waited for communication; hidden: communication beside the computation"
+    if "other_s" in parts:
+        caption += "; other: evaluation, checkpoints, host work"
     table = Table(
         title=f"Where a step goes, in {unit} ({source}, {steps})",
-        caption="exposed: the rank waited for communication; hidden: communication beside the computation",
+        caption=caption,
         box=box.SIMPLE_HEAD,
         title_justify="left",
         caption_justify="left",
@@ -102,7 +105,7 @@ def print_timeline(trace: Trace, console: Console, *, step: int | None = None) -
         return
     label = len(f"rank {max(trace.ranks)} communication ")
     drawn = timeline(trace, step=chosen, num_cells=max(20, min(160, console.width - label - 1)))
-    console.print(Text(f"Step {drawn.step}: {format_seconds(drawn.duration_s)}", style="bold"))
+    console.print(Text(f"Step {drawn.step + 1}: {format_seconds(drawn.duration_s)}", style="bold"))
     used: set[SpanKind] = set()
     shown = set(trace.ranks[:_MAX_RANKS])
     for row in drawn.rows:
@@ -138,10 +141,7 @@ def _summary_table(record: RunRecord, summary: Summary, traffic: Traffic) -> Tab
     row("steps", None if summary.num_steps is None else _steps(summary))
     if summary.final_loss is not None and summary.first_loss is not None:
         row("loss", f"{summary.first_loss:.5g} → {summary.final_loss:.5g}")
-    row(
-        "throughput",
-        None if summary.samples_per_s is None else f"{summary.samples_per_s:,.4g} samples/s (median)",
-    )
+    row("throughput", None if summary.samples_per_s is None else f"{summary.samples_per_s:,.4g} samples/s")
     row(
         "memory",
         None if summary.peak_memory_bytes is None else f"{format_bytes(summary.peak_memory_bytes)} at most",
@@ -149,7 +149,7 @@ def _summary_table(record: RunRecord, summary: Summary, traffic: Traffic) -> Tab
     for name, value in (*traffic_rows(traffic), *graph_rows(graphs_of(record))):
         row(name, value)
     for best in summary.best:
-        when = "" if best.step is None else f" (step {best.step})"
+        when = "" if best.step is None else f" (step {best.step + 1})"
         final = summary.final_evaluation.get(best.metric)
         last = "" if final is None else f", last {final:.5g}"
         row(f"evaluate {best.metric}", f"best {best.value:.5g}{when}{last}")
@@ -196,7 +196,7 @@ def _evaluation_table(record: RunRecord) -> Table:
     for line in latest:
         values = [line["evaluate"].get(name) for name in names]
         table.add_row(
-            str(line.get("step", "")),
+            str(line["step"] + 1) if line.get("step") is not None else "",
             *(
                 Text(f"{value:.5g}" if isinstance(value, int | float) else str(value or ""))
                 for value in values

@@ -31,7 +31,7 @@ from plait.run.parent.again import Again
 from plait.run.parent.attempts import Attempts
 from plait.run.parent.outlive import SAVE_EVERY, Outlive, plan_on
 from plait.run.parent.ranks import Main, start_of, threads_per_rank
-from plait.run.parent.resume import continued_from, holds_run, last_of, located
+from plait.run.parent.resume import Continued, continued_from, holds_run, last_of, located
 from plait.run.prepare.about import about
 from plait.run.prepare.fits import memory_limit
 from plait.run.prepare.prepare import prepare
@@ -159,16 +159,19 @@ def _lead(
     with locked(folder), room_for_last_words(folder), Guardian() as guardian:
         try:
             checkpoint = last_of(folder, tell) if options.begins_again else located(options.resume, tell)
-            start_step = continued_from(checkpoint, job) if checkpoint else 0
+            continued = continued_from(checkpoint, job) if checkpoint else Continued()
+            start_step = continued.step
             programs = _prepared(job, chosen, folder, options, tell, party, start_step)
         except BaseException:
             discard_if_empty(folder)
             raise
         chosen, job = programs.plan, programs.whole
         num_samples = programs.captures.source.num_samples
+        for change in continued.changes(job, num_samples):
+            say(f"resume: {change}")
         outlive = _outlive(options, chosen, tell)
         task = _task(
-            job, chosen, folder, options, resume=checkpoint, clock_offset_ns=clock_offset_ns(),
+            job, chosen, folder, options, resume=checkpoint, clock_offset_ns=clock_offset_ns(), num_samples=num_samples,
             tell_every_step=tell.wants_steps, attempt=int(options.begins_again),
         )  # fmt: skip
         if outlive is not None and options.begins_again:
@@ -288,6 +291,7 @@ def _follow(party: Follower, job: Job, chosen: Plan, options: _Options) -> Resul
             offset = found.info["clock_offset_ns"]
             task = _task(
                 programs.whole, programs.plan, found.folder, options, resume=found.resume,
+                num_samples=programs.captures.source.num_samples,
                 clock_offset_ns=None if offset is None else offset + found.clock_ns,
                 leave_out=frozenset(found.info["leave_out"]), attempt=found.info["attempt"],
             )  # fmt: skip

@@ -37,11 +37,14 @@ def test_complaint_10_a_killed_rank_ends_the_run(tmp_path: Path, capsys: pytest.
     assert "SIGKILL" in (tmp_path / "run" / "failure.txt").read_text()
 
 
-def test_complaint_10_ranks_are_gone_soon_after_the_kill(tmp_path: Path) -> None:
+def test_complaint_10_ranks_are_gone_soon_after_the_kill_and_what_is_saved_is_told(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    plait.train(jobs.plain(), ranks=1, out=run, trace=False)
     with pytest.raises(WorkerError) as caught:
-        plait.train(jobs.killed(), ranks=2, out=tmp_path / "run", listener=lambda event: None)
+        plait.train(replace(jobs.killed(), epochs=2), ranks=2, out=run, resume=run, trace=False)
     assert caught.value.rank in (0, 1)
-    seen = (tmp_path / "run" / "failure.txt").stat().st_mtime
+    assert f"Saved is step-00000004: plait run --resume {run} goes on from there." in str(caught.value)
+    seen = (run / "failure.txt").stat().st_mtime
     assert time.time() - seen < 10
 
 
@@ -174,7 +177,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run(
     assert jobs.cli("run", jobs.reference("diverging"), "--ranks", ranks, "--out", tmp_path / "run") == 1
     told = capsys.readouterr().err
     assert told.startswith("SpoiledError: the loss is ")
-    assert "at step 1 (epoch 0)" in told
+    assert "at step 2 (epoch 0)" in told
     assert "Fix: lower the learning rate" in told
     assert "Traceback" not in told
 

@@ -80,7 +80,7 @@ def test_a_disk_that_fills_up_is_told_once_and_loses_nothing(small_disk: Path) -
     assert told.count("Error: ") == 1, told
     assert "metrics.jsonl cannot be written: No space left on device; it needs " in told
     step = load_checkpoint(folder).step
-    assert f"Saved is step-{step:08d}: --resume {folder} goes on from there." in told
+    assert f"Saved is step-{step:08d}: plait run --resume {folder} goes on from there." in told
     assert "No space left on device" in (folder / "failure.txt").read_text()
     records = read_records(folder / "metrics.jsonl")
     assert records.problems == ()  # no torn line

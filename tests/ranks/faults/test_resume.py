@@ -209,6 +209,23 @@ def test_another_run_is_not_taken_for_the_same(change: dict[str, Any], told: str
         plait.train(replace(jobs.plain(), **change), ranks=1, out=tmp_path / "run", resume=tmp_path / "run")
 
 
+def test_what_has_changed_since_is_told(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    def hear(event: dict[str, Any]) -> None:
+        told.extend([event["notice"]] if "notice" in event else [])
+
+    run = tmp_path / "run"
+    plait.train(jobs.plain(), ranks=1, out=run, trace=False)
+    longer = replace(jobs.plain(), data=jobs.samples(70), epochs=None, steps=6)
+    plait.train(longer, ranks=1, out=run, resume=run, trace=False, listener=hear)
+    assert any("the data is 70 samples and was 64 samples" in line for line in told), told
+    assert "resume: the run ends with steps=6; it was begun with epochs=1." in told
+    told.clear()
+    plait.train(longer, ranks=1, out=run, resume=run, trace=False, listener=hear)
+    assert not any(line.startswith("resume: ") for line in told), told
+
+
 def test_another_model_is_refused(tmp_path: Path) -> None:
     plait.train(jobs.plain(), ranks=1, steps=2, out=tmp_path / "run")
     job = replace(jobs.plain(), model=lambda: torch.nn.Linear(16, 10, bias=False))

@@ -72,7 +72,7 @@ def test_a_flipped_bit_is_named_and_the_run_goes_back(
     assert (tmp_path / "flipped").exists()
     found = [notice for notice in told if "goes back" in notice]
     assert len(found) == 1, told
-    assert f"after step 7, rank 1 has other bits than ranks 0, 2 in {name!r}" in found[0]
+    assert f"after step 8, rank 1 has other bits than ranks 0, 2 in {name!r}" in found[0]
     assert "step-00000006" in found[0] or "step-6" in found[0], found
     assert result.losses == undisturbed.losses  # bit for bit
     assert ids(tmp_path / "b") == ids(tmp_path / "a")
@@ -85,7 +85,7 @@ def test_before_a_checkpoint_weights_are_compared_and_a_second_time_ends_it(
 ) -> None:
     after_update(monkeypatch, 3, flip_on(1, None))
     with pytest.raises(
-        SpoiledError, match="after step 5, ranks 0, 1 have different bits, and too few"
+        SpoiledError, match="after step 6, ranks 0, 1 have different bits, and too few"
     ) as caught:
         run(tmp_path / "run", 2, compare_every=0)
     assert caught.value.step == 5
@@ -120,13 +120,13 @@ def test_a_bad_loss_stops_goes_back_or_leaves_the_step_out(ranks: int, tmp_path:
             listener=lambda event: told.append(str(event.get("notice", ""))),
         )  # fmt: skip
 
-    with pytest.raises(SpoiledError, match=r"the loss is nan at step 5 .*\n.*--on-bad-loss") as caught:
+    with pytest.raises(SpoiledError, match=r"the loss is nan at step 6 .*\n.*--on-bad-loss") as caught:
         train("stop", None, "stop", [])
     assert caught.value.step == 5
     told: list[str] = []
     result = train("skip", None, "skip", told)
     assert len(result.losses) == 7
-    assert any("step 5 is left out: its 8 samples" in notice for notice in told), told
+    assert any("step 6 is left out: its 8 samples" in notice for notice in told), told
     assert [n for line in ids(tmp_path / "skip") for n in line] == [n for n in range(64) if n // 8 != 5]
     told = []
     result = train("back", tmp_path / "read", "back", told)
@@ -142,7 +142,7 @@ def test_a_jump_of_the_loss_is_told(tmp_path: Path) -> None:
         for number, (inputs, target) in enumerate(jobs.samples(96))
     ]
     jumping = replace(job(), data=samples, shuffle=False, batch=8, steps=12)
-    with pytest.raises(SpoiledError, match=r"the loss jumped to .* at step 10 \(epoch 0\); lately it was"):
+    with pytest.raises(SpoiledError, match=r"the loss jumped to .* at step 11 \(epoch 0\); lately it was"):
         plait.train(jumping, "single", out=tmp_path / "run", limits=plait.Limits(spike=10), trace=False)
 
 

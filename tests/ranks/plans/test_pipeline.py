@@ -152,7 +152,7 @@ def test_a_rank_that_is_killed_is_told_with_its_stage_and_micro_batch(
         plait.train(gpt_job(), "1f1b", 2, out=tmp_path / "run")
     assert caught.value.rank == 1
     assert WHERE in str(caught.value)
-    assert "step 2" in str(caught.value)
+    assert "step 3" in str(caught.value)
 
 
 def test_an_exception_is_told_with_its_stage_and_micro_batch(
@@ -183,7 +183,7 @@ def test_a_hang_names_the_rank_that_all_others_wait_for(
     told = str(caught.value)
     assert WHERE in told
     assert "_oversleep" in told
-    assert "rank 0: step 2, waiting in 'wait for backward 1>0 micro-batch 1 of stage 0'" in told
+    assert "rank 0: step 3, waiting in 'wait for backward 1>0 micro-batch 1 of stage 0'" in told
 
 
 def test_samples_of_another_shape_are_told_before_a_rank_waits_in_vain(tmp_path: Path) -> None:

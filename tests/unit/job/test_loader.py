@@ -188,7 +188,7 @@ def test_an_exception_comes_after_the_good_steps_and_names_samples_and_line() ->
     with Loader(source=open_data(Broken()), order=order, batch=4, rank=1, ranks=2, epochs=1) as loader:
         assert next(loader).step == 0
         with pytest.raises(
-            DataError, match=r"step 1: .*: sample 6 is damaged, read at .*test_loader.py:\d+"
+            DataError, match=r"step 2: .*: sample 6 is damaged, read at .*test_loader.py:\d+"
         ) as caught:
             next(loader)
         assert "ValueError: cannot decode" in caught.value.what
@@ -208,7 +208,7 @@ def test_an_exception_in_a_stream_names_the_sample() -> None:
 
 def test_a_collate_failure_keeps_its_own_fix() -> None:
     ragged = open_data([torch.ones(n) for n in (1, 2, 3, 4, 5, 6)])
-    with pytest.raises(DataError, match="step 0: loading samples") as caught:
+    with pytest.raises(DataError, match="step 1: loading samples") as caught:
         load(ragged, batch=3, epochs=1)
     assert caught.value.fix is not None
     assert "collate=" in caught.value.fix

@@ -160,9 +160,25 @@ def test_a_rate_that_is_no_rate_is_refused(value: float) -> None:
         Schedule(lambda step: value, sgd(0.1)).rates(3)
 
 
-def test_a_factory_whose_parameter_has_another_name_gets_the_fix() -> None:
-    with pytest.raises(JobError, match="must be `optimizer`"):
-        Schedule(lambda opt: lr_scheduler.ConstantLR(opt), sgd(0.1)).rates(0)
+def annotated(of: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    return lr_scheduler.ConstantLR(of, factor=0.5)
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [lambda opt: lr_scheduler.ConstantLR(opt, factor=0.5), lambda o: lr_scheduler.ConstantLR(o, factor=0.5), annotated],
+    ids=["short", "any", "annotated"],
+)  # fmt: skip
+def test_a_factory_is_known_by_its_signature_or_by_what_it_makes(factory: Callable[..., Any]) -> None:
+    optimizer = sgd(0.1)
+    assert Schedule(factory, optimizer).rates(0) == (0.05,)
+    assert rates_of(optimizer) == [0.1]
+
+
+def test_a_function_of_the_step_may_call_it_anything() -> None:
+    assert Schedule(lambda t: 0.1 / (t + 1), sgd(0.1)).rates(4) == (0.02,)
+    with pytest.raises(JobError, match=r"schedule\(0\) gave no learning rate at .*test_schedule.py.*ZeroDivision"):
+        Schedule(lambda t: 1 / t, sgd(0.1)).rates(0)
 
 
 def test_a_factory_that_returns_something_else_is_refused() -> None:

@@ -24,7 +24,9 @@ def write_run(folder: Path, *, num_ranks: int = 2, num_steps: int = 12) -> None:
                 "loss": 2.0 / step,
                 "lr": 0.1,
                 "samples_per_s": 10.0 if step == 1 else 1000.0 + step,
+                "samples": 10,
             }
+            line["step_s"] = 10 / float(str(line["samples_per_s"]))
             line |= {"epoch": step // 4, "grad_norm": 1.0, "memory_bytes": 1024 * step}
             lines.write(json.dumps(line) + "\n")
             if step % 4 == 0:

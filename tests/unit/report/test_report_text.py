@@ -20,7 +20,7 @@ def shown(folder: Path, width: int = 120) -> str:
 
 def test_the_report_tells_the_run(run_dir: Path) -> None:
     text = shown(run_dir)
-    for words in ("ddp", "2 → 0.16667", "1,007 samples/s", "12.0 KiB at most", "best 0.9 (step 7), last 0.8"):
+    for words in ("ddp", "2 → 0.16667", "1,007 samples/s", "12.0 KiB at most", "best 0.9 (step 8), last 0.8"):
         assert words in text
     for words in ("torch 2.13.0", "exposed", "hidden", "Evaluation", "2.0 KiB", "mean of 11 steps"):
         assert words in text

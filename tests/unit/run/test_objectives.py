@@ -204,6 +204,6 @@ def test_verify_sees_what_one_objective_alone_gets_wrong() -> None:
         )  # gradients of the generator are the largest bucket
 
     proof = verify(gan(), "ddp", 2, serial=True, reduce=halved)
-    assert proof.first is not None and proof.first.name.endswith("step 3"), (
+    assert proof.first is not None and proof.first.name.endswith("step 4"), (
         proof.first
     )  # the generator's turn

@@ -154,7 +154,7 @@ def _named(error: Exception, request: _Request) -> DataError:
         if isinstance(error, DataError)
         else "mend the dataset or the collate function for these samples."
     )
-    return DataError(f"step {request.step}: loading {samples} failed{_at(error)}: {reason}", fix=fix)
+    return DataError(f"step {request.step + 1}: loading {samples} failed{_at(error)}: {reason}", fix=fix)
 
 
 def _at(error: Exception) -> str:

@@ -15,6 +15,7 @@ from torch.utils.data import default_collate
 from plait.errors import DataError
 from plait.job.batch import Objects, describe, no_rows, with_objects
 from plait.job.data.damage import Damage
+from plait.job.origin import called
 from plait.torch_private import pytree
 
 Collate = Callable[[list[Any]], Any]
@@ -224,7 +225,9 @@ class Stream(Source):
 def collated(collate: Collate | None, samples: list[Any]) -> Any:
     """One batch from these samples, by the user's function or torch's."""
     if collate is not None:
-        return with_objects(pytree.know_dataclasses(collate(samples)))
+        with called(f"collate(...) of {len(samples)} samples", kind=DataError):
+            made = collate(samples)
+        return with_objects(pytree.know_dataclasses(made))
     try:
         return with_objects(_gathered(samples))
     except (TypeError, RuntimeError, ValueError) as error:

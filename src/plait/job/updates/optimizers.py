@@ -14,6 +14,7 @@ from torch import nn
 from plait.errors import JobError
 from plait.job.batch import describe
 from plait.job.optimizer import checked_optimizer
+from plait.job.origin import called
 from plait.job.schedule import first_parameter
 from plait.job.updates.patterns import check_known, first_of
 
@@ -86,7 +87,8 @@ def build_optimizer(factory: Any, named: Named) -> torch.optim.Optimizer:
 
 def _call(factory: Callable[..., Any], named: Named) -> Any:
     wants_names = first_parameter(factory) in ("named_parameters", "named_params")
-    return factory(list(named) if wants_names else [parameter for _, parameter in named])
+    with called("optimizer(...)"):
+        return factory(list(named) if wants_names else [parameter for _, parameter in named])
 
 
 def _by_pattern(factories: Mapping[str, Callable[..., Any]], named: Named) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from plait.errors import JobError
-from plait.job.schedule import Schedule, first_parameter
+from plait.job.schedule import Schedule, takes_optimizer
 from plait.job.updates.optimizers import Optimizers, members_of
 
 
@@ -66,8 +66,9 @@ Given = Callable[..., Any] | Mapping[str, Callable[..., Any] | None] | Sequence[
 def schedule_of(given: Given | None, optimizer: Optimizer) -> Schedule | Schedules:
     """The schedule of an optimizer, or of several."""
     if not isinstance(given, Mapping | Sequence):
-        if isinstance(optimizer, Optimizers) and given is not None and first_parameter(given) == "optimizer":
-            return Schedules({name: Schedule(given, member) for name, member in optimizer.members.items()})
+        several = optimizer.members if isinstance(optimizer, Optimizers) else {}
+        if several and given is not None and takes_optimizer(given, next(iter(several.values()))):
+            return Schedules({name: Schedule(given, member) for name, member in several.items()})
         return Schedule(given, optimizer)
     members = members_of(optimizer)
     found = dict(given) if isinstance(given, Mapping) else {str(at): one for at, one in enumerate(given)}

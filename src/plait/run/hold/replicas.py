@@ -83,7 +83,7 @@ def _spoiled(name: str, wrong: Sequence[int], right: Sequence[int], step: int) -
     else:
         told = f"ranks {listed} have different bits, and too few hold it to say whose are wrong"
     return SpoiledError(
-        f"after step {step}, {told} in {name!r}: memory or a device failed, or an operation is not deterministic.",
+        f"after step {step + 1}, {told} in {name!r}: memory or a device failed, or an operation is not deterministic.",
         step=step,
         cause="weights",
         fix="test the memory of the host; --compare-every 0 looks only before a checkpoint.",

@@ -222,7 +222,7 @@ def _error(
 ) -> StepError:
     number = instruction.micro_batch
     ids = _ids(step, number) if number is not None else None
-    place = f"step {step.number}, rank {rank}"
+    place = f"step {step.number + 1}, rank {rank}"
     if number is not None:
         place += f", micro-batch {number}"
     if ids:

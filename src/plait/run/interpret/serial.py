@@ -235,7 +235,7 @@ def run_step(
             told = ", ".join(
                 f"rank {rank} in {place.name if place else '?'}" for rank, (place, _) in places.items()
             )
-            raise HangError(f"step {step}: all ranks wait: {told}.", waiting=tuple(running), missing=())
+            raise HangError(f"step {step + 1}: all ranks wait: {told}.", waiting=tuple(running), missing=())
 
 
 def _place(machine: Machine) -> tuple[Instruction | None, int]:

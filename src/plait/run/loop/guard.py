@@ -40,7 +40,7 @@ class Guard:
         lately = self._losses[self._state.job.turn(loaded.step).objective]
         usual = median(lately) if len(lately) >= _FEW else None
         lately.append(loss)
-        where = f"at step {loaded.step} (epoch {loaded.epoch})"
+        where = f"at step {loaded.step + 1} (epoch {loaded.epoch})"
         if not math.isfinite(loss):
             told = f"the loss is {loss} {where}."
         elif self._spike is not None and usual is not None and loss > self._spike * usual > 0:

@@ -43,12 +43,7 @@ class Keeper:
         self._tell = tell
         self._every = steps_between_saves(task)
         self._saved = -1
-        self._extra = {
-            "seed": task.job.seed,
-            "batch": task.job.batch,
-            "progress": progress,
-            "plan": task.plan.name,
-        }
+        self._extra = task.kept(progress)
         first = server.shard == 0
         self._saver = (
             Saver(task.folder / "checkpoints", keep=task.keep, time_limit_s=task.checkpoint_timeout_s)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -53,6 +54,14 @@ class Task:
     """Ranks that are to take so many times as long to compute as they need."""
     emulation: Emulation | None = None
     """The network that there is to be between ranks."""
+    num_samples: int | None = None
+    """Of the data; None: it is a stream."""
+
+    def kept(self, progress: Mapping[str, Any]) -> dict[str, Any]:
+        """What a checkpoint says of the run beside its state, for whoever goes on with it."""
+        job = self.job
+        told = {name: getattr(job, name) for name in ("seed", "batch", "epochs", "steps", "shuffle", "drop_last")}
+        return told | {"num_samples": self.num_samples, "progress": dict(progress), "plan": self.plan.name}
 
     @property
     def holds_all(self) -> bool:

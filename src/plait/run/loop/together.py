@@ -278,9 +278,7 @@ class Together:
         return ProcessShardFetcher(holding.layout) if holding is not None else None
 
     def _extra(self) -> dict[str, Any]:
-        job = self.task.job
-        progress = self._progress.state() | self._kept.state()
-        return {"seed": job.seed, "batch": job.batch, "progress": progress, "plan": self.task.plan.name}
+        return self.task.kept(self._progress.state() | self._kept.state())
 
     def _tell(self, notices: list[Notice]) -> None:
         for notice in notices:

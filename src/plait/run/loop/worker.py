@@ -218,7 +218,7 @@ class Worker:
         self.machine.skip(loaded.step)
         if self.seat.rank == 0:
             self.seat.emit(
-                {"notice": f"step {loaded.step} is left out: its {len(loaded.ids)} samples are not used."}
+                {"notice": f"step {loaded.step + 1} is left out: its {len(loaded.ids)} samples are not used."}
             )
 
     def _compare(self) -> None:

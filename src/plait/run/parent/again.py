@@ -43,7 +43,7 @@ class Again:
         self.tell(
             {
                 "notice": f"{error.what} The run goes back to {checkpoint.name}"
-                + (f" and leaves out step {error.step}." if leaves_out else ".")
+                + (f" and leaves out step {error.step + 1}." if leaves_out else ".")
             }
         )
         for name in ("failure.txt", *(path.name for path in task.folder.glob("failed-rank-*.txt"))):

@@ -109,7 +109,7 @@ class Outlive:
         )
         self.tell(
             {
-                "notice": f"{what} It goes on with step {step}, from {source}: {after}"
+                "notice": f"{what} It goes on with step {step + 1}, from {source}: {after}"
                 + (f" instead of {before}" if after != before else "")
                 + f"; {repeated} step(s) are repeated."
             }

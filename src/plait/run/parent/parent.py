@@ -9,10 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from plait.errors import CheckpointError, LostError, PlaitError, RunError, WorkerError
+from plait.errors import LostError, RunError, WorkerError
 from plait.options import Listener
 from plait.plan.plan import Plan
-from plait.run.checkpoint.store import load_checkpoint, locate_checkpoint
+from plait.run.checkpoint.store import load_checkpoint
 from plait.run.hold.state import ModelState
 from plait.run.loop.task import Task
 from plait.run.parent.shared_saver import OnEvent, StartRanks, on_shared_model
@@ -96,12 +96,11 @@ def _run_apart(
             if not stop.returned:
                 raise
             results, ledger.stopped = stop.results, "interrupted"
-        except LostError:
-            ledger.leave()
-            raise
         except RunError as error:
             ledger.leave()
-            raise _with_way_back(error, task) from error
+            if isinstance(error, WorkerError) and not isinstance(error, LostError) and error.rank >= plan.mesh.size:
+                error.what = f"a server is gone, and with it the weights: {error.what}"
+            raise
         ledger.stopped = ledger.stopped or wants_end()
         ledger.close(set(ledger.gaps(first_step)) - set(task.leave_out))
         if (lost := ledger.told_losses()) is not None:
@@ -147,23 +146,6 @@ def _meaning_of_loss(plan: Plan) -> str:
     if plan.agreement.takes_next:
         return "The others go on and take over its data; the shares that it held at that moment are lost."
     return "The others go on; its shares of later steps are not trained on."
-
-
-def _with_way_back(error: RunError, task: Task) -> PlaitError:
-    """Where a server has died: say what is left of the run."""
-    plan = task.plan
-    if not isinstance(error, WorkerError) or error.rank < plan.mesh.size:
-        return error
-    try:
-        last = locate_checkpoint(task.folder, on_notice=lambda text: None)
-    except CheckpointError:
-        return error
-    return WorkerError(
-        f"a server is gone, and with it the weights: {error.what} The last checkpoint is {last}.",
-        rank=error.rank,
-        traceback=error.traceback,
-        fix=f"continue from there with --resume {task.folder}.",
-    )
 
 
 def _evaluate_last(task: Task, programs: Programs, ledger: Ledger) -> None:

@@ -1,9 +1,13 @@
 """Where a run goes on from.
 
-In: what a person asked for, a run folder. Out: a checkpoint and its step; or an error where the job is another one.
+In: what a person asked for, a run folder. Out: a checkpoint and its step, and what has changed since; or an error where
+the job is another one.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from plait.errors import CheckpointError, UsageError
 from plait.job.job import Job
@@ -31,8 +35,40 @@ def last_of(folder: Path, tell: Listener) -> Path | None:
         return None
 
 
-def continued_from(checkpoint: Path, job: Job) -> int:
-    """The step to continue with; refuses a job under which it would not be the same run."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Continued:
+    """A run that goes on."""
+
+    step: int = 0
+    """The step to continue with."""
+    kept: Mapping[str, Any] = field(default_factory=dict)
+    """What the checkpoint says of the run that wrote it (`Task.kept`); nothing, of a run that begins."""
+
+    def changes(self, job: Job, num_samples: int | None) -> list[str]:
+        """What is no longer as it was, a sentence each; `num_samples` of the data are there now."""
+        found, kept = [], self.kept
+        if "num_samples" in kept and kept["num_samples"] != num_samples:
+            before, now = (
+                "a stream" if count is None else f"{count} samples" for count in (kept["num_samples"], num_samples)
+            )
+            found.append(
+                f"the data is {now} and was {before}: epochs have another length from here on, and the samples that "
+                "come next are not those that would have come."
+            )
+        for name in ("shuffle", "drop_last"):
+            if kept.get(name, getattr(job, name)) != getattr(job, name):
+                found.append(f"{name} is {getattr(job, name)} and was {kept[name]}: other samples come next.")
+        if "steps" in kept and (before := _length(kept)) != (now := _length({"steps": job.steps, "epochs": job.epochs})):
+            found.append(f"the run ends with {now}; it was begun with {before}.")
+        return found
+
+
+def _length(of: Mapping[str, Any]) -> str:
+    return f"steps={of['steps']}" if of["steps"] is not None else f"epochs={of['epochs']}"
+
+
+def continued_from(checkpoint: Path, job: Job) -> Continued:
+    """Where it goes on; refuses a job under which it would not be the same run."""
     state = load_checkpoint(checkpoint)
     for name in ("seed", "batch"):
         before, now = state.extra.get(name), getattr(job, name)
@@ -41,4 +77,4 @@ def continued_from(checkpoint: Path, job: Job) -> int:
                 f"the run was started with {name}={before}; the job now has {name}={now}, which gives other samples.",
                 fix=f"use --set {name}={before}, or start a new run.",
             )
-    return state.step
+    return Continued(step=state.step, kept=state.extra)

@@ -74,16 +74,10 @@ class ParentSaver:
                     self._awaits[rank] = -1
 
     def _save(self, steps_done: int) -> None:
-        state, job = self.model.adopt(0), self.task.job
+        state = self.model.adopt(0)
         state.steps_done = steps_done
-        extra = {
-            "seed": job.seed,
-            "batch": job.batch,
-            "plan": self.task.plan.name,
-            "progress": self.model.progress,
-        }
         self._told(self._saver.poll())  # of those before: what becomes of this one is asked at the end
-        self._saver.submit(state.to_checkpoint(extra))
+        self._saver.submit(state.to_checkpoint(self.task.kept(self.model.progress)))
         self._saved = steps_done
 
     def _close(self, steps_done: int) -> None:

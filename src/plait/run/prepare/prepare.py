@@ -7,19 +7,18 @@ a process.
 """
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import nn
 
-from plait.errors import CaptureError, JobError, PlaitError, PlanError
+from plait.errors import CaptureError, JobError, PlanError
+from plait.graph.capture.capture import fake_model
 from plait.graph.from_job import Captures
 from plait.job.checks import problems
 from plait.job.data.open import open_data
 from plait.job.job import Job
 from plait.job.order import micro_batch_sizes, shares
-from plait.job.origin import where
 from plait.options import Listener
 from plait.plan.plan import DATA, PIPE, Plan
 from plait.program.layout import Layout
@@ -29,6 +28,11 @@ from plait.run.prepare.elementwise import check_divisible
 from plait.run.prepare.fits import check_fits
 from plait.run.prepare.programs import Programs
 from plait.run.prepare.rules import check_follows, check_rules
+from plait.torch_private.fake import FakeTensorMode
+
+
+_RATES_LOOKED_AT = 10_000
+"""Steps of a run whose last learning rate is looked at before it begins; a scheduler walks through all of them."""
 
 
 def prepare(
@@ -61,7 +65,7 @@ def prepare(
     if job.evaluate is not None:
         programs.held_out = open_data(job.evaluate, job.collate, skip_bad=job.skip_bad)
     began = time.perf_counter()
-    job.check_names(lambda: [n for n, p in job.build_model().named_parameters() if p.requires_grad])
+    _try_optimizers(programs)
     if plan.memory.zero > 0:
         _tell_apart(programs)
     firsts = [_first_step(one, programs) for one in programs.parts]
@@ -69,15 +73,11 @@ def prepare(
         for one in programs.parts:
             one.hold_whole_tensors()
         firsts = [_first_step(one, programs) for one in programs.parts]
-    if job.objectives:
-        _try_optimizer(
-            job, plan, [(n, p) for n, p in job.build_model().named_parameters() if p.requires_grad]
-        )
     check_fits(programs, firsts, limit_bytes)
     notices = dict.fromkeys(
         line for one, at in zip(programs.parts, firsts, strict=True) for line in _notices(at, one)
     )
-    found = [*notices, *_average_notices(programs)]
+    found = [*notices, *_average_notices(programs), *_meeting_notices(programs)]
     tell({"compiled_s": time.perf_counter() - began, "notices": found})
     return programs
 
@@ -128,37 +128,31 @@ def _first_step(programs: Programs, leading: Programs) -> Program:
         )
         for count in _step_sizes(job, source.num_samples)
     ]
-    if programs.capture_error is not None:
-        given = [(n, p) for n, p in job.build_model().named_parameters() if p.requires_grad]
-        _try_optimizer(job, plan, given, is_part=programs.whole is not job)
-    else:
-        graph = programs.captures.latest(compiled[0].micro_batches[0])
-        nodes = graph.nodes()
-        trained = [(e.name, nodes[e.node].meta["val"]) for e in graph.inputs_of("parameter") if e.trainable]
-        _try_optimizer(job, plan, trained, is_part=programs.whole is not job)
     if plan.sync.servers > 1:
         cut = [zip(bucket.parameters, bucket.shapes, strict=True) for bucket in compiled[0].buckets]
         check_divisible(job, [entry for entries in cut for entry in entries], plan.name, between=False)
     return compiled[0]
 
 
-def _try_optimizer(
-    job: Job, plan: Plan, shapes: Sequence[tuple[str, torch.Tensor]], *, is_part: bool = False
-) -> None:
-    """Build the optimizer and the schedule once, on parameters that take no memory."""
-    named = [(name, nn.Parameter(torch.zeros((), dtype=t.dtype).expand(t.shape))) for name, t in shapes]
-    try:
-        follows = job.build_schedule(job.build_optimizer(named)).follows
-    except PlaitError:
-        raise
-    except Exception as error:
-        line = where(error)
-        raise JobError(
-            f"the optimizer or its schedule failed{f' at {line}' if line else ''}: {type(error).__name__}: {error}",
-            fix="mend that line.",
-        ) from error
-    if follows and not is_part:
-        check_follows(job, plan)
+def _try_optimizers(programs: Programs) -> None:
+    """Build optimizers and schedules once, on parameters that take no memory, before anything is captured."""
+    job, plan = programs.whole, programs.plan
+    total = None if job.until is not None else job.total_steps(programs.captures.source.num_samples)
+    for one in (job, *(part.job for part in programs.parts if part.job is not job)):
+        model = fake_model(one, FakeTensorMode(allow_non_fake_inputs=True))
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if one is job:
+            job.check_names(tuple(trained))
+        named = [
+            (name, nn.Parameter(torch.zeros((), dtype=p.dtype).expand(p.shape)))
+            for name, p in trained.items()
+        ]
+        optimizer = one.build_optimizer(named)
+        schedule = one.build_schedule(optimizer)
+        for step in (0,) if total is None or not 0 < total <= _RATES_LOOKED_AT else (0, total - 1):
+            schedule.apply(optimizer, step)
+        if schedule.follows and one is job:
+            check_follows(job, plan)
 
 
 def _step_sizes(job: Job, num_samples: int | None) -> list[int]:
@@ -206,6 +200,26 @@ def _average_notices(programs: Programs) -> list[str]:
     return [
         "average: the statistics of batch norm are those of the last weights. Fix: Average(..., update_bn=100)."
     ]
+
+
+def _meeting_notices(programs: Programs) -> list[str]:
+    """That workers which mix their weights now and then do not come to it, or are measured before."""
+    plan, job = programs.plan, programs.whole
+    agreement = plan.agreement
+    total = job.total_steps(programs.captures.source.num_samples)
+    if agreement.mix is None or agreement.round is None or agreement.warmup:
+        return []
+    first, found = agreement.round, []
+    name = f"{'elastic.tau' if agreement.mix == 'elastic' else 'average.every'}={first}"
+    meets = "the center has not moved: the weights are the first ones" if agreement.mix == "elastic" else "nothing was mixed"
+    if total is not None and total < first:
+        found.append(
+            f"workers meet every {first} steps ({name}) and the run has {total}; to its end {meets}."
+            " Fix: train longer, or let them meet more often."
+        )
+    elif job.evaluate is not None and (job.evaluate_every or first) < first:
+        found.append(f"workers meet every {first} steps ({name}); in evaluations before that {meets}.")
+    return found
 
 
 def _notices(program: Program, programs: Programs) -> list[str]:

@@ -54,7 +54,7 @@ def compare(
         found.append(_number("loss", step, loss, other, later[step]))
         if not (rough and step > 0):
             floor = norm(ours.values()) * (FP32 if rough else _FLOAT64_FLOOR)
-            found += _tensors("gradient", f"at step {step}", ours, theirs, floor, tolerance)
+            found += _tensors("gradient", f"at step {step + 1}", ours, theirs, floor, tolerance)
     if reference.norms is not None and record.norms is not None:
         # AdamW does not notice a gradient that was clipped too much
         for step, (ours_, theirs_) in enumerate(zip(reference.norms, record.norms, strict=True)):
@@ -127,4 +127,4 @@ def _tensors(
 
 def _number(kind: str, step: int, ours: float, theirs: float, tolerance: float) -> Difference:
     one, other = (torch.tensor(value, dtype=torch.float64) for value in (ours, theirs))
-    return Difference(kind=kind, name=f"step {step}", largest=relative(one, other, 0.0), tolerance=tolerance)
+    return Difference(kind=kind, name=f"step {step + 1}", largest=relative(one, other, 0.0), tolerance=tolerance)

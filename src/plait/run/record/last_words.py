@@ -1,20 +1,21 @@
-"""What a run says that could not write: the cause, what was saved before, and how to go on.
+"""What a run says that failed: the cause, what was saved before, and how to go on.
 
-In: a run folder. Out: an error that says it, also in the folder's failure.txt, for which room is held from the start.
+In: a run folder. Out: an error that says it; of one that could not write also in the folder's failure.txt, for which
+room is held from the start.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from plait.errors import CheckpointError, DiskError
+from plait.errors import CheckpointError, DiskError, RunError
 from plait.files.write import hold_reserve, release_reserve, write_last_words
 from plait.run.checkpoint.store import locate_checkpoint
 
 
 @contextmanager
 def room_for_last_words(folder: Path) -> Iterator[None]:
-    """Whatever cannot be written, what is told of it says what was saved, and is kept in the folder."""
+    """Whatever ends the run, what is told of it says what was saved; where it could not write, in the folder too."""
     hold_reserve(folder)
     try:
         yield
@@ -25,6 +26,10 @@ def room_for_last_words(folder: Path) -> Iterator[None]:
         told = type(error)(f"{error.what.rstrip('.')}. {_saved_in(folder)}", fix=error.fix)
         write_last_words(folder / "failure.txt", f"{told}\n")
         raise told from error
+    except RunError as error:
+        if any((folder / "checkpoints").glob("step-*")):
+            error.fix = " ".join(filter(None, (error.fix, _saved_in(folder))))
+        raise
     finally:
         release_reserve(folder)
 
@@ -34,4 +39,4 @@ def _saved_in(folder: Path) -> str:
         last = locate_checkpoint(folder, on_notice=lambda text: None)
     except CheckpointError:
         return "No checkpoint was saved."
-    return f"Saved is {last.name}: --resume {folder} goes on from there."
+    return f"Saved is {last.name}: plait run --resume {folder} goes on from there."

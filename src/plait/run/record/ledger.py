@@ -129,7 +129,7 @@ class Ledger:
         steps, count = sorted(self.lost), sum(map(len, self.lost.values()))
         more = f" and {len(steps) - _NAMED} more" if len(steps) > _NAMED else ""
         return (
-            f"{count} share(s) of step(s) {', '.join(map(str, steps[:_NAMED]))}{more} were not trained on: the workers"
+            f"{count} share(s) of step(s) {', '.join(str(step + 1) for step in steps[:_NAMED])}{more} were not trained on: the workers"
             " that held them have died. Their samples are named as `lost` in samples.jsonl, where samples are recorded."
         )
 
@@ -160,6 +160,7 @@ class Ledger:
             "epoch": done[0]["epoch"],
             "loss": self.losses[step],
             "lr": done[-1]["lr"],
+            "samples": samples,
             "samples_per_s": rate,
             "step_s": step_s,
             **({} if done[0].get("grad_norm") is None else {"grad_norm": done[0]["grad_norm"]}),

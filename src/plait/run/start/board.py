@@ -96,7 +96,7 @@ class Entry:
         which = f" (instruction {self.index})" if self.index >= 0 else ""
         where = f"{verb} '{self.label}'{which}" if self.label else verb.split()[0]
         if self.has_begun:
-            return where if self.step == _NO_STEP else f"step {self.step}, {where}"
+            return where if self.step == _NO_STEP else f"step {self.step + 1}, {where}"
         return f"before its first step, {where}"
 
 

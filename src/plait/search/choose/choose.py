@@ -1,6 +1,7 @@
 """Which plan: every candidate on a cluster, ranked.
 
-In: a subject, a cluster, what a person allows. Out: a `Ranking`, of which the first is the choice. Within operators the
+In: a subject, a cluster, what a person allows. Out: a `Ranking`, of which the first is the choice: the simplest of those
+that are as fast as predictions can tell. Within operators the
 placements of `resolve.py` count, between operators the cuts of `between.py`; meshes, batches and memory are searched
 here.
 """
@@ -19,6 +20,11 @@ from plait.search.choose.rank import Ranking, Search
 from plait.search.choose.subject import Subject
 from plait.search.predict.prediction import Prediction
 from plait.units import format_bytes
+
+
+SKETCH_ERROR = 0.05
+"""By how much predictions of plans are off beside each other, as published measurements have it (`docs/cost-model.md`):
+a smaller gain is none, and the simpler plan comes first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,14 +89,16 @@ def ranking_of(oracle: SketchOracle, request: Request) -> Ranking:
     found = search.ranking(misfits, notices)
     if not found.predictions:
         raise _nothing(found, oracle)
-    predictions = tuple(map(oracle.with_cut, found.predictions[: request.top]))
+    ranked = list(map(oracle.with_cut, found.predictions[: request.top]))
+    first = simplest(ranked, SKETCH_ERROR)
+    predictions = (first, *(other for other in ranked if other is not first))
     return replace(found, predictions=predictions, relaxed=oracle.relaxed() if request.named is None else ())
 
 
 def simplest(predictions: Sequence[Prediction], within: float = 0.02) -> Prediction:
-    """Of the plans that are about as fast as the first, the one with the fewest parts."""
-    first = predictions[0].step_s
-    near = [found for found in predictions if found.step_s <= first * (1 + within)]
+    """Of the plans that are about as fast as the fastest, the one with the fewest parts."""
+    least_s = min(found.step_s for found in predictions)
+    near = [found for found in predictions if found.step_s <= least_s * (1 + within)]
 
     def parts(found: Prediction) -> tuple[int, ...]:
         plan = found.plan

@@ -57,7 +57,7 @@ class Ranking:
     """All families of plans, in order."""
 
     predictions: tuple[Prediction, ...]
-    """The best of each family that fits, fastest first."""
+    """The best of each family that fits: the choice, then the others, fastest first."""
     rejected: tuple[Rejected, ...]
     """Families that do not."""
     num_candidates: int

@@ -128,7 +128,7 @@ def test_verify_says_that_capture_lost_something(monkeypatch: pytest.MonkeyPatch
     outcome = verify(CASES["CheckpointedReentrant"](), "ddp", 2, serial=True, steps=2)
     assert outcome.first is None  # the plan computes what one process computes, which is wrong
     assert outcome.eager_first is not None and not outcome.ok
-    assert outcome.eager_first.name == "step 0" and outcome.eager_first.kind == "loss"
+    assert outcome.eager_first.name == "step 1" and outcome.eager_first.kind == "loss"
 
 
 def told_by_training(name: str, folder: Path, **limits: Any) -> list[str]:

@@ -88,7 +88,7 @@ def test_an_index_out_of_range_names_line_module_and_samples(
     assert error.module == "body.table" and "in module body.table" in text
     assert "looked = self.table(words)" in text and "embedding" in text
     assert BAD in error.ids and len(error.ids) == 12 // (ranks if plan != "gpipe" else 1)
-    assert "(step 0, rank " in text and f"micro-batch {error.micro_batch}, samples {error.ids[0]}, " in text
+    assert "(step 1, rank " in text and f"micro-batch {error.micro_batch}, samples {error.ids[0]}, " in text
     assert "Fix: " in text and "<plait segment" not in text
     assert error.__cause__ is not None
 

@@ -111,6 +111,6 @@ def test_a_deadlock_is_told_with_who_waits_for_what() -> None:
     program = program_of("mlp", 2)
     kept = [i for i in program.classes[1].instructions if "bucket:" not in i.name]
     planted = with_instructions(program, kept, 1)
-    with pytest.raises(HangError, match=r"step 0: all ranks wait: rank 0 in wait for bucket:0") as raised:
+    with pytest.raises(HangError, match=r"step 1: all ranks wait: rank 0 in wait for bucket:0") as raised:
         run_step(machines(planted, 2), planted, 0, shares((4, 3)))
     assert raised.value.waiting == (0,)

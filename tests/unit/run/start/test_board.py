@@ -22,7 +22,7 @@ def test_a_slot_is_read_as_it_was_written() -> None:
     assert (entry.rank, entry.state, entry.step, entry.index) == (1, State.WAITING, 5, 17)
     assert entry.label == "all_reduce 3"
     assert before <= entry.since_ns <= time.monotonic_ns()
-    assert entry.place() == "step 5, waiting in 'all_reduce 3' (instruction 17)"
+    assert entry.place() == "step 6, waiting in 'all_reduce 3' (instruction 17)"
     assert [slot.state for slot in board.read_all() if slot is not None] == [
         State.STARTING,
         State.WAITING,
