@@ -1,18 +1,12 @@
-"""A page for every named plan, made when the site is built: what its own docstring says, what it decides, and a step of it
-as the simulator has it.
+"""A page for every named plan, made when the site is built: what its own docstring says, what it decides, and a step of
+it as the simulator has it.
 
-In: nothing but the plans. Out: pages and pictures under plans/, which mkdocs takes as if they were files (it calls
-`on_config` and `on_files`). They cannot be out of date: nothing of them is written down.
+In: nothing but the plans. Out: pages and pictures under plans/, which `docs/hook.py` hands to mkdocs as if they were
+files. They cannot be out of date: nothing of them is written down.
 """
 
 import inspect
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [path for path in (str(ROOT), str(ROOT / "src")) if path not in sys.path]  # mkdocs runs from anywhere
 
 import torch
 from examples.lectures.pictures import timeline
@@ -23,7 +17,6 @@ import plait
 from plait.cluster.parse import parse_cluster
 from plait.graph.from_job import Captures
 from plait.plan.named import NAMED
-from plait.plan.plan import Plan
 from plait.report.breakdown import breakdown
 from plait.run.measure.predict import Predicted, predict_job
 from plait.search.choose.candidates import relaxed
@@ -132,7 +125,10 @@ def _page(name: str, found: Predicted) -> str:
 
 def _parts(found: Predicted) -> list[str]:
     """The mean step of every rank, as a table."""
-    lines = ["| rank | computes | waits for communication | idle | communication beside |", "|---|---|---|---|---|"]
+    lines = [
+        "| rank | computes | waits for communication | idle | communication beside |",
+        "|---|---|---|---|---|",
+    ]
     for one in breakdown(found.trace):
         computes = one.forward_s + one.backward_s + one.update_s
         cells = (computes, one.exposed_communication_s, one.idle_s, one.hidden_communication_s)
@@ -147,7 +143,12 @@ def _index(found: dict[str, Predicted]) -> str:
         "[choosing a plan](../planning.md) does that for yours.", "",
     ]  # fmt: skip
     for family, names in families().items():
-        lines += [f"## {family}", "", "| plan | what it does | step | memory | sent |", "|---|---|---|---|---|"]
+        lines += [
+            f"## {family}",
+            "",
+            "| plan | what it does | step | memory | sent |",
+            "|---|---|---|---|---|",
+        ]
         for name in names:
             one = found[name].prediction
             sent = sum(one.sent_bytes.values())
@@ -158,22 +159,3 @@ def _index(found: dict[str, Predicted]) -> str:
             lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
-
-
-def on_config(config: Any) -> Any:
-    """mkdocs: put the pages into the list on the left."""
-    plans = next(entry["Plans"] for entry in config.nav if "Plans" in entry)
-    plans[:0] = [
-        {"All of them": "plans/index.md"},
-        *({family: [{name: f"plans/{name}.md"} for name in names]} for family, names in families().items()),
-    ]
-    return config
-
-
-def on_files(files: Any, config: Any) -> Any:
-    """mkdocs: what there is beside the files."""
-    from mkdocs.structure.files import File
-
-    for path, text in pages().items():
-        files.append(File.generated(config, path, content=text))
-    return files

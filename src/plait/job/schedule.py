@@ -47,7 +47,9 @@ def takes_optimizer(schedule: Callable[..., Any], optimizer: Optimizer) -> bool:
         first = next(iter(inspect.signature(schedule).parameters.values()))
     except (TypeError, ValueError, StopIteration):
         return False
-    kind = first.annotation if isinstance(first.annotation, str) else getattr(first.annotation, "__name__", "")
+    kind = (
+        first.annotation if isinstance(first.annotation, str) else getattr(first.annotation, "__name__", "")
+    )
     if first.name in _OPTIMIZER_NAMES or kind.endswith("Optimizer"):
         return True
     if first.name == "step" or kind == "int":

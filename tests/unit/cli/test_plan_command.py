@@ -38,7 +38,15 @@ def test_table_file_and_explanation(tmp_path: Path, capsys: pytest.CaptureFixtur
     path = tmp_path / "plan.yaml"
     assert call(["plan", *PAPER, "--cluster", "2xA100", "--price", "2", "--explain", "--out", str(path)]) == 0
     text = capsys.readouterr().out
-    for words in ("samples/s", "MFU", "cost/1k", "Not ranked", "pipedream", "Why the first", "The second takes"):
+    for words in (
+        "samples/s",
+        "MFU",
+        "cost/1k",
+        "Not ranked",
+        "pipedream",
+        "Why the first",
+        "The second takes",
+    ):
         assert words in text
     plan = resolve(path, 2)
     assert plan.mesh.size == 2

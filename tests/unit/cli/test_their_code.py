@@ -24,7 +24,7 @@ class Damaged(torch.utils.data.Dataset):
 
 def job(part: str = ""):
     data = [(torch.ones(4), torch.tensor(0))] * 8
-    parts = {"model": lambda: nn.Linear(4, 2), "data": data, "loss": nn.CrossEntropyLoss(), "schedule": lambda step: 0.1,
+    parts = {"model": lambda: nn.Linear(4, 2), "data": data, "loss": nn.CrossEntropyLoss(), "schedule": None,
              "optimizer": lambda p: torch.optim.SGD(p, lr=0.1), "collate": None, "sampler": None}
     broken = {"model": boom, "forward": lambda: Broken(4, 2), "data": boom, "sample": Damaged(), "loss": boom,
               "optimizer": boom, "collate": boom, "sampler": boom,
@@ -36,7 +36,19 @@ def job(part: str = ""):
     return Job(batch=4, steps=2, **parts)
 """
 LINE = JOB.splitlines().index('    raise RuntimeError("of my own")') + 1
-PARTS = ("job", "model", "forward", "data", "sample", "loss", "optimizer", "collate", "sampler", "schedule", "scheduler")
+PARTS = (
+    "job",
+    "model",
+    "forward",
+    "data",
+    "sample",
+    "loss",
+    "optimizer",
+    "collate",
+    "sampler",
+    "schedule",
+    "scheduler",
+)
 COMMANDS = {
     "run": ("--steps", "2"),
     "verify": ("--plan", "ddp", "--ranks", "2", "--serial"),
@@ -45,7 +57,9 @@ COMMANDS = {
     "plan": ("--cluster", "2xA100"),
 }
 UNUSED = {("graph", "optimizer")} | {
-    (command, part) for command in ("graph", "plan", "predict") for part in ("schedule", "scheduler", "sampler")
+    (command, part)
+    for command in ("graph", "plan", "predict")
+    for part in ("schedule", "scheduler", "sampler")
 }
 """What a command does not call, and need not."""
 
@@ -53,7 +67,11 @@ UNUSED = {("graph", "optimizer")} | {
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("part", PARTS)
 def test_their_line_is_named(
-    command: str, part: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str,
+    part: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if (command, part) in UNUSED:
         pytest.skip("the command does not call it")

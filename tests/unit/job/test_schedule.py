@@ -177,7 +177,9 @@ def test_a_factory_is_known_by_its_signature_or_by_what_it_makes(factory: Callab
 
 def test_a_function_of_the_step_may_call_it_anything() -> None:
     assert Schedule(lambda t: 0.1 / (t + 1), sgd(0.1)).rates(4) == (0.02,)
-    with pytest.raises(JobError, match=r"schedule\(0\) gave no learning rate at .*test_schedule.py.*ZeroDivision"):
+    with pytest.raises(
+        JobError, match=r"schedule\(0\) gave no learning rate at .*test_schedule.py.*ZeroDivision"
+    ):
         Schedule(lambda t: 1 / t, sgd(0.1)).rates(0)
 
 

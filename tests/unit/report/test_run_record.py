@@ -60,7 +60,9 @@ def test_the_summary(run_dir: Path) -> None:
     assert (summary.num_steps, summary.num_epochs) == (12, 3)
     assert (summary.first_loss, summary.final_loss) == (2.0, 2.0 / 12)
     time_s = sum(10 / (1000 + step) for step in range(2, 13))
-    assert summary.samples_per_s == pytest.approx(110 / time_s)  # all samples over all time, without the warm-up
+    assert summary.samples_per_s == pytest.approx(
+        110 / time_s
+    )  # all samples over all time, without the warm-up
     assert summary.peak_memory_bytes == 12 * 1024
     best = {one.metric: (one.value, one.step) for one in summary.best}
     assert best == {"loss": (0.25, 11), "accuracy": (0.9, 7)}

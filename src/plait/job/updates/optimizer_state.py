@@ -62,7 +62,9 @@ def optimizer_state(build: Builder, tensors: Sequence[Updated]) -> OptimizerStat
             group["params"] = list(alike.values())
             for parameter in group["params"]:
                 parameter.grad = torch.empty_like(parameter)
-        with suppress(Exception):  # state is made before numbers are looked at; an error is told when it really steps
+        with suppress(
+            Exception
+        ):  # state is made before numbers are looked at; an error is told when it really steps
             optimizer.step()
         others = {parameter for _, parameter in named if parameter not in count}
         found = sum(

@@ -135,7 +135,7 @@ def compare_sizes(step: Step, links: Links) -> Iterator[None]:
     if not bool((found == found[0]).all()):
         told = "; ".join(f"share {at}: {row.tolist()}" for at, row in enumerate(found))
         raise JobError(
-            f"step {step.number + 1}: shares are padded to different sizes ({told}), and ranks compute on them together: "
-            "batch statistics or whole tensors.",
+            f"step {step.number + 1}: shares are padded to different sizes ({told}), and ranks compute on them "
+            "together: batch statistics or whole tensors.",
             fix="let `collate` pad all samples to one size, or set batch_norm='local'.",
         )

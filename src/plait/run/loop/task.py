@@ -60,7 +60,9 @@ class Task:
     def kept(self, progress: Mapping[str, Any]) -> dict[str, Any]:
         """What a checkpoint says of the run beside its state, for whoever goes on with it."""
         job = self.job
-        told = {name: getattr(job, name) for name in ("seed", "batch", "epochs", "steps", "shuffle", "drop_last")}
+        told = {
+            name: getattr(job, name) for name in ("seed", "batch", "epochs", "steps", "shuffle", "drop_last")
+        }
         return told | {"num_samples": self.num_samples, "progress": dict(progress), "plan": self.plan.name}
 
     @property

@@ -98,7 +98,11 @@ def _run_apart(
             results, ledger.stopped = stop.results, "interrupted"
         except RunError as error:
             ledger.leave()
-            if isinstance(error, WorkerError) and not isinstance(error, LostError) and error.rank >= plan.mesh.size:
+            if (
+                isinstance(error, WorkerError)
+                and not isinstance(error, LostError)
+                and error.rank >= plan.mesh.size
+            ):
                 error.what = f"a server is gone, and with it the weights: {error.what}"
             raise
         ledger.stopped = ledger.stopped or wants_end()

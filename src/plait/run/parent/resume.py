@@ -49,7 +49,8 @@ class Continued:
         found, kept = [], self.kept
         if "num_samples" in kept and kept["num_samples"] != num_samples:
             before, now = (
-                "a stream" if count is None else f"{count} samples" for count in (kept["num_samples"], num_samples)
+                "a stream" if count is None else f"{count} samples"
+                for count in (kept["num_samples"], num_samples)
             )
             found.append(
                 f"the data is {now} and was {before}: epochs have another length from here on, and the samples that "
@@ -58,8 +59,9 @@ class Continued:
         for name in ("shuffle", "drop_last"):
             if kept.get(name, getattr(job, name)) != getattr(job, name):
                 found.append(f"{name} is {getattr(job, name)} and was {kept[name]}: other samples come next.")
-        if "steps" in kept and (before := _length(kept)) != (now := _length({"steps": job.steps, "epochs": job.epochs})):
-            found.append(f"the run ends with {now}; it was begun with {before}.")
+        ends = {"steps": job.steps, "epochs": job.epochs}
+        if "steps" in kept and _length(kept) != _length(ends):
+            found.append(f"the run ends with {_length(ends)}; it was begun with {_length(kept)}.")
         return found
 
 

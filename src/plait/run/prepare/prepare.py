@@ -30,7 +30,6 @@ from plait.run.prepare.programs import Programs
 from plait.run.prepare.rules import check_follows, check_rules
 from plait.torch_private.fake import FakeTensorMode
 
-
 _RATES_LOOKED_AT = 10_000
 """Steps of a run whose last learning rate is looked at before it begins; a scheduler walks through all of them."""
 
@@ -211,7 +210,11 @@ def _meeting_notices(programs: Programs) -> list[str]:
         return []
     first, found = agreement.round, []
     name = f"{'elastic.tau' if agreement.mix == 'elastic' else 'average.every'}={first}"
-    meets = "the center has not moved: the weights are the first ones" if agreement.mix == "elastic" else "nothing was mixed"
+    meets = (
+        "the center has not moved: the weights are the first ones"
+        if agreement.mix == "elastic"
+        else "nothing was mixed"
+    )
     if total is not None and total < first:
         found.append(
             f"workers meet every {first} steps ({name}) and the run has {total}; to its end {meets}."

@@ -127,4 +127,6 @@ def _tensors(
 
 def _number(kind: str, step: int, ours: float, theirs: float, tolerance: float) -> Difference:
     one, other = (torch.tensor(value, dtype=torch.float64) for value in (ours, theirs))
-    return Difference(kind=kind, name=f"step {step + 1}", largest=relative(one, other, 0.0), tolerance=tolerance)
+    return Difference(
+        kind=kind, name=f"step {step + 1}", largest=relative(one, other, 0.0), tolerance=tolerance
+    )

@@ -126,10 +126,10 @@ class Ledger:
         """A sentence on what was lost; None: nothing was."""
         if not self.lost:
             return None
-        steps, count = sorted(self.lost), sum(map(len, self.lost.values()))
+        steps, count = sorted(step + 1 for step in self.lost), sum(map(len, self.lost.values()))
         more = f" and {len(steps) - _NAMED} more" if len(steps) > _NAMED else ""
         return (
-            f"{count} share(s) of step(s) {', '.join(str(step + 1) for step in steps[:_NAMED])}{more} were not trained on: the workers"
+            f"{count} share(s) of step(s) {', '.join(map(str, steps[:_NAMED]))}{more} were not trained on: the workers"
             " that held them have died. Their samples are named as `lost` in samples.jsonl, where samples are recorded."
         )
 

@@ -1,9 +1,8 @@
 """Which plan: every candidate on a cluster, ranked.
 
-In: a subject, a cluster, what a person allows. Out: a `Ranking`, of which the first is the choice: the simplest of those
-that are as fast as predictions can tell. Within operators the
-placements of `resolve.py` count, between operators the cuts of `between.py`; meshes, batches and memory are searched
-here.
+In: a subject, a cluster, what a person allows. Out: a `Ranking`, of which the first is the choice: the simplest of
+those that are as fast as predictions can tell. Within operators the placements of `resolve.py` count, between operators
+the cuts of `between.py`; meshes, batches and memory are searched here.
 """
 
 import time
@@ -20,7 +19,6 @@ from plait.search.choose.rank import Ranking, Search
 from plait.search.choose.subject import Subject
 from plait.search.predict.prediction import Prediction
 from plait.units import format_bytes
-
 
 SKETCH_ERROR = 0.05
 """By how much predictions of plans are off beside each other, as published measurements have it (`docs/cost-model.md`):

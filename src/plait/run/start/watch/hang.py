@@ -138,7 +138,9 @@ def to_error(
     operation = hang.operation
     waited = format_seconds((now_ns - operation.since_ns) / 1e9)
     missing = f"{_ranks(hang.missing, 'is', 'are')} missing" if hang.missing else "all ranks are there"
-    where = f"step {operation.step + 1}" + (f", instruction {operation.index}" if operation.index >= 0 else "")
+    where = f"step {operation.step + 1}" + (
+        f", instruction {operation.index}" if operation.index >= 0 else ""
+    )
     if hang.waiting:
         first = (
             f"no progress for {waited}: {_ranks(hang.waiting, 'waits', 'wait')} in '{operation.label}' "
