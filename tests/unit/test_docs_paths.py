@@ -15,8 +15,19 @@ DOCUMENTS = [path for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")
 NAMED = re.compile(r"`([\w./-]+(?:\.py|\.md|/))`")
 """A file or a folder in a text."""
 LINKED = re.compile(r"\]\(([\w./-]+\.\w+)(?:#[\w-]+)?\)")
-NOT_OURS = {"job.py", "train.py", "path.py", "file.py", "my_job.py", "trace/", "checkpoints/", "run/trace/"}
-"""Names in examples of what a user has, or what a run leaves behind."""
+NOT_OURS = {
+    "plans/index.md",
+    "troubleshooting.md",
+    "job.py",
+    "train.py",
+    "path.py",
+    "file.py",
+    "my_job.py",
+    "trace/",
+    "checkpoints/",
+    "run/trace/",
+}
+"""Pages that are made when the site is built; names in examples of what a user has, or what a run leaves behind."""
 
 
 def missing(text: str, folder: Path) -> Iterator[str]:

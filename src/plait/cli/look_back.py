@@ -45,7 +45,7 @@ def compare(
     if json_:
         print(json.dumps([asdict(row) | {"speed": found.speed(i)} for i, row in enumerate(found.rows)]))
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, padding=0)
     table.add_column("run", overflow="fold", min_width=5)
     table.add_column("plan", overflow="fold", min_width=4)
     for name in ("ranks", "batch", "steps", "step", "samples/s", "speed", "memory", "loss"):

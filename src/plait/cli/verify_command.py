@@ -86,7 +86,7 @@ def print_verification(outcome: "Verification", console: Console, *, json_output
         title=f"{outcome.plan.name} ({axes}, {how}) against one process: {outcome.steps} steps in {outcome.dtype}"
     )
     for column in ("sides", "what", "largest relative difference", "tolerance", "where", ""):
-        table.add_column(column)
+        table.add_column(column, overflow="fold", no_wrap=column == "tolerance")
     for sides, differences in ((_EAGER, outcome.eager), (_PLAN, outcome.differences)):
         for difference in differences:
             mark = Text("ok", style="green") if difference.ok else Text("differs", style="red")

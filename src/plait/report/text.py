@@ -82,11 +82,11 @@ def breakdown_table(ranks: Sequence[RankBreakdown], *, source: str) -> Table:
         box=box.SIMPLE_HEAD,
         title_justify="left",
         caption_justify="left",
-        collapse_padding=True,
-        pad_edge=False,
+        padding=0,
     )
     for heading in ("rank", "step", *(_HEADINGS[part] for part in parts), "hidden", "sent"):
-        table.add_column(heading, justify="right", style="dim" if heading in ("hidden", "sent") else "")
+        style = "dim" if heading in ("hidden", "sent") else ""
+        table.add_column(heading, justify="right", style=style, no_wrap=True)
     for one in ranks:
         table.add_row(
             str(one.rank),

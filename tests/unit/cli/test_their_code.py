@@ -79,7 +79,7 @@ def test_their_line_is_named(
     file = tmp_path / "mine.py"
     file.write_text(JOB)
     code = call([command, str(file), "--arg", f"part={part}", *COMMANDS[command]])
-    told = capfd.readouterr().err
+    told = " ".join("".join(capfd.readouterr()).split())
     assert code in (1, 2), told
     assert f"{file}:{LINE}" in told and "RuntimeError: of my own" in told, told
     assert "Traceback" not in told and "Fix: " in told, told

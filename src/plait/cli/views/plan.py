@@ -41,7 +41,7 @@ def ranking_view(title: str, ranking: Ranking, limit_bytes: float) -> Group:
 
 
 def _plans(ranking: Ranking) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, padding=0)
     money = ranking.predictions[0].cost_per_step is not None
     table.add_column("", justify="right")
     table.add_column("plan", overflow="fold", min_width=16)

@@ -72,13 +72,16 @@ def explain(error: Exception) -> CaptureError:
     theirs = [f for f in frames if not _is_library(f.filename)]
     frame = theirs[-1] if theirs else frames[-1]
     reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
+    fix = "avoid Python branches on tensor values to have it captured; plans single and ddp run it eagerly."
+    if isinstance(error, OtherDeviceError):
+        fix = error.fix
+    elif frame is frames[-1]:  # their own code has raised, and no op of torch's that has no values here
+        fix = f"mend that line; where it raises only for want of values, {fix}"
     return CaptureError(
         f"the model cannot be captured: {frame.filename}:{frame.lineno} in {frame.name}: `{frame.line}` "
         f"({type(error).__name__}: {reason}).",
         where=f"{frame.filename}:{frame.lineno}",
-        fix=error.fix
-        if isinstance(error, OtherDeviceError)
-        else "avoid Python branches on tensor values to have it captured; plans single and ddp run it eagerly.",
+        fix=fix,
     )
 
 
