@@ -7,6 +7,7 @@ files. They cannot be out of date: nothing of them is written down.
 
 import inspect
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from examples.lectures.pictures import timeline
@@ -20,10 +21,13 @@ from plait.plan.named import NAMED
 from plait.report.breakdown import breakdown
 from plait.run.measure.predict import Predicted, predict_job
 from plait.search.choose.candidates import relaxed
+from plait.trace.span import Span, Trace
 from plait.units import format_bytes, format_seconds
 
-RANKS, MICRO_BATCHES, SAMPLES, POSITIONS, WIDTH, BLOCKS = 4, 4, 32, 1024, 1024, 8
+RANKS, MICRO_BATCHES, SAMPLES, POSITIONS, WIDTH, BLOCKS = 4, 4, 32, 1024, 512, 8
 CLUSTER = "4xA100"
+PIXELS = 800
+"""Width of a timeline."""
 FAMILIES = {
     "On one rank": ("single",),
     "The batch is cut": ("ddp", "zero1", "zero2", "zero3"),
@@ -80,9 +84,26 @@ def pages() -> dict[str, str]:
     made = {"plans/index.md": _index(found)}
     for name, one in found.items():
         step = max(span.step for span in one.trace.spans)
-        made[f"plans/{name}.svg"] = timeline(f"{name}: one step, predicted on {CLUSTER}", one.trace, step)
+        made[f"plans/{name}.svg"] = timeline(
+            f"{name}: one step, predicted on {CLUSTER}", _drawable(one.trace, step), step
+        )
         made[f"plans/{name}.md"] = _page(name, one)
     return made
+
+
+def _drawable(trace: Trace, step: int) -> Trace:
+    """The step with spans of one kind that follow each other closer than can be seen as one: some have thousands."""
+    spans = sorted((s for s in trace.spans if s.step == step), key=lambda s: (s.rank, s.lane, s.start_s))
+    least_s = (max(s.end_s for s in spans) - min(s.start_s for s in spans)) / PIXELS
+    joined: list[Span] = []
+    for span in spans:
+        last = joined[-1] if joined else None
+        near = last is not None and (last.rank, last.lane, last.kind) == (span.rank, span.lane, span.kind)
+        if last is not None and near and span.start_s - last.end_s < least_s > span.duration_s:
+            joined[-1] = replace(last, end_s=max(last.end_s, span.end_s))
+        else:
+            joined.append(span)
+    return replace(trace, spans=tuple(joined))
 
 
 def families() -> dict[str, list[str]]:

@@ -104,6 +104,7 @@ def test_every_plan_has_its_place_and_every_error_its_words() -> None:
     assert "| there is no plan {plan}. |" in page()
 
 
+@pytest.mark.timeout(300)
 def test_the_site_builds_offline(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="needs mkdocs-material, which plait[dev] has")
     built = subprocess.run(
