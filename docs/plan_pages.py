@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch
 from examples.lectures.pictures import timeline
 from torch import Tensor, nn
-from torch.utils.data import StackDataset
 
 import plait
 from plait.cluster.parse import parse_cluster
@@ -63,7 +62,7 @@ def job(accumulate: int) -> plait.Job:
     """What every page shows a step of."""
     x = torch.zeros(1, 1, 1).expand(SAMPLES, POSITIONS, WIDTH)
     return plait.Job(
-        model=lambda: nn.Sequential(*(Block() for _ in range(BLOCKS))), data=StackDataset(x, x), loss=nn.MSELoss(),
+        model=lambda: nn.Sequential(*(Block() for _ in range(BLOCKS))), data=(x, x), loss=nn.MSELoss(),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), batch=SAMPLES, accumulate=accumulate,
         steps=1, precision="bf16",
     )  # fmt: skip

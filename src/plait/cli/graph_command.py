@@ -17,7 +17,7 @@ import plait
 from plait.api.inputs.settings import parse_arguments
 from plait.cli.console import plain_console, prints_aside, waiting
 from plait.cli.flatten import flattened
-from plait.cli.options import TEXTS, ArgOption, How, JobArgument, JsonOption
+from plait.cli.options import TEXTS, ArgOption, How, JobArgument, JsonOption, look_first
 from plait.errors import CaptureError, DiskError, UsageError
 from plait.files.write import write_whole
 
@@ -51,6 +51,7 @@ def graph(
         raise UsageError(
             "--plan, --ranks, --mesh and --set say how a step is run.", fix="add --placements to see it."
         )
+    look_first(job, how.plan)
     args = parse_arguments(arg or ())
     progress = plain_console(
         to_stderr=json_

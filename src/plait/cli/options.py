@@ -11,7 +11,8 @@ import typer
 from plait.api.inputs.settings import parse_settings
 from plait.cli.flatten import Text
 from plait.errors import UsageError
-from plait.plan.named import NAMED
+from plait.files.source import check_file, file_of
+from plait.plan.named import NAMED, check_known
 
 JobArgument = Annotated[
     str,
@@ -63,6 +64,15 @@ class How:
     def is_given(self) -> bool:
         """Whether it says anything."""
         return self != How()
+
+
+def look_first(job: str | None, plan: str | None, *, auto: bool = False) -> None:
+    """Refuse what can be refused at once: a job that is not there, a plan that does not exist. torch takes seconds."""
+    path = None if job is None else file_of(job)
+    if path is not None:
+        check_file(path)
+    if plan is not None and not (auto and plan == "auto"):
+        check_known(plan)
 
 
 def parse_mesh(text: str) -> dict[str, int]:

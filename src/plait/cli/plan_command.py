@@ -23,6 +23,7 @@ from plait.cli.options import (
     EngineSetOption,
     HostsOption,
     JsonOption,
+    look_first,
     parse_counts,
 )
 from plait.errors import PlanError, UsageError
@@ -80,6 +81,7 @@ def plan_(
     if engine is not None:
         asked = Asked(engine=engine, hosts=hosts, ranks=search.ranks, settings=tuple(engine_set or ()))
         raise typer.Exit(start(asked, COMMAND_LINE, dry_run=dry_run, name="plan", out=None, runs=False))
+    look_first(job, search.plan)
     if (svg is not None or same_batch) and scale is None:
         raise UsageError("--svg and --same-batch belong to a scaling table.", fix="add --scale 1,2,4,8.")
     if export is not None and export not in SYSTEMS:

@@ -31,6 +31,7 @@ from plait.cli.options import (
     HostsOption,
     How,
     JsonOption,
+    look_first,
 )
 from plait.errors import CheckpointError, PlaitError, UsageError
 from plait.files.write import write_or_tell
@@ -91,6 +92,7 @@ def run(
         asked = Asked(engine=engine, hosts=hosts, ranks=how.num_ranks, settings=tuple(engine_set or ()))
         name = Path((job or str(resume)).split(":")[0]).stem
         raise typer.Exit(start(asked, COMMAND_LINE, dry_run=dry_run, name=name, out=out or resume))
+    look_first(job, how.plan, auto=True)
     told, is_silent = plain_console(to_stderr=json_), speaks_elsewhere()
     with (
         prints_aside(json_),

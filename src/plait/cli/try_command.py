@@ -28,6 +28,7 @@ from plait.cli.options import (
     How,
     JobArgument,
     JsonOption,
+    look_first,
 )
 from plait.cli.run_command import InterruptedRunError
 from plait.errors import UsageError
@@ -73,6 +74,7 @@ def try_(
     told = plain_console(to_stderr=json_)
     if not arg:
         raise UsageError("there is nothing to try.", fix="say what: --arg lr=1e-4,3e-4,1e-3.")
+    look_first(job, how.plan)
 
     def say(event: dict[str, Any]) -> None:
         told.print(event["told"], highlight=False, soft_wrap=True, markup=False)

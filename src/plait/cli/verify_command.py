@@ -32,6 +32,7 @@ from plait.cli.options import (
     How,
     JobArgument,
     JsonOption,
+    look_first,
 )
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def verify(
         asked = Asked(engine=engine, hosts=hosts, ranks=how.num_ranks, settings=tuple(engine_set or ()))
         name = Path(job.split(":")[0]).stem
         raise typer.Exit(start(asked, COMMAND_LINE, dry_run=dry_run, name=name, out=None, runs=False))
+    look_first(job, how.plan)
     is_silent, console = not serial and speaks_elsewhere(), plain_console(to_stderr=json_)
     with prints_aside(json_), show_progress(console, quiet=json_ or is_silent) as listener:
         outcome = plait.verify(

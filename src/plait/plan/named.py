@@ -62,16 +62,14 @@ def resolve(
         plan = _by_axes(mesh) if mesh else ("single" if ranks in (None, 1) else "ddp")
     if isinstance(plan, Plan):
         found = plan
-    elif str(plan) in NAMED:
+    elif check_known(plan) and str(plan) in NAMED:
         found = NAMED[str(plan)](1 if ranks is None or mesh else ranks)
-    elif Path(plan).suffix in (".yaml", ".yml"):
+    else:
         found = read_plan(Path(plan), NAMED)
         if found.name not in NAMED:
             raise PlanError(
                 f"{plan} names the plan {found.name!r}, which does not exist.", fix=_choices(found.name)
             )
-    else:
-        raise PlanError(f"there is no plan {str(plan)!r}.", fix=_choices(str(plan)))
     if mesh or DATA not in dict(found.mesh.axes):
         found = _with_mesh(found, mesh or {})
     _check_axes(found.mesh)
@@ -90,6 +88,13 @@ def resolve(
             fix=f"use --ranks {found.ranks}, or change the mesh.",
         )
     return found
+
+
+def check_known(plan: str | Path) -> bool:
+    """Whether there may be such a plan: it has a name, or is a file; raises where it is neither."""
+    if str(plan) not in NAMED and Path(plan).suffix not in (".yaml", ".yml"):
+        raise PlanError(f"there is no plan {str(plan)!r}.", fix=_choices(str(plan)))
+    return True
 
 
 def usual_ranks(plan: str | Path | Plan | None) -> int | None:

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from plait.errors import JobError, PlaitError, UsageError
+from plait.files.source import check_file, file_of
 from plait.job.batch import describe
 from plait.job.job import Job
 from plait.job.named.arguments import bound_arguments
@@ -59,8 +60,8 @@ def _bound(found: Any, args: Mapping[str, Any], noun: str) -> dict[str, Any]:
 def _named(reference: str) -> tuple[Any, str]:
     """What a reference names, and what to call it."""
     source, name = _parts(reference)
-    is_file = source.endswith(".py") or "/" in source
-    module = _module_of_file(Path(source)) if is_file else _module_by_name(source)
+    file = file_of(source)
+    module = _module_of_file(file) if file is not None else _module_by_name(source)
     found = getattr(module, name, None)
     if found is None:
         others = _functions(module)
@@ -83,12 +84,7 @@ def _parts(reference: str) -> tuple[str, str]:
 
 
 def _module_of_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        beside = sorted(file.name for file in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        nearby = f"; {path.parent} has {', '.join(beside[:8])}" if beside else ""
-        raise UsageError(
-            f"there is no file {path}{nearby}.", fix="check the path; it is taken from the current folder."
-        )
+    check_file(path)
     path = path.resolve()
     name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
