@@ -46,10 +46,10 @@ def test_a_center_that_does_not_move_is_told() -> None:
 @pytest.mark.parametrize(
     ("schedule", "told"),
     [
-        (lambda step: "fast", r"schedule\\(0\\) gave no learning rate"),
+        (lambda step: "fast", r"schedule\(0\) gave no learning rate"),
         (
             lambda step: [0.1, 0.2][step],
-            r"schedule\\(2\\) gave no learning rate at .*test_told_before.py.*IndexError",
+            r"schedule\(4\) gave no learning rate at .*test_told_before.py.*IndexError",
         ),
         (lambda optimizer: 0.1, "not a torch LRScheduler"),
         (
@@ -64,4 +64,4 @@ def test_a_schedule_is_refused_before_anything_is_compiled(
 ) -> None:
     monkeypatch.setattr(Programs, "for_step", lambda *given: pytest.fail("compiled"))
     with pytest.raises(JobError, match=told):
-        prepare(job(schedule=schedule), resolve("ddp", 2), "cpu", torch.float32, lambda event: None)
+        prepare(job(schedule=schedule, steps=5), resolve("ddp", 2), "cpu", torch.float32, lambda event: None)
