@@ -6,6 +6,7 @@ In: a case, the engines that are there. Out: an `EngineRun`, a run of several ta
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -144,8 +145,13 @@ class EngineRun(Run):
         return found
 
     def is_over(self) -> bool:
-        """Whether the engine has ended, and all that it started: it may have been killed."""
-        return all(launcher.poll() is not None for launcher in self._launchers) and not self.members()
+        """Whether the engine has ended, and all that it started: it may have been killed. A torchrun agent that waits
+        for one that was, as it does for minutes, does not count."""
+        codes = [launcher.poll() for launcher in self._launchers]
+        if -signal.SIGKILL in codes and not set(self.members()) - set(self.launchers):
+            self.end()
+            return True
+        return None not in codes and not self.members()
 
     def ended(self) -> tuple[int, dict[str, Any]]:
         """What the first task has told, and complaints of others; -9 where it could not."""

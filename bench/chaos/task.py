@@ -6,6 +6,8 @@ import signal
 import sys
 from pathlib import Path
 
+import plait  # noqa: F401, before the rest, as the command line does: it notes who started this process
+
 _NAMES = ("PLAIT_TASK", "RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 _INTERRUPTED = 130
 """What the command line makes of a run that was interrupted."""

@@ -14,10 +14,10 @@ from bench.chaos.runs import PHASES, Ended, ForkedRun, Run
 from bench.chaos.shim import Shim
 from bench.chaos.tally import Seen
 
-LIMIT_S = 10 + 2 * HANG_S + 2 + 30 + 2 + 8
+LIMIT_S = 10 + 2 * HANG_S + 2 + 30 + 2 + 5
 """From a fault to the end of the run at most, as is promised, which is far more than it takes: a thread that cannot
-begin 10 s, or a hang and its stacks, or a signal and what is saved then 30 s; an echo 2 s; workers that are asked, then
-killed, 8 s. What slows a run down has twice the time."""
+begin 10 s, or a hang and its stacks, or a signal and what is saved then 30 s; an echo 2 s; workers that are
+killed 5 s. What slows a run down has twice the time."""
 _LEFT_S = 5.0
 """After which nobody is left."""
 _ENGINE_AGAIN = 0.3
