@@ -286,6 +286,9 @@ RANDOM_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "randint": lambda x: torch.randint(0, 9, (8, 6)),
     "randint_like": lambda x: torch.randint_like(x, 2, 9),
     "random_": lambda x: torch.empty_like(x).random_(9),
+    "exponential_": lambda x: torch.empty_like(x).exponential_(2.0),
+    "gumbel_softmax": lambda x: F.gumbel_softmax(x, hard=True),
+    "multinomial": lambda x: torch.multinomial(x, 2),
 }
 
 
@@ -307,6 +310,17 @@ def test_every_random_op_is_replaced(name: str) -> None:
             assert "val" in created.meta
 
 
+def test_exponential_clocks_and_what_they_choose() -> None:
+    x = torch.ones(4096, 3)
+    made = rewritten(RANDOM_FUNCTIONS["exponential_"], x)[0](random_key(seed=0, step=0), x)[1]
+    assert made.mean().item() == pytest.approx(0.5, abs=0.02)
+    assert made.min() > 0
+    rates = torch.tensor([[1.0, 2.0, 5.0]]).expand(4096, 3)
+    chosen = rewritten(lambda r: torch.multinomial(r, 1), rates)[0](random_key(seed=0, step=0), rates)[1]
+    shares = torch.bincount(chosen.flatten(), minlength=3) / 4096
+    torch.testing.assert_close(shares, torch.tensor([0.125, 0.25, 0.625]), atol=0.03, rtol=0)
+
+
 def test_ops_are_numbered() -> None:
     module, outcome = rewritten(lambda x: F.dropout(F.dropout(x, 0.5) + torch.rand(3), 0.5), torch.ones(4, 3))
     nodes = [node for node in module.graph.nodes if node.target in IMPLEMENTATIONS]
@@ -323,7 +337,7 @@ def test_dropout_scales_what_it_keeps() -> None:
 
 def test_unsupported_ops_are_named_once() -> None:
     def function(x: Tensor) -> Tensor:
-        return torch.randperm(8) + torch.randperm(8) + torch.multinomial(x, 1) + torch.poisson(x).sum()
+        return torch.randperm(8) + torch.randperm(8) + torch.multinomial(x, 2, True).sum() + torch.poisson(x).sum()
 
     _, outcome = rewritten(function, torch.ones(8, 6))
     assert outcome.num_rewritten == 0

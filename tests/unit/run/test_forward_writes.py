@@ -219,6 +219,21 @@ def test_a_check_that_fails_is_told_as_the_library_says_it() -> None:
         run_serially(_job(lambda: _mlp(6), objective=scaled), resolve("single", 1), 1, torch.float32)
 
 
+def _chooses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    found = model(batch[0])
+    picked = torch.multinomial(found.detach()[:, 3:].softmax(-1), 1)
+    return F.cross_entropy(found[:, :3] * F.gumbel_softmax(found[:, 3:]), batch[1]) + picked.float().mean()
+
+
+def test_choices_by_chance_are_those_of_the_samples() -> None:
+    job = _job(lambda: _mlp(6), objective=_chooses)
+    captures = Captures(job)
+    alone = run_serially(job, resolve("single", 1), STEPS, torch.float32, captures=captures)
+    for plan in ("ddp", "1f1b"):
+        ranks = run_serially(job, resolve(plan, 2), STEPS, torch.float32, captures=captures)
+        assert ranks.losses == pytest.approx(alone.losses, rel=1e-5)
+
+
 class _Quantized(nn.Module):
     """Quantization-aware training: buffers that are written or not, by the values in them."""
 

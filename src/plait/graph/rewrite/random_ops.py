@@ -5,6 +5,7 @@ Out: the same graph, changed in place, plus what was replaced and what could not
 no numbers (attention with dropout 0, dropout in evaluation), and never removes what only dead code reads.
 """
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -94,13 +95,20 @@ class _Emitter:
         created.meta["val"] = target(*values[0], **values[1])
         return created
 
-    def random(self, target: Any, dtype: torch.dtype, *parameters: Any) -> fx.Node:
-        shape = list(self.result.shape)
+    def random(self, target: Any, dtype: torch.dtype, *parameters: Any, like: Any = None) -> fx.Node:
+        shape = list((self.result if like is None else like).shape)
         batch_dim, rows_per_sample = -1, 1
         if self.num_samples and shape and shape[0] >= self.num_samples and shape[0] % self.num_samples == 0:
             batch_dim, rows_per_sample = 0, shape[0] // self.num_samples
         placement = {"full": [], "start": [], "batch_dim": batch_dim, "rows_per_sample": rows_per_sample}
         return self.call(target, self.key, self.op, shape, dtype, *parameters, **placement)
+
+    def exponential(self, like: Any) -> fx.Node:
+        """Clocks that run at rate 1, one an element."""
+        wide = torch.float64 if like.dtype == torch.float64 else torch.float32
+        draw = self.random(torch.ops.plait.uniform.default, wide, 0.0, 1.0, like=like)
+        kept = self.call(aten.clamp_min.default, draw, random_ops.SMALLEST)
+        return self.call(aten.neg.default, self.call(aten.log.default, kept))
 
     def finish(self, replacement: fx.Node) -> bool:
         self.node.replace_all_uses_with(replacement)
@@ -160,6 +168,25 @@ def _native_dropout(emit: _Emitter, arguments: Mapping[str, Any]) -> bool:
     return True
 
 
+def _exponential(emit: _Emitter, arguments: Mapping[str, Any]) -> bool:
+    if not emit.result.is_floating_point():
+        return False
+    clocks = emit.call(
+        aten.div.Tensor, emit.exponential(emit.result), float(arguments.get("lambd", 1.0))
+    )
+    return emit.finish(emit.call(aten._to_copy.default, clocks, dtype=emit.result.dtype))
+
+
+def _multinomial(emit: _Emitter, arguments: Mapping[str, Any]) -> bool:
+    """Without replacement: the first of exponential clocks that run at these rates."""
+    rates, count = arguments["self"], arguments["num_samples"]
+    if arguments.get("replacement") and count > 1:
+        return False
+    order = emit.call(aten.div.Tensor, rates, emit.exponential(rates.meta["val"]))
+    found = emit.call(aten.topk.default, order, count, -1)
+    return emit.finish(emit.call(operator.getitem, found, 1))
+
+
 _REWRITES: Mapping[str, Callable[[_Emitter, Mapping[str, Any]], bool]] = MappingProxyType(
     {
         "aten::bernoulli": _bernoulli,
@@ -174,6 +201,8 @@ _REWRITES: Mapping[str, Callable[[_Emitter, Mapping[str, Any]], bool]] = Mapping
         "aten::randint_like": _randint,
         "aten::random": _randint,
         "aten::native_dropout": _native_dropout,
+        "aten::exponential": _exponential,
+        "aten::multinomial": _multinomial,
     }
 )
 """How each op is replaced, by the name in its schema; False: not this form of it, and the graph is unchanged."""

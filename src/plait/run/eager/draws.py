@@ -18,9 +18,6 @@ from plait.job.generators import seed_torch
 from plait.torch_private.intercept import Takers, drawing_ops
 from plait.torch_private.ops import OpOverload, schema_of
 
-_SMALLEST = 2.0**-33
-"""In place of a uniform 0, of which no logarithm could be taken."""
-
 
 class SampleDraws:
     """Takes random ops, and draws numbers that belong to samples."""
@@ -130,7 +127,7 @@ class _Draw:
     def uniform(self, like: Tensor) -> Tensor:
         """In (0, 1), in a dtype that has enough of it."""
         wide = torch.float64 if like.dtype == torch.float64 else torch.float32
-        return self(random_ops.uniform, like, 0.0, 1.0, dtype=wide).clamp_(min=_SMALLEST)
+        return self(random_ops.uniform, like, 0.0, 1.0, dtype=wide).clamp_(min=random_ops.SMALLEST)
 
 
 DrawRule = Callable[[_Draw, Mapping[str, Any], bool], Any]
