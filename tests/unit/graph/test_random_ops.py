@@ -337,7 +337,12 @@ def test_dropout_scales_what_it_keeps() -> None:
 
 def test_unsupported_ops_are_named_once() -> None:
     def function(x: Tensor) -> Tensor:
-        return torch.randperm(8) + torch.randperm(8) + torch.multinomial(x, 2, True).sum() + torch.poisson(x).sum()
+        return (
+            torch.randperm(8)
+            + torch.randperm(8)
+            + torch.multinomial(x, 2, True).sum()
+            + torch.poisson(x).sum()
+        )
 
     _, outcome = rewritten(function, torch.ones(8, 6))
     assert outcome.num_rewritten == 0

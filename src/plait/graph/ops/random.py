@@ -24,7 +24,16 @@ from torch import Tensor
 
 from plait.graph.ops.random_hash import generate, mix64
 
-__all__ = ["IMPLEMENTATIONS", "RANGE_LIMIT", "SMALLEST", "bernoulli", "normal", "randint", "random_key", "uniform"]
+__all__ = [
+    "IMPLEMENTATIONS",
+    "RANGE_LIMIT",
+    "SMALLEST",
+    "bernoulli",
+    "normal",
+    "randint",
+    "random_key",
+    "uniform",
+]
 
 RANGE_LIMIT = 1 << 31
 """Widest `high - low` of randint: its product with 32 random bits must fit in an int64."""

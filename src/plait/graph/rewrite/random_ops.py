@@ -171,9 +171,7 @@ def _native_dropout(emit: _Emitter, arguments: Mapping[str, Any]) -> bool:
 def _exponential(emit: _Emitter, arguments: Mapping[str, Any]) -> bool:
     if not emit.result.is_floating_point():
         return False
-    clocks = emit.call(
-        aten.div.Tensor, emit.exponential(emit.result), float(arguments.get("lambd", 1.0))
-    )
+    clocks = emit.call(aten.div.Tensor, emit.exponential(emit.result), float(arguments.get("lambd", 1.0)))
     return emit.finish(emit.call(aten._to_copy.default, clocks, dtype=emit.result.dtype))
 
 
