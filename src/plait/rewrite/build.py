@@ -16,6 +16,7 @@ from torch.fx.node import map_arg
 
 from plait.graph.graph import Graph
 from plait.graph.ops.beside import BESIDE
+from plait.rewrite.gradients import join_gradients
 from plait.rewrite.language import WORDS
 from plait.rewrite.marks import mark
 from plait.rewrite.saturate import Classes, Way
@@ -24,6 +25,7 @@ from plait.rewrite.terms import Terms, sources_of
 from plait.rewrite.values import Values, same_inputs
 
 aten = torch.ops.aten
+_GRADIENTS = ("convx", "convw", "convs")
 
 
 def build(graph: Graph, terms: Terms, classes: Classes, choice: Choice, written: Choice) -> Graph:
@@ -71,6 +73,8 @@ class _Build:
         end.meta = dict(output.meta)
         self.new.eliminate_dead_code()
         self._split()
+        instead = join_gradients(self.new, self._values)
+        self.nodes = {own: instead.get(node, node) for own, node in self.nodes.items()}
         mark(self.graph.graph, self.new, self._present())
         self.new.eliminate_dead_code()
         self.new.lint()
@@ -211,6 +215,10 @@ class _Build:
             made = self.new.call_function(target, args)
             made.meta = {"phase": "backward" if late else "forward"}
             self._values.evaluate(made)
+            if (item := WORDS[way.word].item) is not None:
+                several = made
+                made = self.new.call_function(operator.getitem, (several, item))
+                made.meta = {**several.meta, "val": several.meta["val"][item]}
         self.nodes[own] = made
 
     def _old(self, own: int, way: Way, parts: tuple[int, ...]) -> fx.Node | None:
@@ -223,6 +231,8 @@ class _Build:
         if at is None or self.choice[own] != self.written.get(own):
             return None
         node = self.terms.nodes[at]
+        if way.word in _GRADIENTS:  # of one op that makes several: put together again below
+            return None
         if way.word != "cat":
             return node
         joined = tuple(self.classes.of_term[self.terms.of_node[source]] for source in sources_of(node))

@@ -15,8 +15,12 @@ from plait.rewrite.values import Values
 aten = torch.ops.aten
 
 
-def join_gradients(graph: fx.Graph, values: Values) -> None:
-    """Put the gradients of each convolution together: of its image, its kernel and its bias."""
+def join_gradients(graph: fx.Graph, values: Values) -> dict[fx.Node, fx.Node]:
+    """Put the gradients of each convolution together: of its image, its kernel and its bias.
+
+    Gives the nodes that took the place of others.
+    """
+    instead: dict[fx.Node, fx.Node] = {}
     found: dict[str, list[Any]] = {}
     sums: dict[Any, fx.Node] = {}
     for node in graph.nodes:
@@ -47,4 +51,6 @@ def join_gradients(graph: fx.Graph, values: Values) -> None:
             part.meta = {**bias.meta, "val": made.meta["val"][2]}
             bias.replace_all_uses_with(part)
             graph.erase_node(bias)
+            instead[bias] = part
             del sums[gradient]
+    return instead

@@ -25,10 +25,34 @@ class Word:
     """How many follow."""
     call: Callable[[Sequence[Any], Sequence[Any]], Call]
     """(numbers, tensors) -> the op of aten and its arguments."""
+    item: int | None = None
+    """Which of the op's results it is; None: it has one."""
+
+    def run(self, numbers: Sequence[Any], tensors: Sequence[Any]) -> Any:
+        """Compute it."""
+        target, args = self.call(numbers, tensors)
+        made = target(*args)
+        return made if self.item is None else made[self.item]
+
+
+def _settings(text: str) -> list[list[int]]:
+    """Stride, padding and dilation."""
+    return [[int(n) for n in part.split(",")] for part in text.split("|")]
+
+
+def _gradient(item: int) -> Callable[[Sequence[Any], Sequence[Any]], Call]:
+    """One of the gradients of a convolution, of (gradient of its result, image, kernel)."""
+    mask = [item == index for index in range(3)]
+
+    def call(numbers: Sequence[Any], tensors: Sequence[Any]) -> Call:
+        settings = _settings(numbers[0])
+        return aten.convolution_backward.default, (*tensors, None, *settings, False, [0, 0], 1, mask)
+
+    return call
 
 
 def _convolution(numbers: Sequence[Any], tensors: Sequence[Any]) -> Call:
-    stride, padding, dilation = ([int(n) for n in part.split(",")] for part in numbers[0].split("|"))
+    stride, padding, dilation = _settings(numbers[0])
     bias = tensors[2] if len(tensors) == 3 else None
     none = [0] * len(stride)
     return aten.convolution.default, (
@@ -65,6 +89,9 @@ WORDS: Mapping[str, Word] = MappingProxyType(
         "pad": Word(tensors=1, call=lambda n, t: (aten.constant_pad_nd.default, (t[0], [1, 1, 1, 1]))),
         "conv": Word(numbers=("String",), tensors=2, call=_convolution),
         "convb": Word(numbers=("String",), tensors=3, call=_convolution),
+        "convx": Word(numbers=("String",), tensors=3, call=_gradient(0), item=0),
+        "convw": Word(numbers=("String",), tensors=3, call=_gradient(1), item=1),
+        "convs": Word(tensors=1, call=lambda n, t: (aten.sum.dim_IntList, (t[0], [0, 2, 3]))),
         "map1": Word(numbers=("String",), tensors=1, call=_mapped),
         "map2": Word(numbers=("String",), tensors=2, call=_mapped),
     }

@@ -112,8 +112,7 @@ def _fill(classes: Classes, values: list[Any]) -> None:
         for own in left:
             for way in classes.ways[own]:
                 if way.word in WORDS and all(values[source] is not None for source in way.tensors):
-                    target, args = WORDS[way.word].call(way.numbers, [values[t] for t in way.tensors])
-                    values[own] = target(*args)
+                    values[own] = WORDS[way.word].run(way.numbers, [values[t] for t in way.tensors])
                     break
         rest = [own for own in left if values[own] is None]
         if len(rest) == len(left):

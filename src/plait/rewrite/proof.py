@@ -111,7 +111,7 @@ def _sides(rule: Rule, values: Mapping[str, Any]) -> list[tuple[Tensor, Tensor]]
 
 def _require(fact: Term, known: dict[str, Any]) -> None:
     """Make sure that a fact holds; a name that stands for nothing yet is what makes it hold."""
-    if fact[0] in ("next", "head", "weight"):
+    if fact[0] in ("next", "beside", "head", "weight"):
         return
     if fact[0] == "=" and isinstance(fact[1], str) and fact[1].isidentifier() and fact[1] not in known:
         known[fact[1]] = _run(fact[2], known)
@@ -137,13 +137,12 @@ def _run(term: Term, known: Mapping[str, Any]) -> Any:
         raise _NoCaseError
     if name == "slice" and not 0 <= numbers[1] < numbers[2] <= tensors[0].shape[numbers[0]]:
         raise _NoCaseError
-    target, given = word.call(numbers, tensors)
     if name == "view":
-        given = (given[0].contiguous(), *given[1:])
+        tensors = [tensors[0].contiguous()]
     try:
-        return target(*given)
+        return word.run(numbers, tensors)
     except RuntimeError:
-        if name.startswith("conv"):  # a kernel larger than its image
+        if name.startswith("conv") or name == "add":  # a kernel larger than its image, shapes that differ
             raise _NoCaseError from None
         raise
 

@@ -83,6 +83,7 @@ HEADER = "\n".join(
         "(constructor term (i64) T)",
         "(function shape (T) Shape :merge old)",
         "(relation next (T T))",
+        "(relation beside (T T))",
         "(relation head (T))",
         "(relation weight (T))",
         *(
@@ -101,10 +102,22 @@ HEADER = "\n".join(
         "(rule ((= c (slice d s e a)) (= x (shape a))) ((set (shape c) (vec-set x d (- e s)))))",
         "(rule ((= c (pad a)) (= x (shape a)))"
         " ((set (shape c) (vec-set (vec-set x 2 (+ 2 (vec-get x 2))) 3 (+ 2 (vec-get x 3))))))",
+        "(rule ((= c (convx p g x w)) (= s (shape x))) ((set (shape c) s)))",
+        "(rule ((= c (convw p g x w)) (= s (shape w))) ((set (shape c) s)))",
+        "(rule ((= c (convs g)) (= s (shape g))) ((set (shape c) (vec-of (vec-get s 1)))))",
+        *(  # merged: as its parts are, with the channels of all
+            f"(rule ((= c {conv}) (= part (slice 1 b e c)) (= s (shape part)) (= k (shape w)))"
+            " ((set (shape c) (vec-set s 1 (vec-get k 0)))))"
+            for conv in ("(conv p x w)", "(convb p x w r)")
+        ),
         # what is made of parameters alone
         "(rule ((= c (mm a b)) (weight a) (weight b)) ((weight c)))",
         "(rule ((= c (t a)) (weight a)) ((weight c)))",
         # what lies side by side: runs of neighbours, however they are put together
+        "(rule ((next a b)) ((beside a b) (beside b a)))",
+        "(rule ((next a b) (= c (pad a))) ((next c b)))",
+        "(rule ((next a b) (= c (pad b))) ((next a c)))",
+        "(rule ((head a) (= c (pad a))) ((head c)))",
         "(rule ((next a b) (= c (cat d b e)) (next b e)) ((next a c)))",
         "(rule ((next b e) (= c (cat d a b)) (next a b)) ((next c e)))",
         "(rule ((head a) (next a b) (= c (cat d a b))) ((head c)))",

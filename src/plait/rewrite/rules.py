@@ -1,10 +1,12 @@
 """The rules: equations between ops of aten, each held to be true by its proof (`proof.py`) and nothing else.
 
 `(next a b)` says that `b` follows `a` among tensors that may lie side by side: it keeps merges to runs of neighbours,
-of which there are few, where subsets would be many; `(head a)` that a run begins there. `(weight a)` says that `a` is
-made of parameters alone: sums of those are taken apart, sums along the way of the data are not.
+of which there are few, where subsets would be many; `(beside a b)` that one of the two follows the other; `(head a)`
+that a run begins there. `(weight a)` says that `a` is made of parameters alone: sums of those are taken apart, sums
+along the way of the data are not.
 """
 
+from plait.rewrite.convolution_rules import CONVOLUTIONS, GRADIENTS
 from plait.rewrite.rule import Rule
 from plait.rewrite.shape_rules import ELEMENTWISE, SHAPES
 
@@ -79,6 +81,21 @@ PRODUCTS = (
         when=("(next d b)",),
     ),
     Rule(
+        name="products after another summand are summed first",
+        given=("(add (add r (mm a b)) (mm c d))",),
+        gives=("(add r (add (mm a b) (mm c d)))",),
+        shapes={"r": "mn", "a": "mk", "b": "kn", "c": "ml", "d": "ln"},
+        when=("(beside b d)",),
+    ),
+    Rule(
+        name="views of products after another summand are summed first",
+        given=("(add (add r (view s (mm a b))) (view s (mm c d)))",),
+        gives=("(add r (view s (add (mm a b) (mm c d))))",),
+        shapes={"r": "z", "a": "mk", "b": "kn", "c": "ml", "d": "ln"},
+        numbers={"s": ("-1",)},
+        when=("(beside b d)",),
+    ),
+    Rule(
         name="products distribute over sums",
         given=("(mm a (add b c))",),
         gives=("(add (mm a b) (mm a c))",),
@@ -101,39 +118,6 @@ PRODUCTS = (
     ),
 )
 """Of matrix products."""
-
-CONVOLUTIONS = (
-    Rule(
-        name="convolutions of one input merge",
-        given=("(conv p x a)", "(conv p x b)"),
-        gives=(
-            "(slice 1 0 (size a 0) (conv p x (cat 0 a b)))",
-            "(slice 1 (size a 0) (+ (size a 0) (size b 0)) (conv p x (cat 0 a b)))",
-        ),
-        shapes={"x": "mihw", "a": "oicd", "b": "picd"},
-        numbers={"p": ("1,1|1,1|1,1", "2,1|1,2|1,1")},
-        when=("(next a b)", "(head a)", "(= (size a 2) (size b 2))", "(= (size a 3) (size b 3))"),
-    ),
-    Rule(
-        name="convolutions with biases of one input merge",
-        given=("(convb p x a r)", "(convb p x b s)"),
-        gives=(
-            "(slice 1 0 (size a 0) (convb p x (cat 0 a b) (cat 0 r s)))",
-            "(slice 1 (size a 0) (+ (size a 0) (size b 0)) (convb p x (cat 0 a b) (cat 0 r s)))",
-        ),
-        shapes={"x": "mihw", "a": "oicd", "b": "picd", "r": "o", "s": "p"},
-        numbers={"p": ("1,1|1,1|1,1",)},
-        when=("(next a b)", "(head a)", "(= (size a 2) (size b 2))", "(= (size a 3) (size b 3))"),
-    ),
-    Rule(
-        name="a kernel of one position is one of nine",
-        given=('(conv "1,1|0,0|1,1" x a)',),
-        gives=('(conv "1,1|1,1|1,1" x (pad a))',),
-        shapes={"x": "mihw", "a": "oicc"},
-        when=("(= 1 (size a 2))", "(= 1 (size a 3))"),
-    ),
-)
-"""Of convolutions."""
 
 SCALING = (
     Rule(
@@ -212,7 +196,7 @@ SCALING = (
 )
 """Of numbers that tensors are multiplied with."""
 
-RULES = (*PRODUCTS, *CONVOLUTIONS, *ELEMENTWISE, *SCALING, *SHAPES)
+RULES = (*PRODUCTS, *CONVOLUTIONS, *GRADIENTS, *ELEMENTWISE, *SCALING, *SHAPES)
 """All."""
-TOLD = (*PRODUCTS, *CONVOLUTIONS, *SCALING)
+TOLD = (*PRODUCTS, *CONVOLUTIONS, *GRADIENTS, *SCALING)
 """Those that people are told of; the others only carry them on."""

@@ -96,6 +96,9 @@ def read_terms(graph: Graph) -> Terms:
 
 
 def _term(node: fx.Node, terms: Terms, known: dict[Term, int]) -> Term:
+    if (gradient := _gradient(node)) is not None:
+        word, numbers, sources = gradient
+        return Term(word, numbers, tuple(terms.of_node[source] for source in sources))
     tensors = tuple(terms.of_node[source] for source in sources_of(node))
     word, numbers = _word(node)
     if word == "cat":  # of two at a time; a graph that is built has them at once again
@@ -144,6 +147,25 @@ def _word(node: fx.Node) -> tuple[str, tuple[Any, ...]]:
     return _elementwise(node) or ("op", _signature(node))
 
 
+def _gradient(node: fx.Node) -> tuple[str, tuple[Any, ...], list[fx.Node]] | None:
+    """The word for one of the gradients of a convolution, its numbers and what it is made of."""
+    if node.target is not operator.getitem:
+        return None
+    source: Any = node.args[0]
+    if source.target is not aten.convolution_backward.default:
+        return None
+    gradient, image, kernel, _, stride, padding, dilation, transposed, _, groups, _ = source.args
+    if transposed or groups != 1 or gradient.meta["val"].ndim != 4:
+        return None
+    if node.args[1] == 2:
+        return "convs", (), [gradient]
+    return ("convx", "convw")[node.args[1]], (_joined(stride, padding, dilation),), [gradient, image, kernel]  # type: ignore[index]
+
+
+def _joined(*parts: Any) -> str:
+    return "|".join(",".join(map(str, part)) for part in parts)
+
+
 def _joined_dim(node: fx.Node) -> int | None:
     """The dim along which tensors of one kind are joined; None: there is one alone, or they differ in kind."""
     value, given = node.meta["val"], [source.meta["val"] for source in sources_of(node)]
@@ -166,7 +188,7 @@ def _plain_convolution(node: fx.Node) -> str | None:
     _, _, _, stride, padding, dilation, transposed, _, groups = node.args
     if transposed or groups != 1 or node.meta["val"].ndim != 4:
         return None
-    return "|".join(",".join(map(str, part)) for part in (stride, padding, dilation))  # type: ignore[arg-type]
+    return _joined(stride, padding, dilation)
 
 
 def _elementwise(node: fx.Node) -> tuple[str, tuple[Any, ...]] | None:
@@ -259,7 +281,7 @@ def neighbours(terms: Terms) -> Iterator[tuple[int, int]]:
             if terms.terms[base].word == "in":
                 partner.setdefault(terms.inner(left, "t"), base)
         elif term.word in ("conv", "convb"):
-            groups.setdefault((term.word, term.numbers, term.tensors[0]), []).append(term.tensors[1])
+            groups.setdefault((term.word, term.tensors[0]), []).append(term.tensors[1])
         elif term.word == "addmm":
             groups.setdefault(("with", term.tensors[1]), []).append(term.tensors[2])
     inside: set[int] = set()

@@ -106,6 +106,23 @@ class Convolutions(nn.Module):
         return torch.cat([self.first(x), self.second(x)], 1)
 
 
+class Branches(nn.Module):
+    """Two blocks of three branches, added to what they are made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(4, 4, 1)
+        self.blocks = nn.ModuleList(nn.ModuleList(nn.Conv2d(4, 4, 1) for _ in range(3)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        branches: Any
+        for branches in self.blocks:
+            one, two, three = (torch.relu(branch(x)) for branch in branches)
+            x = x + one * two + three
+        return x
+
+
 def next_token(model: nn.Module, batch: Any) -> Tensor:
     tokens, targets = batch
     return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.rewrite.models import Convolutions, Joined, Towers, Wide, job_of, language_job
+from tests.unit.rewrite.models import Branches, Convolutions, Joined, Towers, Wide, job_of, language_job
 from torch import fx
 
 from plait.cluster.devices import DEVICES
@@ -135,12 +135,27 @@ def test_convolutions_of_one_input_are_merged() -> None:
     made = rewrite(graph, CPU)
     assert parameters_beside(made.graph) == (("first.weight", "second.weight"),)
     assert count(made.graph)["convolution"] == 1 and count(made.graph)["cat"] == 0
-    assert list(made.rules) == ["convolutions of one input merge"]
+    assert count(made.graph)["convolution_backward"] == 1
+    assert list(made.rules) == ["convolutions of one input merge", "gradients of kernels on one image merge"]
+
+
+def test_gradients_of_convolutions_are_merged_past_what_was_added_before() -> None:
+    graph = Captures(job_of(Branches, 4, 5, 5, out=(4, 5, 5))).of_size(32)
+    made = rewrite(graph, CPU)
+    assert count(graph)["convolution_backward"] == 7 and count(made.graph)["convolution_backward"] == 3
+    assert (
+        count(made.graph)["convolution"] == 3 and "gradients of one image merge, from the right" in made.rules
+    )
 
 
 @pytest.mark.parametrize(
     ("model", "shape", "plan"),
-    [(Towers, (8,), "single"), (Joined, (8,), "1f1b"), (Convolutions, (4, 6, 6), "zero3")],
+    [
+        (Towers, (8,), "single"),
+        (Joined, (8,), "1f1b"),
+        (Convolutions, (4, 6, 6), "zero3"),
+        (Branches, (4, 5, 5), "ddp"),
+    ],
 )
 def test_what_is_merged_computes_what_it_did(model: Any, shape: tuple[int, ...], plan: str) -> None:
     job = job_of(model, *shape, out=shape)
