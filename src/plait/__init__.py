@@ -50,6 +50,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING, Any
 
 from plait import processes as _processes  # noqa: F401, notes who started this process before all that is slow
+from plait.docstrings import shown_in_help as _shown_in_help
 from plait.version import VERSION as _VERSION
 
 if TYPE_CHECKING:
@@ -264,6 +265,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'plait' has no attribute {name!r}")
     found = getattr(_import_module(f"plait.{_HOME[name]}"), name)
+    if isinstance(found, type):
+        _shown_in_help(found)
     globals()[name] = found
     return found
 

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import os
+import pydoc
 import re
 import shlex
 import subprocess
@@ -17,6 +18,7 @@ from docs.troubleshooting import messages, page
 
 import plait
 from plait.cli.main import app
+from plait.docstrings import docstrings
 from plait.plan.named import NAMED
 from plait.version import VERSION
 
@@ -44,6 +46,14 @@ def test_the_reference_has_every_name() -> None:
 def test_the_version_is_the_one_that_is_cited() -> None:
     assert f"version: {VERSION}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"{{{VERSION}}}" in (ROOT / "docs" / "versions.md").read_text()
+
+
+def test_help_shows_what_is_said_under_fields() -> None:
+    for kind in (plait.Job, plait.Saving, plait.StepDone):
+        text = pydoc.render_doc(kind, renderer=pydoc.plaintext)
+        for name, said in docstrings(kind).items():
+            assert f"    {name}\n" in text and said.split("\n")[0] in text, (kind, name)
+    assert "A function that builds the network" in (plait.Job.__doc__ or "")
 
 
 def blocks(kind: str) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,6 @@ In: a command that takes groups of `plait.options`. Out: one that typer can read
 name, type and default are the field's, its help is the docstring under it.
 """
 
-import ast
 import functools
 import inspect
 import typing
@@ -14,6 +13,8 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
+
+from plait.docstrings import docstrings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,23 +104,4 @@ def _options(group: Any, texts: Mapping[str, Text]) -> list[inspect.Parameter]:
                 annotation=Annotated[kind | None, option],
             )
         )
-    return found
-
-
-def docstrings(group: type) -> dict[str, str]:
-    """The docstring under each field, which Python itself does not keep."""
-    try:
-        (tree,) = ast.parse(inspect.getsource(group)).body
-    except (OSError, TypeError):  # a package without its source still runs
-        return {}
-    assert isinstance(tree, ast.ClassDef)
-    found = {}
-    for field, text in zip(tree.body, tree.body[1:], strict=False):
-        if (
-            isinstance(field, ast.AnnAssign)
-            and isinstance(field.target, ast.Name)
-            and isinstance(text, ast.Expr)
-            and isinstance(text.value, ast.Constant)
-        ):
-            found[field.target.id] = str(text.value.value)
     return found

@@ -8,8 +8,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from plait.cli.flatten import Text, docstrings, flattened
+from plait.cli.flatten import Text, flattened
 from plait.cli.options import TEXTS, How
+from plait.docstrings import docstrings
 from plait.options import Limits, Saving, Search, Trial
 
 
