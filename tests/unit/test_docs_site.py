@@ -50,7 +50,7 @@ def test_the_version_is_the_one_that_is_cited() -> None:
 
 def test_help_shows_what_is_said_under_fields() -> None:
     for kind in (plait.Job, plait.Saving, plait.StepDone):
-        text = pydoc.render_doc(kind, renderer=pydoc.plaintext)
+        text = pydoc.plain(pydoc.render_doc(kind))
         for name, said in docstrings(kind).items():
             assert f"    {name}\n" in text and said.split("\n")[0] in text, (kind, name)
     assert "A function that builds the network" in (plait.Job.__doc__ or "")
