@@ -109,8 +109,9 @@ def _stop_a_rank(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
 
 
 def _ask_everybody(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
-    """As Slurm and systemd do, in any order."""
-    members = run.members()
+    """As Slurm and systemd do, in any order; of an engine its tasks, for srun ends all at once when it is asked twice."""
+    tasks = [run.tree(task) for task in run.tasks()] if isinstance(run, EngineRun) else [run.members()]
+    members = [pid for tree in tasks for pid in tree]
     choice.shuffle(members)
     sent = [_sent(pid, signal.SIGTERM) for pid in members]
     return "done" if any(sent) else "missed"
