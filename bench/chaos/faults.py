@@ -109,7 +109,7 @@ def _stop_a_rank(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
 
 
 def _ask_everybody(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
-    """As Slurm and systemd do, in any order; of an engine its tasks, for srun ends all at once when it is asked twice."""
+    """As Slurm and systemd do, in any order; of an engine its tasks: srun ends all at once when asked twice."""
     tasks = [run.tree(task) for task in run.tasks()] if isinstance(run, EngineRun) else [run.members()]
     members = [pid for tree in tasks for pid in tree]
     choice.shuffle(members)
