@@ -16,8 +16,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from examples.lectures.slurm import NoSlurmError, free_ports, two_nodes
 from tests.ranks.hosts.hosts import ROOT, environment
-from tests.ranks.hosts.slurm import NoSlurmError, free_ports, two_nodes
 
 from bench.chaos.cases import Case, Engine
 from bench.chaos.runs import Run, everybody, kill

@@ -32,6 +32,7 @@ What to call. Names and options are those of the command line; `help(plait.train
                 prepare                the loop's model, optimizer, DataLoader and scheduler
                 launch                 call a function in several processes
     tune        tune                   several arguments on folds of the data   plait try
+                find_lr                which learning rate, by a run in which it grows  plait lr
     check       verify                 does a plan compute what one process does    plait verify
                 doctor                 what works on this machine               plait doctor
                 links                  how fast its processes reach each other  plait links
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from plait.api.machine import measure
     from plait.api.predict import predict
     from plait.api.proof import verify
+    from plait.api.rates import Rates, find_lr
     from plait.api.runs import export
     from plait.api.train import resume, train
     from plait.api.tune import Tried, Tuned, tune
@@ -121,6 +123,7 @@ _HOME = {
     "PlaitError": "errors",
     "Plan": "plan.plan",
     "Predicted": "run.measure.predict",
+    "Rates": "api.rates",
     "Result": "run.record.result",
     "RunRecord": "report.record",
     "Saved": "callbacks",
@@ -145,6 +148,7 @@ _HOME = {
     "compare": "report.compare",
     "doctor": "api.doctor",
     "export": "api.runs",
+    "find_lr": "api.rates",
     "export_plan": "api.choose",
     "launch": "run.own_loop",
     "links": "api.links",
@@ -205,6 +209,7 @@ __all__ = [
     "PlaitError",
     "Plan",
     "Predicted",
+    "Rates",
     "Result",
     "RewrittenGraph",
     "RunRecord",
@@ -232,6 +237,7 @@ __all__ = [
     "doctor",
     "export",
     "export_plan",
+    "find_lr",
     "launch",
     "links",
     "load_job",

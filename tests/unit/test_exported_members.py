@@ -17,7 +17,7 @@ from plait.options import SYSTEMS
 from plait.search.export import EXPORTERS
 
 FUNCTIONS = {
-    "capture", "choose", "compare", "doctor", "export", "export_plan", "launch", "links", "load_job", "measure",
+    "capture", "choose", "compare", "doctor", "export", "export_plan", "find_lr", "launch", "links", "load_job", "measure",
     "parallelize", "placements", "predict", "prepare", "read_run", "resolve", "resume", "rewritten", "scale", "train",
     "verdict",
     "tune", "validate", "verify", "wrap", "write_page",
@@ -25,7 +25,7 @@ FUNCTIONS = {
 VALUES = {
     "Average", "Batched", "Callback", "Choice", "Comparison", "Diagnosis", "Ended", "EpochDone", "Evaluated", "Failed",
     "Freeze", "Job", "Limits", "LinkReport",
-    "Measured", "Objective", "Placed", "PlaitError", "Plan", "Predicted", "Result", "RewrittenGraph", "Verdict",
+    "Measured", "Objective", "Placed", "PlaitError", "Plan", "Predicted", "Rates", "Result", "RewrittenGraph", "Verdict",
     "RunRecord", "Saved", "Saving", "Search", "Started", "States", "Step", "StepDone", "Stop", "Structure", "Trial",
     "Tried", "Tuned", "Until", "Validation", "Verification", "Vertices",
 }  # fmt: skip
@@ -34,7 +34,7 @@ COMMANDS = {
     "plan": ("choose", "scale", "export_plan"),
     "predict": ("predict",), "measure": ("measure",), "validate": ("validate",), "verify": ("verify",),
     "report": ("read_run", "write_page"), "compare": ("compare",), "export": ("export",),
-    "doctor": ("doctor",), "links": ("links",), "try": ("tune",),
+    "doctor": ("doctor",), "links": ("links",), "try": ("tune",), "lr": ("find_lr",),
 }  # fmt: skip
 """Which functions do what a command does."""
 

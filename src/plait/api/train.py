@@ -174,12 +174,14 @@ def resume(
         told = check_remembered(Path(folder), stored, trust=trust_job)
         if listener is not None:
             listener({"told": f"resume: {told}"})
+    before = parse_settings(stored.get("settings", []))
+    before.pop("weights", None)  # the checkpoint's count
     same = ranks is None and not mesh
     plan = plan or (stored["plan_file"] if "plan_file" in stored and same else stored.get("plan"))
     kept = parse_arguments(stored.get("args", [])) if isinstance(given, str) else {}
     return train(
         given, plan, ranks, mesh=mesh, args={**kept, **(args or {})},
-        settings=merged(parse_settings(stored.get("settings", [])), settings or {}),
+        settings=merged(before, settings or {}),
         steps=steps if steps is not None else stored.get("steps"), out=out or folder,
         device=device or stored.get("device", "cpu"), resume=folder, trace=trace, listener=listener,
         saving=saving if saving is not None else stored_saving(stored), limits=limits, trial=trial,

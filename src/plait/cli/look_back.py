@@ -66,8 +66,23 @@ def compare(
 
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder or a checkpoint.")],
-    to: Annotated[str, typer.Option("--to", help="safetensors or state_dict.")] = "safetensors",
-    out: Annotated[Path | None, typer.Option(help="The file to write; beside the run by default.")] = None,
+    to: Annotated[
+        str, typer.Option("--to", help="safetensors, state_dict, huggingface or onnx.")
+    ] = "safetensors",
+    out: Annotated[
+        Path | None, typer.Option(help="The file or folder to write; beside the run by default.")
+    ] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JOB", help="For huggingface and onnx, of a run that was started without a name."
+        ),
+    ] = None,
+    trust_job: Annotated[
+        bool,
+        typer.Option(help="Build the model of the job that the folder names, even if changed or another's."),
+    ] = False,
 ) -> None:
-    """Write the trained weights under the model's own names."""
-    plain_console().print(f"wrote {plait.export(folder, to=to, out=out)}")  # type: ignore[arg-type]
+    """Write the trained weights under the model's own names, or the model as other tools take it."""
+    path = plait.export(folder, to=to, out=out, job=job, trust_job=trust_job)  # type: ignore[arg-type]
+    plain_console().print(f"wrote {path}")

@@ -30,6 +30,7 @@ from plait.cli.engine import COMMAND_LINE
 from plait.cli.graph_command import graph
 from plait.cli.links_command import links
 from plait.cli.look_back import compare, export, report
+from plait.cli.lr_command import lr
 from plait.cli.plan_command import plan_
 from plait.cli.predict_command import measure, predict
 from plait.cli.run_command import FailedRunError, InterruptedRunError, run
@@ -74,6 +75,7 @@ def _plait(
 for _command in (
     run,
     try_,
+    lr,
     graph,
     plan_,
     predict,

@@ -65,6 +65,13 @@ def run(
     workers: Annotated[
         int | None, typer.Option(help="Processes of each rank that read samples; a thread by default.")
     ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="Begin with these weights: safetensors, state_dict, a Hugging Face folder, an index.",
+        ),
+    ] = None,
     skip_bad: Annotated[
         int | None, typer.Option(help="Damaged samples that are told and left out before a run fails.")
     ] = None,
@@ -99,7 +106,12 @@ def run(
         show_progress(told, quiet=json_ or is_silent) as listener,
         _failing_after_start(listener, told) as heard,
     ):
-        reading = {k: v for k, v in (("workers", workers), ("skip_bad", skip_bad)) if v is not None}
+        own_settings = (
+            ("workers", workers),
+            ("skip_bad", skip_bad),
+            ("weights", weights and str(weights.absolute())),
+        )
+        reading = {k: v for k, v in own_settings if v is not None}
         options: dict[str, Any] = {
             "plan": how.plan, "ranks": how.ranks, "mesh": how.mesh, "settings": {**how.settings, **reading},
             "args": parse_arguments(arg or ()), "steps": steps, "out": out, "trace": trace, "listener": heard,

@@ -11,6 +11,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -36,6 +37,7 @@ from plait.job.updates.objectives import Objective, Turn, optimizers_of, schedul
 from plait.job.updates.optimizers import build_optimizer, leaves_of
 from plait.job.updates.patterns import as_patterns, check_known, first_of
 from plait.job.updates.schedules import Given, Schedules, schedule_of
+from plait.job.weights import load_weights
 from plait.torch_private.modules import is_lazy
 
 _WHOLE = (
@@ -103,6 +105,9 @@ class Job:
     """Largest allowed norm of the gradient: of all parameters together, or of those of each pattern of names."""
     clip_value: Bound = None
     """Largest allowed absolute value in a gradient, for all parameters or by pattern; after `clip_norm`."""
+    weights: str | Path | None = None
+    """What the network begins with: a file of safetensors or a `state_dict`, the index of several, a Hugging Face
+    folder; where it has no tensor of a name, as `model` made it. None: all as `model` made it."""
     trains: str | Sequence[str] | None = None
     """The only parameters that are trained, by name, module or wildcards; None: all that require gradients."""
     freeze: Sequence[Freeze] = ()
@@ -212,6 +217,9 @@ class Job:
             )
         if any(map(is_lazy, model.modules())):
             give_shapes(model, self)  # a given instance too: torch cannot copy what has no shape
+        if self.weights is not None:
+            model = copy_of(model) if model is self.model else model
+            load_weights(model, Path(self.weights))
         if self.trains is not None:
             model = copy_of(model) if model is self.model else model
             self._choose_trained(model)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from examples.lectures.slurm import NoSlurmError, two_nodes
 from tests.ranks import jobs
 from tests.ranks.hosts.hosts import PLAIT, ROOT, environment
-from tests.ranks.hosts.slurm import NoSlurmError, two_nodes
 
 from plait.files.records import read_records
 from plait.run.checkpoint.store import load_checkpoint

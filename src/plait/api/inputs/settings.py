@@ -33,6 +33,7 @@ _JOB_KEYS = (
     "prefetch",
     "skip_bad",
     "fold",
+    "weights",
 )
 
 

@@ -8,6 +8,7 @@ a process.
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -16,9 +17,11 @@ from plait.errors import CaptureError, JobError, PlanError
 from plait.graph.capture.capture import fake_model
 from plait.graph.from_job import Captures
 from plait.job.checks import problems
+from plait.job.copies import copy_of
 from plait.job.data.open import open_data
 from plait.job.job import Job
 from plait.job.order import micro_batch_sizes, shares
+from plait.job.weights import load_weights
 from plait.options import Listener
 from plait.plan.plan import DATA, PIPE, Plan
 from plait.program.layout import Layout
@@ -76,7 +79,9 @@ def prepare(
     notices = dict.fromkeys(
         line for one, at in zip(programs.parts, firsts, strict=True) for line in _notices(at, one)
     )
-    found = [*notices, *_average_notices(programs), *_meeting_notices(programs)]
+    found = [
+        *_begins_with(job), *notices, *_average_notices(programs), *_meeting_notices(programs)
+    ]  # fmt: skip
     tell({"compiled_s": time.perf_counter() - began, "notices": found})
     return programs
 
@@ -181,6 +186,14 @@ def _recompute_notices(program: Program, programs: Programs) -> list[str]:
     effect = effect_of_recompute(program, programs)
     name = setting if isinstance(setting, str) else ", ".join(setting)
     return [] if effect is None else [f"recompute {name}: {effect}."]
+
+
+def _begins_with(job: Job) -> list[str]:
+    """Which of the weights come from files, and which names do not fit."""
+    if job.weights is None:
+        return []
+    bare = replace(job, weights=None).build_model()
+    return load_weights(copy_of(bare) if bare is job.model else bare, Path(job.weights)).lines()
 
 
 def _average_notices(programs: Programs) -> list[str]:
