@@ -18,16 +18,15 @@ from plait.search.export import EXPORTERS
 
 FUNCTIONS = {
     "capture", "choose", "compare", "doctor", "export", "export_plan", "find_lr", "launch", "links", "load_job",
-    "measure", "parallelize", "placements", "predict", "prepare", "read_run", "resolve", "resume", "rewritten", "scale", "train",
-    "verdict",
-    "tune", "validate", "verify", "wrap", "write_page",
+    "measure", "parallelize", "placements", "predict", "prepare", "read_run", "resolve", "resume", "rewritten", "scale",
+    "train", "verdict", "tune", "validate", "verify", "wrap", "write_page",
 }  # fmt: skip
 VALUES = {
     "Average", "Batched", "Callback", "Choice", "Comparison", "Diagnosis", "Ended", "EpochDone", "Evaluated", "Failed",
     "Freeze", "Job", "Limits", "LinkReport",
     "Measured", "Objective", "Placed", "PlaitError", "Plan", "Predicted", "Rates", "Result", "RewrittenGraph",
-    "Verdict", "RunRecord", "Saved", "Saving", "Search", "Started", "States", "Step", "StepDone", "Stop", "Structure", "Trial",
-    "Tried", "Tuned", "Until", "Validation", "Verification", "Vertices",
+    "Verdict", "RunRecord", "Saved", "Saving", "Search", "Started", "States", "Step", "StepDone", "Stop", "Structure",
+    "Trial", "Tried", "Tuned", "Until", "Validation", "Verification", "Vertices",
 }  # fmt: skip
 COMMANDS = {
     "run": ("train", "resume"), "graph": ("capture", "verdict", "placements", "rewritten"),
