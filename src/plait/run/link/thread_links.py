@@ -118,15 +118,15 @@ class ThreadLinks:
     takes_turns = False
 
     def __init__(self, meetings: Meetings, rank: int) -> None:
-        self._meetings, self._rank = meetings, rank
+        self.meetings, self._rank = meetings, rank
         self._counts: dict[tuple[int, ...], int] = {}
 
     def start(self, collective: Collective, tensor: Tensor, out: Tensor | None = None) -> Handle:
         """Bring a tensor to the meeting."""
-        group = self._meetings.mesh.group(self._rank, collective.axis)
+        group = self.meetings.mesh.group(self._rank, collective.axis)
         number = self._counts[group] = self._counts.get(group, -1) + 1
-        self._meetings.arrive((group, number), self._rank, tensor, collective)
-        return _Meeting(self._meetings, (group, number), self._rank, out)
+        self.meetings.arrive((group, number), self._rank, tensor, collective)
+        return _Meeting(self.meetings, (group, number), self._rank, out)
 
     def send(self, send: Send, flat: Tensor) -> Handle:
         """Never called."""

@@ -6,8 +6,7 @@ nothing is left, a server has one instruction for the whole run.
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,7 @@ from plait.run.record.ledger import Ledger
 from plait.run.serve.optimized import Optimized
 from plait.run.setup.agreement import check_agreement
 from plait.run.setup.allocator import keep_freed_memory
-from plait.run.setup.device import choose_device, device_of, exact_products
+from plait.run.setup.device import choose_device, exact_products
 from plait.run.start.child import is_communication
 from plait.run.start.launch import GroupKind, Seat, connect, disconnect
 from plait.run.wire.emulate import Wire
@@ -112,8 +111,6 @@ class _Rank:
         self._model = model
         self.program: Program = programs.full_step()
         self.watch = Watch.of(task, seat, device)
-        is_threaded = task.plan.agreement.threads and task.plan.mesh.size > 1
-        self._meetings = Meetings(task.plan.mesh) if is_threaded else None
         self.links, post = self._links(device)
         links = self.links
         if seat.rank == 0 and isinstance(links, Lanes):
@@ -127,8 +124,8 @@ class _Rank:
             self.state = model.adopt(seat.rank)
         else:
             holding = programs.holding(seat.rank, links, device)
-            self._channels_last = prefers_channels_last(task.plan, self.program, device)
-            self.state = ModelState(task.job, device, task.dtype, holding, channels_last=self._channels_last)
+            last = prefers_channels_last(task.plan, self.program, device)
+            self.state = ModelState(task.job, device, task.dtype, holding, channels_last=last)
             self.state.lay_beside(self.program.beside)
         self.state.narrow = any(part.captures.narrow for part in programs.parts)
         self._agree("initial weights", self.state.digest())
@@ -136,13 +133,11 @@ class _Rank:
         self.resumed = self._resume() if model is None else None
         self.start_step = self.state.steps_done if model is None else model.start_step
         self.progress = self.resumed.extra.get("progress", {}) if self.resumed is not None else {}
-        kind = Machine if self._meetings is None else Replicas
+        kind = Replicas if isinstance(links, ThreadLinks) else Machine
         self.machine = kind(seat.rank, self.state, links, self.watch.observer, post=post)
         self._compile(device)
-        self._watches = [self.watch]
-        """Of all ranks of this process."""
         if isinstance(self.machine, Replicas):
-            self._replicate(self.machine)
+            self.machine.add_others(task, seat, self.program, programs.captures.layout.rows)
         for machine in (self.machine, *getattr(self.machine, "others", ())):
             machine.detect_nan = task.detect_nan
             machine.slowdown = task.slow.get(machine.rank, 1.0)
@@ -174,10 +169,9 @@ class _Rank:
             else:
                 rescue.ignore()  # who has the weights hears it
         try:
-            with self._few_threads():
-                summary = worker.run()
-            for watch in self._watches[1:]:
-                watch.write(self.task, self.seat, self.program, self.state.steps_done)
+            summary = worker.run()
+            if isinstance(self.machine, Replicas):
+                self.machine.write_traces(self.task, self.seat, self.program)
             return summary
         except SpoiledError:
             company.abandon()
@@ -187,36 +181,11 @@ class _Rank:
                 raise
             return company.hand_over(error)
 
-    @contextmanager
-    def _few_threads(self) -> Iterator[None]:
-        """Ranks in one process share its processors: each has as many threads within an operator as a process would."""
-        before, ranks = torch.get_num_threads(), len(self._watches)
-        if ranks > 1:
-            torch.set_num_threads(max(1, before // ranks))
-        yield
-        torch.set_num_threads(before)
-
-    def _replicate(self, first: Replicas) -> None:
-        """The other ranks, where they are threads of this process."""
-        task, meetings = self.task, self._meetings
-        assert meetings is not None
-        first.meetings, first.rows, first.captured = meetings, self.programs.captures.layout.rows, None
-        others = []
-        for rank in range(1, task.plan.mesh.size):
-            device = device_of(task.device, rank)
-            state = ModelState(task.job, device, task.dtype, channels_last=self._channels_last)
-            state.lay_beside(self.program.beside)
-            state.narrow, state.averages = self.state.narrow, None
-            self._watches.append(Watch.of(task, self.seat, device, rank))
-            links = ThreadLinks(meetings, rank)
-            others.append(Machine(rank, state, links, self._watches[-1].observer, first.compiled))
-        first.others = others
-
     def _links(self, device: torch.device) -> tuple[Links, Post | None]:
         plan, seat, timeout_s = self.task.plan, self.seat, self.task.timeout_s
         emulation = self.task.emulation
-        if self._meetings is not None:
-            return ThreadLinks(self._meetings, seat.rank), None
+        if plan.agreement.threads and plan.mesh.size > 1:
+            return ThreadLinks(Meetings(plan.mesh), seat.rank), None
         if plan.ranks == plan.mesh.size:
             lost = seat.store.peers().lost if plan.mesh.size > 1 else lambda rank: None
             links = links_of_plan(
