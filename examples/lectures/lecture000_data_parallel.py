@@ -55,13 +55,14 @@ class Steps:
         """Milliseconds of each part of a step, the median over steps; the first two are warm-up."""
         found: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
         for span in self.trace.spans:
-            if span.rank == rank and span.lane == "compute" and span.step >= 2:
+            if span.rank == rank and span.lane == "compute" and span.step >= 2 and span.kind != "checkpoint":
                 found[part_of(span)][span.step] += 1e3 * (span.end_s - span.start_s)
         return {name: statistics.median(by_step.values()) for name, by_step in found.items()}
 
     def step_ms(self) -> float:
         """From the end of one step to the end of the next, the median."""
-        ends = [max(s.end_s for s in self.trace.spans if s.step == step) for step in range(1, STEPS)]
+        spans = [span for span in self.trace.spans if span.kind != "checkpoint"]
+        ends = [max(s.end_s for s in spans if s.step == step) for step in range(1, STEPS)]
         return 1e3 * statistics.median(b - a for a, b in pairwise(ends))
 
     def sent_bytes(self, word: str) -> int:

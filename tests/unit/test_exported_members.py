@@ -102,6 +102,8 @@ EQUIVALENT = {
     ("predict", "trace"),  # `Predicted.trace`
     ("run", "workers"),  # settings={"workers": 2}, or Job(workers=2)
     ("run", "skip_bad"),
+    ("run", "weights"),
+    ("lr", "out"),  # `Rates.picture`
     # started elsewhere is this very command line, not a call
     *product(("run", "verify", "plan", "measure"), ("engine", "hosts", "engine_set", "dry_run")),
 }

@@ -112,6 +112,7 @@ def _capture(
 
 def fake_model(job: Job, mode: FakeTensorMode) -> nn.Module:
     """The job's model with fake parameters; built for real only where its constructor needs values."""
+    job = job if job.weights is None else replace(job, weights=None)  # whose values nobody asks for here
     if isinstance(job.model, nn.Module):
         model = job.build_model()
     else:
