@@ -6,7 +6,7 @@ one tensor at a time is copied to where it belongs, so that a model is never in 
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,7 +118,7 @@ def _files(path: Path) -> list[Path]:
     return [path]
 
 
-def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+def _tensors(file: Path) -> Generator[tuple[str, Tensor], None, None]:
     """The tensors of a file, one after the other; each is read when it is looked at."""
     try:
         if file.suffix == ".safetensors":
