@@ -9,6 +9,7 @@ read as (total, weight)), make the graph functional, and make random numbers cou
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
