@@ -3,6 +3,7 @@
 python -m examples.lectures.lecture000_data_parallel
 """
 
+import os
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
@@ -127,6 +128,11 @@ def exhibit() -> Exhibit:
                 what=f"predicted for {CLUSTER}",
                 lecture="faster",
                 ours=predicted_ms("threads") / predicted_ms("ddp"),
+            ),
+            Number(
+                what=f"load of the machine meanwhile, {os.cpu_count()} cores",
+                ours=round(os.getloadavg()[0]),
+                note="over the number of cores, ddp's processes wait for others' work, and times say little",
             ),
         ],
         tables=[
