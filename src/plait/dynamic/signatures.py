@@ -48,6 +48,7 @@ class Signature:
 Token = tuple[int, tuple[int, ...], type | None]
 """A call at one place of the code: its number, then codes and container of its signature."""
 _UNKNOWN, _SEVERAL = -1, -2
+"""In the place of a token's number: none was seen yet; several were."""
 
 
 @dataclass(frozen=True, slots=True)
