@@ -178,10 +178,11 @@ def run_case(name: str, systems: list[str], repetitions: int, profiled: bool) ->
             continue
         torch.cuda.synchronize()
         peaks[system] = (torch.cuda.max_memory_allocated() - before) / 2**30
-        print(f"{name:12s} {system:8s} first steps {time.perf_counter() - start:.1f} s", flush=True)
-    for system, step in steps.items() if profiled else ():
-        print(f"{name:12s} {system}", flush=True)
-        profile(step)
+        took = time.perf_counter() - start
+        alone = 1e3 * seconds(steps[system], case.steps)
+        print(f"{name:12s} {system:8s} first steps {took:.1f} s, then {alone:.2f} ms", flush=True)
+        if profiled:
+            profile(steps[system])
     times: dict[str, list[float]] = {system: [] for system in steps}
     for _ in range(repetitions):
         for system, step in steps.items():

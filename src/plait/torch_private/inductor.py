@@ -50,12 +50,17 @@ def _compile(
 
     mode = FakeTensorMode()
     fakes = [mode.from_tensor(value) for value in inputs]
-    with mode, torch.no_grad(), config.patch({"compile_threads": processes}):
+    with mode, torch.no_grad(), config.patch(_settings(processes)):
         if processes > 1:
             AsyncCompile.wait_pool_ready()  # else the first kernels are compiled here, one after the other
         table = {**select_decomp_table(), **decompositions}
         traced = make_fx(graph, decomposition_table=table, tracing_mode="real")(*fakes)
         return compile_fx_inner(traced, fakes)
+
+
+def _settings(processes: int) -> dict[str, Any]:
+    """What an op of ours keeps for its backward is as large as a library wants it, which no fake tensor knows."""
+    return {"compile_threads": processes, "size_asserts": False}
 
 
 def _in_one_line(error: Exception) -> str:
