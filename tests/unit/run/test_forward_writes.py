@@ -14,6 +14,7 @@ from plait.graph.from_job import Captures
 from plait.job.data.open import open_data
 from plait.job.job import Job
 from plait.plan.named import resolve
+from plait.run.proof.eager_run import run_eager
 from plait.run.proof.serial_run import run_serially
 
 STEPS, BATCH = 3, 6
@@ -232,6 +233,8 @@ def test_choices_by_chance_are_those_of_the_samples() -> None:
     for plan in ("ddp", "1f1b"):
         ranks = run_serially(job, resolve(plan, 2), STEPS, torch.float32, captures=captures)
         assert ranks.losses == pytest.approx(alone.losses, rel=1e-5)
+    eager = run_eager(job, STEPS, torch.float32, captures)  # the user's own code draws the same numbers
+    assert eager.losses == pytest.approx(alone.losses, rel=1e-5)
 
 
 class _Quantized(nn.Module):

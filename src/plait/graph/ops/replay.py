@@ -15,9 +15,9 @@ from plait.graph.ops import random as random_ops
 from plait.torch_private.dispatch import TorchDispatchMode
 from plait.torch_private.ops import schema_of
 
-_IN_PLACE = ("aten::bernoulli_", "aten::uniform_", "aten::normal_", "aten::random_")
+_IN_PLACE = ("aten::bernoulli_", "aten::uniform_", "aten::normal_", "aten::random_", "aten::exponential_")
 _NEW = ("aten::bernoulli", "aten::rand", "aten::rand_like", "aten::randn", "aten::randn_like", "aten::normal",
-        "aten::randint", "aten::randint_like")  # fmt: skip
+        "aten::randint", "aten::randint_like", "aten::multinomial")  # fmt: skip
 
 
 class NotReplayableError(Exception):
@@ -52,8 +52,9 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = schema_of(func).name
         if name not in _IN_PLACE and name not in _NEW:
             return func(*args, **(kwargs or {}))
-        like = args[0] if name in _IN_PLACE else func(*args, **(kwargs or {}))
-        value = self._draw(like, name, args)
+        drawn = name in _IN_PLACE or name == "aten::multinomial"
+        like = args[0] if drawn else func(*args, **(kwargs or {}))
+        value = self._draw(like, name, (*args, *(kwargs or {}).values()))
         return like.copy_(value) if name in _IN_PLACE else value
 
     def _draw(self, like: Tensor, name: str, args: Sequence[Any]) -> Tensor:
@@ -72,6 +73,11 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif name == "aten::normal" and any(isinstance(entry, Tensor) for entry in args[:2]):
             mean, std = (*args[:2], 1.0)[:2]
             value = value * std + mean
+        elif name in ("aten::exponential_", "aten::multinomial"):
+            clocks = value.clamp(min=random_ops.SMALLEST).log().neg()
+            if name == "aten::multinomial":
+                return (args[0] / clocks).topk(args[1], dim=-1).indices
+            value = clocks / (args[1] if len(args) > 1 else 1.0)
         return value.to(like.dtype)
 
 
