@@ -76,7 +76,8 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif name in ("aten::exponential_", "aten::multinomial"):
             clocks = value.clamp(min=random_ops.SMALLEST).log().neg()
             if name == "aten::multinomial":
-                return (args[0] / clocks).topk(args[1], dim=-1).indices
+                rates: Tensor = args[0]
+                return (rates / clocks).topk(args[1], dim=-1).indices
             value = clocks / (args[1] if len(args) > 1 else 1.0)
         return value.to(like.dtype)
 
