@@ -17,7 +17,6 @@ import plait
 from plait.cluster.parse import parse_cluster
 from plait.graph.from_job import Captures
 from plait.plan.named import NAMED
-from plait.report.breakdown import breakdown
 from plait.run.measure.predict import Predicted, predict_job
 from plait.search.choose.candidates import relaxed
 from plait.trace.span import Span, Trace
@@ -134,26 +133,13 @@ def _page(name: str, found: Predicted) -> str:
         f"*{BLOCKS} blocks of a transformer's MLP, {WIDTH} wide, {SAMPLES} samples of {POSITIONS} positions, bf16, on "
         f"{CLUSTER}: {format_seconds(one.step_s)} a step, {format_bytes(one.memory.total)} on the fullest device, "
         f"{format_bytes(sum(one.sent_bytes.values()))} sent by a device. Drawn from the program that ranks would run.*",
-        "", "## Where the step goes", "", *_parts(found), "", "## What it decides", "",
+        "", "## What it decides", "",
         "As a file for `--plan`; each line can be changed by `--set`, or in the file:", "",
         "```yaml", plan.to_yaml().strip(), "```", "",
     ]  # fmt: skip
     if family in MORE:
         lines += [f"More of this family: [{family.lower()}](../{MORE[family]}).", ""]
     return "\n".join(lines)
-
-
-def _parts(found: Predicted) -> list[str]:
-    """The mean step of every rank, as a table."""
-    lines = [
-        "| rank | computes | waits for communication | idle | communication beside |",
-        "|---|---|---|---|---|",
-    ]
-    for one in breakdown(found.trace):
-        computes = one.forward_s + one.backward_s + one.update_s
-        cells = (computes, one.exposed_communication_s, one.idle_s, one.hidden_communication_s)
-        lines.append(f"| {one.rank} | " + " | ".join(format_seconds(max(0.0, cell)) for cell in cells) + " |")
-    return lines
 
 
 def _index(found: dict[str, Predicted]) -> str:
