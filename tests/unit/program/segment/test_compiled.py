@@ -9,13 +9,14 @@ from torch import nn
 
 from plait.errors import PlanError
 from plait.graph.from_job import Captures
+from plait.graph.ops.product_into import WIDE_PRODUCT
 from plait.job.data.open import open_data
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.program.compile import Settings, compile_program
 from plait.program.program import Program, Segment
 from plait.program.segment import compiled
-from plait.program.segment.compiled import CompiledSegments, pays
+from plait.program.segment.compiled import CompiledSegments, graph_of, pays
 from plait.run.proof.serial_run import run_serially
 from plait.torch_private.inductor import InductorError
 
@@ -124,6 +125,20 @@ def test_layers_that_are_alike_are_compiled_once(monkeypatch: pytest.MonkeyPatch
     assert plain.losses == fast.losses
     assert all(torch.equal(fast.weights[name], weight) for name, weight in plain.weights.items())
     assert len(calls) < 12, "of 20 pieces, forward and backward: first, middle and last ones differ"
+
+
+def test_gradients_on_a_gpu_are_float32_as_the_product_leaves_them() -> None:
+    segments = program_of(replace(twins(), precision="bf16")).classes[0].segments.values()
+    segment = next(entry for entry in segments if entry.phase == "backward")
+    graph = graph_of(segment, [], torch.device("cuda"))
+    assert [node.target for node in graph.graph.nodes].count(WIDE_PRODUCT) == 2
+    assert WIDE_PRODUCT not in [node.target for node in graph_of(segment, [], CPU).graph.nodes]
+    for node in graph.graph.nodes:
+        node.kwargs = {**node.kwargs, "device": CPU} if "device" in node.kwargs else node.kwargs
+    graph.recompile()
+    given = inputs_of(segment)
+    for ours, theirs in zip(graph(*given), segment.run(list(given)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2**-7, atol=2**-7)
 
 
 def test_what_cannot_be_compiled_runs_as_it_is_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
