@@ -12,11 +12,14 @@ from plait.search.choose.subject import subject_of_paper
 from plait.search.predict.sketch import Sketcher
 
 PLANS = {
-    "ddp": "everything on every device",
-    "zero1": "optimizer state shared out",
-    "zero2": "gradients too",
-    "zero3": "weights too",
+    "ddp": ("ddp", "none"),
+    "zero1": ("zero1", "none"),
+    "zero2": ("zero2", "none"),
+    "zero3": ("zero3", "none"),
+    "ddp, host": ("ddp", "optimizer"),
+    "zero3, host": ("zero3", "optimizer"),
 }
+"""Everything on every device; optimizer state shared out; gradients too; weights too; optimizer state on the host."""
 GPUS, CLUSTER = 8, "8xA100-40"
 MODELS = {
     "1.3 B": (24, 2048, 16),
@@ -36,8 +39,8 @@ def exhibit() -> Exhibit:
         subject = subject_of_paper(f"gpt:layers={layers},hidden={hidden},heads={heads},seq=1024", batch=GPUS)
         sketcher = Sketcher(subject.costs(tensor=1, sequence=False), cluster, subject.state)
         row: list[float | str] = [size]
-        for name in PLANS:
-            plan = plait.resolve(name, GPUS, {"memory": {"recompute": "full"}})
+        for name, (base, offload) in PLANS.items():
+            plan = plait.resolve(base, GPUS, {"memory": {"recompute": "full", "offload": offload}})
             made = sketcher.predict(plan, micro_batch=1, batch=GPUS)
             row.append(f"{made.memory.total / 2**30:.0f} GiB" + ("" if made.fits else ", too much"))
             if size == "2.7 B":
@@ -51,11 +54,11 @@ def exhibit() -> Exhibit:
     states = {name: sum(list(parts.values())[:3]) for name, parts in shown.items()}
     return Exhibit(
         lecture="004",
-        title="DeepSpeed's stages: what fits where",
+        title="DeepSpeed's stages and offload: what fits where",
         idea="Data parallelism cannot train a model that does not fit one device. DeepSpeed's ZeRO "
         "shares out what replicas repeat: optimizer state (stage 1), gradients (2), weights (3), "
         "gathered when they are needed. The lecture's slide goes one further and keeps parameters and "
-        "optimizer state in the host's memory.",
+        "optimizer state in the host's memory: `memory.offload`.",
         numbers=[
             Number(what="2.7 B on 8 GPUs: weights, gradients and state, ddp, GiB", ours=states["ddp"]),
             Number(what="the same under zero3", ours=states["zero3"]),
@@ -75,9 +78,10 @@ def exhibit() -> Exhibit:
                 "memory of a device", shown, unit="GiB"
             )
         },
-        seen="Each row is a prediction by the rule that refuses runs before they start. Keeping state in "
-        "the host's memory is not offered by a plan of plait today; a model that does not fit under "
-        "zero3 is refused with what it needs.",
+        seen="Each row is a prediction by the rule that refuses runs before they start. The last two columns keep the "
+        "optimizer's state in the host's memory: it is fetched part by part, each part is updated while the "
+        "backward goes on, and its gradients are given up at once, so that one device holds little more than the "
+        "weights. What does not fit even so is refused with what it needs.",
     )
 
 

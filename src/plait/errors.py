@@ -7,6 +7,7 @@
     ├── CaptureError      the model cannot be captured as a graph
     ├── ClusterError      a cluster cannot be read, or its numbers make no sense
     ├── PlanError         the plan does not exist, or does not fit the job or the ranks
+    │   └── MisfitError   the plan needs more memory than there is
     ├── ProgramError      a compiled program is not sound (a bug of ours, never of the user's model)
     ├── RunError          training started and failed
     │   ├── WorkerError   one rank raised or died; names the rank and carries its traceback
@@ -60,6 +61,10 @@ class ClusterError(PlaitError):
 
 class PlanError(PlaitError):
     """The plan does not exist, or does not fit the job or the ranks."""
+
+
+class MisfitError(PlanError):
+    """The plan needs more memory than there is."""
 
 
 class ProgramError(PlaitError):

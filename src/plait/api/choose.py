@@ -190,6 +190,8 @@ def export_plan(choice: Choice, to: str, out: str | Path | None = None) -> list[
             shape=choice.subject.shape,
         )
         reason = exporter.refusal(setup)
+        if found.plan.memory.offload != "none" and to != "deepspeed":
+            reason = reason or f"{to} has no place for memory.offload={', '.join(found.plan.memory.offload)}"
         if reason is not None:
             refused = refused or reason
             continue

@@ -28,6 +28,9 @@ class Device:
     """Bytes per second between the device and its memory."""
     calibration: Calibration = field(default_factory=Calibration)
     """How far kernels stay from the peaks."""
+    host_bandwidth: float = 0.0
+    """Bytes per second between the device and the host's memory, each way, beside its computation; 0: host and device
+    are one memory, and who copies does nothing else."""
     timed: Mapping[str, float] = field(default_factory=dict)
     """Seconds of single ops that were timed on the device itself, by `program.timing.op_key`."""
 
@@ -44,6 +47,10 @@ class Device:
         numbers: dict[str, float] = {f"peak_flops of {name}": rate for name, rate in self.peak_flops.items()}
         numbers |= {"memory_bytes": self.memory_bytes, "memory_bandwidth": self.memory_bandwidth}
         _check_positive(f"device {self.name}", numbers)
+        if not self.host_bandwidth >= 0:
+            raise ClusterError(
+                f"device {self.name} has host_bandwidth={self.host_bandwidth}.", fix="give 0 or more."
+            )
 
     def rate(self, dtype: str) -> float:
         """Peak FLOP/s of matrix products in a dtype; in one that the device does not state, of the next wider one."""

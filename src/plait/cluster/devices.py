@@ -45,6 +45,14 @@ class Preset:
         )
 
 
+_TO_HOST_GB = {
+    **dict.fromkeys(("V100", "T4", "K80"), 12.0),
+    **dict.fromkeys(("H100", "H100-PCIe", "H200", "B200", "RTX5090", "RTX-PRO-6000", "MI300X"), 50.0),
+    **dict.fromkeys(("GH200", "GB200"), 300.0),
+}
+"""GB/s to the host's memory: PCIe 3 or 5 less headers, NVLink to a Grace of its own; all others: PCIe 4, 25."""
+
+
 def _device(
     name: str, memory_mib: int, bandwidth_gb: float, calibration: Calibration, **tera_flops: float
 ) -> Device:
@@ -53,6 +61,7 @@ def _device(
         memory_bytes=memory_mib * _MIB,
         peak_flops={dtype: rate * 1e12 for dtype, rate in tera_flops.items()},
         memory_bandwidth=bandwidth_gb * 1e9,
+        host_bandwidth=_TO_HOST_GB.get(name, 25.0) * 1e9,
         calibration=calibration,
     )
 

@@ -44,6 +44,7 @@ class _Device(msgspec.Struct, forbid_unknown_fields=True):
     memory: int | str | None = None
     peak_flops: dict[str, float] | None = None
     memory_bandwidth: float | None = None
+    host_bandwidth: float | None = None
     calibration: _Calibration | None = None  # type: ignore[valid-type]
     timed: dict[str, float] | None = None
 
@@ -104,6 +105,7 @@ def write_cluster(cluster: Cluster, path: Path, measured: Mapping[str, Any] | No
             "memory": device.memory_bytes,
             "peak_flops": dict(device.peak_flops),
             "memory_bandwidth": device.memory_bandwidth,
+            "host_bandwidth": device.host_bandwidth,
             "calibration": asdict(device.calibration),
             "timed": dict(device.timed),
         },
@@ -124,7 +126,7 @@ def _device(given: str | _Device) -> tuple[Device, Preset | None]:
     changes: dict[str, Any] = {}
     if given.memory is not None:
         changes["memory_bytes"] = _memory(given.memory)
-    for key in ("peak_flops", "timed", "memory_bandwidth"):
+    for key in ("peak_flops", "timed", "memory_bandwidth", "host_bandwidth"):
         if getattr(given, key) is not None:
             changes[key] = getattr(given, key)
     fitted: dict[str, Any] = {} if given.calibration is None else given_in(given.calibration)

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from plait.errors import PlanError
 from plait.plan.checks import check_bool, check_choice, check_count, is_number
+from plait.plan.offload import checked_offload
 from plait.units import parse_bytes
 
 Choice = Literal["megatron", "auto"]
@@ -169,8 +170,12 @@ class Memory:
     recompute: str | tuple[str, ...] = "none"
     """What the backward computes again instead of keeping it: `none`; `selective`: what is cheap; `full`: all but the
     inputs of the model's repeated blocks; or the modules, with `*`, of which only the inputs are kept."""
+    offload: str | tuple[str, ...] = "none"
+    """What lies in the host's memory while nobody needs it: `none`; some of `optimizer`, `gradients`, `parameters`,
+    `activations`, each maybe with the share that does (`optimizer:0.5`); `auto`: the least with which the plan fits."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "offload", checked_offload(self.offload))
         if self.zero not in (0, 1, 2, 3) or isinstance(self.zero, bool):
             raise PlanError(f"memory.zero={self.zero!r} is no stage.", fix="set it to 0, 1, 2 or 3.")
         if self.limit is not None:

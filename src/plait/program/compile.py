@@ -10,14 +10,17 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from plait.errors import PlanError
 from plait.graph.graph import Graph
 from plait.graph.ops.beside import parameters_beside
 from plait.job.order import shares as equal_shares
 from plait.job.updates.clip import Bound, Clip
-from plait.job.updates.optimizer_state import Builder
+from plait.job.updates.optimizer_state import Builder, optimizer_state
+from plait.plan.offload import offload_shares
 from plait.plan.plan import PIPE, Plan
 from plait.program.check.soundness import check_program
 from plait.program.check.written import refuse_written
+from plait.program.cost.update import updated_of
 from plait.program.layout import Layout
 from plait.program.local.cross_entropy import without_log_probabilities
 from plait.program.local.ends import ends_of
@@ -25,9 +28,10 @@ from plait.program.local.local_graph import LocalGraph
 from plait.program.local.localize import localize
 from plait.program.place.place import place
 from plait.program.place.propagate import Placements
-from plait.program.program import Program, RankProgram
+from plait.program.program import Bucket, Program, RankProgram
 from plait.program.segment.buckets import SCALARS, Ends, make_buckets, scalar, sums_of
 from plait.program.segment.cut import Piece
+from plait.program.segment.gathers import groups_by_use
 from plait.program.segment.groups import make_layout
 from plait.program.segment.recompute import Again, recompute
 from plait.program.segment.recompute_choice import checkpointed, choose
@@ -44,7 +48,11 @@ from plait.program.write.pipedream import Updates, check_suits, shows_again
 from plait.program.write.pipeline import PipelineWriter
 from plait.program.write.push_pull import SERVERS, with_servers
 from plait.program.write.replicas import with_replicas
+from plait.program.write.spill import Away, part_bytes
 from plait.program.write.step_pieces import early_pieces, ends_of_buckets, step_pieces
+
+_CUTS = 24
+"""Pieces in which a forward is cut, about, where its activations leave piece by piece."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +68,8 @@ class Settings:
     partition: Mapping[str, object] = field(default_factory=dict)
     """Of several objectives: parameters with different values here are not trained together."""
 
+    may_skip: bool = False
+    """Whether a step may be given up once its gradients are known."""
     whole_tensors: bool = False
     """Whether the optimizer needs all of a tensor: ZeRO then cuts between parameters, not within them."""
 
@@ -185,8 +195,11 @@ class _Compiler:
         first = self.graphs[self.micro_batches[0]]
         stages = self.stages.get(self.micro_batches[0])
         home = {name: stages.home(name) for name in stages.parameters} if stages is not None else None
-        buckets = make_buckets(first, self.sums, self.layout, self.plan, home, coordinate)
-        builder = StepBuilder(self.plan, buckets, self.layout, settings.clip, settings.device, coordinate)
+        size = part_bytes(self.plan, _parameter_bytes(first))
+        buckets = make_buckets(first, self.sums, self.layout, self.plan, home, coordinate, size)
+        builder = StepBuilder(
+            self.plan, buckets, self.layout, settings.clip, settings.device, coordinate, self._away(rank)
+        )
         if self.stages:
             self._pipeline(builder, rank, coordinate).write()
             return builder.close()
@@ -196,10 +209,53 @@ class _Compiler:
             if key not in done:
                 local = self._localize(key, rank)
                 done[key] = (
-                    local, *step_pieces(graph, local, buckets, self.layout, f"{len(done)}.", settings.device)
+                    local, *step_pieces(
+                        graph, local, buckets, self.layout, f"{len(done)}.", settings.device, self._used(graph)
+                    )
                 )  # fmt: skip
             builder.add_micro_batch(graph, *done[key], number)
         return builder.finish()
+
+    def _used(self, graph: Graph) -> dict[str, int]:
+        """Groups of parameters at which a step is cut, where activations or parameters do not stay."""
+        if not {"activations", "parameters"} & set(offload_shares(self.plan.memory.offload)):
+            return {}
+        return groups_by_use(graph, _parameter_bytes(graph) / _CUTS)
+
+    def _away(self, rank: int) -> Away | None:
+        """What of a rank's step lies on the host."""
+        shares, settings, first = (
+            offload_shares(self.plan.memory.offload),
+            self.settings,
+            self.graphs[self.micro_batches[0]],
+        )
+        if not shares:
+            return None
+        if "gradients" in shares:
+            raise PlanError(
+                "memory.offload=gradients is not built: where updates may come early, gradients are given up part by "
+                "part with memory.offload=optimizer; where they must be clipped first, they stay until then.",
+                fix="use memory.offload=optimizer, or memory.zero=2 over more ranks.",
+            )
+        if "parameters" in shares and 0 < self.layout.zero < 3:
+            raise PlanError(
+                f"memory.offload: with memory.zero={self.layout.zero} every rank computes with all parameters, "
+                "which stay.",
+                fix="set memory.zero=3, or leave parameters out of memory.offload.",
+            )
+        used = self._used(first)
+        late = first.static_weight is None and not first.weight_is_early
+        place, build = self.plan.data_coordinate(rank), settings.build_optimizer
+
+        def state_bytes(bucket: Bucket) -> int:
+            return 0 if build is None else optimizer_state(build, updated_of(bucket, place)).num_bytes
+
+        return Away(
+            shares=shares,
+            state_bytes=state_bytes,
+            groups={entry.name: used[entry.node] for entry in first.inputs_of("parameter") if used},
+            update_is_late=late or bool(settings.clip) or settings.may_skip,
+        )
 
     def _localize(self, key: tuple[int, tuple[int, ...]], rank: int) -> LocalGraph:
         local = localize(
@@ -218,7 +274,7 @@ class _Compiler:
             ):  # the first rank chooses for all: they fetch parameters at the same places
                 self.again[key] = choose(graph, local, setting, stages)
             local = recompute(graph, local, self.again[key], stages)
-        if self.plan.pipe.asynchronous and stages is not None:
+        if self.plan.pipe.asynchronous or "parameters" in offload_shares(self.plan.memory.offload):
             return shows_again(graph, local, stages)
         return local
 
@@ -248,7 +304,7 @@ class _Compiler:
                 own = {
                     part.stage: stage_pieces(
                         part, local, ends_of_buckets(part, local, builder.buckets), prefix,
-                        self.settings.device, apart=apart,
+                        self.settings.device, apart=apart, used=self._used(graph),
                     )
                     for part in parts
                     if part.stage % ranks == coordinate
@@ -261,3 +317,8 @@ class _Compiler:
             seen = versions(by_rank, coordinate, vertical_sync=pipe.vertical_sync)
             updates = Updates(builder, micro, actions, seen)
         return PipelineWriter(builder, micro, by_rank, coordinate, updates)
+
+
+def _parameter_bytes(graph: Graph) -> int:
+    nodes = graph.nodes()
+    return sum(int(nodes[node].meta["val"].nbytes) for node in graph.gradients.values())

@@ -143,6 +143,8 @@ class RankProgram:
     """Tensors that the model holds outside of parameters and buffers."""
     storages: Mapping[Value, tuple[Storage, ...]] = field(default_factory=dict)
     """The memory that each value shows; views share it."""
+    shows: Mapping[Value, Value] = field(default_factory=dict)
+    """Of nodes that lie in the memory of a parameter: that parameter."""
     averages: tuple[Bucket, ...] = ()
     """Weights, or buffers, that are averaged over workers, flat by flat."""
     prologue: tuple[Instruction, ...] = ()

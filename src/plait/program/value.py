@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 ValueKind = Literal[
     "parameter", "buffer", "stash", "chunk", "batch", "key", "offset", "node", "gradient", "scalar", "bucket", "shard",
-    "part", "packed", "gathered", "average", "sum", "center", "block",
+    "part", "packed", "gathered", "average", "sum", "center", "block", "state", "stored",
 ]  # fmt: skip
 
 
@@ -38,6 +38,8 @@ class Value(NamedTuple):
                 return f"{before}key"
             case "parameter" | "buffer" | "offset" | "gradient":
                 return f"{before}{self.kind}:{self.name}"
+            case "stored":
+                return f"stored:{before}{self.name}"
             case "stash":
                 return f"stash:{self.name}@{self.part}"
             case "packed" | "part":
@@ -114,6 +116,16 @@ class Value(NamedTuple):
     def block(cls, number: int) -> "Value":
         """`block:3`: a block of a tensor that travels hop by hop."""
         return cls("block", "", number)
+
+    @classmethod
+    def state(cls, bucket: int) -> "Value":
+        """`state:2`: what the optimizer keeps for the parameters of a bucket, on the device."""
+        return cls("state", "", bucket)
+
+    @classmethod
+    def stored(cls, of: "Value") -> "Value":
+        """`stored:state:2`: the same value in the host's memory."""
+        return cls("stored", str(of._replace(micro_batch=None)), 0, of.micro_batch)
 
     @classmethod
     def packed(cls, bucket: int, message: int) -> "Value":

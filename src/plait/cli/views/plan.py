@@ -77,7 +77,8 @@ def folded(rejected: Sequence[Rejected]) -> list[tuple[str, str]]:
     for entry in sorted(rejected, key=lambda entry: entry.needs_bytes):
         mesh = " x ".join(f"{name}={size}" for name, size in entry.mesh.axes)
         zero = f", zero{entry.plan.memory.zero}" if entry.plan is not None and entry.plan.memory.zero else ""
-        found.setdefault((mesh + zero, entry.reason))
+        away = ", offload" if entry.plan is not None and entry.plan.memory.offload != "none" else ""
+        found.setdefault((mesh + zero + away, entry.reason))
     return list(found)
 
 

@@ -8,10 +8,10 @@ exactly once. Whether the ranks meet is in `messages.py`.
 
 from plait.errors import ProgramError
 from plait.plan.plan import PIPE
+from plait.program.check.copies import check_copies
 from plait.program.check.messages import check_meetings, check_messages, check_progress, told
 from plait.program.check.updates import check_update_of_each, check_versions, check_vertical_sync
 from plait.program.instructions import (
-    STARTS,
     Accumulate,
     Collective,
     Finish,
@@ -20,6 +20,7 @@ from plait.program.instructions import (
     Keep,
     Update,
     Wait,
+    is_start,
 )
 from plait.program.program import Bucket, Program, RankProgram
 from plait.program.value import Value
@@ -28,7 +29,7 @@ from plait.program.write.frees import PERSISTENT, RESULTS
 from plait.program.write.push_pull import SERVERS, check_handled, check_served
 from plait.program.write.replicas import check_replicas
 
-_GIVEN = frozenset({"buffer", "chunk", "offset", "block"})
+_GIVEN = frozenset({"buffer", "chunk", "offset", "block", "stored"})
 
 
 def check_program(program: Program) -> None:
@@ -43,6 +44,7 @@ def check_program(program: Program) -> None:
             _check_waits(entry)
             _check_values(entry, given)
             _check_sums(program, entry)
+            check_copies(entry)
             if program.plan.agreement.weights == "server":
                 check_served(entry)
             if program.plan.pipe.asynchronous:
@@ -106,7 +108,7 @@ def _check_waits(entry: RankProgram) -> None:
                 raise ProgramError(
                     f"{told(instruction)} uses {name} while {told(pending[name])} is still communicating it."
                 )
-        if isinstance(instruction, STARTS):
+        if is_start(instruction):
             open_[instruction.id] = instruction
             for name in instruction.writes:
                 pending[name] = instruction
@@ -116,12 +118,13 @@ def _check_waits(entry: RankProgram) -> None:
 
 def _check_sums(program: Program, entry: RankProgram) -> None:
     alone = program.plan.pipe.asynchronous
-    updates = [i.id for i in entry.instructions if isinstance(i, Finish if alone else Update)]
-    updates = updates or [len(entry.instructions)]  # of a rank that another one updates for
+    updates = [i for i in entry.instructions if isinstance(i, Finish if alone else Update)]
+    end = updates[-1].id if updates else len(entry.instructions)  # of a rank that another one updates for
     _check_added_once(entry)
     for index, bucket in enumerate(entry.buckets):
         if alone and bucket.parameters:
             continue  # in check_updates.py
+        update = next((i.id for i in updates if isinstance(i, Update) and index in i.parts), end)
         name = Value.bucket(index)
         filled = [i for i in entry.instructions if isinstance(i, Accumulate) and i.bucket == index]
         sums = [i for i in entry.instructions if isinstance(i, Collective) and i.reads == (name,)]
@@ -144,13 +147,13 @@ def _check_sums(program: Program, entry: RankProgram) -> None:
                 f"{name} is summed {len(sums)} times over {bucket.axis}; it must be {wanted}: "
                 f"{told(filled[-1])} fills it last{found}."
             )
-        if sums and not filled[-1].id < sums[-1].id < updates[0]:
+        if sums and not filled[-1].id < sums[-1].id < update:
             raise ProgramError(
                 f"{name} is summed by {told(sums[-1])}, not between its last gradient and the update."
             )
         if bucket.group is not None:
-            _check_kept(entry, index, wanted, updates[0])
-        _check_joined(entry, index, bucket, max((i.id for i in sums), default=filled[-1].id), updates[0])
+            _check_kept(entry, index, wanted, update)
+        _check_joined(entry, index, bucket, max((i.id for i in sums), default=filled[-1].id), update)
 
 
 def _check_added_once(entry: RankProgram) -> None:

@@ -10,7 +10,17 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from plait.plan.mesh import Mesh
-from plait.program.instructions import Collective, Exchange, Instruction, Pull, Recv, Send, Wait
+from plait.program.instructions import (
+    Collective,
+    Copy,
+    Exchange,
+    Instruction,
+    Pull,
+    Recv,
+    Send,
+    Wait,
+    is_start,
+)
 from plait.program.program import Program
 
 Key = tuple[object, ...]
@@ -60,11 +70,11 @@ class Walk:
                     key = peers.message(rank, instruction)
                     if isinstance(instruction, Send):
                         missing[key] = 0
-                elif isinstance(instruction, Pull | Exchange):  # a server waits for nobody
+                elif isinstance(instruction, Pull | Exchange | Copy):  # servers and hosts wait for nobody
                     key = (rank, instruction.id)
                     missing[key] = 0
                 position[rank] += 1
-                if isinstance(instruction, Collective | Recv | Pull | Exchange):
+                if is_start(instruction):
                     assert key is not None
                     self.under_way[rank][instruction.id] = key
                 if key in waiting and missing.get(key) == 0:

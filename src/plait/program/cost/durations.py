@@ -22,6 +22,7 @@ from plait.program.instructions import (
     Collective,
     Compress,
     Compute,
+    Copy,
     Decompress,
     Exchange,
     Finish,
@@ -87,7 +88,9 @@ class Durations:
         if isinstance(instruction, Opaque):
             raise ProgramError("the model was not captured: nobody knows how long it takes.")
         if isinstance(instruction, Update):
-            return self._updates[self._program.members[rank]].seconds(self._device, self._busy)
+            return self._update(rank, instruction)
+        if isinstance(instruction, Copy):
+            return self._copy_s(instruction)
         if isinstance(instruction, Push | PushBuffers | Pull | Exchange):
             return self._with_servers(rank, instruction)
         if isinstance(instruction, Load) and instruction.num_bytes:
@@ -116,6 +119,8 @@ class Durations:
 
     def own_part(self, rank: int, started: Instruction) -> float:
         """Seconds for which a rank works itself where it waits for what it has started, without a background."""
+        if isinstance(started, Copy):
+            return 0.0 if self._device.host_bandwidth else self._copy_s(started)
         if isinstance(started, Pull | Exchange):
             return 0.0 if self._to_servers.background else self._served_s(started) / 2
         assert isinstance(started, Collective | Recv)
@@ -124,6 +129,25 @@ class Durations:
         if isinstance(started, Recv):
             return self._message(started.num_bytes, self._peers(rank, started)) / 2
         return self._travel(rank, started).total_s
+
+    def _copy_s(self, instruction: Copy) -> float:
+        """Over the bus; where host and device are one memory, by the device itself, which reads and writes."""
+        device, constants = self._device, self._device.calibration
+        if instruction.way == "drop":
+            return 0.0
+        if device.host_bandwidth:
+            return instruction.num_bytes / device.host_bandwidth + constants.kernel_s
+        return 2 * instruction.num_bytes / (device.memory_bandwidth * constants.memory_share)
+
+    def _update(self, rank: int, instruction: Update) -> float:
+        """All of it, or the share of its bytes that a part has, and what every part costs beside."""
+        whole = self._updates[self._program.members[rank]].seconds(self._device, self._busy)
+        if not instruction.parts:
+            return whole
+        buckets = self._program.of(rank).buckets
+        total = sum(bucket.num_bytes for bucket in buckets if bucket.parameters)
+        own = sum(buckets[index].num_bytes for index in instruction.parts)
+        return whole * own / total + self._device.calibration.kernel_s
 
     def beside(self, rank: int, started: Instruction) -> float:
         """Seconds by which communication in the background and what is computed beside it hold each other up."""

@@ -15,7 +15,7 @@ from torch import fx
 from plait.graph.storage import is_item, shows_input, storage_bytes
 from plait.plan.plan import PIPE
 from plait.program.cost.places import storages_in_place
-from plait.program.instructions import Accumulate, Collective, Compute, Instruction
+from plait.program.instructions import Accumulate, Collective, Compute, Copy, Instruction, Update
 from plait.program.program import Program, RankProgram, Storage
 from plait.program.value import Value
 
@@ -41,6 +41,14 @@ class StepMemory:
     """Of `gradients`: those in buckets that are there from step to step, because they travel or are cut."""
     together: int
     """Most at once of activations and of the other gradients, which come to be one after the other."""
+    fetched: int = 0
+    """Most at once of what lies on the host otherwise, or is on its way."""
+    state_away: int = 0
+    """Optimizer state that lies on the host."""
+    parameters_away: int = 0
+    """Parameters that do."""
+    last_part: int | None = None
+    """Where the update comes in parts: parameters of the largest one; None: it comes at once, after the rest."""
 
 
 def step_memory(program: Program, rank: int = 0) -> StepMemory:
@@ -78,14 +86,34 @@ def step_memory(program: Program, rank: int = 0) -> StepMemory:
     life = _Life(own, frozenset(loose), storages_in_place(own, layout.zero))
     for instruction in own.instructions:
         life.live(instruction)
+    away = {
+        i.writes: i.num_bytes
+        for i in own.instructions
+        if isinstance(i, Copy) and i.way == "in" and i.writes[0].kind in ("parameter", "chunk")
+    }
     return StepMemory(
-        parameters=parameters,
+        parameters=parameters - sum(away.values()),
         gradients=kept,
         travelling=sum(sorted(travelling)[-2:]),
         gathered=life.peak_gathered if layout.zero == 3 else 0,
         activations=life.peak,
         flat_gradients=kept - sum(own.buckets[index].num_bytes for index in loose),
         together=life.peak_together,
+        fetched=life.peak_fetched,
+        parameters_away=sum(away.values()),
+        state_away=sum(
+            i.num_bytes
+            for i in own.instructions
+            if isinstance(i, Copy) and i.way == "out" and i.reads[0].kind == "state"
+        ),
+        last_part=max(
+            (
+                sum(own.buckets[index].num_bytes for index in i.parts)
+                for i in own.instructions
+                if isinstance(i, Update) and i.parts
+            ),
+            default=None,
+        ),
     )
 
 
@@ -120,6 +148,8 @@ class _Life:
         self.gathered: dict[Value, int] = {}
         self.peak_gathered = 0
         self.loose_bytes = 0
+        self.fetched: dict[Value, int] = {}
+        self.peak_fetched = 0
         self.peak_together = 0
 
     def live(self, instruction: Instruction) -> None:
@@ -130,6 +160,12 @@ class _Life:
             if instruction.fresh and instruction.bucket in self.loose:
                 self.loose_bytes += self.own.buckets[instruction.bucket].num_bytes
                 self.peak_together = max(self.peak_together, self.now + self.loose_bytes)
+        elif isinstance(instruction, Copy):
+            self._copy(instruction)
+        elif isinstance(instruction, Update) and instruction.parts:  # what it used is given up at once
+            self.loose_bytes -= sum(
+                self.own.buckets[index].num_bytes for index in instruction.parts if index in self.loose
+            )
         else:
             is_gather = (
                 isinstance(instruction, Collective)
@@ -142,6 +178,18 @@ class _Life:
                 self._show(name, self.own.storages.get(name, ()))
             self.peak_gathered = max(self.peak_gathered, sum(self.gathered.values()))
         self._drop(instruction.frees)
+
+    def _copy(self, instruction: Copy) -> None:
+        """What comes has memory of its own until it leaves; activations that come again are as if they were made."""
+        if instruction.way == "in":
+            lasting = [value for value in instruction.writes if not self.own.storages.get(value)]
+            if lasting:
+                self.fetched[lasting[0]] = instruction.num_bytes
+            for value in instruction.writes:
+                self._show(value, self.own.storages.get(value, ()))
+        else:
+            self.fetched.pop(instruction.reads[0], None)
+        self.peak_fetched = max(self.peak_fetched, sum(self.fetched.values()))
 
     def _compute(self, instruction: Compute) -> None:
         segment = self.own.segments[instruction.segment]

@@ -12,7 +12,7 @@ from plait.graph.graph import Graph
 from plait.job.updates.optimizer_state import Builder, Updated, optimizer_state
 from plait.program.cost.op_key import update_key
 from plait.program.instructions import Update
-from plait.program.program import Program
+from plait.program.program import Bucket, Program
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,17 +54,25 @@ def updated_parts(program: Program, rank: int) -> list[Updated]:
     if own.serve is None and not any(isinstance(i, Update) for i in own.instructions):
         return []
     servers = program.plan.sync.servers if own.serve is not None else 1
+    coordinate = program.plan.data_coordinate(rank) if own.serve is None else 0
     for bucket in own.buckets:
-        for index, name in enumerate(bucket.parameters):
-            shape = bucket.shapes[index]
-            if bucket.group is not None:
-                low, high = bucket.group.span(index, program.plan.data_coordinate(rank))
-                if bucket.group.whole and high == low:
-                    continue
-                shape = shape if bucket.group.whole else (high - low,)
-            elif servers > 1:
-                shape = (-(-torch.Size(shape).numel() // servers),)
-            found.append(Updated(name=name, shape=shape, dtype=bucket.dtype))
+        found += updated_of(bucket, coordinate, servers)
+    return found
+
+
+def updated_of(bucket: Bucket, data_coordinate: int, servers: int = 1) -> list[Updated]:
+    """What the rank at a place on `data` updates of the parameters of a bucket; `servers`: each a share of all."""
+    found = []
+    for index, name in enumerate(bucket.parameters):
+        shape = bucket.shapes[index]
+        if bucket.group is not None:
+            low, high = bucket.group.span(index, data_coordinate)
+            if bucket.group.whole and high == low:
+                continue
+            shape = shape if bucket.group.whole else (high - low,)
+        elif servers > 1:
+            shape = (-(-torch.Size(shape).numel() // servers),)
+        found.append(Updated(name=name, shape=shape, dtype=bucket.dtype))
     return found
 
 

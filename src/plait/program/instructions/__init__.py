@@ -6,6 +6,7 @@ from plait.program.instructions.compute import (
     Accumulate,
     Commit,
     Compute,
+    Copy,
     Finish,
     Join,
     Keep,
@@ -34,7 +35,6 @@ from plait.program.instructions.relaxed import (
 )
 
 __all__ = [
-    "STARTS",
     "Accumulate",
     "Anchor",
     "Collective",
@@ -42,6 +42,7 @@ __all__ = [
     "Commit",
     "Compress",
     "Compute",
+    "Copy",
     "Decompress",
     "Exchange",
     "Finish",
@@ -71,7 +72,12 @@ __all__ = [
     "TimeKind",
     "Update",
     "Wait",
+    "is_start",
 ]
 
-STARTS = (Collective, Recv, Pull, Exchange)
-"""Instructions whose result may be used after a `Wait`."""
+
+def is_start(instruction: Instruction) -> bool:
+    """Whether its result may be used after a `Wait` only."""
+    if isinstance(instruction, Copy):
+        return instruction.way == "in"
+    return isinstance(instruction, Collective | Recv | Pull | Exchange)

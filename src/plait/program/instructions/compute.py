@@ -1,9 +1,10 @@
 """What a rank does by itself: samples, segments, gradients, the update."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from plait.job.updates.clip import Clip
-from plait.program.instructions.base import Instruction, TimeKind
+from plait.program.instructions.base import Instruction, Lane, TimeKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,10 +110,25 @@ class Stash(Instruction):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Copy(Instruction):
+    """Move values between the device and the host's memory, beside the computation.
+
+    What comes `in` may be used after the `Wait` that names it. What goes `out` is gone from the device; who fetches it
+    again gets it whole. What is dropped was not changed since it came in: the host still has it.
+    """
+
+    kind: TimeKind = "host"
+    lane: Lane = "host"
+    way: Literal["in", "out", "drop"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Update(Instruction):
     """One optimizer step on the parameters that this rank holds."""
 
     kind: TimeKind = "update"
+    parts: tuple[int, ...] = ()
+    """The buckets whose parameters it updates; none: all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -55,10 +55,12 @@ def make_buckets(
     plan: Plan,
     home: Mapping[str, object] | None = None,
     coordinate: int = 0,
+    part_bytes: float | None = None,
 ) -> tuple[Bucket, ...]:
     """Buckets of summed gradients first, in order of production; then those that need no sum; then scalars.
 
     Of a pipeline: those of the rank at `coordinate`; `home` are the stages of each parameter: others share no bucket.
+    `part_bytes`: of gradients that need no sum, so many share a bucket; None: all.
     """
     nodes = graph.nodes()
     order = {name: index for index, name in enumerate(nodes)}
@@ -85,10 +87,11 @@ def make_buckets(
         buckets[open_[key]].append(name)
         room[key] -= size
     whole: dict[object, list[str]] = {}
+    part_bytes = STAGE_BYTES if home is not None else part_bytes
     for name in (n for n in names if not sums[n]):
         key = keys[name]
-        if home is not None and room.get(key, 0.0) <= 0:
-            open_[key], room[key] = len(whole), STAGE_BYTES
+        if part_bytes is not None and room.get(key, 0.0) <= 0:
+            open_[key], room[key] = len(whole), part_bytes
         whole.setdefault((key[2], open_.get(key)), []).append(name)
         room[key] = room.get(key, 0.0) - nodes[graph.gradients[name]].meta["val"].nbytes
     made = []

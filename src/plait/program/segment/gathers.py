@@ -37,6 +37,24 @@ def groups_by_input(graph: Graph, layout: Layout) -> dict[str, int]:
     }
 
 
+def groups_by_use(graph: Graph, limit: float) -> dict[str, int]:
+    """Parameters in the order of their first use, by placeholder, in groups of about `limit` bytes: where a forward is
+    cut whose parameters or activations do not stay."""
+    nodes = graph.nodes()
+    order = {node.name: index for index, node in enumerate(graph.graph.nodes)}
+    found: dict[str, int] = {}
+    group, room = -1, 0.0
+    for entry in sorted(
+        graph.inputs_of("parameter"),
+        key=lambda entry: min((order[user.name] for user in nodes[entry.node].users), default=len(order)),
+    ):
+        if room <= 0:
+            group, room = group + 1, limit
+        found[entry.node] = group
+        room -= int(nodes[entry.node].meta["val"].nbytes)
+    return found
+
+
 def windows(pieces: Sequence[Piece], group_of: Mapping[str, int], *, nearby: int = NEARBY) -> list[Window]:
     """Windows of all groups that `pieces` read, by their first piece."""
     segments = [index for index, piece in enumerate(pieces) if isinstance(piece, Segment)]

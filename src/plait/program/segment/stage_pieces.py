@@ -46,8 +46,12 @@ def stage_pieces(
     device: torch.device,
     *,
     apart: bool,
+    used: Mapping[str, int],
 ) -> StagePieces:
-    """Cut a stage's nodes; `ends` are the last gradients of buckets, `apart`: weights have actions of their own."""
+    """Cut a stage's nodes; `ends` are the last gradients of buckets, `apart`: weights have actions of their own.
+
+    `used` are groups of parameters, by placeholder, at which it is cut as well.
+    """
     sent = {
         direction: {name for (d, _), names in stage.sends.items() if d == direction for name in names}
         for direction in ("forward", "backward")
@@ -56,14 +60,14 @@ def stage_pieces(
     read_later = {used.name for node in stage.backward for used in node.all_input_nodes}
     kept = {*read_later, *sent["forward"], *sent["backward"], *stage.new_buffers.values()}
     kept |= {local.total, local.weight} if stage.has_total else set()
-    forward = cut(stage.forward, kept & _names(stage.forward), (), f"{prefix}s{stage.stage}.", device)
+    forward = cut(stage.forward, kept & _names(stage.forward), (), f"{prefix}s{stage.stage}.", device, used)
     if not apart:
         wanted = (gradients | sent["backward"]) & _names(stage.backward)
-        backward = cut(stage.backward, wanted, ends, f"{prefix}s{stage.stage}.b.", device)
+        backward = cut(stage.backward, wanted, ends, f"{prefix}s{stage.stage}.b.", device, used)
         return StagePieces(graph=stage, forward=forward, backward=backward, weights=[])
     read_by_weights = {used.name for node in stage.weights for used in node.all_input_nodes}
     wanted = (read_by_weights | gradients | sent["backward"]) & _names(stage.inputs)
-    inputs = cut(stage.inputs, wanted, (), f"{prefix}s{stage.stage}.i.", device)
+    inputs = cut(stage.inputs, wanted, (), f"{prefix}s{stage.stage}.i.", device, used)
     weights = cut(
         stage.weights, gradients & _names(stage.weights), ends, f"{prefix}s{stage.stage}.w.", device
     )

@@ -13,6 +13,7 @@ from plait.errors import ProgramError
 from plait.program.check.walk import Peers
 from plait.program.instructions import (
     Collective,
+    Copy,
     Exchange,
     Instruction,
     Pull,
@@ -53,6 +54,8 @@ class _Run:
         self._communication_s = [0.0] * self.plan.ranks
         self._lanes_s: dict[Key, float] = {}
         self._links_s: dict[Key, float] = {}
+        self._host_s: dict[Key, float] = {}
+        """By rank, and by way or by value: when the way is free again, when the host has the value."""
         self._arrived: dict[Key, list[tuple[int, int, Collective, float]]] = {}
         self._posted: dict[Key, tuple[int, int, Recv, float]] = {}
         self._counts: dict[tuple[int, Key], int] = {}
@@ -128,6 +131,8 @@ class _Run:
                 number = self._count(rank, ("exchange",))
                 yield from self._post(rank, step, instruction, number)
                 under_way[instruction.id] = instruction, (self._queues[0].center(rank, number),)
+            elif isinstance(instruction, Copy):
+                under_way[instruction.id] = instruction, (self._copy(rank, step, instruction),)
             elif isinstance(instruction, Push | PushBuffers):
                 yield from self._post(rank, step, instruction)
             else:
@@ -178,6 +183,26 @@ class _Run:
             clock.span(rank, step, instruction, now_s, max(now_s, clock.ends_s[key]))
         else:
             self._posted[key] = (rank, step, instruction, now_s)
+        return key
+
+    def _copy(self, rank: int, step: int, instruction: Copy) -> Key:
+        """Each way has a queue of its own; what is fetched must have been stored. Without a way of its own between the
+        two memories, the rank itself copies."""
+        clock, way = self.clock, (rank, instruction.way)
+        stored = (*instruction.reads, *instruction.writes)
+        start_s = max(clock.now_s[rank], self._host_s.get(way, 0.0))
+        if instruction.way == "in":
+            start_s = max([start_s, *(self._host_s.get((rank, value), 0.0) for value in instruction.reads)])
+        end_s = start_s + clock.duration(rank, instruction)
+        if self._own_part(rank, instruction) > 0:
+            if instruction.way == "in":  # when it waits for it
+                end_s = start_s
+            clock.now_s[rank] = end_s
+        self._host_s[way] = end_s
+        self._host_s.update({(rank, value): end_s for value in stored if value.kind == "stored"})
+        clock.span(rank, step, instruction, start_s, end_s)
+        key: Key = (rank, step, instruction.id)
+        clock.happen(key, end_s)
         return key
 
     def _post(self, rank: int, step: int, instruction: Instruction, number: int = 0) -> Turn:

@@ -26,6 +26,7 @@ from plait.program.value import TANGENT, WEIGHT, Value
 from plait.program.write.frees import with_frees
 from plait.program.write.gradient_writer import GradientWriter
 from plait.program.write.push_pull import ServerSide, in_order_of_use
+from plait.program.write.spill import Away, with_offload
 from plait.program.write.step_values import StepValues
 from plait.program.write.writer import Writer
 
@@ -41,9 +42,12 @@ class StepBuilder:
         clip: Clip,
         device: torch.device,
         coordinate: int = 0,
+        away: Away | None = None,
     ) -> None:
         self.coordinate = coordinate
         """On `pipe`."""
+        self.away = away
+        """What lies on the host; None: nothing."""
         self.plan = plan
         self.buckets = buckets
         self.layout = layout
@@ -94,13 +98,19 @@ class StepBuilder:
         self.gradients.finish()
         if after is not None:
             after()
+        instructions = self.writer.instructions
+        if self.away is not None:
+            instructions = with_offload(
+                instructions, self.plan, self.buckets, self.layout, self.known, self.away
+            )
         return RankProgram(
-            instructions=tuple(with_frees(self.writer.instructions, fetched=self.layout.zero == 3)),
+            instructions=tuple(with_frees(instructions, fetched=self.layout.zero == 3)),
             buckets=self.buckets,
             segments=self.segments,
             values=self.values,
             constants=self.known.constants,
             storages=self.storages,
+            shows=self.known.shows,
         )
 
     def load(self, graph: Graph, number: int) -> None:

@@ -40,6 +40,8 @@ class GradientWriter:
         self.builder, self.writer = builder, builder.writer
         self.travelling: list[tuple[int, bool, int | None]] = []
         """Sharded buckets under way: (bucket, whether its sum is the first of the step, micro-batch)."""
+        self.summing: list[int] = []
+        """Whole buckets under way, where they are waited for before the end."""
         self.compressed = CompressedSums(builder.plan, builder.writer, builder.values, builder.storages)
 
     def finish(self) -> None:
@@ -134,7 +136,8 @@ class GradientWriter:
         bucket = self.builder.buckets[index]
         scattered = bucket.group is not None
         pooled = scattered and self.builder.layout.zero >= 2
-        while pooled and (
+        bounded = scattered and (pooled or self.builder.away is not None)
+        while bounded and (
             len(self.travelling) == IN_FLIGHT or index in [other for other, *_ in self.travelling]
         ):
             self._settle()
@@ -150,8 +153,10 @@ class GradientWriter:
             self.compressed.send(index, bucket, number)
         elif send and bucket.axis is not None and not scattered:
             self.builder.start(Value.bucket(index), bucket.axis, number, bucket.num_bytes)
-            if not self.builder.plan.sync.overlap:
-                self.builder.wait(Value.bucket(index), number)
+            self.summing.append(index)
+            in_order = IN_FLIGHT if self.builder.away is not None else len(self.builder.buckets)
+            while len(self.summing) > (in_order if self.builder.plan.sync.overlap else 0):
+                self.builder.wait(Value.bucket(self.summing.pop(0)), number)
 
     def put(self, index: int, reads: tuple[Value, ...], number: int | None, *, fresh: bool) -> None:
         """Put values into a bucket, and nothing else."""

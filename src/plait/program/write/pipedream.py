@@ -74,8 +74,9 @@ def check_suits(plan: Plan, graphs: Mapping[int, Graph], clip: Clip, stages: Map
                 )
 
 
-def shows_again(source: Graph, local: LocalGraph, stages: Stages) -> LocalGraph:
-    """Let the backward take its own views of parameters: those of the forward show an update in between."""
+def shows_again(source: Graph, local: LocalGraph, stages: Stages | None) -> LocalGraph:
+    """Let the backward take its own views of parameters: those of the forward show an update in between, or
+    memory that is used otherwise by then."""
     kinds = {entry.node: entry.kind for entry in source.inputs}
     rename = {node.name: Value.node(node.name, 0) for node in local.graph.nodes}
     rename |= {name: Value.parameter(name) for name, kind in kinds.items() if kind in ("parameter", "buffer")}

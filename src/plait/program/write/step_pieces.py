@@ -37,8 +37,10 @@ def step_pieces(
     layout: Layout,
     prefix: str,
     device: torch.device,
+    used: Mapping[str, int],
 ) -> tuple[list[Piece], list[Piece]]:
-    """(pieces that compute the weight early, pieces of the rest)."""
+    """(pieces that compute the weight early, pieces of the rest); `used` are groups of parameters, by placeholder, at
+    which the step is cut where they are not gathered."""
     nodes = list(local.graph.nodes)
     by_name = {node.name: node for node in nodes}
     order = {node.name: index for index, node in enumerate(nodes)}
@@ -47,7 +49,7 @@ def step_pieces(
         names = bucket_reads(graph, local, buckets, index)
         ends += [max(names, key=order.__getitem__)] if names else []
     served = any(bucket.axis == SERVERS for bucket in buckets)
-    group_of = buckets_by_input(graph, buckets) if served else groups_by_input(graph, layout)
+    group_of = buckets_by_input(graph, buckets) if served else groups_by_input(graph, layout) or used
     early = early_pieces(graph, local, prefix, device, group_of)
     wanted = {local.total, *local.gradients.values(), *local.new_buffers.values()}
     if graph.static_weight is None and not graph.weight_is_early:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from plait.graph.graph import Graph
+from plait.graph.storage import owner_of
 from plait.program.cost.memory import storages_of
 from plait.program.local.local_graph import LocalGraph
 from plait.program.program import Spec, Storage
@@ -24,6 +25,8 @@ class StepValues:
         self.storages: dict[Value, tuple[Storage, ...]] = {}
         self.offsets: dict[str, str] = {}
         """Placeholder -> the axis on which it says where the rank is."""
+        self.shows: dict[Value, Value] = {}
+        """Of a node that lies in the memory of a parameter: that parameter."""
         self._own_tangents = own_tangents
         self._given_to: dict[tuple[int, int], dict[str, Value]] = {}
         """Graph and micro-batch -> placeholder -> what comes in."""
@@ -57,6 +60,9 @@ class StepValues:
         inputs = {entry.node: entry.kind for entry in graph.inputs}
         for node in local.graph.nodes:
             value = node.meta.get("val")
+            shown = rename[owner_of(node).name]
+            if shown.kind == "parameter" and node.op == "call_function":
+                self.shows[rename[node.name]] = shown
             if node.op == "get_attr":
                 self.constants[rename[node.name]] = node.meta["constant"]
             if isinstance(value, torch.Tensor):

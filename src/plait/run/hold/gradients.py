@@ -39,7 +39,9 @@ class GradientStore:
         """Parameters that a step may not have used: their gradients say so (`is_absent`)."""
         self._handed: set[str] = set()
         self.on_ready: Callable[[dict[str, Tensor]], None] | None = None
-        """Called with all gradients, by parameter name, before the update: for verification."""
+        """Called with all gradients of a step, by parameter name: for verification."""
+        self._ready: dict[str, Tensor] = {}
+        """What it is going to be called with, where there are several updates."""
 
     def flat(self, bucket: Bucket) -> Tensor:
         """The bucket's gradients and scalars as one tensor."""
@@ -265,19 +267,29 @@ class GradientStore:
             if any(view.is_sparse for view in self._views.get(bucket, ())):
                 self._views[bucket] = [v.coalesce() if v.is_sparse else v for v in self._views[bucket]]
 
-    def hand_over(self, buckets: Sequence[Bucket]) -> None:
-        """Put the gradients where the optimizer looks for them."""
+    def hand_over(self, buckets: Sequence[Bucket], *, part: bool = False) -> None:
+        """Put the gradients where the optimizer looks for them; `part`: those of other buckets come apart."""
         gradients = self.gradients(buckets)
         if self.on_ready is not None:
-            self.on_ready({name: g.to_dense() if g.is_sparse else g for name, g in gradients.items()})
+            dense = {name: g.to_dense() if g.is_sparse else g for name, g in gradients.items()}
+            if part:
+                self._ready |= {name: gradient.clone() for name, gradient in dense.items()}
+            else:
+                self.on_ready(dense)
         for name in self._handed.difference(gradients):  # as after `zero_grad`
             self._state.parameters[name].grad = None
-        self._handed = set(gradients)
+        self._handed = set(gradients)  # a part is handed over after the one before it
         for name, gradient in gradients.items():
             self._state.parameters[name].grad = gradient
 
+    def tell_parts(self) -> None:
+        """All parts of a step were handed over."""
+        if self.on_ready is not None and self._ready:
+            found, self._ready = self._ready, {}
+            self.on_ready(found)
+
     def take_back(self, buckets: Sequence[Bucket]) -> None:
-        """Free gradients that are made anew every step."""
+        """Free gradients of these buckets that are made anew every step."""
         for bucket in buckets:
             if bucket.axis is None and not bucket.tied:
                 for name in bucket.parameters:

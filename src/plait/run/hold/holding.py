@@ -77,6 +77,13 @@ class Holding:
             return {Value.chunk(index): chunk for index, chunk in enumerate(self.chunks)}
         return {Value.parameter(name): shard.detach() for name, shard in self.parameters.items()}
 
+    def move(self, group: int, chunk: Tensor) -> None:
+        """Let this rank's chunk of a group be a tensor elsewhere."""
+        self.chunks[group] = chunk
+        entry = self.layout.groups[group]
+        for name, shard in zip(entry.parameters, entry.chunk_views(chunk, self.data_coordinate), strict=True):
+            self.parameters[name].data = shard
+
     def room(self, group: int) -> Tensor:
         """Where the whole of a group is gathered to: its own place where parameters stay, else new memory."""
         if self.layout.zero < 3:

@@ -34,6 +34,7 @@ from plait.run.checkpoint.state import (
 )
 from plait.run.hold.averages import Averages
 from plait.run.hold.holding import Holding, ShardFetcher
+from plait.run.hold.host_memory import HostMemory
 from plait.run.hold.loss_scale import LossScale
 from plait.run.hold.optimizer_shards import own_optimizer, whole_optimizer
 from plait.run.setup.agreement import digest_of
@@ -94,6 +95,8 @@ class ModelState:
         self.steps_done = 0
         self.loss_scale = LossScale() if job.precision == "fp16" and self.asked == torch.float32 else None
         """With fp16: what every tangent is multiplied by."""
+        self.host_memory = HostMemory(device)
+        """What lies on the host, where the plan says so."""
         self.averages: Averages | None = None
         """Averaged weights, where the job asks for them."""
         if job.average is not None:
@@ -174,6 +177,16 @@ class ModelState:
             named = {Value.parameter(name): p.detach() for name, p in self.parameters.items()}
         return named | {Value.buffer(name): buffer for name, buffer in self.buffers.items()}
 
+    def move(self, value: Value, tensor: Tensor) -> Tensor:
+        """Let a parameter, or a chunk of some, be a tensor elsewhere; what instructions call it then."""
+        if value.kind == "chunk":
+            assert self.holding is not None
+            self.holding.move(value.number, tensor)
+            return tensor
+        parameter = self.parameters[value.name]
+        parameter.data = tensor
+        return parameter.detach()
+
     def to_device(self, leaf: Tensor) -> Tensor:
         """A tensor of a batch on this rank's device, in the dtype that the model takes."""
         dtype = leaf_dtype(leaf.dtype, self.asked, self.narrow)
@@ -192,8 +205,10 @@ class ModelState:
     @contextmanager
     def whole_model(self, fetch: ShardFetcher | None) -> Iterator[nn.Module]:
         """The user's module with all of its parameters, for as long as somebody needs to run it."""
+        self.host_memory.settle()
         if self.holding is None:
-            yield self.model
+            with self._at_hand():
+                yield self.model
             return
         assert fetch is not None
         with torch.no_grad():
@@ -218,6 +233,18 @@ class ModelState:
             yield
         finally:
             self._let_go()
+
+    @contextmanager
+    def _at_hand(self) -> Iterator[None]:
+        """Parameters that lie on the host are on the device, all of them, for a moment."""
+        away = [(p, p.data) for p in self.model.parameters() if p.device.type != self.device.type]
+        for parameter, tensor in away:
+            parameter.data = tensor.to(self.device)
+        try:
+            yield
+        finally:
+            for parameter, tensor in away:
+                parameter.data = tensor
 
     def _shard(self, name: str, dtype: torch.dtype) -> Tensor:
         """This rank's shard of a parameter: nothing where another stage has it."""
@@ -244,6 +271,7 @@ class ModelState:
 
     def to_checkpoint(self, extra: dict[str, Any], fetch: ShardFetcher | None = None) -> TrainingState:
         """Everything that the next step depends on; where ranks hold shards, all of them must call it."""
+        self.host_memory.settle()
         parameters, buffers, aliases, transient = collect_model(self.model)
         optimizer = collect_optimizer(self.optimizer, self.named)
         if self.holding is not None:
@@ -282,6 +310,7 @@ class ModelState:
                 restore_model(self.model, state)
                 self.holding.load(dict(self.model.named_parameters()))
             optimizer = own_optimizer(optimizer, self.holding, self._shapes)
+        self.host_memory.forget()
         own = [dict(group) for group in self.optimizer.param_groups]
         restore_optimizer(self.optimizer, self.named, optimizer)
         check_same_options(own, optimizer.groups, moved=self.schedule.moved)

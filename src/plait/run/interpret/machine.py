@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from plait.errors import PlaitError
+from plait.errors import PlaitError, PlanError
 from plait.graph.ops.random import random_key
 from plait.job.data.share import Share
 from plait.plan.plan import DATA
@@ -27,6 +27,7 @@ from plait.run.hold.state import ModelState
 from plait.run.interpret.blame import blame, find_nan
 from plait.run.interpret.captured import CapturedComputes
 from plait.run.interpret.compression import Compressor
+from plait.run.interpret.copies import Copies
 from plait.run.interpret.outcome import Observer, StepOutcome
 from plait.run.interpret.step import Step, Steps, compare_sizes, leaves_of
 from plait.run.interpret.sums import Sums
@@ -100,6 +101,7 @@ class Machine:
             ins.Update: self._update,
             ins.Commit: self._commit,
             **self._traffic.handlers,
+            **Copies(state, self._values, self._traffic.keep).handlers,
             **self._sums.handlers,
             **self._side.handlers,
         }
@@ -149,6 +151,11 @@ class Machine:
 
     def gradients(self, program: Program, number: int, shares: Sequence[Share]) -> Iterator[None]:
         """A step up to its update, for somebody who updates when it suits them; `number` decides what is drawn."""
+        if program.plan.memory.offload != "none":
+            raise PlanError(
+                "memory.offload updates weights within a step, part by part; here the loop updates them itself.",
+                fix="drop it, or let plait make whole steps (`plait run`, `plait.parallelize(job)`).",
+            )
         yield from self._begin_step(program, number, shares)
         yield from self._carry_out(self._parted()[0])
         yield from self._traffic.drain()
@@ -203,8 +210,11 @@ class Machine:
 
     def _end_step(self, steps_done: int) -> Iterator[None]:
         yield from self._traffic.drain()
+        self.store.tell_parts()
         self.state.steps_done, self.is_updating = steps_done, False
         self._undo.clear()
+        if self.state.averages is not None:
+            self.state.host_memory.settle()
         if self.state.averages is not None and self._at.program.plan.agreement.weights == "own":
             self.state.averages.after(steps_done - 1)
 
@@ -325,13 +335,14 @@ class Machine:
     def _update(self, now: Step, instruction: ins.Update) -> None:
         self.on_update()
         self.is_updating = True
-        self.store.hand_over(now.own.buckets)
+        buckets = [now.own.buckets[index] for index in instruction.parts] or now.own.buckets
+        self.store.hand_over(buckets, part=bool(instruction.parts))
         scale, norm = self.state.loss_scale, self._sums.norm
         if scale is None or scale.takes(float(norm) if norm is not None else 0.0):
             self.state.update(now.number)
         else:
             self._sums.norm = None  # of a step that was not made
-        self.store.take_back(now.own.buckets)
+        self.store.take_back(buckets)
 
     def _commit(self, now: Step, instruction: ins.Commit) -> None:
         for name, source in zip(instruction.buffers, instruction.reads, strict=True):

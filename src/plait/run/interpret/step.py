@@ -14,7 +14,7 @@ from plait.job.data.share import Share
 from plait.latest import Latest
 from plait.plan.plan import DATA
 from plait.program.cost.places import places_of
-from plait.program.instructions import Collective, Instruction
+from plait.program.instructions import Collective, Instruction, Update
 from plait.program.program import Bucket, Program, RankProgram, Spec
 from plait.program.sized import Numbers
 from plait.program.value import Value
@@ -35,6 +35,8 @@ class Known:
     """As the model holds them: on its device, in its dtype."""
     places: dict[Value, tuple[Bucket, int]]
     """Gradients that may be made in their bucket, and where."""
+    parts: dict[int, list[str]]
+    """Parameters that are updated together, by the first of their buckets, where the update comes in parts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +111,11 @@ class Steps:
                         device, dtype if tensor.is_floating_point() and dtype == torch.float64 else None
                     )
                     for value, tensor in own.constants.items()
+                },
+                parts={
+                    i.parts[0]: [name for index in i.parts for name in own.buckets[index].parameters]
+                    for i in own.instructions
+                    if isinstance(i, Update) and i.parts
                 },
                 places={value: (own.buckets[index], position) for value, (index, position) in places.items()},
             )

@@ -19,7 +19,7 @@ from plait.run.link.background import HopSpan
 from plait.run.link.links import Finished, Handle, Links
 from plait.run.link.messages import pack, room, unpack
 
-Started = ins.Collective | ins.Recv | ins.Pull | ins.Exchange
+Started = ins.Collective | ins.Recv | ins.Pull | ins.Exchange | ins.Copy
 """Instructions that a `Wait` names."""
 
 
@@ -124,8 +124,8 @@ class Traffic:
         return self._store.whole_or_kept(step.own.buckets[value.number])
 
     def _arrive(self, step: Step, started: Started, result: Tensor) -> None:
-        if isinstance(started, ins.Pull):
-            return  # written to the parameters as it came
+        if isinstance(started, ins.Pull | ins.Copy):
+            return  # it is where it belongs
         if isinstance(started, ins.Recv):
             if started.writes[0].kind == "part":
                 like = self._part(step, started.writes[0])

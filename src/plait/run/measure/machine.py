@@ -25,7 +25,7 @@ from plait.program.value import Value
 from plait.run.measure.fit import Fit, fit_line, fit_saturating, socket_link
 from plait.run.measure.load import complaint, foreign_cores, spread
 from plait.run.measure.progress_times import time_progress
-from plait.run.measure.rates import Rates, measure_rates
+from plait.run.measure.rates import Rates, measure_host_bandwidth, measure_rates
 from plait.run.measure.tiny import measure_overhead
 from plait.run.measure.transfer_times import TimedTransfer, mean_of_ranks, time_transfers
 from plait.run.setup.allocator import keep_freed_memory
@@ -134,7 +134,7 @@ def _accelerators(tell: Listener, foreign: float) -> Measured:
     )
     chip = Device(
         name=known.device.name if known else properties.name, memory_bytes=int(total), peak_flops=base,
-        memory_bandwidth=bandwidth, calibration=calibration,
+        memory_bandwidth=bandwidth, host_bandwidth=measure_host_bandwidth(), calibration=calibration,
     )  # fmt: skip
     template = known or DEVICES["A100-80"]
     host = template.host

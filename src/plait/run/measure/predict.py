@@ -20,6 +20,7 @@ from plait.plan.plan import Plan
 from plait.program.hops.price import Network, choices_of
 from plait.run.measure.program_times import time_program
 from plait.run.prepare.programs import Programs
+from plait.search.choose.candidates import offloads
 from plait.search.predict.exact import Exact, exact_prediction
 from plait.search.predict.prediction import Prediction
 from plait.trace.span import Trace
@@ -69,6 +70,15 @@ def predict_job(
             f"{cluster.devices_per_machine} devices.",
             fix="use fewer ranks, or the plan ddp.",
         )
+    if plan.memory.offload == "auto":
+        captures = captures or Captures(job, device_type=torch.device(time_on or "cpu").type)
+        for trial in offloads(plan):
+            found = predict_job(
+                job, trial, cluster, time_on=time_on, limit_bytes=limit_bytes, tell=tell, captures=captures
+            )
+            if found.prediction.fits:
+                break
+        return found
     tell("compiling a step")
     source = captures.source if captures is not None else open_data(job.data, job.collate)
     device = torch.device(time_on or "cpu")

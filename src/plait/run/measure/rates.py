@@ -18,6 +18,9 @@ from plait.torch_private import cuda
 _PAUSE_CYCLES = 100_000_000
 """About 50 ms of a GPU's clock: longer than the host needs to queue what is timed."""
 
+_PINNED = 256 << 20
+"""Bytes that are copied to learn the rate of the bus."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
@@ -118,3 +121,17 @@ def _host_seconds(function: Callable[[], Any]) -> float:
 def _finish(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def measure_host_bandwidth() -> float:
+    """Bytes per second from pinned memory to the current CUDA device."""
+    there = torch.empty(_PINNED, dtype=torch.uint8, pin_memory=True)
+    here = there.cuda()
+    times = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        here.copy_(there, non_blocking=True)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return _PINNED / min(times)

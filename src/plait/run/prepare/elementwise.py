@@ -46,6 +46,16 @@ def check_divisible(
     return True
 
 
+def check_apart(job: Job, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> None:
+    """Raise where the job's optimizer cannot update some tensors without the others, as `memory.offload` does."""
+    kind, reason = _try(job, shapes, _every_other)
+    if reason is not None:
+        raise PlanError(
+            f"memory.offload updates parameters part by part, but {kind} cannot update some of them alone: {reason}.",
+            fix="use an optimizer that treats tensors apart (SGD, Adam, AdamW, ...), or memory.offload=none.",
+        )
+
+
 def _try(
     job: Job, shapes: Sequence[tuple[str, tuple[int, ...]]], part: Callable[..., Pairs]
 ) -> tuple[str, str | None]:

@@ -7,10 +7,12 @@ beside them.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
-from plait.errors import PlanError, UsageError
+from plait.errors import MisfitError, PlanError, UsageError
+from plait.program.cost.memory import step_memory
 from plait.program.cost.update import update_work
 from plait.program.program import Program
 from plait.run.prepare.programs import Programs
@@ -56,10 +58,36 @@ def _check_step(
             kept += sum(work.parameter_bytes for work in (update, *beside))
         use = replace(use, optimizer=use.optimizer + kept)
         if use.total > limit_bytes:
-            raise PlanError(
+            raise MisfitError(
                 f"plan {program.plan.name} does not fit: rank {rank} needs {format_bytes(use.total)} of"
                 f" {format_bytes(limit_bytes)}: parameters {format_bytes(use.parameters)}, gradients"
                 f" {format_bytes(use.gradients)}, optimizer {format_bytes(use.optimizer)}, activations"
                 f" {format_bytes(use.activations)}, buffers {format_bytes(use.buffers)}.",
-                fix="use a plan that cuts more (zero3, tensor, pipe), memory.recompute=full, or a smaller micro-batch.",
+                fix="use a plan that cuts more (zero3, tensor, pipe), memory.recompute=full, memory.offload=auto, or a"
+                " smaller micro-batch.",
             )
+
+
+def check_host(steps: Sequence[Program]) -> None:
+    """Raise where what ranks keep on the host needs more memory than it has left, all of them on one host."""
+    free = free_host_bytes()
+    for program in steps:
+        uses = [step_memory(program, rank) for rank in range(program.plan.mesh.size)]
+        away = sum(use.state_away + use.parameters_away for use in uses)
+        if away > free:
+            raise PlanError(
+                f"memory.offload keeps {format_bytes(away)} on the host, which has {format_bytes(free)} left.",
+                fix="keep less there, such as memory.offload=optimizer:0.5; or cut state over more hosts.",
+            )
+
+
+def free_host_bytes() -> int:
+    """What the machine has left, or the group of processes that this one belongs to."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return free
+    return free if limit == "max" else min(free, int(limit) - int(used))

@@ -47,6 +47,11 @@ def check_rules(job: Job, plan: Plan) -> None:
             f"precision={job.precision!r}: {why}, which plan {plan.name} has no place for.",
             fix="use a plan that sums gradients (ddp, zero1 to zero3, megatron, 1f1b), or precision='bf16'.",
         )
+    if plan.memory.offload != "none" and not sums:
+        raise PlanError(
+            f"memory.offload keeps parts of one optimizer on the host, which plan {plan.name} has no place for.",
+            fix="use a plan that sums gradients (single, ddp, zero1 to zero3, megatron, 1f1b), or drop it.",
+        )
     if job.freeze and not (together or in_turn):
         raise PlanError(
             f"freeze names a step from which parameters are trained; under plan {plan.name} workers are at different "

@@ -98,7 +98,7 @@ class StepCompiler:
 
     def give_up(self, error: CaptureError, shapes: Sequence[LeafShapes]) -> None:
         """Run eagerly from here on, where the plan allows it: of these shapes, the model cannot be captured."""
-        if _needs_inside(self.plan) is None:
+        if _needs_inside(self.plan) is None and self.plan.memory.offload == "none":
             self.capture_error = error
             return
         found = "; ".join(
@@ -120,6 +120,8 @@ class StepCompiler:
                 if self._captured:
                     raise
                 need = _needs_inside(self.plan)
+                if self.plan.memory.offload != "none":
+                    need = "memory.offload"
                 if self._several and self.plan.memory.zero and self.plan.data_ranks > 1:
                     need = f"memory.zero={self.plan.memory.zero} with several objectives"
                 if need is not None:
@@ -175,6 +177,7 @@ class StepCompiler:
             device=self._device,
             build_optimizer=self._job.build_optimizer,
             partition=self.partition,
+            may_skip=self._job.precision == "fp16",
             whole_tensors=self.whole_tensors,
         )
         plans = self._resolve(graphs, kinds[0])

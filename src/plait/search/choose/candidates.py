@@ -5,7 +5,7 @@ is computed are not among them: `relaxed` lists those by name. Nothing is predic
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
@@ -17,6 +17,15 @@ from plait.plan.plan import AXES, DATA, PIPE, TENSOR, Plan
 
 RECOMPUTE = ("none", "selective", "full")
 """What is tried for `memory.recompute`, from the fastest to the smallest."""
+OFFLOAD_STATE = (("optimizer:0.25",), ("optimizer:0.5",), ("optimizer:0.75",), ("optimizer",))
+"""What is tried for `memory.offload` where a plan does not fit without, from the least to the most."""
+OFFLOAD = (
+    *OFFLOAD_STATE,
+    ("optimizer", "activations:0.5"),
+    ("optimizer", "activations"),
+    ("optimizer", "activations", "parameters"),
+)
+"""The same where a step is compiled for each."""
 SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("zero-bubble", 1), ("gpipe", 1))
 """Schedules that are tried, with their stages a rank."""
 _MOST_TENSOR = 8
@@ -68,7 +77,13 @@ class Candidate:
     def family(self) -> tuple[object, ...]:
         """What one row of a ranking stands for: candidates that differ in batch sizes and recompute share it."""
         plan = self.plan
-        return (plan.mesh, plan.memory.zero, plan.pipe.schedule, plan.pipe.per_rank)
+        away = plan.memory.offload != "none"
+        return (plan.mesh, plan.memory.zero, plan.pipe.schedule, plan.pipe.per_rank, away)
+
+    def with_offload(self, offload: tuple[str, ...]) -> "Candidate":
+        """The same with something on the host."""
+        memory = replace(self.plan.memory, offload=offload)
+        return replace(self, plan=replace(self.plan, memory=memory))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,3 +196,11 @@ def relaxed() -> dict[str, str]:
         if plan.pipe.asynchronous or plan.agreement.alone:
             found[name] = (function.__doc__ or "").strip().splitlines()[0]
     return found
+
+
+def offloads(plan: Plan) -> list[Plan]:
+    """The plans that `memory.offload=auto` tries, from nothing on the host to the most."""
+    kept = 0 < plan.memory.zero < 3 and plan.data_ranks > 1  # every rank computes with all parameters
+    tried = [entries for entries in OFFLOAD if not (kept and "parameters" in entries)]
+    nothing = replace(plan, memory=replace(plan.memory, offload="none"))
+    return [nothing, *(replace(plan, memory=replace(plan.memory, offload=entries)) for entries in tried)]

@@ -13,7 +13,7 @@ from plait.cluster.cluster import Cluster
 from plait.errors import PlanError
 from plait.plan.plan import TENSOR
 from plait.plan.single import single
-from plait.search.choose.candidates import Candidate, Misfit, Space, candidates_on, meshes
+from plait.search.choose.candidates import OFFLOAD_STATE, Candidate, Misfit, Space, candidates_on, meshes
 from plait.search.choose.oracle import SketchOracle
 from plait.search.choose.rank import Ranking, Search
 from plait.search.choose.subject import Subject
@@ -84,6 +84,8 @@ def ranking_of(oracle: SketchOracle, request: Request) -> Ranking:
             if request.named in (None, candidate.plan.name) or mesh.size == 1
         ]
     search.add(candidates)
+    if search.misses:  # what fits stays on the device
+        search.add(candidate.with_offload(away) for candidate in candidates for away in OFFLOAD_STATE)
     found = search.ranking(misfits, notices)
     if not found.predictions:
         raise _nothing(found, oracle)

@@ -41,6 +41,8 @@ def describe(plan: Plan) -> str:
         words.append("sequence cut")
     if plan.memory.recompute != "none":
         words.append(f"recompute {plan.memory.recompute}")
+    if plan.memory.offload != "none":
+        words.append(f"{', '.join(plan.memory.offload)} on the host")
     return ", ".join(words)
 
 

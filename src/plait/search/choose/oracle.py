@@ -12,6 +12,7 @@ from plait.plan.named import NAMED
 from plait.plan.plan import PIPE, TENSOR, Plan
 from plait.search.choose.candidates import Candidate
 from plait.search.choose.subject import Subject
+from plait.search.predict.memory_rule import state_held
 from plait.search.predict.model_costs import CollectiveCost, ModelCosts
 from plait.search.predict.prediction import Prediction
 from plait.search.predict.relaxed import relaxed_prediction
@@ -78,13 +79,16 @@ class SketchOracle:
     def least_bytes(self, candidate: Candidate) -> float:
         """State and one micro-batch's activations, spread evenly over stages."""
         plan, pipe = candidate.plan, candidate.plan.mesh.size_of(PIPE)
-        each = self.subject.state.held(plan.shards)
-        costs = self.sketcher(plan).costs
+        costs, state = self.sketcher(plan).costs, self.subject.state
+        held = state_held(costs.parameters, plan, state, candidate.num_micro_batches)
+        kept_state = (
+            costs.parameters * state.parameter / plan.shards.parameters + held.gradients + held.optimizer
+        )
         kept = sum(
             unit.kept[str(plan.memory.recompute)].at(candidate.micro_batch) * unit.repeat
             for unit in costs.units
         )
-        return (costs.parameters * each + kept) / pipe + self.cluster.device.calibration.reserve_bytes
+        return (kept_state + kept) / pipe + self.cluster.device.calibration.reserve_bytes
 
     def needs_bytes(self, candidate: Candidate) -> float:
         """Memory of the sketch of a candidate, without its times."""

@@ -115,6 +115,11 @@ class Search:
             else:
                 self._try(bound, candidate)
 
+    @property
+    def misses(self) -> bool:
+        """Whether some plans need more memory than there is."""
+        return any(family.least is not None for family in self.families.values())
+
     def _is_late(self) -> bool:
         """Whether the time is up; never before there is a plan that fits."""
         if time.perf_counter() > self.deadline and any(f.best is not None for f in self.families.values()):
@@ -184,5 +189,5 @@ def _needs_more(candidate: Candidate, other: Candidate) -> bool:
     """Whether a candidate needs no less memory than another of its family that did not fit."""
     mine, theirs = candidate.plan, other.plan
     again = [RECOMPUTE.index(str(plan.memory.recompute)) for plan in (mine, theirs)]
-    same = mine.tensor == theirs.tensor
+    same = mine.tensor == theirs.tensor and mine.memory.offload == theirs.memory.offload
     return same and candidate.micro_batch >= other.micro_batch and again[0] <= again[1]

@@ -125,4 +125,5 @@ def state_bytes(job: Job, graph: Graph) -> StateBytes:
     usual = StateBytes()
     each = usual.parameter * state_ratio(graph, job.build_optimizer)
     passes = 2 * usual.parameter + usual.gradient  # parameters and state are read and written, gradients read
-    return replace(usual, optimizer=each, update=passes + 2 * each)
+    late = bool(job.norm_bound or job.clip_value) or job.precision == "fp16"
+    return replace(usual, optimizer=each, update=passes + 2 * each, update_is_late=late)

@@ -32,6 +32,9 @@ def write(setup: Setup) -> Exported:
         "zero_optimization": zero,
         "bf16": {"enabled": setup.precision == "bf16"},
     }
+    if setup.plan.memory.offload != "none":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+        notes.append("deepspeed updates on the host, after the backward: slower than the plan predicts.")
     if setup.tensor > 1:
         values["tensor_parallel"] = {"autotp_size": setup.tensor}
         if setup.plan.tensor.sequence:

@@ -105,7 +105,11 @@ def memory_use(
     step = step_memory(program, rank)
     in_step = step.flat_gradients + step.travelling + step.gathered + step.together
     extra = update.extra_bytes(at_once=at_once)
-    if in_step >= step.gradients + extra:
+    if step.last_part is not None:  # beside what is computed meanwhile
+        part = min(extra, step.last_part)
+        gradients, activations = step.flat_gradients, step.together
+        buffers = buffer_bytes + step.travelling + step.gathered + step.fetched + part
+    elif in_step >= step.gradients + extra:
         gradients, activations = step.flat_gradients, step.together
         buffers = buffer_bytes + step.travelling + step.gathered
     else:
@@ -113,7 +117,7 @@ def memory_use(
     return MemoryUse(
         parameters=step.parameters,
         gradients=gradients,
-        optimizer=update.state_bytes,
+        optimizer=update.state_bytes - step.state_away,
         activations=activations,
         buffers=buffers,
         overhead=0.0,

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.cluster.cluster import Device
+from plait.plan.offload import offload_shares
 from plait.plan.plan import Plan, Shards
+from plait.program.write.offload import at_hand
+from plait.program.write.spill import part_bytes
 from plait.search.predict.model_costs import UnitCosts
 from plait.search.predict.prediction import MemoryUse
 
@@ -30,6 +33,8 @@ class StateBytes:
     """Read and written by one optimizer step."""
     accumulate: float = 12.0
     """Read and written to add a micro-batch's gradients to those before it."""
+    update_is_late: bool = False
+    """Whether an update must wait for all gradients, so that parts of it cannot come before the backward's end."""
 
     def held(self, shards: Shards) -> float:
         """Bytes that a rank holds for each element, where state is cut into shards."""
@@ -46,6 +51,39 @@ class Held:
     """Micro-batches whose activations it keeps at once, of all its units."""
     elements: float
     """Of its parameters."""
+    num_micro: int = 1
+    """Micro-batches of a step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateHeld:
+    """What a device holds of gradients and optimizer state, in bytes."""
+
+    gradients: float
+    optimizer: float
+    fetched: float
+    """Parts of the optimizer's state that are at hand beside it."""
+    moved: float
+    """Optimizer state that goes to the host and comes back in every step."""
+
+
+def state_held(elements: float, plan: Plan, state: StateBytes, num_micro: int) -> StateHeld:
+    """All of it, or what `memory.offload` leaves."""
+    away = offload_shares(plan.memory.offload).get("optimizer", 0.0)
+    gradients = elements * state.gradient / plan.shards.gradients
+    optimizer = elements * state.optimizer / plan.shards.optimizer
+    if not away:
+        return StateHeld(gradients=gradients, optimizer=optimizer, fetched=0.0, moved=0.0)
+    part = part_bytes(plan, int(elements * state.parameter)) or 0.0
+    share = part / max(1.0, elements * state.parameter)
+    if not state.update_is_late and num_micro == 1:  # given up part by part
+        gradients = min(gradients, 2 * part * state.gradient / state.parameter)
+    return StateHeld(
+        gradients=gradients,
+        optimizer=(1 - away) * optimizer,
+        fetched=min(away, at_hand(int(away / share)) * share) * optimizer,
+        moved=away * optimizer,
+    )
 
 
 def memory_use(held: Held, samples: float, plan: Plan, state: StateBytes, device: Device) -> MemoryUse:
@@ -66,12 +104,12 @@ def memory_use(held: Held, samples: float, plan: Plan, state: StateBytes, device
         before += own
     activations = all_kept * held.in_flight
     transient = most - all_kept
-    constants = device.calibration
+    constants, held_state = device.calibration, state_held(elements, plan, state, held.num_micro)
     return MemoryUse(
         parameters=elements * state.parameter / plan.shards.parameters,
-        gradients=elements * state.gradient / plan.shards.gradients,
-        optimizer=elements * state.optimizer / plan.shards.optimizer,
+        gradients=held_state.gradients,
+        optimizer=held_state.optimizer,
         activations=activations,
-        buffers=transient + gathered + travelling,
+        buffers=transient + gathered + travelling + held_state.fetched,
         overhead=constants.reserve_bytes + constants.fragmentation * (activations + transient),
     )

@@ -107,6 +107,7 @@ class Prediction:
             "mesh": dict(plan.mesh.axes),
             "zero": plan.memory.zero,
             "recompute": plan.memory.recompute,
+            "offload": plan.memory.offload,
             "schedule": plan.pipe.schedule if plan.mesh.size_of(PIPE) > 1 else None,
             "stages_a_rank": plan.pipe.per_rank,
             "sequence": plan.tensor.sequence,

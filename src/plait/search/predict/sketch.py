@@ -18,7 +18,7 @@ from plait.program.cost.collective_time import CollectiveSeconds, collective_sec
 from plait.program.stage.schedules import SCHEDULES
 from plait.program.stage.schedules.base import Action, peak_in_flight
 from plait.search.predict.between import Row, best_cut
-from plait.search.predict.memory_rule import Held, StateBytes, memory_use
+from plait.search.predict.memory_rule import Held, StateBytes, memory_use, state_held
 from plait.search.predict.model_costs import ModelCosts, UnitCosts
 from plait.search.predict.prediction import MemoryUse, Prediction
 from plait.search.predict.sketch_clock import Course, Overlap, course, course_times, overlapped
@@ -150,6 +150,7 @@ class _Step:
         )
         constants = self.device.calibration
         step_s = compute_s + exposed_s + update_s + constants.step_s
+        step_s = max(self._with_copies(rank, step_s) for rank in range(self.pipe))
         flops = self.costs.flops
         return Prediction(
             plan=self.plan,
@@ -250,6 +251,14 @@ class _Step:
     def _update(self, rank: int) -> float:
         return self._traffic_s(self._elements(rank) * self.state.update / self.plan.shards.optimizer)
 
+    def _with_copies(self, rank: int, step_s: float) -> float:
+        """With optimizer state that goes to the host and comes back: beside it, or after it where updates are late."""
+        moved = state_held(self._elements(rank), self.plan, self.state, self.num_micro).moved
+        if not self.device.host_bandwidth:
+            return step_s + self._traffic_s(4 * moved)
+        copies_s = moved / self.device.host_bandwidth
+        return step_s + copies_s if self.state.update_is_late else max(step_s, copies_s)
+
     def _sent(self) -> dict[str, float]:
         """Bytes that a device sends in a step, by axis."""
         found: dict[str, float] = {}
@@ -279,6 +288,7 @@ class _Step:
                 units=[self.units[u] for u in own],
                 in_flight=self.in_flight[rank] / self.per_rank if self.pipe > 1 else 1,
                 elements=self._elements(rank),
+                num_micro=self.num_micro,
             )
             found.append(memory_use(held, self.samples, self.plan, self.state, self.device))
         return max(found, key=lambda use: use.total)

@@ -1,0 +1,246 @@
+"""Write down what lies on the host between its uses: copies out after a stretch of use, and in before the next.
+
+In: the instructions of a step, and the parcels that have no place on the device all the time. Out: the same
+instructions with `Copy` and `Wait` between. Few parcels of a kind are at hand at once: the next one is fetched when
+an earlier one has left, so that it travels while the device computes.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from plait.program.instructions import Compute, Copy, Finish, Instruction, Update, Wait
+from plait.program.value import Value, ValueKind
+
+AT_HAND = 3
+"""Parcels of a kind that are on the device at once, at least: one is in use, one leaves, one comes."""
+_AHEAD = 5
+"""One of so many parcels is at hand: what comes before the first is needed does not have to come later, when those that
+are needed one after the other come as fast as the bus allows."""
+NEARBY = 2
+"""A parcel stays from one use to the next where at most so many segments lie between."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parcel:
+    """Values that travel together."""
+
+    values: tuple[Value, ...]
+    """As instructions on the device call them."""
+    num_bytes: int
+    lasting: bool
+    """Whether it is on the host before the step and after it; else the step makes it."""
+
+    @property
+    def kind(self) -> ValueKind:
+        """Of its values: parcels of one kind share the room on the device."""
+        return self.values[0].kind
+
+    @property
+    def stored(self) -> Value:
+        """What it is called on the host."""
+        return Value.stored(self.values[0])
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Instructions during which a parcel is at hand."""
+
+    parcel: Parcel
+    first: int
+    last: int
+    changed: bool
+    """Whether it is written there."""
+    is_first: bool
+    is_last: bool = False
+    after: int = -1
+    """Where the stretch before it ends; -1: there is none."""
+
+    @property
+    def comes(self) -> bool:
+        """Whether it has to be fetched."""
+        return self.parcel.lasting or not self.is_first
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the host has to have what it is now."""
+        return self.changed and (self.parcel.lasting or not self.is_last)
+
+
+@dataclass(slots=True)
+class _Places:
+    """What is put where: by the index of an instruction."""
+
+    fetched: dict[int, list[Copy]] = field(default_factory=dict)
+    """After it; -1: before all."""
+    awaited: dict[int, list[Copy]] = field(default_factory=dict)
+    """Before it."""
+    left: dict[int, list[Copy]] = field(default_factory=dict)
+    """After it."""
+
+
+def at_hand(num_parcels: int) -> int:
+    """How many of so many parcels of a kind are on the device at once."""
+    return max(AT_HAND, num_parcels // _AHEAD)
+
+
+def with_copies(
+    instructions: Sequence[Instruction], parcels: Iterable[Parcel], shows: Mapping[Value, Value]
+) -> list[Instruction]:
+    """The instructions, numbered anew, with copies of the parcels around their uses; who reads a value that `shows`
+    another one uses that."""
+    stretches = _stretches(instructions, list(parcels), shows)
+    places = _Places()
+    for kind in dict.fromkeys(stretch.parcel.kind for stretch in stretches):
+        _place([stretch for stretch in stretches if stretch.parcel.kind == kind], places)
+    return _merged(instructions, places)
+
+
+def _stretches(
+    instructions: Sequence[Instruction], parcels: Sequence[Parcel], shows: Mapping[Value, Value]
+) -> list[_Stretch]:
+    """By their first use."""
+    own = {value: index for index, parcel in enumerate(parcels) for value in parcel.values}
+    of = own | {value: own[shown] for value, shown in shows.items() if shown in own}
+    latest: dict[int, _Stretch] = {}
+    computed_at: dict[int, int] = {}
+    found, computed = [], 0
+    for position, instruction in enumerate(instructions):
+        computed += isinstance(instruction, Compute)
+        changes = {own[value] for value in instruction.writes if value in own}
+        for index in dict.fromkeys(of[v] for v in (*instruction.reads, *instruction.writes) if v in of):
+            before = latest.get(index)
+            if before is not None and computed - computed_at[index] <= NEARBY:
+                before.last, before.changed = position, before.changed or index in changes
+            else:
+                latest[index] = _Stretch(
+                    parcels[index], position, position, index in changes, before is None,
+                    after=-1 if before is None else before.last,
+                )  # fmt: skip
+                found.append(latest[index])
+            computed_at[index] = computed
+    for stretch in latest.values():
+        stretch.is_last = True
+    return found
+
+
+def _place(stretches: Sequence[_Stretch], places: _Places) -> None:
+    """Copies of parcels that share their room."""
+    coming = [stretch for stretch in stretches if stretch.comes]
+    count = at_hand(len({stretch.parcel for stretch in coming}))
+    for index, stretch in enumerate(coming):
+        parcel = stretch.parcel
+        free = coming[index - count].last if index >= count else -1
+        if index < count and not parcel.lasting:  # not before anybody needs one of its kind
+            free = coming[0].first - 1
+        at = min(max(free, stretch.after), stretch.first - 1)
+        copy = Copy(
+            name=f"fetch {parcel.values[0]}", way="in", reads=(parcel.stored,), writes=parcel.values,
+            num_bytes=parcel.num_bytes,
+        )  # fmt: skip
+        places.fetched.setdefault(at, []).append(copy)
+        places.awaited.setdefault(stretch.first, []).append(copy)
+    for stretch in stretches:
+        parcel = stretch.parcel
+        if stretch.leaves:
+            copy = Copy(
+                name=f"store {parcel.values[0]}", way="out", reads=parcel.values, writes=(parcel.stored,),
+                num_bytes=parcel.num_bytes,
+            )  # fmt: skip
+        elif stretch.comes:
+            copy = Copy(name=f"drop {parcel.values[0]}", way="drop", reads=parcel.values)
+        else:
+            continue
+        places.left.setdefault(stretch.last, []).append(copy)
+
+
+def _merged(instructions: Sequence[Instruction], places: _Places) -> list[Instruction]:
+    made: list[Instruction] = []
+    new_id: dict[int, int] = {}
+    copies: dict[int, int] = {}
+
+    def add(instruction: Instruction) -> int:
+        made.append(replace(instruction, id=len(made)))
+        return len(made) - 1
+
+    def fetch(position: int) -> None:
+        for copy in places.fetched.get(position, ()):
+            copies[id(copy)] = add(copy)
+
+    fetch(-1)
+    for position, instruction in enumerate(instructions):
+        for copy in places.awaited.get(position, ()):
+            add(Wait(name=f"wait to {copy.name}", of=copies[id(copy)], reads=copy.writes, writes=copy.writes))
+        if isinstance(instruction, Wait):
+            instruction = replace(instruction, of=new_id[instruction.of])
+        new_id[instruction.id] = add(instruction)
+        for copy in places.left.get(position, ()):
+            add(copy)
+        fetch(position)
+    return made
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """What one of several updates of a step is about."""
+
+    buckets: tuple[int, ...]
+    gradients: tuple[Value, ...]
+    """Summed, as the update takes them."""
+    updated: tuple[Value, ...]
+    """Parameters, or the chunks of them that this rank updates."""
+    seen: frozenset[Value]
+    """The same, gathered parameters, and what shows them: an update must not come before their last reader."""
+    is_away: bool
+    """Whether the optimizer's state of it lies on the host."""
+
+    @property
+    def state(self) -> tuple[Value, ...]:
+        """What is fetched for the update."""
+        return (Value.state(self.buckets[0]),) if self.is_away else ()
+
+
+def with_parts(
+    instructions: Sequence[Instruction], parts: Sequence[Part], *, early: bool
+) -> list[Instruction]:
+    """The instructions with one update for each of `parts` in the place of the one for all.
+
+    `early`: an update comes as soon as its gradients are complete and nobody reads its parameters any more; else where
+    the one for all was.
+    """
+    at = next(i for i, entry in enumerate(instructions) if isinstance(entry, Update))
+    last = _last_uses(instructions[:at], parts) if early else [-1] * len(parts)
+    made: list[Instruction] = []
+    new_id: dict[int, int] = {}
+
+    def update(index: int) -> None:
+        part, name = parts[index], f"update {index + 1} of {len(parts)}"
+        reads, writes = (*part.gradients, *part.state, *part.updated), (*part.state, *part.updated)
+        made.append(Update(id=len(made), name=name, parts=part.buckets, reads=reads, writes=writes))
+
+    for position, instruction in enumerate(instructions):
+        if position == at:
+            for index in [index for index, place in enumerate(last) if place < 0]:
+                update(index)
+            continue
+        if isinstance(instruction, Wait):
+            instruction = replace(instruction, of=new_id[instruction.of])
+        new_id[instruction.id] = len(made)
+        made.append(replace(instruction, id=len(made)))
+        for index in [index for index, place in enumerate(last) if place == position]:
+            update(index)
+    return made
+
+
+def _last_uses(instructions: Sequence[Instruction], parts: Sequence[Part]) -> list[int]:
+    """By part: the last instruction that makes its gradients or reads its parameters."""
+    readers = {value: index for index, part in enumerate(parts) for value in part.seen}
+    makers = {value: index for index, part in enumerate(parts) for value in part.gradients}
+    last = [-1] * len(parts)
+    for position, instruction in enumerate(instructions):
+        if isinstance(instruction, Finish):  # has nothing to do to them where an update may be early
+            continue
+        for value in (*instruction.reads, *instruction.writes):
+            for of in (readers, makers):
+                if value in of:
+                    last[of[value]] = position
+    return last

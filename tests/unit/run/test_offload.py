@@ -1,0 +1,133 @@
+"""Training with the optimizer's state on the host: equal to training without, across checkpoints, within its ledger."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.zoo import ZOO
+from torch import Tensor, nn
+
+from plait.errors import PlanError, RunError
+from plait.job.job import Job
+from plait.plan.named import resolve
+from plait.run.hold.host_memory import HostMemory, MemoryLedger
+from plait.run.parallelize import parallelize
+from plait.run.verify import verify
+
+OFFLOAD = {"memory": {"offload": ["optimizer"]}}
+EVERYTHING = {"memory": {"offload": ["optimizer", "parameters", "activations"]}}
+
+
+@pytest.mark.parametrize(
+    ("plan", "ranks", "options"),
+    [
+        ("single", 1, {"clip_norm": 0.5}),
+        ("single", 1, {"accumulate": 2, "precision": "bf16-weights"}),
+        ("ddp", 2, {}),
+        ("zero2", 2, {"accumulate": 2}),
+        ("zero3", 2, {}),
+        ("megatron", 2, {}),
+        ("1f1b", 2, {"accumulate": 2}),
+    ],
+    ids=str,
+)
+def test_equals_one_process(plan: str, ranks: int, options: dict[str, Any]) -> None:
+    job = ZOO["gpt_tied"].job(batch=4, steps=3, optimizer="adamw", **options)
+    fp32 = "precision" in options
+    settings = OFFLOAD if plan in ("ddp", "zero2") else EVERYTHING
+    outcome = verify(job, resolve(plan, ranks, settings), steps=3, serial=True, fp32=fp32)
+    assert outcome.ok, outcome.first
+
+
+def test_a_run_goes_on_with_another_setting() -> None:
+    job = job_with(lambda p: torch.optim.AdamW(p, lr=0.01))
+    wanted = parallelize(job, "single", device="cpu")
+    for _ in range(4):
+        wanted(job.data)
+    for first, then in ((OFFLOAD, {}), ({}, OFFLOAD), (EVERYTHING, OFFLOAD), (OFFLOAD, EVERYTHING)):
+        begun = parallelize(job, resolve("single", 1, first), device="cpu")
+        begun(job.data), begun(job.data)
+        resumed = parallelize(job, resolve("single", 1, then), device="cpu")
+        resumed.state.load(begun.checkpoint())
+        resumed(job.data), resumed(job.data)
+        with resumed.whole_model() as found, wanted.whole_model() as model:
+            assert all(map(torch.equal, found.parameters(), model.parameters()))
+
+
+class Lonely(torch.optim.Optimizer):
+    """Moves every tensor by the norm of all."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        given = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = sum(float(p.grad.norm()) for p in given)
+        for parameter in given:
+            parameter.add_(parameter.grad, alpha=-0.1 / (norm + 1))
+
+
+def job_with(optimizer: Any) -> Job:
+    torch.manual_seed(0)
+    x = torch.randn(8, 4)
+    return Job(
+        model=lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), data=(x, x[:, :2].clone()),
+        loss=nn.functional.mse_loss, optimizer=optimizer, batch=8, steps=3,
+    )  # fmt: skip
+
+
+def test_an_optimizer_that_looks_at_all_tensors_is_refused() -> None:
+    with pytest.raises(PlanError, match="cannot update some of them alone"):
+        parallelize(job_with(Lonely), resolve("single", 1, OFFLOAD), device="cpu")
+
+
+class Forgetful(torch.optim.SGD):
+    """Keeps its state in new tensors every step."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            kept = self.state[parameter]
+            kept["mean"] = 0.9 * kept.get("mean", torch.zeros_like(parameter)) + parameter.grad
+            parameter.sub_(kept["mean"], alpha=0.1)
+
+
+def test_state_in_new_tensors_is_kept_too() -> None:
+    weights = []
+    for settings in ({}, OFFLOAD):
+        job = job_with(lambda p: Forgetful(p, lr=0.1))
+        step = parallelize(job, resolve("single", 1, settings), device="cpu")
+        for _ in range(3):
+            step(job.data)
+        weights.append([p.detach().clone() for p in step.model.parameters()])
+    assert all(map(torch.equal, *weights))
+
+
+def test_the_ledger_counts_both_sides_and_stops_at_a_limit() -> None:
+    memory = HostMemory(torch.device("cpu"))
+    given: dict[object, Tensor] = {key: torch.arange(100.0) + at for at, key in enumerate("ab")}
+    there = memory.store("x", given)
+    assert (
+        memory.ledger.host_bytes == 1024 and memory.ledger.device_bytes == 0
+    )  # two times 400 bytes, in 256s
+    assert all(torch.equal(there[key], given[key]) for key in given)
+    memory.fetch("x")
+    here = memory.arrive("x")
+    assert here is not None and memory.ledger.device_bytes == 1024
+    here["a"].mul_(2)
+    assert torch.equal(memory.store("x", here)["a"], 2 * given["a"])
+    assert memory.ledger.device_bytes == 0 and memory.ledger.device_peak == 1024
+    tight = HostMemory(torch.device("cpu"), ledger=MemoryLedger(host_limit=1000))
+    with pytest.raises(RunError, match="1024 bytes are on the host at once, and 1000 may be"):
+        tight.store("x", given)
+
+
+def test_strides_survive() -> None:
+    memory = HostMemory(torch.device("cpu"))
+    given: dict[object, Tensor] = {"t": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)}
+    memory.store("x", given)
+    memory.fetch("x")
+    found = memory.arrive("x")
+    assert found is not None and found["t"].stride() == given["t"].stride()
+    assert torch.equal(found["t"], given["t"])
