@@ -117,6 +117,20 @@ def step_memory(program: Program, rank: int = 0) -> StepMemory:
     )
 
 
+def at_hand_bytes(own: RankProgram) -> int:
+    """Most at once of all that was fetched from the host."""
+    alive: dict[Value, int] = {}
+    most = 0
+    for instruction in own.instructions:
+        if isinstance(instruction, Copy):
+            if instruction.way == "in":
+                alive[instruction.writes[0]] = instruction.num_bytes
+                most = max(most, sum(alive.values()))
+            else:
+                alive.pop(instruction.reads[0], None)
+    return most
+
+
 def _server_memory(program: Program, own: RankProgram) -> StepMemory:
     """A server holds its part of the weights, and of what workers have sent and was not applied yet."""
     held = sum(bucket.num_bytes for bucket in own.buckets or own.averages) // program.plan.sync.servers

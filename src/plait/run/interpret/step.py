@@ -13,6 +13,7 @@ from plait.errors import JobError
 from plait.job.data.share import Share
 from plait.latest import Latest
 from plait.plan.plan import DATA
+from plait.program.cost.memory import at_hand_bytes
 from plait.program.cost.places import places_of
 from plait.program.instructions import Collective, Instruction, Update
 from plait.program.program import Bucket, Program, RankProgram, Spec
@@ -22,6 +23,8 @@ from plait.run.hold.state import ModelState
 from plait.run.link.links import Links
 from plait.torch_private import pytree
 
+_APART = 1024
+"""Bytes between what is fetched of one value and of the next, at most: an optimizer keeps up to four tensors of each."""
 _PROGRAMS = 16
 """Programs of which a rank remembers what it has worked out: memory is bounded."""
 
@@ -37,6 +40,8 @@ class Known:
     """Gradients that may be made in their bucket, and where."""
     parts: dict[int, list[str]]
     """Parameters that are updated together, by the first of their buckets, where the update comes in parts."""
+    at_hand: int
+    """Bytes that may be fetched from the host at once: what the program promises, and where each tensor begins."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +117,7 @@ class Steps:
                     )
                     for value, tensor in own.constants.items()
                 },
+                at_hand=at_hand_bytes(own) + _APART * len(own.values),
                 parts={
                     i.parts[0]: [name for index in i.parts for name in own.buckets[index].parameters]
                     for i in own.instructions
