@@ -24,7 +24,7 @@ from plait.run.link.links import Links
 from plait.torch_private import pytree
 
 _APART = 1024
-"""Bytes between what is fetched of one value and of the next, at most: an optimizer keeps up to four tensors of each."""
+"""Bytes between what is fetched of one value and of the next, at most: of each, an optimizer keeps a few tensors."""
 _PROGRAMS = 16
 """Programs of which a rank remembers what it has worked out: memory is bounded."""
 
@@ -40,8 +40,9 @@ class Known:
     """Gradients that may be made in their bucket, and where."""
     parts: dict[int, list[str]]
     """Parameters that are updated together, by the first of their buckets, where the update comes in parts."""
-    at_hand: int
-    """Bytes that may be fetched from the host at once: what the program promises, and where each tensor begins."""
+    at_hand: int | None
+    """Bytes that may be fetched from the host at once: what the program promises, and where each tensor begins. None: it
+    depends on sizes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +118,7 @@ class Steps:
                     )
                     for value, tensor in own.constants.items()
                 },
-                at_hand=at_hand_bytes(own) + _APART * len(own.values),
+                at_hand=at_hand_bytes(own) + _APART * len(own.values) if own.sized is None else None,
                 parts={
                     i.parts[0]: [name for index in i.parts for name in own.buckets[index].parameters]
                     for i in own.instructions
