@@ -41,8 +41,8 @@ class Known:
     parts: dict[int, list[str]]
     """Parameters that are updated together, by the first of their buckets, where the update comes in parts."""
     at_hand: int | None
-    """Bytes that may be fetched from the host at once: what the program promises, and where each tensor begins. None: it
-    depends on sizes."""
+    """Bytes that may be fetched from the host at once: what the program promises, and where each tensor begins. None:
+    it depends on sizes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
