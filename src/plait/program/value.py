@@ -125,7 +125,7 @@ class Value(NamedTuple):
     @classmethod
     def stored(cls, of: "Value") -> "Value":
         """`stored:state:2`: the same value in the host's memory."""
-        return cls("stored", str(of._replace(micro_batch=None)), 0, of.micro_batch)
+        return cls("stored", str(cls(of.kind, of.name, of.number, None, of.part)), 0, of.micro_batch)
 
     @classmethod
     def packed(cls, bucket: int, message: int) -> "Value":

@@ -119,7 +119,8 @@ def _check_waits(entry: RankProgram) -> None:
 def _check_sums(program: Program, entry: RankProgram) -> None:
     alone = program.plan.pipe.asynchronous
     updates = [i for i in entry.instructions if isinstance(i, Finish if alone else Update)]
-    end = updates[-1].id if updates else len(entry.instructions)  # of a rank that another one updates for
+    ends = [i.id for i in entry.instructions if isinstance(i, Finish | Update)]
+    end = max(ends, default=len(entry.instructions))  # of a rank that another one updates for
     _check_added_once(entry)
     for index, bucket in enumerate(entry.buckets):
         if alone and bucket.parameters:
