@@ -58,7 +58,7 @@ class Lonely(torch.optim.Optimizer):
     """Moves every tensor by the norm of all."""
 
     def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {})
+        super().__init__(parameters, {"lr": 0.1})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
