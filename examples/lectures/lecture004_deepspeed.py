@@ -79,9 +79,8 @@ def exhibit() -> Exhibit:
             )
         },
         seen="Each row is a prediction by the rule that refuses runs before they start. The last two columns keep the "
-        "optimizer's state in the host's memory: it is fetched part by part, each part is updated while the "
-        "backward goes on, and its gradients are given up at once, so that one device holds little more than the "
-        "weights. What does not fit even so is refused with what it needs.",
+        "optimizer's state in the host's memory: it is fetched part by part, and each part is updated while the "
+        "backward goes on. What does not fit even so is refused with what it needs.",
     )
 
 

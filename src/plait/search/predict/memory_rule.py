@@ -76,7 +76,7 @@ def state_held(elements: float, plan: Plan, state: StateBytes, num_micro: int) -
         return StateHeld(gradients=gradients, optimizer=optimizer, fetched=0.0, moved=0.0)
     part = part_bytes(plan, int(elements * state.parameter)) or 0.0
     share = part / max(1.0, elements * state.parameter)
-    if not state.update_is_late and num_micro == 1:  # given up part by part
+    if not state.update_is_late and num_micro == 1 and plan.data_ranks == 1:  # given up part by part
         gradients = min(gradients, 2 * part * state.gradient / state.parameter)
     return StateHeld(
         gradients=gradients,
