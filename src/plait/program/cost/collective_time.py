@@ -123,7 +123,7 @@ def _two_level(kind: str, num_bytes: float, reach: Reach, device: Device) -> Tra
         within_s = 2 * collective_seconds("all_gather", min(num_bytes, PIECE_BYTES), inner, device)
     else:
         within_s = collective_seconds("all_gather", num_bytes, inner, device)
-    return between._replace(latency_s=between.latency_s + within_s)
+    return Travel(between.wire_s, between.latency_s + within_s)
 
 
 def message_seconds(num_bytes: float, link: Link, device: Device) -> float:
