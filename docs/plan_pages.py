@@ -28,7 +28,7 @@ PIXELS = 800
 """Width of a timeline."""
 FAMILIES = {
     "On one rank": ("single",),
-    "The batch is cut": ("ddp", "zero1", "zero2", "zero3"),
+    "The batch is cut": ("ddp", "threads", "zero1", "zero2", "zero3"),
     "Tensors are cut": ("megatron", "tensor", "domain"),
     "Layers are cut": ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-2", "pipedream"),
     "Workers do not wait": (
