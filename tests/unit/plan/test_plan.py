@@ -52,7 +52,7 @@ def test_settings_replace_what_they_name() -> None:
     ("make", "what", "fix"),
     [
         (lambda: resolve("ddq", 2), "no plan 'ddq'", "did you mean 'ddp'"),
-        (lambda: resolve("zzz", 2), "no plan 'zzz'", "choose one of single, ddp"),
+        (lambda: resolve("zzz", 2), "no plan 'zzz'", "choose one of single, "),
         (lambda: resolve("ddp", 0), "ranks=0", "1 or more"),
         (lambda: resolve("single", 2), "1 rank, not 2", "--plan ddp"),
         (lambda: resolve(ddp(3), 2), "data=3 has 3 ranks; 2 were asked for", "--ranks 3"),
