@@ -6,7 +6,6 @@ In: a case, the engines that are there. Out: an `EngineRun`, a run of several ta
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -146,9 +145,9 @@ class EngineRun(Run):
 
     def is_over(self) -> bool:
         """Whether the engine has ended, and all that it started: it may have been killed. A torchrun agent that waits
-        for one that was, as it does for minutes, does not count."""
+        for one that was, or that was interrupted, as it does for minutes, does not count: none of ours is left."""
         codes = [launcher.poll() for launcher in self._launchers]
-        if -signal.SIGKILL in codes and not set(self.members()) - set(self.launchers):
+        if any(codes) and not set(self.members()) - set(self.launchers):
             self.end()
             return True
         return None not in codes and not self.members()
