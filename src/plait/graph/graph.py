@@ -119,6 +119,11 @@ class Graph:
         return (node for node in self.graph.nodes if node.op == "call_function")
 
     @property
+    def held(self) -> tuple[Input, ...]:
+        """What outlasts a step: parameters, then buffers."""
+        return (*self.inputs_of("parameter"), *self.inputs_of("buffer"))
+
+    @property
     def written(self) -> tuple[str, ...]:
         """Parameters that the forward itself writes into."""
         return tuple(entry.name for entry in self.inputs_of("parameter") if entry.name in self.new_buffers)

@@ -155,8 +155,7 @@ class _Merge:
             error = next(way.error for way, ends in (yes if first is None else no) if ends is None)
             left.total = self._node(left.total, torch.ops.plait.unless.default, flag, first is None, error)
             return left
-        held = (*self.first.inputs_of("parameter"), *self.first.inputs_of("buffer"))
-        given = {entry.name: self._input(entry.node) for entry in held}
+        given = {entry.name: self._input(entry.node) for entry in self.first.held}
         buffers = {
             name: self._chosen(
                 flag, first.buffers.get(name, given[name]), second.buffers.get(name, given[name])

@@ -74,7 +74,7 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             mean, std = (*args[:2], 1.0)[:2]
             value = value * std + mean
         elif name in ("aten::exponential_", "aten::multinomial"):
-            clocks = value.clamp(min=random_ops.SMALLEST).log().neg()
+            clocks = random_ops.clocks(value)
             if name == "aten::multinomial":
                 rates: Tensor = args[0]
                 return (rates / clocks).topk(args[1], dim=-1).indices

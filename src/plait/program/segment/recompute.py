@@ -121,8 +121,7 @@ def frontier(source: Graph, local: LocalGraph, stages: Stages | None) -> set[fx.
 
     The statistics of a batch norm do not depend on the buffers that it reads.
     """
-    held = (*source.inputs_of("parameter"), *source.inputs_of("buffer"))
-    changing = {entry.node for entry in held if entry.name in local.new_buffers}
+    changing = {entry.node for entry in source.held if entry.name in local.new_buffers}
     everywhere = tuple(range(stages.num_stages)) if stages is not None else ()
     of = {node.name: found for node, found in stages.of.items()} if stages is not None else {}
 

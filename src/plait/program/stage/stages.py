@@ -67,7 +67,7 @@ def _forward(graph: Graph, free: set[fx.Node]) -> list[fx.Node]:
 
 def _free_nodes(graph: Graph) -> set[fx.Node]:
     """Ops that depend on the batch, the tangent and constants alone: any stage can compute them."""
-    bound = {entry.node for kind in ("parameter", "buffer") for entry in graph.inputs_of(kind)}
+    bound = {entry.node for entry in graph.held}
     tied = {node for node in graph.graph.nodes if node.op == "placeholder" and node.name in bound}
     for node in graph.ops():
         if any(source in tied for source in node.all_input_nodes):

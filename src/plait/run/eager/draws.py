@@ -187,7 +187,7 @@ def _native_dropout(draw: _Draw, given: Mapping[str, Any], in_place: bool) -> An
 
 def _exponential(draw: _Draw, given: Mapping[str, Any], in_place: bool) -> Any:
     like = given["self"]
-    made = draw.uniform(like).log_().neg_().div_(float(given.get("lambd", 1.0)))
+    made = random_ops.clocks(draw.uniform(like)).div_(float(given.get("lambd", 1.0)))
     return _finished(given, made.to(like.dtype), in_place)
 
 
@@ -196,7 +196,7 @@ def _multinomial(draw: _Draw, given: Mapping[str, Any], in_place: bool) -> Any:
     count = given["num_samples"]
     if given.get("replacement") and count > 1:
         return None
-    return (given["self"] / draw.uniform(given["self"]).log_().neg_()).topk(count, dim=-1).indices
+    return (given["self"] / random_ops.clocks(draw.uniform(given["self"]))).topk(count, dim=-1).indices
 
 
 _RULES: Mapping[str, DrawRule] = MappingProxyType(
