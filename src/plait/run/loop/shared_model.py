@@ -1,9 +1,11 @@
 """One model for processes of one host that write to it without locks (hogwild, Niu et al. 2011).
 
 In: a task. Out: a model in memory that all workers share. Updates may overwrite each other; where gradients are sparse
-they seldom meet. Who saves is in `shared_saver.py`.
+they seldom meet. Only updates that divide by state which all share take turns: a moment that has one worker's gradient
+over a variance that has another's is a step of any size. Who saves is in `shared_saver.py`.
 """
 
+import fcntl
 import mmap
 import os
 import time
@@ -154,6 +156,10 @@ class SharedModel:
         """The model with the optimizer's state of one worker."""
         for parameter, entries in self._optimizers[min(rank, len(self._optimizers) - 1)].items():
             self.state.optimizer.state[parameter] = entries
+        optimizer, shared = self.state.optimizer, self._task.plan.hogwild.shared_state
+        if shared and not isinstance(optimizer, torch.optim.SGD):  # the kernel frees the lock of a worker that dies
+            optimizer.register_step_pre_hook(lambda *_: fcntl.lockf(self._file, fcntl.LOCK_EX))
+            optimizer.register_step_post_hook(lambda *_: fcntl.lockf(self._file, fcntl.LOCK_UN))
         return self.state
 
 

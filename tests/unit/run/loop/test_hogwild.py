@@ -1,5 +1,7 @@
 """Hogwild without processes: one worker is one process, workers in turn are small steps; sparse gradients; refusals."""
 
+import fcntl
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,6 +135,35 @@ def test_verify() -> None:
     assert outcome.ok, outcome.first
     with pytest.raises(UsageError, match="depends on which of them comes first"):
         verify(words(True), "hogwild", 2)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "shared", "alone"), [("SGD", True, False), ("Adam", True, True), ("Adam", False, False)]
+)
+def test_updates_that_divide_by_shared_state_take_turns(
+    tmp_path: Path, optimizer: str, shared: bool, alone: bool
+) -> None:
+    """Another's moment over one's own variance, which is zero at first, was a step of 1e7 times the rate."""
+    plan = resolve("hogwild", 2, {"hogwild": {"shared_state": shared}})
+    job = words(False, lambda parameters: getattr(torch.optim, optimizer)(parameters, lr=0.1))
+    model = SharedModel(Task(job=job, plan=plan, folder=tmp_path))
+    state, seen = model.adopt(0), []
+
+    def another_waits() -> bool:
+        if (child := os.fork()) == 0:
+            try:
+                fcntl.lockf(model._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os._exit(1)
+            os._exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+    state.optimizer.register_step_pre_hook(lambda *_: seen.append(another_waits()))
+    for parameter in state.parameters.values():
+        parameter.grad = torch.ones_like(parameter)
+    state.update(0)
+    assert seen == [alone]
+    assert not another_waits(), "nothing is held after an update"
 
 
 def test_refusals(tmp_path: Path) -> None:
