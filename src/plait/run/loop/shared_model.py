@@ -157,7 +157,9 @@ class SharedModel:
         for parameter, entries in self._optimizers[min(rank, len(self._optimizers) - 1)].items():
             self.state.optimizer.state[parameter] = entries
         optimizer, shared = self.state.optimizer, self._task.plan.hogwild.shared_state
-        if shared and not isinstance(optimizer, torch.optim.SGD):  # the kernel frees the lock of a worker that dies
+        if shared and not isinstance(
+            optimizer, torch.optim.SGD
+        ):  # the kernel frees the lock of a worker that dies
             optimizer.register_step_pre_hook(lambda *_: fcntl.lockf(self._file, fcntl.LOCK_EX))
             optimizer.register_step_post_hook(lambda *_: fcntl.lockf(self._file, fcntl.LOCK_UN))
         return self.state
