@@ -45,6 +45,8 @@ class _Device(msgspec.Struct, forbid_unknown_fields=True):
     peak_flops: dict[str, float] | None = None
     memory_bandwidth: float | None = None
     host_bandwidth: float | None = None
+    processor_bandwidth: float | None = None
+    duplex: float | None = None
     calibration: _Calibration | None = None  # type: ignore[valid-type]
     timed: dict[str, float] | None = None
 
@@ -106,6 +108,8 @@ def write_cluster(cluster: Cluster, path: Path, measured: Mapping[str, Any] | No
             "peak_flops": dict(device.peak_flops),
             "memory_bandwidth": device.memory_bandwidth,
             "host_bandwidth": device.host_bandwidth,
+            "processor_bandwidth": device.processor_bandwidth,
+            "duplex": device.duplex,
             "calibration": asdict(device.calibration),
             "timed": dict(device.timed),
         },
@@ -126,7 +130,7 @@ def _device(given: str | _Device) -> tuple[Device, Preset | None]:
     changes: dict[str, Any] = {}
     if given.memory is not None:
         changes["memory_bytes"] = _memory(given.memory)
-    for key in ("peak_flops", "timed", "memory_bandwidth", "host_bandwidth"):
+    for key in ("peak_flops", "timed", "memory_bandwidth", "host_bandwidth", "processor_bandwidth", "duplex"):
         if getattr(given, key) is not None:
             changes[key] = getattr(given, key)
     fitted: dict[str, Any] = {} if given.calibration is None else given_in(given.calibration)

@@ -231,12 +231,6 @@ class _Compiler:
         )
         if not shares:
             return None
-        if "gradients" in shares:
-            raise PlanError(
-                "memory.offload=gradients is not built: where updates may come early, gradients are given up part by "
-                "part with memory.offload=optimizer; where they must be clipped first, they stay until then.",
-                fix="use memory.offload=optimizer, or memory.zero=2 over more ranks.",
-            )
         if "parameters" in shares and 0 < self.layout.zero < 3:
             raise PlanError(
                 f"memory.offload: with memory.zero={self.layout.zero} every rank computes with all parameters, "

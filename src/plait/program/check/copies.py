@@ -4,6 +4,8 @@ In: a rank's program. Out: nothing, or a `ProgramError` that names the instructi
 is not at hand follows from `soundness.py`: what leaves is freed, and what comes must be awaited.
 """
 
+from collections.abc import Collection, Mapping
+
 from plait.errors import ProgramError
 from plait.program.check.messages import told
 from plait.program.instructions import Compute, Copy, Instruction, Update, Wait
@@ -28,6 +30,8 @@ def _check_changes(entry: RankProgram) -> None:
     written: set[Value] = set()
     """What shows a parameter that is still where it was then."""
     for instruction in entry.instructions:
+        if isinstance(instruction, Update) and instruction.lane == "host":
+            _check_on_host(entry, instruction, at_hand, stored)
         if not isinstance(instruction, Copy):
             missing = [v for v in instruction.reads if v in lasting and v not in at_hand]
             missing += [v for v in instruction.reads if entry.shows.get(v) in lasting and v not in written]
@@ -37,9 +41,9 @@ def _check_changes(entry: RankProgram) -> None:
             if not (isinstance(instruction, Wait) and instruction.of in fetches):
                 at_hand.update((value, instruction) for value in instruction.writes if value in at_hand)
         elif instruction.way == "in":
-            (source,) = instruction.reads
-            if source.micro_batch is not None and source not in stored:
-                raise ProgramError(f"{told(instruction)} fetches {source}, which nobody has stored.")
+            for source in instruction.reads:
+                if source.micro_batch is not None and source not in stored:
+                    raise ProgramError(f"{told(instruction)} fetches {source}, which nobody has stored.")
             at_hand |= dict.fromkeys(instruction.writes)
         else:
             for value in instruction.reads:
@@ -53,6 +57,19 @@ def _check_changes(entry: RankProgram) -> None:
     for value, change in at_hand.items():
         if change is not None and value.micro_batch is None:
             raise ProgramError(f"{value}, changed by {told(change)}, does not reach the host.")
+
+
+def _check_on_host(
+    entry: RankProgram, update: Update, at_hand: Mapping[Value, object], stored: Collection[Value]
+) -> None:
+    """What the host updates is there alone, with the gradients of this step."""
+    shared = [value for value in at_hand if Value.stored(value) in update.reads]
+    if shared:
+        raise ProgramError(f"{told(update)} changes {shared[0]}, which is at hand on the device.")
+    for index in update.parts:
+        kept = Value.bucket(index) if entry.buckets[index].group is None else Value.shard(index)
+        if Value.stored(kept) not in stored:
+            raise ProgramError(f"{told(update)} uses {kept}, which nobody has stored.")
 
 
 def _check_parts(entry: RankProgram) -> None:

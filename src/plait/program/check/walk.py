@@ -12,10 +12,7 @@ from collections.abc import Iterator, Sequence
 from plait.plan.mesh import Mesh
 from plait.program.instructions import (
     Collective,
-    Copy,
-    Exchange,
     Instruction,
-    Pull,
     Recv,
     Send,
     Wait,
@@ -70,7 +67,7 @@ class Walk:
                     key = peers.message(rank, instruction)
                     if isinstance(instruction, Send):
                         missing[key] = 0
-                elif isinstance(instruction, Pull | Exchange | Copy):  # servers and hosts wait for nobody
+                elif is_start(instruction):  # servers and hosts wait for nobody
                     key = (rank, instruction.id)
                     missing[key] = 0
                 position[rank] += 1

@@ -121,6 +121,8 @@ class Durations:
         """Seconds for which a rank works itself where it waits for what it has started, without a background."""
         if isinstance(started, Copy):
             return 0.0 if self._device.host_bandwidth else self._copy_s(started)
+        if isinstance(started, Update):
+            return 0.0 if self._device.host_bandwidth else self._update(rank, started)
         if isinstance(started, Pull | Exchange):
             return 0.0 if self._to_servers.background else self._served_s(started) / 2
         assert isinstance(started, Collective | Recv)
@@ -141,7 +143,11 @@ class Durations:
 
     def _update(self, rank: int, instruction: Update) -> float:
         """All of it, or the share of its bytes that a part has, and what every part costs beside."""
-        whole = self._updates[self._program.members[rank]].seconds(self._device, self._busy)
+        work = self._updates[self._program.members[rank]]
+        if instruction.lane == "host" and self._device.host_bandwidth:
+            whole = work.traffic / self._device.processor_bandwidth
+        else:
+            whole = work.seconds(self._device, self._busy)
         if not instruction.parts:
             return whole
         buckets = self._program.of(rank).buckets

@@ -47,6 +47,8 @@ class StepMemory:
     """Optimizer state that lies on the host."""
     parameters_away: int = 0
     """Parameters that do."""
+    gradients_away: int = 0
+    """Gradients for which there is room on the host."""
     last_part: int | None = None
     """Where the update comes in parts: parameters of the largest one; None: it comes at once, after the rest."""
 
@@ -91,8 +93,9 @@ def step_memory(program: Program, rank: int = 0) -> StepMemory:
         for i in own.instructions
         if isinstance(i, Copy) and i.way == "in" and i.writes[0].kind in ("parameter", "chunk")
     }
+    in_place = 0 < layout.zero < 3  # a chunk is gathered to where all of its group stays
     return StepMemory(
-        parameters=parameters - sum(away.values()),
+        parameters=parameters - (0 if in_place else sum(away.values())),
         gradients=kept,
         travelling=sum(sorted(travelling)[-2:]),
         gathered=life.peak_gathered if layout.zero == 3 else 0,
@@ -105,14 +108,20 @@ def step_memory(program: Program, rank: int = 0) -> StepMemory:
             i.num_bytes
             for i in own.instructions
             if isinstance(i, Copy) and i.way == "out" and i.reads[0].kind == "state"
+        )
+        + sum(i.state_bytes for i in own.instructions if isinstance(i, Update)),
+        gradients_away=sum(
+            i.num_bytes
+            for i in own.instructions
+            if isinstance(i, Copy) and i.way == "out" and i.reads[0].kind in ("bucket", "shard")
         ),
         last_part=max(
             (
                 sum(own.buckets[index].num_bytes for index in i.parts)
                 for i in own.instructions
-                if isinstance(i, Update) and i.parts
+                if isinstance(i, Update) and i.parts and i.lane != "host"
             ),
-            default=None,
+            default=0 if any(isinstance(i, Update) and i.parts for i in own.instructions) else None,
         ),
     )
 
@@ -177,9 +186,8 @@ class _Life:
         elif isinstance(instruction, Copy):
             self._copy(instruction)
         elif isinstance(instruction, Update) and instruction.parts:  # what it used is given up at once
-            self.loose_bytes -= sum(
-                self.own.buckets[index].num_bytes for index in instruction.parts if index in self.loose
-            )
+            if instruction.lane != "host":
+                self._give_up(instruction.parts)
         else:
             is_gather = (
                 isinstance(instruction, Collective)
@@ -203,7 +211,14 @@ class _Life:
                 self._show(value, self.own.storages.get(value, ()))
         else:
             self.fetched.pop(instruction.reads[0], None)
+            self._give_up([value.number for value in instruction.reads if value.kind == "bucket"])
         self.peak_fetched = max(self.peak_fetched, sum(self.fetched.values()))
+
+    def _give_up(self, buckets: Iterable[int]) -> None:
+        """Gradients that stayed as they came are gone."""
+        self.loose_bytes -= sum(
+            self.own.buckets[index].num_bytes for index in buckets if index in self.loose
+        )
 
     def _compute(self, instruction: Compute) -> None:
         segment = self.own.segments[instruction.segment]

@@ -37,14 +37,18 @@ class UpdateWork:
         elements = [torch.Size(shape).numel() for shape in self.shapes]
         return self.parameter_bytes * max(elements) // max(sum(elements), 1)
 
+    @property
+    def traffic(self) -> int:
+        """Bytes of one pass over parameters, gradients and state."""
+        return 3 * self.parameter_bytes + 2 * self.state_bytes
+
     def seconds(self, device: Device, busy: int) -> float:
         """As it was timed on the device; else the traffic of one pass over parameters, gradients and state."""
         timed = device.timed.get(update_key(self.optimizer, self.shapes, busy))
         if timed is not None:
             return timed
         constants = device.calibration
-        traffic = 3 * self.parameter_bytes + 2 * self.state_bytes
-        return traffic / (device.memory_bandwidth * constants.memory_share) + constants.kernel_s
+        return self.traffic / (device.memory_bandwidth * constants.memory_share) + constants.kernel_s
 
 
 def updated_parts(program: Program, rank: int) -> list[Updated]:

@@ -80,4 +80,6 @@ def is_start(instruction: Instruction) -> bool:
     """Whether its result may be used after a `Wait` only."""
     if isinstance(instruction, Copy):
         return instruction.way == "in"
+    if isinstance(instruction, Update):
+        return instruction.lane == "host"
     return isinstance(instruction, Collective | Recv | Pull | Exchange)

@@ -88,6 +88,8 @@ class SquareSum(Instruction):
     """The axes over which the sum is going to be summed."""
     clip: Clip
     """Says whose squares are added up together."""
+    parts: tuple[int, ...] = ()
+    """The buckets whose squares it keeps for the sum of all, before they leave for the host; none: it makes the sum."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,11 +126,17 @@ class Copy(Instruction):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update(Instruction):
-    """One optimizer step on the parameters that this rank holds."""
+    """One optimizer step on the parameters that this rank holds.
+
+    On the lane `host` it is made of what lies on the host, by the host, beside the computation: its result may be
+    used after the `Wait` that names it.
+    """
 
     kind: TimeKind = "update"
     parts: tuple[int, ...] = ()
     """The buckets whose parameters it updates; none: all."""
+    state_bytes: int = 0
+    """Of the optimizer's state that lies on the host, of an update there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,6 +21,7 @@ from plait.program.instructions import (
     PushBuffers,
     Recv,
     Send,
+    Update,
     Wait,
 )
 from plait.program.program import Program
@@ -133,6 +134,8 @@ class _Run:
                 under_way[instruction.id] = instruction, (self._queues[0].center(rank, number),)
             elif isinstance(instruction, Copy):
                 under_way[instruction.id] = instruction, (self._copy(rank, step, instruction),)
+            elif isinstance(instruction, Update) and instruction.lane == "host":
+                under_way[instruction.id] = instruction, (self._update(rank, step, instruction),)
             elif isinstance(instruction, Push | PushBuffers):
                 yield from self._post(rank, step, instruction)
             else:
@@ -200,6 +203,20 @@ class _Run:
             clock.now_s[rank] = end_s
         self._host_s[way] = end_s
         self._host_s.update({(rank, value): end_s for value in stored if value.kind == "stored"})
+        clock.span(rank, step, instruction, start_s, end_s)
+        key: Key = (rank, step, instruction.id)
+        clock.happen(key, end_s)
+        return key
+
+    def _update(self, rank: int, step: int, instruction: Update) -> Key:
+        """By the host, one after the other, when it has the gradients; or by the rank itself when it waits for it."""
+        clock = self.clock
+        needs = [(rank, "processor"), *((rank, value) for value in instruction.reads)]
+        start_s = max([clock.now_s[rank], *(self._host_s.get(key, 0.0) for key in needs)])
+        own = self._own_part(rank, instruction) > 0
+        end_s = start_s if own else start_s + clock.duration(rank, instruction)
+        self._host_s[rank, "processor"] = end_s
+        self._host_s.update({(rank, value): end_s for value in instruction.writes})
         clock.span(rank, step, instruction, start_s, end_s)
         key: Key = (rank, step, instruction.id)
         clock.happen(key, end_s)

@@ -8,7 +8,7 @@ an earlier one has left, so that it travels while the device computes.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from plait.program.instructions import Compute, Copy, Finish, Instruction, Update, Wait
+from plait.program.instructions import Compute, Copy, Instruction, Wait
 from plait.program.value import Value, ValueKind
 
 AT_HAND = 3
@@ -29,6 +29,10 @@ class Parcel:
     num_bytes: int
     lasting: bool
     """Whether it is on the host before the step and after it; else the step makes it."""
+    stays: bool = False
+    """Whether it is at hand from its first use in a step to the last, however many there are."""
+    wanted: bool = False
+    """Whether the host uses it after its last use on the device."""
 
     @property
     def kind(self) -> ValueKind:
@@ -36,9 +40,9 @@ class Parcel:
         return self.values[0].kind
 
     @property
-    def stored(self) -> Value:
-        """What it is called on the host."""
-        return Value.stored(self.values[0])
+    def stored(self) -> tuple[Value, ...]:
+        """What its values are called on the host."""
+        return tuple(map(Value.stored, self.values))
 
 
 @dataclass(slots=True)
@@ -63,7 +67,7 @@ class _Stretch:
     @property
     def leaves(self) -> bool:
         """Whether the host has to have what it is now."""
-        return self.changed and (self.parcel.lasting or not self.is_last)
+        return self.changed and (self.parcel.lasting or self.parcel.wanted or not self.is_last)
 
 
 @dataclass(slots=True)
@@ -90,8 +94,8 @@ def with_copies(
     another one uses that."""
     stretches = _stretches(instructions, list(parcels), shows)
     places = _Places()
-    for kind in dict.fromkeys(stretch.parcel.kind for stretch in stretches):
-        _place([stretch for stretch in stretches if stretch.parcel.kind == kind], places)
+    for shared in dict.fromkeys((stretch.parcel.kind, stretch.parcel.stays) for stretch in stretches):
+        _place([s for s in stretches if (s.parcel.kind, s.parcel.stays) == shared], places)
     return _merged(instructions, places)
 
 
@@ -109,7 +113,8 @@ def _stretches(
         changes = {own[value] for value in instruction.writes if value in own}
         for index in dict.fromkeys(of[v] for v in (*instruction.reads, *instruction.writes) if v in of):
             before = latest.get(index)
-            if before is not None and computed - computed_at[index] <= NEARBY:
+            near = computed - computed_at.get(index, 0) <= NEARBY
+            if before is not None and (near or parcels[index].stays):
                 before.last, before.changed = position, before.changed or index in changes
             else:
                 latest[index] = _Stretch(
@@ -124,9 +129,10 @@ def _stretches(
 
 
 def _place(stretches: Sequence[_Stretch], places: _Places) -> None:
-    """Copies of parcels that share their room."""
+    """Copies of parcels that share their room; those that stay have room for all."""
     coming = [stretch for stretch in stretches if stretch.comes]
-    count = at_hand(len({stretch.parcel for stretch in coming}))
+    parcels = len({stretch.parcel for stretch in coming})
+    count = parcels if stretches[0].parcel.stays else at_hand(parcels)
     for index, stretch in enumerate(coming):
         parcel = stretch.parcel
         free = coming[index - count].last if index >= count else -1
@@ -134,7 +140,7 @@ def _place(stretches: Sequence[_Stretch], places: _Places) -> None:
             free = coming[0].first - 1
         at = min(max(free, stretch.after), stretch.first - 1)
         copy = Copy(
-            name=f"fetch {parcel.values[0]}", way="in", reads=(parcel.stored,), writes=parcel.values,
+            name=f"fetch {parcel.values[0]}", way="in", reads=parcel.stored, writes=parcel.values,
             num_bytes=parcel.num_bytes,
         )  # fmt: skip
         places.fetched.setdefault(at, []).append(copy)
@@ -143,7 +149,7 @@ def _place(stretches: Sequence[_Stretch], places: _Places) -> None:
         parcel = stretch.parcel
         if stretch.leaves:
             copy = Copy(
-                name=f"store {parcel.values[0]}", way="out", reads=parcel.values, writes=(parcel.stored,),
+                name=f"store {parcel.values[0]}", way="out", reads=parcel.values, writes=parcel.stored,
                 num_bytes=parcel.num_bytes,
             )  # fmt: skip
         elif stretch.comes:
@@ -177,70 +183,3 @@ def _merged(instructions: Sequence[Instruction], places: _Places) -> list[Instru
             add(copy)
         fetch(position)
     return made
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """What one of several updates of a step is about."""
-
-    buckets: tuple[int, ...]
-    gradients: tuple[Value, ...]
-    """Summed, as the update takes them."""
-    updated: tuple[Value, ...]
-    """Parameters, or the chunks of them that this rank updates."""
-    seen: frozenset[Value]
-    """The same, gathered parameters, and what shows them: an update must not come before their last reader."""
-    is_away: bool
-    """Whether the optimizer's state of it lies on the host."""
-
-    @property
-    def state(self) -> tuple[Value, ...]:
-        """What is fetched for the update."""
-        return (Value.state(self.buckets[0]),) if self.is_away else ()
-
-
-def with_parts(
-    instructions: Sequence[Instruction], parts: Sequence[Part], *, early: bool
-) -> list[Instruction]:
-    """The instructions with one update for each of `parts` in the place of the one for all.
-
-    `early`: an update comes as soon as its gradients are complete and nobody reads its parameters any more; else where
-    the one for all was.
-    """
-    at = next(i for i, entry in enumerate(instructions) if isinstance(entry, Update))
-    last = _last_uses(instructions[:at], parts) if early else [-1] * len(parts)
-    made: list[Instruction] = []
-    new_id: dict[int, int] = {}
-
-    def update(index: int) -> None:
-        part, name = parts[index], f"update {index + 1} of {len(parts)}"
-        reads, writes = (*part.gradients, *part.state, *part.updated), (*part.state, *part.updated)
-        made.append(Update(id=len(made), name=name, parts=part.buckets, reads=reads, writes=writes))
-
-    for position, instruction in enumerate(instructions):
-        if position == at:
-            for index in [index for index, place in enumerate(last) if place < 0]:
-                update(index)
-            continue
-        if isinstance(instruction, Wait):
-            instruction = replace(instruction, of=new_id[instruction.of])
-        new_id[instruction.id] = len(made)
-        made.append(replace(instruction, id=len(made)))
-        for index in [index for index, place in enumerate(last) if place == position]:
-            update(index)
-    return made
-
-
-def _last_uses(instructions: Sequence[Instruction], parts: Sequence[Part]) -> list[int]:
-    """By part: the last instruction that makes its gradients or reads its parameters."""
-    readers = {value: index for index, part in enumerate(parts) for value in part.seen}
-    makers = {value: index for index, part in enumerate(parts) for value in part.gradients}
-    last = [-1] * len(parts)
-    for position, instruction in enumerate(instructions):
-        if isinstance(instruction, Finish):  # has nothing to do to them where an update may be early
-            continue
-        for value in (*instruction.reads, *instruction.writes):
-            for of in (readers, makers):
-                if value in of:
-                    last[of[value]] = position
-    return last

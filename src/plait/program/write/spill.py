@@ -3,11 +3,12 @@
 In: the instructions of a step, the shares that the plan keeps on the host. Out: instructions with copies. The optimizer
 works part by part: the state of a part is fetched while the device computes, and leaves when the part is updated.
 Where nothing but its own gradients decides about an update, it comes while the backward goes on, and its gradients are
-given up at once.
+given up at once. What the host updates itself lies there, weights included: gradients leave when they are summed, and
+weights come back for the next step.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from plait.plan.offload import offload_shares
 from plait.plan.plan import Plan
@@ -16,7 +17,8 @@ from plait.program.layout import Layout
 from plait.program.program import Bucket
 from plait.program.value import Value
 from plait.program.write.activations import activation_parcels
-from plait.program.write.offload import Parcel, Part, with_copies, with_parts
+from plait.program.write.offload import Parcel, with_copies
+from plait.program.write.parts import Part, with_parts, with_squares
 from plait.program.write.step_values import StepValues
 
 _PART_BYTES = 256 << 20
@@ -73,20 +75,76 @@ def with_offload(
     assert limit is not None
     indices = parts_of(buckets, limit)
     sizes = [sum(away.state_bytes(buckets[index]) for index in part) for part in indices]
-    wanted, stored = away.shares.get("optimizer", 0.0) * sum(sizes), 0.0
-    parts, parcels = [], []
-    for part, size in zip(indices, sizes, strict=True):
-        is_away = size > 0 and stored < wanted  # those that are updated first have the most time to leave
-        stored += size
-        parts.append(_part(part, buckets, layout, known.shows, is_away=is_away))
-        if is_away:
-            parcels.append(Parcel(values=parts[-1].state, num_bytes=size, lasting=True))
-    made = with_parts(instructions, parts, early=not away.update_is_late)
+    parts = _parts(instructions, buckets, layout, known, away, indices, sizes)
+    parcels = [
+        Parcel(values=part.state, num_bytes=part.state_bytes, lasting=True)
+        for part in parts
+        if part.is_away and not part.on_host
+    ]
+    made = with_parts(with_squares(instructions, parts), parts, early=not away.update_is_late)
     if (share := away.shares.get("parameters", 0.0)) > 0:
         parcels += _parameter_parcels(made, layout, known, away.groups, share)
     if (share := away.shares.get("activations", 0.0)) > 0:
         parcels += activation_parcels(made, known.specs, known.storages, share)
+    moving = {value for parcel in parcels for value in parcel.values}
+    for part in parts:
+        if part.on_host:
+            parcels += _host_parcels(part, buckets, layout, known, moving)
     return with_copies(made, parcels, known.shows)
+
+
+def _parts(
+    instructions: Sequence[Instruction],
+    buckets: Sequence[Bucket],
+    layout: Layout,
+    known: StepValues,
+    away: Away,
+    indices: Sequence[tuple[int, ...]],
+    sizes: Sequence[int],
+) -> list[Part]:
+    """The parts of the update; those that come first have the most time to leave, and for the host to work."""
+    read = {value for instruction in instructions for value in instruction.reads}
+    shares = {kind: away.shares.get(kind, 0.0) for kind in ("optimizer", "gradients")}
+    elements = [sum(buckets[index].num_bytes for index in part) for part in indices]
+    parts, stored, updated = [], 0.0, 0.0
+    for part, size, num_bytes in zip(indices, sizes, elements, strict=True):
+        made = _part(part, buckets, layout, known.shows, size)
+        on_host = updated < shares["gradients"] * sum(elements) and read.issuperset(made.updated)
+        is_away = size > 0 and (on_host or stored < shares["optimizer"] * sum(sizes))
+        stored, updated = stored + size, updated + num_bytes
+        parts.append(replace(made, is_away=is_away, on_host=on_host))
+    return parts
+
+
+def _host_parcels(
+    part: Part, buckets: Sequence[Bucket], layout: Layout, known: StepValues, moving: Collection[Value]
+) -> list[Parcel]:
+    """Gradients that leave for the host's update, and the weights that come from it, where they do not move anyway."""
+    made = [
+        Parcel(
+            values=(value,), num_bytes=_gradient_bytes(buckets[value.number]), lasting=False, stays=True,
+            wanted=True,
+        )
+        for value in part.gradients
+    ]  # fmt: skip
+    values = tuple(value for value in part.updated if value not in moving)
+    if values:
+        num_bytes = sum(_bytes_of(value, layout, known) for value in values)
+        made.append(Parcel(values=values, num_bytes=num_bytes, lasting=True, stays=True))
+    return made
+
+
+def _gradient_bytes(bucket: Bucket) -> int:
+    """What this rank has of a summed bucket."""
+    return bucket.num_bytes // (bucket.group.chunks if bucket.group is not None else 1)
+
+
+def _bytes_of(value: Value, layout: Layout, known: StepValues) -> int:
+    """Of a parameter, or of this rank's chunk of some."""
+    if value.kind == "chunk":
+        group = layout.groups[value.number]
+        return group.chunk_elements * group.dtype.itemsize
+    return known.specs[value].num_bytes
 
 
 def _parameter_parcels(
@@ -102,12 +160,11 @@ def _parameter_parcels(
     sizes: dict[int, int] = {}
     for value in read:
         if value.kind == "chunk":
-            group = layout.groups[value.number]
-            found[value.number], sizes[value.number] = [value], group.chunk_elements * group.dtype.itemsize
+            found[value.number], sizes[value.number] = [value], _bytes_of(value, layout, known)
         elif value.kind == "parameter" and not layout.groups:
             number = groups[value.name]
             found.setdefault(number, []).append(value)
-            sizes[number] = sizes.get(number, 0) + known.specs[value].num_bytes
+            sizes[number] = sizes.get(number, 0) + _bytes_of(value, layout, known)
     wanted, taken, parcels = share * sum(sizes.values()), 0, []
     for number in sorted(found):
         if taken < wanted:
@@ -121,9 +178,9 @@ def _part(
     buckets: Sequence[Bucket],
     layout: Layout,
     shows: Mapping[Value, Value],
-    *,
-    is_away: bool,
+    state_bytes: int,
 ) -> Part:
+    """On the device, with its state."""
     own = [buckets[index] for index in indices]
     groups = [layout.groups.index(bucket.group) for bucket in own if bucket.group is not None]
     parameters = tuple(Value.parameter(name) for bucket in own for name in bucket.parameters)
@@ -135,5 +192,7 @@ def _part(
         ),
         updated=chunks or parameters,
         seen=frozenset((*chunks, *parameters, *(v for v, shown in shows.items() if shown in named))),
-        is_away=is_away,
+        state_bytes=state_bytes,
+        is_away=False,
+        on_host=False,
     )

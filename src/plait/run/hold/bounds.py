@@ -5,11 +5,14 @@ bounded by their entries, which must be coalesced.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from torch import Tensor
 
 from plait.job.updates.clip import Clip
 from plait.torch_private import foreach
+
+_Of = TypeVar("_Of")
 
 
 def entries(gradients: Sequence[Tensor]) -> list[Tensor]:
@@ -17,9 +20,14 @@ def entries(gradients: Sequence[Tensor]) -> list[Tensor]:
     return [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
 
 
-def by_norm(clip: Clip, gradients: Mapping[str, Tensor]) -> dict[int, list[Tensor]]:
-    """Gradients that share a norm, by its position in `clip.norms`."""
-    found: dict[int, list[Tensor]] = {}
+def norms_of(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """The norm of each."""
+    return list(foreach.norm(entries(gradients))) if gradients else []
+
+
+def by_norm(clip: Clip, gradients: Mapping[str, _Of]) -> dict[int, list[_Of]]:
+    """Gradients, or what there is of each, that share a norm, by its position in `clip.norms`."""
+    found: dict[int, list[_Of]] = {}
     if clip.norms:
         for name, tensor in gradients.items():
             if (position := clip.norm_of(name)) is not None:

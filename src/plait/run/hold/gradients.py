@@ -13,7 +13,8 @@ from plait.graph.ops.choice import is_absent
 from plait.job.updates.clip import Clip
 from plait.plan.plan import DATA
 from plait.program.program import Bucket
-from plait.run.hold.bounds import by_norm, clamp, entries
+from plait.run.hold.bounds import by_norm, clamp, entries, norms_of
+from plait.run.hold.gone import Gone
 from plait.run.hold.state import ModelState
 from plait.run.link.links import Links
 from plait.torch_private import foreach
@@ -37,6 +38,7 @@ class GradientStore:
         """Parameters that are not trained in this step: their gradients count as if there were none."""
         self.conditional: frozenset[str] = frozenset()
         """Parameters that a step may not have used: their gradients say so (`is_absent`)."""
+        self._gone = Gone()
         self._handed: set[str] = set()
         self.on_ready: Callable[[dict[str, Tensor]], None] | None = None
         """Called with all gradients of a step, by parameter name: for verification."""
@@ -123,15 +125,37 @@ class GradientStore:
         of `axes` alone."""
         holding = self._state.holding
         assert holding is not None
-        counted = {
-            name: tensor
-            for name, tensor in self.gradients(buckets).items()
-            if holding.layout.is_counted(name, holding.rank, axes)
-        }
+        here, gone = (
+            by_norm(clip, {n: t for n, t in of.items() if holding.layout.is_counted(n, holding.rank, axes)})
+            for of in (self.gradients(self._here(buckets)), self._gone.norms)
+        )
         found = torch.zeros(len(clip.norms), dtype=self._state.dtype, device=self._state.device)
-        for position, tensors in by_norm(clip, counted).items():
-            found[position] = torch.stack(foreach.norm(tensors)).square().sum()
+        for position in sorted({*here, *gone}):
+            norms = [*norms_of(here.get(position, [])), *gone.get(position, ())]
+            found[position] = torch.stack(norms).square().sum()
         return found
+
+    def note_norms(self, buckets: Sequence[Bucket]) -> None:
+        """Keep the norms of gradients that are about to leave."""
+        self._coalesce(buckets)
+        own = {n: g for b in buckets for n, g in self.summed(b).items() if n not in self.frozen}
+        self._gone.norms |= dict(zip(own, norms_of(list(own.values())), strict=True))
+
+    def summed(self, bucket: Bucket) -> dict[str, Tensor]:
+        """What this rank has of the gradients of a bucket, by parameter."""
+        return dict(zip(bucket.parameters, self._parts(bucket), strict=True))
+
+    def leave(self, bucket: Bucket, there: dict[str, Tensor]) -> None:
+        """Gradients of a bucket are on the host now; sparse ones, which are no parts of `there`, follow."""
+        own = self.summed(bucket)
+        self._gone.leave(bucket, {n: there[n] if n in there else g.cpu() for n, g in own.items()})
+        if bucket.axis is None and not bucket.tied:
+            self._views.pop(bucket, None)
+        if bucket.group is not None and self._is_pooled():
+            self._kept.pop(bucket, None)
+
+    def _here(self, buckets: Sequence[Bucket]) -> list[Bucket]:
+        return [bucket for bucket in buckets if bucket not in self._gone.gradients]
 
     def slot(self, bucket: Bucket, position: int) -> Tensor:
         """The memory of one gradient of a bucket that travels: whoever makes the gradient may write it here."""
@@ -203,6 +227,8 @@ class GradientStore:
         }
 
     def _parts(self, bucket: Bucket) -> Sequence[Tensor]:
+        if bucket in self._gone.gradients:
+            return list(self._gone.gradients[bucket].values())
         if bucket.group is None:
             return self._views.get(bucket, ())
         holding = self._state.holding
@@ -232,12 +258,14 @@ class GradientStore:
             return None
         if clip:
             self._coalesce(buckets)
-        gradients = self.gradients(buckets)
+        here = self.gradients(self._here(buckets))
         factor = late_weight.reciprocal() if late_weight is not None else None
         norms = []
-        for position, tensors in by_norm(clip, gradients).items():
+        own, far = by_norm(clip, here), by_norm(clip, self._gone.norms)
+        for position in sorted({*own, *far}):
+            tensors = own.get(position, [])
             norm = (
-                torch.linalg.vector_norm(torch.stack(foreach.norm(entries(tensors))))
+                torch.linalg.vector_norm(torch.stack([*norms_of(tensors), *far.get(position, ())]))
                 if squares is None
                 else squares[position].sqrt()
             )
@@ -245,13 +273,18 @@ class GradientStore:
             scale = (clip.norms[position][1] / (norm + 1e-6)).clamp(
                 max=1.0
             )  # as torch.nn.utils.clip_grad_norm_
-            foreach.mul_(entries(tensors), scale * factor if factor is not None else scale)
+            scale = scale * factor if factor is not None else scale
+            if tensors:
+                foreach.mul_(entries(tensors), scale)
+            self._gone.scale(clip, position, scale)
             norms.append(norm)
         if factor is not None:
-            left = [tensor for name, tensor in gradients.items() if clip.norm_of(name) is None]
+            left = [tensor for name, tensor in here.items() if clip.norm_of(name) is None]
             if left:
                 foreach.mul_(entries(left), factor)
-        clamp(clip, gradients)
+            self._gone.scale(clip, None, factor)
+        clamp(clip, here)
+        self._gone.clamp(clip)
         if not clip.norms:
             return None
         if squares is not None:  # also where this rank has no gradients, or not of all norms
@@ -270,6 +303,8 @@ class GradientStore:
     def hand_over(self, buckets: Sequence[Bucket], *, part: bool = False) -> None:
         """Put the gradients where the optimizer looks for them; `part`: those of other buckets come apart."""
         gradients = self.gradients(buckets)
+        if any(bucket in self._gone.gradients for bucket in buckets):
+            self._gone.finish(gradients)
         if self.on_ready is not None:
             dense = {name: g.to_dense() if g.is_sparse else g for name, g in gradients.items()}
             if part:
@@ -291,7 +326,12 @@ class GradientStore:
     def take_back(self, buckets: Sequence[Bucket]) -> None:
         """Free gradients of these buckets that are made anew every step."""
         for bucket in buckets:
-            if bucket.axis is None and not bucket.tied:
+            if bucket in self._gone.gradients:
+                self._gone.forget(bucket)
+                for name in bucket.parameters:
+                    if name in self._state.parameters:
+                        self._state.parameters[name].grad = None
+            elif bucket.axis is None and not bucket.tied:
                 for name in bucket.parameters:
                     self._state.parameters[name].grad = None
                 self._views.pop(bucket, None)

@@ -166,6 +166,12 @@ class HostMemory:
         self._give(parcel, parcel.left)
         return there
 
+    def wait(self, key: Key) -> None:
+        """Until the host has what was stored."""
+        parcel = self.parcels.get(key)
+        if parcel is not None and parcel.left is not None:
+            parcel.left.synchronize()
+
     def drop(self, key: Key) -> dict[Key, Tensor]:
         """Give up what is at hand of a parcel; the tensors on the host."""
         parcel = self.parcels[key]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from plait.program import instructions as ins
 from plait.program.value import Value
+from plait.run.hold.gradients import GradientStore
 from plait.run.hold.slots import Key
 from plait.run.hold.state import ModelState
 from plait.run.interpret.step import Step
@@ -21,10 +22,14 @@ class Copies:
     """The parcels of one rank."""
 
     def __init__(
-        self, state: ModelState, values: dict[Value, Any], keep: Callable[[Any, Handle], None]
+        self,
+        state: ModelState,
+        store: GradientStore,
+        values: dict[Value, Any],
+        keep: Callable[[Any, Handle], None],
     ) -> None:
         """`values` are the machine's; `keep` remembers what was started until its `Wait`."""
-        self._state, self._values, self._keep = state, values, keep
+        self._state, self._store, self._values, self._keep = state, store, values, keep
         self.handlers: dict[type, Callable[[Step, Any], None]] = {ins.Copy: self.copy}
 
     def copy(self, now: Step, instruction: ins.Copy) -> None:
@@ -33,9 +38,7 @@ class Copies:
         if instruction.way == "in":
             key = self._key(now, instruction.writes)
             if instruction.writes[0].kind != "node":
-                own = self._tensors(now, instruction.writes)
-                if not memory.has(key, own):  # as it was made or loaded, or in other parts before
-                    self._put(now, instruction.writes, memory.store(key, own))
+                self.settle(now, instruction.writes)
             memory.fetch(key)
             self._keep(instruction, _Fetched(self, now, instruction.writes, key))
             return
@@ -45,6 +48,20 @@ class Copies:
         else:
             found = memory.drop(key)
         self._put(now, instruction.reads, found)
+
+    def settle(self, now: Step, values: tuple[Value, ...], *, counters: bool = False) -> None:
+        """Have on the host what belongs there, wherever it was made or loaded, or in whatever parts it was before;
+        `counters`: also numbers that an optimizer keeps, which stay on the device otherwise."""
+        if counters:
+            for state in map(self._state_of, now.known.parts[values[0].number]):
+                state.update({k: v.cpu() for k, v in state.items() if isinstance(v, Tensor) and v.dim() == 0})
+        memory, key, own = self._state.host_memory, self._key(now, values), self._tensors(now, values)
+        if not memory.has(key, own):
+            self._put(now, values, memory.store(key, own))
+
+    def wait(self, now: Step, values: tuple[Value, ...]) -> None:
+        """Until the host has them."""
+        self._state.host_memory.wait(self._key(now, values))
 
     def arrive(self, now: Step, values: tuple[Value, ...], key: Key) -> None:
         """Put what was fetched where it is looked for."""
@@ -61,6 +78,13 @@ class Copies:
             return {value: self._values[value] for value in values}
         if values[0].kind == "parameter":
             return {value: self._state.parameters[value.name].data for value in values}
+        if values[0].kind in ("bucket", "shard"):
+            return {
+                name: gradient
+                for value in values
+                for name, gradient in self._store.summed(now.own.buckets[value.number]).items()
+                if not gradient.is_sparse
+            }
         if values[0].kind == "chunk":
             assert self._state.holding is not None
             return {value: self._state.holding.chunks[value.number] for value in values}
@@ -74,6 +98,10 @@ class Copies:
     def _put(self, now: Step, values: tuple[Value, ...], found: Mapping[Key, Tensor]) -> None:
         if values[0].kind == "node":
             self._values.update(found)  # type: ignore[arg-type]  # keys are values
+            return
+        if values[0].kind in ("bucket", "shard"):
+            for value in values:
+                self._store.leave(now.own.buckets[value.number], found)  # type: ignore[arg-type]  # keys are names
             return
         if values[0].kind in ("parameter", "chunk"):
             for value in values:

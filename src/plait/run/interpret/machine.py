@@ -32,6 +32,7 @@ from plait.run.interpret.outcome import Observer, StepOutcome
 from plait.run.interpret.step import Step, Steps, compare_sizes, leaves_of
 from plait.run.interpret.sums import Sums
 from plait.run.interpret.traffic import Traffic
+from plait.run.interpret.updates import Updates
 from plait.run.interpret.user_code import UserCode
 from plait.run.interpret.worker_side import WorkerSide
 from plait.run.link.links import Links
@@ -89,6 +90,8 @@ class Machine:
         self._traffic = Traffic(links, state, self.store, self._values)
         self._sums = Sums(state, self.store, Compressor(links), self._values)
         self._side = WorkerSide(state, self.store, self.averaging, self._traffic, self._values)
+        copies = Copies(state, self.store, self._values, self._traffic.keep)
+        self._updates = Updates(state, self.store, copies, self._traffic.keep)
         self._steps = Steps(rank, state)
         self.user_code = UserCode(rank, links, state, self.store, self._values)
         """Runs what is not captured."""
@@ -101,7 +104,7 @@ class Machine:
             ins.Update: self._update,
             ins.Commit: self._commit,
             **self._traffic.handlers,
-            **Copies(state, self._values, self._traffic.keep).handlers,
+            **copies.handlers,
             **self._sums.handlers,
             **self._side.handlers,
         }
@@ -177,6 +180,7 @@ class Machine:
         self.store.frozen, self.store.conditional = self.state.frozen(step), program.conditional
         self._now, self._sums.norm, self._sums.loss, self.user_code.used = now, None, None, frozenset()
         self._undo.clear()
+        self._updates.begin()
         self._values |= now.known.constants
         if self.store.on_ready is not None:  # a proof holds copies to what the program promises
             self.state.host_memory.ledger.device_limit = now.known.at_hand
@@ -337,14 +341,10 @@ class Machine:
     def _update(self, now: Step, instruction: ins.Update) -> None:
         self.on_update()
         self.is_updating = True
-        buckets = [now.own.buckets[index] for index in instruction.parts] or now.own.buckets
-        self.store.hand_over(buckets, part=bool(instruction.parts))
-        scale, norm = self.state.loss_scale, self._sums.norm
-        if scale is None or scale.takes(float(norm) if norm is not None else 0.0):
-            self.state.update(now.number)
-        else:
+        counts = self._updates.counts(self._sums.norm)
+        if not counts:
             self._sums.norm = None  # of a step that was not made
-        self.store.take_back(buckets)
+        self._updates.update(now, instruction, counts=counts)
 
     def _commit(self, now: Step, instruction: ins.Commit) -> None:
         for name, source in zip(instruction.buffers, instruction.reads, strict=True):

@@ -95,6 +95,10 @@ class Sums:
 
     def square_sum(self, now: Step, instruction: ins.SquareSum) -> None:
         """Add up squares, for norms."""
+        if instruction.parts:
+            self._store.note_norms([now.own.buckets[index] for index in instruction.parts])
+            self._values[instruction.writes[0]] = None
+            return
         self._values[instruction.writes[0]] = self._store.squares(
             now.own.buckets, instruction.axes, instruction.clip
         )

@@ -19,7 +19,7 @@ from plait.run.link.background import HopSpan
 from plait.run.link.links import Finished, Handle, Links
 from plait.run.link.messages import pack, room, unpack
 
-Started = ins.Collective | ins.Recv | ins.Pull | ins.Exchange | ins.Copy
+Started = ins.Collective | ins.Recv | ins.Pull | ins.Exchange | ins.Copy | ins.Update
 """Instructions that a `Wait` names."""
 
 
@@ -124,7 +124,7 @@ class Traffic:
         return self._store.whole_or_kept(step.own.buckets[value.number])
 
     def _arrive(self, step: Step, started: Started, result: Tensor) -> None:
-        if isinstance(started, ins.Pull | ins.Copy):
+        if isinstance(started, ins.Pull | ins.Copy | ins.Update):
             return  # it is where it belongs
         if isinstance(started, ins.Recv):
             if started.writes[0].kind == "part":

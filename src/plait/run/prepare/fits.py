@@ -73,7 +73,7 @@ def check_host(steps: Sequence[Program]) -> None:
     free = free_host_bytes()
     for program in steps:
         uses = [step_memory(program, rank) for rank in range(program.plan.mesh.size)]
-        away = sum(use.state_away + use.parameters_away for use in uses)
+        away = sum(use.state_away + use.parameters_away + use.gradients_away for use in uses)
         if away > free:
             raise PlanError(
                 f"memory.offload keeps {format_bytes(away)} on the host, which has {format_bytes(free)} left.",
