@@ -5,8 +5,9 @@
 Of plait: `off` launches op by op, `graphs` segments as CUDA graphs, `on` is compiled, `both` is both, `auto` decides.
 `weights` is `on` with weights in bfloat16, `fp8` with products in 8 bits; `half` is torch.compile of a model whose
 weights are bfloat16.
-Prints, per case and system, the median step in ms, its ratio to torch.compile's (or eager's), TFLOP/s of the model's
-matrix products where the case counts them, and peak memory.
+Prints a line of JSON as soon as it knows a number: per case and system what the first steps took and a step alone, then
+the median step in ms, its ratio to torch.compile's (or the first system's) with quartiles, TFLOP/s of the model's matrix
+products where the case counts them, and peak memory. `bench.window` runs all of it within a GPU's 30 minutes.
 """
 
 import argparse
@@ -173,14 +174,13 @@ def run_case(name: str, systems: list[str], repetitions: int, profiled: bool) ->
             for _ in range(5):  # graphs are captured in the fourth
                 steps[system]()
         except Exception as error:  # a system that fails is told, the others go on
-            print(f"{name:12s} {system:8s} failed: {type(error).__name__}: {str(error)[:300]}", flush=True)
+            say(case=name, system=system, failed=f"{type(error).__name__}: {str(error)[:300]}")
             steps.pop(system, None)
             continue
         torch.cuda.synchronize()
         peaks[system] = (torch.cuda.max_memory_allocated() - before) / 2**30
         took = time.perf_counter() - start
-        alone = 1e3 * seconds(steps[system], case.steps)
-        print(f"{name:12s} {system:8s} first steps {took:.1f} s, then {alone:.2f} ms", flush=True)
+        say(case=name, system=system, first_s=took, alone_ms=1e3 * seconds(steps[system], case.steps))
         if profiled:
             profile(steps[system])
     times: dict[str, list[float]] = {system: [] for system in steps}
@@ -192,12 +192,16 @@ def run_case(name: str, systems: list[str], repetitions: int, profiled: bool) ->
         ratio = [b / t for b, t in zip(times[base], taken, strict=True)]
         low, middle, high = statistics.quantiles(ratio, n=4) if len(ratio) > 1 else [ratio[0]] * 3
         median = statistics.median(taken)
-        rate = f"{case.flops / median / 1e12:6.0f} TFLOP/s" if case.flops else ""
-        print(
-            f"{name:12s} {system:8s} {1e3 * median:8.2f} ms  {middle:.3f}x of {base} ({low:.3f} to {high:.3f})"
-            f"  {peaks[system]:6.1f} GiB {rate}",
-            flush=True,
-        )
+        rate = {"tflops": case.flops / median / 1e12} if case.flops else {}
+        say(
+            case=name, system=system, step_ms=1e3 * median, ratio=middle, ratio_low=low, ratio_high=high, to=base,
+            peak_gib=peaks[system], **rate,
+        )  # fmt: skip
+
+
+def say(**numbers: object) -> None:
+    """A line of JSON, at once."""
+    print(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in numbers.items()}), flush=True)
 
 
 def main() -> None:
@@ -207,6 +211,7 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--limit", type=float, default=None, help="seconds for a case")
     parser.add_argument("--profile", action="store_true", help="list kernels, too")
     parser.add_argument("--here", action="store_true", help="in this process; else one process a case")
     options = parser.parse_args()
@@ -217,7 +222,12 @@ def main() -> None:
         else:
             again = ["--cases", name, "--systems", options.systems, "--repetitions", str(options.repetitions)]
             again += ["--profile"] if options.profile else []
-            subprocess.run([sys.executable, "-m", "bench.gpu", "--here", *again], check=False)
+            try:
+                subprocess.run(
+                    [sys.executable, "-m", "bench.gpu", "--here", *again], check=False, timeout=options.limit
+                )
+            except subprocess.TimeoutExpired:
+                say(case=name, failed=f"not done after {options.limit:g} s")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     python -m bench.offload [--cases gpt-4.4b,gpt-16b] [--ways memory,optimizer,least] [--steps 5]
 
-`memory` keeps everything on the device, `optimizer` forces the optimizer's state to the host, `least` also computes
-again what is cheap, to do with 60 % of the memory that `memory` needs, `largest` is about the most that both hold.
+`memory` keeps everything on the device, `optimizer` forces the optimizer's state to the host, `host` has the host make
+the update, `both` a part of it; `least` also computes again what is cheap, to do with 60 % of the memory that `memory`
+needs, `largest` is about the most that both hold.
 Prints the median step in ms, TFLOP/s of the model's matrix products, peak memory of the device, memory on the host, and
 how far the prediction was off.
 """
@@ -83,6 +84,7 @@ CASES = {
         ways={
             "memory": {}, "optimizer": {"offload": ["optimizer"]},
             "least": {"offload": ["optimizer"], "recompute": "selective"},
+            "host": {"offload": ["gradients"]}, "both": {"offload": ["optimizer", "gradients:0.4"]},
         },
     ),
     "gpt-16b": Case(

@@ -34,8 +34,8 @@ class Device:
     processor_bandwidth: float = 118e9
     """Bytes per second that the host's processors, a device's share of them, pass through their memory in an update:
     16 cores beside an H200 made 4.2 G parameters a second with torch's fused AdamW, of 28 bytes each."""
-    duplex: float = 0.8
-    """Share of `host_bandwidth` that each way has while both are used."""
+    duplex: float = 0.75
+    """Share of `host_bandwidth` that each way has while both are used; fitted to one step on an H200 (docs/log.md)."""
     timed: Mapping[str, float] = field(default_factory=dict)
     """Seconds of single ops that were timed on the device itself, by `program.timing.op_key`."""
 

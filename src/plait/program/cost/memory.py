@@ -216,9 +216,7 @@ class _Life:
 
     def _give_up(self, buckets: Iterable[int]) -> None:
         """Gradients that stayed as they came are gone."""
-        self.loose_bytes -= sum(
-            self.own.buckets[index].num_bytes for index in buckets if index in self.loose
-        )
+        self.loose_bytes -= sum(self.own.buckets[index].num_bytes for index in buckets if index in self.loose)
 
     def _compute(self, instruction: Compute) -> None:
         segment = self.own.segments[instruction.segment]

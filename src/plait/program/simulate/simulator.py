@@ -7,6 +7,7 @@ for those of its own lane, where the plan has lanes; a message leaves when it is
 rank, has arrived; a server handles one message after the other (`served.py`).
 """
 
+from collections import deque
 from collections.abc import Sequence
 
 from plait.errors import ProgramError
@@ -30,6 +31,9 @@ from plait.program.simulate.fold import representatives
 from plait.program.simulate.served import Message, Queue, serving
 from plait.trace.span import Trace
 
+_REMEMBERED = 64
+"""Copies of each way that one of the other way may still meet."""
+
 
 class _Run:
     """One simulated run."""
@@ -41,6 +45,7 @@ class _Run:
         latency: Duration,
         own_part: Duration,
         beside: Duration,
+        duplex: float,
         steps: int,
         fold: Sequence[int] | None,
     ) -> None:
@@ -57,6 +62,9 @@ class _Run:
         self._links_s: dict[Key, float] = {}
         self._host_s: dict[Key, float] = {}
         """By rank, and by way or by value: when the way is free again, when the host has the value."""
+        self._duplex = duplex
+        self._used: dict[Key, deque[tuple[float, float]]] = {}
+        """By rank and way: when it was used last."""
         self._arrived: dict[Key, list[tuple[int, int, Collective, float]]] = {}
         self._posted: dict[Key, tuple[int, int, Recv, float]] = {}
         self._counts: dict[tuple[int, Key], int] = {}
@@ -196,7 +204,7 @@ class _Run:
         start_s = max(clock.now_s[rank], self._host_s.get(way, 0.0))
         if instruction.way == "in":
             start_s = max([start_s, *(self._host_s.get((rank, value), 0.0) for value in instruction.reads)])
-        end_s = start_s + clock.duration(rank, instruction)
+        end_s = self._over_bus(rank, instruction, start_s)
         if self._own_part(rank, instruction) > 0:
             if instruction.way == "in":  # when it waits for it
                 end_s = start_s
@@ -207,6 +215,17 @@ class _Run:
         key: Key = (rank, step, instruction.id)
         clock.happen(key, end_s)
         return key
+
+    def _over_bus(self, rank: int, copy: Copy, start_s: float) -> float:
+        """When a copy is over; of two that pass each other, the later one bears what both lose by it."""
+        if copy.way == "drop":
+            return start_s
+        end_s = start_s + self.clock.duration(rank, copy)
+        against = self._used.get((rank, "out" if copy.way == "in" else "in"), ())
+        both_s = sum(max(0.0, min(end_s, until_s) - max(start_s, since_s)) for since_s, until_s in against)
+        end_s += 2 * (1 / self._duplex - 1) * both_s
+        self._used.setdefault((rank, copy.way), deque(maxlen=_REMEMBERED)).append((start_s, end_s))
+        return end_s
 
     def _update(self, rank: int, step: int, instruction: Update) -> Key:
         """By the host, one after the other, when it has the gradients; or by the rank itself when it waits for it."""
@@ -242,19 +261,21 @@ def simulate(
     latency: Duration = lambda rank, collective: 0.0,
     own_part: Duration = lambda rank, started: 0.0,
     beside: Duration = lambda rank, started: 0.0,
+    duplex: float = 1.0,
 ) -> Trace:
     """Run `steps` steps of all ranks on clocks, in a time that grows as the number of instructions does.
 
     Several programs are those of a worker's consecutive steps, again and again: of workers that average now and then, a
     round. `latency` is for how long of its duration a collective does not need the wire. `own_part` is what a rank
     computes itself where it waits for what it has started, on links that do not work in the background; `beside`, by
-    how much those that do held up what it computed meanwhile. `folded`: only one rank of each class is stepped through,
+    how much those that do held up what it computed meanwhile. `duplex` is the share of the way between device and host
+    that each direction has while both are used. `folded`: only one rank of each class is stepped through,
     and the trace shows these alone. It says the same where durations do not differ within a class.
     """
     programs = [program] if isinstance(program, Program) else program
     plan = programs[0].plan
     fold = representatives(programs[0]) if folded else None
-    run = _Run(programs, duration, latency, own_part, beside, steps, fold)
+    run = _Run(programs, duration, latency, own_part, beside, duplex, steps, fold)
     run.run()
     return Trace(
         spans=tuple(run.clock.spans),

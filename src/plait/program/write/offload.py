@@ -129,7 +129,7 @@ def _stretches(
 
 
 def _place(stretches: Sequence[_Stretch], places: _Places) -> None:
-    """Copies of parcels that share their room; those that stay have room for all."""
+    """Copies of parcels that share their room; those that stay all have some."""
     coming = [stretch for stretch in stretches if stretch.comes]
     parcels = len({stretch.parcel for stretch in coming})
     count = parcels if stretches[0].parcel.stays else at_hand(parcels)

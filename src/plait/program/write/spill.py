@@ -83,7 +83,7 @@ def with_offload(
     ]
     made = with_parts(with_squares(instructions, parts), parts, early=not away.update_is_late)
     if (share := away.shares.get("parameters", 0.0)) > 0:
-        parcels += _parameter_parcels(made, layout, known, away.groups, share)
+        parcels += _parameter_parcels(made, layout, known, away.groups, parts, share)
     if (share := away.shares.get("activations", 0.0)) > 0:
         parcels += activation_parcels(made, known.specs, known.storages, share)
     moving = {value for parcel in parcels for value in parcel.values}
@@ -152,24 +152,24 @@ def _parameter_parcels(
     layout: Layout,
     known: StepValues,
     groups: Mapping[str, int],
+    parts: Sequence[Part],
     share: float,
 ) -> list[Parcel]:
-    """So much of the parameters, or of this rank's chunks of them, in the order of their use."""
+    """So much of the parameters, or of this rank's chunks of them, in the order of their use; those that the host
+    updates apart from the others."""
     read = dict.fromkeys(value for instruction in instructions for value in instruction.reads)
-    found: dict[int, list[Value]] = {}
-    sizes: dict[int, int] = {}
+    there = {value for part in parts if part.on_host for value in part.updated}
+    found: dict[tuple[int, bool], list[Value]] = {}
     for value in read:
-        if value.kind == "chunk":
-            found[value.number], sizes[value.number] = [value], _bytes_of(value, layout, known)
-        elif value.kind == "parameter" and not layout.groups:
-            number = groups[value.name]
-            found.setdefault(number, []).append(value)
-            sizes[number] = sizes.get(number, 0) + _bytes_of(value, layout, known)
+        if value.kind == "chunk" or (value.kind == "parameter" and not layout.groups):
+            number = value.number if value.kind == "chunk" else groups[value.name]
+            found.setdefault((number, value in there), []).append(value)
+    sizes = {key: sum(_bytes_of(value, layout, known) for value in own) for key, own in found.items()}
     wanted, taken, parcels = share * sum(sizes.values()), 0, []
-    for number in sorted(found):
+    for key in sorted(found):
         if taken < wanted:
-            taken += sizes[number]
-            parcels.append(Parcel(values=tuple(found[number]), num_bytes=sizes[number], lasting=True))
+            taken += sizes[key]
+            parcels.append(Parcel(values=tuple(found[key]), num_bytes=sizes[key], lasting=True))
     return parcels
 
 

@@ -47,7 +47,7 @@ class Updates:
         self._counts = None
 
     def counts(self, norm: Tensor | None) -> bool:
-        """Whether a step is made: with a loss scale, where its gradients are finite. All its parts are told the same."""
+        """Whether a step is made: with a loss scale, where its gradients are finite; the same for all its parts."""
         if self._state.loss_scale is None:
             return True
         if self._counts is None:

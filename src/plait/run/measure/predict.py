@@ -20,7 +20,7 @@ from plait.plan.plan import Plan
 from plait.program.hops.price import Network, choices_of
 from plait.run.measure.program_times import time_program
 from plait.run.prepare.programs import Programs
-from plait.search.choose.candidates import offloads
+from plait.search.choose.candidates import cheapest_offload
 from plait.search.predict.exact import Exact, exact_prediction
 from plait.search.predict.prediction import Prediction
 from plait.trace.span import Trace
@@ -72,13 +72,14 @@ def predict_job(
         )
     if plan.memory.offload == "auto":
         captures = captures or Captures(job, device_type=torch.device(time_on or "cpu").type)
-        for trial in offloads(plan):
-            found = predict_job(
+        return cheapest_offload(
+            plan,
+            lambda trial: predict_job(
                 job, trial, cluster, time_on=time_on, limit_bytes=limit_bytes, tell=tell, captures=captures
-            )
-            if found.prediction.fits:
-                break
-        return found
+            ),
+            lambda found: found.prediction.fits,
+            lambda found: found.prediction.step_s,
+        )
     tell("compiling a step")
     source = captures.source if captures is not None else open_data(job.data, job.collate)
     device = torch.device(time_on or "cpu")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from plait.errors import MisfitError, PlanError, UsageError
+from plait.errors import MisfitError, UsageError
 from plait.program.cost.memory import step_memory
 from plait.program.cost.update import update_work
 from plait.program.program import Program
@@ -75,7 +75,7 @@ def check_host(steps: Sequence[Program]) -> None:
         uses = [step_memory(program, rank) for rank in range(program.plan.mesh.size)]
         away = sum(use.state_away + use.parameters_away + use.gradients_away for use in uses)
         if away > free:
-            raise PlanError(
+            raise MisfitError(
                 f"memory.offload keeps {format_bytes(away)} on the host, which has {format_bytes(free)} left.",
                 fix="keep less there, such as memory.offload=optimizer:0.5; or cut state over more hosts.",
             )

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from plait.errors import CaptureError, JobError, MisfitError, PlanError
+from plait.errors import CaptureError, JobError, PlanError
 from plait.graph.capture.capture import fake_model
 from plait.graph.from_job import Captures
 from plait.job.checks import problems
@@ -29,9 +29,9 @@ from plait.program.program import Program
 from plait.program.segment.recompute import Recomputed, compare
 from plait.run.prepare.elementwise import check_apart, check_divisible
 from plait.run.prepare.fits import check_fits, check_host
+from plait.run.prepare.offload import with_cheapest_offload
 from plait.run.prepare.programs import Programs
 from plait.run.prepare.rules import check_follows, check_rules
-from plait.search.choose.candidates import offloads
 from plait.torch_private.fake import FakeTensorMode
 
 _RATES_LOOKED_AT = 10_000
@@ -64,7 +64,12 @@ def prepare(
     if plan.memory.offload == "auto":
         if captures is None and not job.objectives:
             captures = Captures(job, source, dtype, torch.device(device).type)
-        return _with_least_offload(job, plan, device, dtype, tell, captures, limit_bytes)
+        return with_cheapest_offload(
+            plan,
+            torch.device(device),
+            tell,
+            lambda trial, hear: prepare(job, trial, device, dtype, hear, captures, limit_bytes),
+        )
     if job.objectives:
         programs = Programs.several(job, source, plan, torch.device(device), dtype)
     else:
@@ -95,25 +100,6 @@ def prepare(
     ]  # fmt: skip
     tell({"compiled_s": time.perf_counter() - began, "notices": found})
     return programs
-
-
-def _with_least_offload(
-    job: Job,
-    plan: Plan,
-    device: str,
-    dtype: torch.dtype,
-    tell: Listener,
-    captures: Captures | None,
-    limit_bytes: int | None,
-) -> Programs:
-    """The plan with as little on the host as it fits with; raises where all of it is not enough."""
-    *fewer, most = offloads(plan)
-    for trial in fewer:
-        try:
-            return prepare(job, trial, device, dtype, tell, captures, limit_bytes)
-        except MisfitError:
-            continue
-    return prepare(job, most, device, dtype, tell, captures, limit_bytes)
 
 
 def _needs_whole(programs: Programs, layout: Layout) -> bool:

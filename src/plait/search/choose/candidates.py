@@ -4,10 +4,11 @@ In: how many ranks, samples and units there are. Out: `Candidate`s: a plan with 
 is computed are not among them: `relaxed` lists those by name. Nothing is predicted here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
+from typing import TypeVar
 
 from plait.errors import PlanError
 from plait.plan.decisions import Memory, Pipe, Tensor
@@ -15,17 +16,23 @@ from plait.plan.mesh import Mesh
 from plait.plan.named import NAMED
 from plait.plan.plan import AXES, DATA, PIPE, TENSOR, Plan
 
+_Tried = TypeVar("_Tried")
 RECOMPUTE = ("none", "selective", "full")
 """What is tried for `memory.recompute`, from the fastest to the smallest."""
-OFFLOAD_STATE = (("optimizer:0.25",), ("optimizer:0.5",), ("optimizer:0.75",), ("optimizer",))
-"""What is tried for `memory.offload` where a plan does not fit without, from the least to the most."""
+_STREAMED = (("optimizer:0.25",), ("optimizer:0.5",), ("optimizer:0.75",), ("optimizer",))
+_ON_HOST = (("gradients:0.25",), ("gradients:0.5",), ("gradients:0.75",), ("gradients",))
+OFFLOAD_STATE = (*_STREAMED, *_ON_HOST, ("optimizer", "gradients:0.5"))
+"""What is tried for `memory.offload` where a plan does not fit without: state that is streamed through the device, and
+what the host updates itself."""
+_ACTIVATIONS = (("activations:0.5",), ("activations",))
+_MORE = tuple((kind, *away) for kind in ("optimizer", "gradients") for away in _ACTIVATIONS)
 OFFLOAD = (
-    *OFFLOAD_STATE,
-    ("optimizer", "activations:0.5"),
-    ("optimizer", "activations"),
-    ("optimizer", "activations", "parameters"),
+    (_STREAMED, _ON_HOST, (("optimizer", "gradients:0.5"),), _ACTIVATIONS),
+    (_MORE[:2], _MORE[2:]),
+    ((("optimizer", "activations", "parameters"),), (("gradients", "activations", "parameters"),)),
 )
-"""The same where a step is compiled for each."""
+"""The same where a step is compiled for each: more is tried only where less does not fit. Of each family, the least
+that fits is a candidate."""
 SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("zero-bubble", 1), ("gpipe", 1))
 """Schedules that are tried, with their stages a rank."""
 _MOST_TENSOR = 8
@@ -198,9 +205,28 @@ def relaxed() -> dict[str, str]:
     return found
 
 
-def offloads(plan: Plan) -> list[Plan]:
-    """The plans that `memory.offload=auto` tries, from nothing on the host to the most."""
+def cheapest_offload(
+    plan: Plan,
+    tried: Callable[[Plan], _Tried],
+    fits: Callable[[_Tried], bool],
+    cost: Callable[[_Tried], float],
+) -> _Tried:
+    """What `memory.offload=auto` takes: nothing on the host where that fits; else, of the least that fits of each
+    kind, the cheapest. Where nothing fits: what was tried last, with the most on the host."""
     kept = 0 < plan.memory.zero < 3 and plan.data_ranks > 1  # every rank computes with all parameters
-    tried = [entries for entries in OFFLOAD if not (kept and "parameters" in entries)]
-    nothing = replace(plan, memory=replace(plan.memory, offload="none"))
-    return [nothing, *(replace(plan, memory=replace(plan.memory, offload=entries)) for entries in tried)]
+    found = tried(replace(plan, memory=replace(plan.memory, offload="none")))
+    if fits(found):
+        return found
+    for families in OFFLOAD:
+        fitting = []
+        for family in families:
+            for entries in family:
+                if kept and "parameters" in entries:
+                    continue
+                found = tried(replace(plan, memory=replace(plan.memory, offload=entries)))
+                if fits(found):
+                    fitting.append(found)
+                    break
+        if fitting:
+            return min(fitting, key=cost)
+    return found

@@ -71,6 +71,7 @@ def exact_prediction(
         latency=durations.latency,
         own_part=durations.own_part,
         beside=durations.beside,
+        duplex=cluster.device.duplex,
     )
     times = step_times(steps, trace, last)
     constants = cluster.device.calibration

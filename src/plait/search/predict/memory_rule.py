@@ -65,24 +65,37 @@ class StateHeld:
     """Parts of the optimizer's state that are at hand beside it."""
     moved: float
     """Optimizer state that goes to the host and comes back in every step."""
+    out: float = 0.0
+    """Gradients that go there, for updates that the host makes."""
+    back: float = 0.0
+    """Weights that come from there."""
+    updated: float = 0.0
+    """Elements that the host updates."""
 
 
 def state_held(elements: float, plan: Plan, state: StateBytes, num_micro: int) -> StateHeld:
     """All of it, or what `memory.offload` leaves."""
-    away = offload_shares(plan.memory.offload).get("optimizer", 0.0)
+    shares = offload_shares(plan.memory.offload)
+    on_host = shares.get("gradients", 0.0)
+    away = max(on_host, shares.get("optimizer", 0.0))
     gradients = elements * state.gradient / plan.shards.gradients
     optimizer = elements * state.optimizer / plan.shards.optimizer
     if not away:
         return StateHeld(gradients=gradients, optimizer=optimizer, fetched=0.0, moved=0.0)
     part = part_bytes(plan, int(elements * state.parameter)) or 0.0
     share = part / max(1.0, elements * state.parameter)
-    if not state.update_is_late and num_micro == 1 and plan.data_ranks == 1:  # given up part by part
-        gradients = min(gradients, 2 * part * state.gradient / state.parameter)
+    own = elements / plan.shards.optimizer
+    if num_micro == 1 and plan.data_ranks == 1:  # given up part by part: all, or what the host updates
+        few = min(gradients, 2 * part * state.gradient / state.parameter)
+        gradients = max(few, (1 - on_host) * gradients) if state.update_is_late else few
     return StateHeld(
         gradients=gradients,
         optimizer=(1 - away) * optimizer,
-        fetched=min(away, at_hand(int(away / share)) * share) * optimizer,
-        moved=away * optimizer,
+        fetched=min(away - on_host, at_hand(int((away - on_host) / share)) * share) * optimizer,
+        moved=(away - on_host) * optimizer,
+        out=on_host * own * state.gradient,
+        back=on_host * own * state.parameter,
+        updated=on_host * own,
     )
 
 

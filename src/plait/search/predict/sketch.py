@@ -252,12 +252,18 @@ class _Step:
         return self._traffic_s(self._elements(rank) * self.state.update / self.plan.shards.optimizer)
 
     def _with_copies(self, rank: int, step_s: float) -> float:
-        """With optimizer state that goes to the host and comes back: beside it, or after it where updates are late."""
-        moved = state_held(self._elements(rank), self.plan, self.state, self.num_micro).moved
-        if not self.device.host_bandwidth:
-            return step_s + self._traffic_s(4 * moved)
-        copies_s = moved / self.device.host_bandwidth
-        return step_s + copies_s if self.state.update_is_late else max(step_s, copies_s)
+        """With what goes to the host and comes back, and what the host updates: beside it; where updates are late,
+        state moves and the host updates after it."""
+        held = state_held(self._elements(rank), self.plan, self.state, self.num_micro)
+        device = self.device
+        if not device.host_bandwidth:
+            return step_s + self._traffic_s(4 * held.moved + 2 * (held.out + held.back))
+        bus = device.host_bandwidth * (device.duplex if held.moved else 1.0)
+        host_s = held.updated * self.state.update / device.processor_bandwidth
+        if self.state.update_is_late:
+            beside_s = max(step_s, (held.out + held.back) / device.host_bandwidth)
+            return beside_s + max(held.moved / bus, host_s)
+        return max(step_s, (held.moved + max(held.out, held.back)) / bus, host_s)
 
     def _sent(self) -> dict[str, float]:
         """Bytes that a device sends in a step, by axis."""

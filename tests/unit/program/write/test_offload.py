@@ -16,9 +16,10 @@ from plait.program.check.soundness import check_program
 from plait.program.compile import Settings, compile_program
 from plait.program.cost.durations import Durations
 from plait.program.cost.update import update_work
-from plait.program.instructions import Compute, Copy, Instruction, Update
+from plait.program.instructions import Compute, Copy, Instruction, Update, Wait
 from plait.program.program import Program
 from plait.program.simulate.simulator import simulate
+from plait.program.value import Value
 from plait.program.write.offload import AT_HAND
 from plait.search.predict.exact import memory_use
 
@@ -100,6 +101,50 @@ def test_copies_are_hidden_where_the_bus_is_fast_and_told_where_it_is_slow() -> 
     assert slow >= moved / 1e6 > 2 * fast
 
 
+def test_what_the_host_updates_is_gone_from_the_device() -> None:
+    away, here = (
+        memory_use(program, 0, update_work(program, 0, adamw))
+        for program in (program_of(offload="gradients", clip=True), program_of(offload="none", clip=True))
+    )
+    assert away.optimizer < 100 < here.optimizer / 100 and away.gradients == 0
+    assert away.total < here.total - here.optimizer - here.gradients / 2
+    program = program_of(offload="gradients", clip=True)
+    stores = [i.id for i in program.of(0).instructions if isinstance(i, Copy) and i.way == "out"]
+    assert min(stores) < positions(program, Compute)[-1]  # while the backward goes on
+
+
+def test_updates_of_the_host_are_beside_the_backward() -> None:
+    program = program_of(offload="gradients")
+    works = {0: update_work(program, 0, adamw)}
+    base = preset("H200").cluster("one", 1, 1)
+
+    def step_s(processor: float) -> float:
+        cluster = replace(base, device=replace(base.device, processor_bandwidth=processor))
+        durations = Durations(program, cluster, works)
+        trace = simulate(program, durations.duration, steps=2, own_part=durations.own_part)
+        ends = [max(s.end_s for s in trace.spans if s.step == at) for at in range(2)]
+        return ends[1] - ends[0]
+
+    fast, slow = step_s(1e15), step_s(1e6)
+    assert slow >= works[0].traffic / 1e6 > 2 * fast
+
+
+def test_ways_that_are_both_used_slow_each_other() -> None:
+    program = program_of()
+    durations = Durations(program, preset("H200").cluster("one", 1, 1), {0: update_work(program, 0, adamw)})
+
+    def end_s(duplex: float) -> float:
+        return max(
+            span.end_s
+            for span in simulate(
+                program, lambda rank, i: durations.duration(rank, i) * (1e3 if isinstance(i, Copy) else 1),
+                steps=2, own_part=durations.own_part, duplex=duplex,
+            ).spans
+        )  # fmt: skip
+
+    assert end_s(0.5) > 1.05 * end_s(1.0)
+
+
 def faulty(program: Program, change: dict[int, Instruction | None]) -> Program:
     made = [change.get(i.id, i) for i in program.of(0).instructions]
     return with_instructions(program, [i for i in made if i is not None])
@@ -123,6 +168,30 @@ def test_faults_are_found() -> None:
     reader = replace(late, id=len(instructions), reads=first.writes[-1:], writes=(), frees=())
     with pytest.raises(ProgramError, match=r"reads parameter:.* after its update"):
         check_program(with_instructions(program, [*instructions, reader]))
+
+
+def test_faults_of_updates_on_the_host_are_found() -> None:
+    program = program_of(offload="gradients")
+    instructions = program.of(0).instructions
+    first = next(i for i in instructions if isinstance(i, Update))
+    drop = next(i for i in instructions if isinstance(i, Copy) and i.way == "drop")
+    gone = {Value.stored(value) for value in drop.reads}
+    updated = next(i for i in instructions if isinstance(i, Update) and gone & set(i.reads))
+    store = next(i for i in instructions if isinstance(i, Copy) and set(i.writes) & set(first.reads))
+    with pytest.raises(ProgramError, match="which nobody has stored"):
+        check_program(faulty(program, {store.id: None}))
+    with pytest.raises(ProgramError, match="is at hand on the device"):
+        check_program(with_instructions(program, swapped(instructions, drop, updated)))
+    wait = next(i for i in instructions if isinstance(i, Wait) and i.of == first.id)
+    with pytest.raises(ProgramError, match="never awaited"):
+        check_program(faulty(program, {wait.id: None}))
+
+
+def swapped(instructions: Sequence[Instruction], drop: Copy, update: Update) -> list[Instruction]:
+    """With a copy that comes after an update instead of before."""
+    made = [i for i in instructions if i is not drop]
+    made.insert(made.index(update) + 1, drop)
+    return made
 
 
 @pytest.mark.parametrize("told", ["all", "optimizer:2", ["optimizer", "optimizer:0.5"], []])
