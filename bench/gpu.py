@@ -6,8 +6,8 @@ Of plait: `off` launches op by op, `graphs` segments as CUDA graphs, `on` is com
 `weights` is `on` with weights in bfloat16, `fp8` with products in 8 bits; `half` is torch.compile of a model whose
 weights are bfloat16.
 Prints a line of JSON as soon as it knows a number: per case and system what the first steps took and a step alone, then
-the median step in ms, its ratio to torch.compile's (or the first system's) with quartiles, TFLOP/s of the model's matrix
-products where the case counts them, and peak memory. `bench.window` runs all of it within a GPU's 30 minutes.
+the median step in ms, its ratio to torch.compile's (or the first system's) with quartiles, TFLOP/s of matrix products
+where the case counts them, and peak memory. `bench.window` runs all of it within a GPU's 30 minutes.
 """
 
 import argparse
