@@ -107,7 +107,7 @@ def test_what_the_host_updates_is_gone_from_the_device() -> None:
         for program in (program_of(offload="gradients", clip=True), program_of(offload="none", clip=True))
     )
     assert away.optimizer < 100 < here.optimizer / 100 and away.gradients == 0
-    assert away.total < here.total - here.optimizer - here.gradients / 2
+    assert away.total < here.total - here.optimizer
     program = program_of(offload="gradients", clip=True)
     stores = [i.id for i in program.of(0).instructions if isinstance(i, Copy) and i.way == "out"]
     assert min(stores) < positions(program, Compute)[-1]  # while the backward goes on
