@@ -15,7 +15,10 @@ from torch.nn import functional as F
 from plait.graph.ops import random as random_ops
 from plait.graph.ops import random_hash
 from plait.graph.ops.random import IMPLEMENTATIONS, random_key
+from plait.graph.ops.replay import NotReplayableError, Replay
 from plait.graph.rewrite.random_ops import rewrite_random
+from plait.run.eager.draws import SampleDraws
+from plait.torch_private.intercept import intercepted
 
 F32 = torch.float32
 OPS: dict[str, tuple[Any, ...]] = {
@@ -308,6 +311,34 @@ def test_every_random_op_is_replaced(name: str) -> None:
     for created in module.graph.nodes:
         if created.op == "call_function":
             assert "val" in created.meta
+
+
+@pytest.mark.parametrize("name", RANDOM_FUNCTIONS)
+def test_eager_code_draws_the_numbers_of_its_graph(name: str) -> None:
+    """To the bit, in float32 and as float64 code of a float32 graph does; so there is one rule an op."""
+    x, key = torch.rand(8, 6), random_key(seed=0, step=0)
+    module, _ = rewritten(RANDOM_FUNCTIONS[name], x, num_samples=4)
+    with intercepted(Replay(module.graph.nodes, key).takers()):
+        replayed = RANDOM_FUNCTIONS[name](x)
+    assert torch.equal(replayed, module(key, x)[1])
+    with intercepted(Replay(module.graph.nodes, key).takers()):
+        wide = RANDOM_FUNCTIONS[name](x.double())
+    torch.testing.assert_close(wide.float(), replayed.float(), rtol=1e-6, atol=1e-6)
+    with intercepted(Replay(module.graph.nodes, key).takers()):
+        RANDOM_FUNCTIONS[name](x)
+        with pytest.raises(NotReplayableError):  # one draw more than the graph has
+            RANDOM_FUNCTIONS[name](x)
+
+
+@pytest.mark.parametrize("name", RANDOM_FUNCTIONS)
+def test_code_that_is_not_captured_draws_by_the_same_rules(name: str) -> None:
+    x, function = torch.rand(8, 6), RANDOM_FUNCTIONS[name]
+    draws = SampleDraws(random_key(seed=0, step=0), num_samples=4)
+    with intercepted(draws.takers()):
+        made = function(x)
+    assert (made.shape, made.dtype) == (function(x).shape, function(x).dtype)
+    assert draws.others == {}
+    assert len(draws.shapes) == 1
 
 
 def test_exponential_clocks_and_what_they_choose() -> None:

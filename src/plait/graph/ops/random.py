@@ -29,7 +29,6 @@ __all__ = [
     "RANGE_LIMIT",
     "SMALLEST",
     "bernoulli",
-    "clocks",
     "normal",
     "randint",
     "random_key",
@@ -40,11 +39,6 @@ RANGE_LIMIT = 1 << 31
 """Widest `high - low` of randint: its product with 32 random bits must fit in an int64."""
 SMALLEST = 2.0**-33
 """In place of a uniform 0, of which no logarithm could be taken."""
-
-
-def clocks(uniform: Tensor) -> Tensor:
-    """Exponential numbers of rate 1, from uniform ones."""
-    return uniform.clamp(min=SMALLEST).log_().neg_()
 
 
 def random_key(

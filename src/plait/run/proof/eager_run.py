@@ -19,7 +19,7 @@ from plait.graph.capture.stand_ins import stand_ins
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
 from plait.graph.ops.random import random_key
-from plait.graph.ops.replay import Draws
+from plait.graph.ops.replay import Replay
 from plait.job.data.share import Share
 from plait.job.dtypes import default_dtype
 from plait.job.generators import seed_torch
@@ -174,13 +174,12 @@ def drawing(
         seed_torch(seed_of(job, step, micro_batch))
         stack.enter_context(autocast_like(job, device_type))
         key = random_key(seed=job.seed, step=step, micro_batch=micro_batch)
-        draws = Draws(() if isinstance(runs, Opaque) else runs, key)
         if isinstance(runs, Opaque):
             if runs.watched:
                 stack.enter_context(intercepted(SampleDraws(key, num_samples, runs.draw_shapes).takers()))
-        elif draws.any:  # what is checkpointed would draw twice
+        elif takers := Replay(runs, key).takers():  # what is checkpointed would draw twice
             stack.enter_context(stand_ins())
-            stack.enter_context(draws)
+            stack.enter_context(intercepted(takers))
         stack.enter_context(default_dtype(dtype))
         yield
 
