@@ -22,11 +22,25 @@ class Travel(NamedTuple):
     """For which it has the wire to itself."""
     latency_s: float = 0.0
     """Beside that."""
+    work_s: float = 0.0
+    """For which it keeps a rank's own processor busy."""
+    pieces: int = 1
+    """In which it is made, of which one is on the wire while processors have others."""
+
+    @property
+    def edge_s(self) -> float:
+        """Work before the first byte is on the wire, and as long again after the last one: with half a piece each."""
+        return self.work_s / (2 * self.pieces)
+
+    @property
+    def between_s(self) -> float:
+        """Work while other pieces are on the wire."""
+        return self.work_s - 2 * self.edge_s
 
     @property
     def total_s(self) -> float:
         """From its start to its end, where it is alone."""
-        return self.wire_s + self.latency_s
+        return max(self.wire_s, self.between_s) + self.latency_s + 2 * self.edge_s
 
 
 CollectiveSeconds = Callable[[str, float, Reach, Device], float]
@@ -109,12 +123,19 @@ def _direct(kind: str, num_bytes: float, reach: Reach, device: Device) -> Travel
     return Travel(
         wire_s=crossing / (reach.outer.bandwidth * device.calibration.link_share),
         latency_s=device.calibration.kernel_s + rounds * reach.outer.latency_s,
+        work_s=level_work_s(num_bytes, reach.outer),
     )
+
+
+def level_work_s(num_bytes: float, link: Link) -> float:
+    """Processor time of a rank for one level of a collective between hosts, of a tensor of so many bytes."""
+    return link.work_s + num_bytes * link.work_s_per_byte
 
 
 def _two_level(kind: str, num_bytes: float, reach: Reach, device: Device) -> Travel:
     """Within hosts, between those at the same place in them with a part each, and within hosts again; of a sum, piece
-    after piece, of which one is on the wire while others are in memory."""
+    after piece, of which one is on the wire while others are in memory. Copies, sums and what is handed from thread to
+    thread cost processors about the same on both levels, of the bytes that each has."""
     each = reach.per_host
     inner = replace(reach, size=each, hosts=1)
     outer = replace(reach, size=reach.hosts, per_host=1, at_once=reach.at_once * each)
@@ -123,7 +144,17 @@ def _two_level(kind: str, num_bytes: float, reach: Reach, device: Device) -> Tra
         within_s = 2 * collective_seconds("all_gather", min(num_bytes, PIECE_BYTES), inner, device)
     else:
         within_s = collective_seconds("all_gather", num_bytes, inner, device)
-    return Travel(between.wire_s, between.latency_s + within_s)
+    return Travel(
+        wire_s=between.wire_s,
+        latency_s=between.latency_s + within_s,
+        work_s=between.work_s + level_work_s(num_bytes, reach.outer),
+        pieces=num_pieces(num_bytes) if kind == "all_reduce" else 1,
+    )
+
+
+def num_pieces(num_bytes: float) -> int:
+    """Of a sum in two levels: equal ones, of about `PIECE_BYTES`; a little more than one is no second one."""
+    return max(1, round(num_bytes / PIECE_BYTES))
 
 
 def message_seconds(num_bytes: float, link: Link, device: Device) -> float:

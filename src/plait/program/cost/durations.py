@@ -8,12 +8,11 @@ links. It never runs anything, and knows nothing of overlap: that is the simulat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from math import inf
 
 from plait.cluster.cluster import Cluster, Link, Reach
 from plait.errors import ProgramError
 from plait.plan.plan import DATA
-from plait.program.cost.collective_time import PIECE_BYTES, Travel, collective_travel, message_seconds
+from plait.program.cost.collective_time import Travel, collective_travel, level_work_s, message_seconds
 from plait.program.cost.op_key import compress_key, op_key, transfer_key
 from plait.program.cost.op_time import node_work, op_seconds
 from plait.program.cost.update import UpdateWork
@@ -83,8 +82,8 @@ class Durations:
         if isinstance(instruction, Collective):
             if not self._in_background(rank, instruction):
                 return 0.0
-            wire_s = max(self._travel(rank, instruction).wire_s, self._work_s(rank, instruction))
-            return wire_s + self.beside(rank, instruction) + self.latency(rank, instruction)
+            travel = self._travel(rank, instruction)
+            return max(travel.wire_s, travel.between_s) + travel.latency_s
         if isinstance(instruction, Opaque):
             raise ProgramError("the model was not captured: nobody knows how long it takes.")
         if isinstance(instruction, Update):
@@ -110,15 +109,19 @@ class Durations:
         return traffic / (self._device.memory_bandwidth * constants.memory_share) + constants.kernel_s
 
     def latency(self, rank: int, collective: Instruction) -> float:
-        """Seconds of a collective's duration for which it does not need the wire; before the first byte of a piece is
-        on it, and after the last, processors have their work with the piece."""
+        """Seconds of a collective's duration for which it does not need the wire."""
         assert isinstance(collective, Collective)
-        if not self._in_background(rank, collective):
+        return self._travel(rank, collective).latency_s if self._in_background(rank, collective) else 0.0
+
+    def at_start(self, rank: int, started: Instruction) -> float:
+        """Seconds for which a rank's processor works before what it starts in the background is on the wire."""
+        if not isinstance(started, Collective) or not self._in_background(rank, started):
             return 0.0
-        return self._travel(rank, collective).latency_s + self._work_s(rank, collective, PIECE_BYTES)
+        return self._travel(rank, started).edge_s
 
     def own_part(self, rank: int, started: Instruction) -> float:
-        """Seconds for which a rank works itself where it waits for what it has started, without a background."""
+        """Seconds for which a rank works itself where it waits for what it has started: without a background, for all
+        of it; else, for what is left when the last byte has come."""
         if isinstance(started, Copy):
             return 0.0 if self._device.host_bandwidth else self._copy_s(started)
         if isinstance(started, Update):
@@ -126,11 +129,11 @@ class Durations:
         if isinstance(started, Pull | Exchange):
             return 0.0 if self._to_servers.background else self._served_s(started) / 2
         assert isinstance(started, Collective | Recv)
-        if self._in_background(rank, started):
-            return 0.0
         if isinstance(started, Recv):
-            return self._message(started.num_bytes, self._peers(rank, started)) / 2
-        return self._travel(rank, started).total_s
+            seconds = self._message(started.num_bytes, self._peers(rank, started))
+            return 0.0 if self._in_background(rank, started) else seconds / 2
+        travel = self._travel(rank, started)
+        return travel.edge_s if self._in_background(rank, started) else travel.total_s
 
     def _copy_s(self, instruction: Copy) -> float:
         """Over the bus; where host and device are one memory, by the device itself, which reads and writes."""
@@ -156,23 +159,11 @@ class Durations:
         return whole * own / total + self._device.calibration.kernel_s
 
     def beside(self, rank: int, started: Instruction) -> float:
-        """Seconds by which communication in the background and what is computed beside it hold each other up."""
-        if not isinstance(started, Collective) or not (work_s := self._work_s(rank, started)):
+        """Seconds of a rank's processor that what it has started in the background takes while it travels: from what is
+        computed meanwhile, unless the rank has nothing to do."""
+        if not isinstance(started, Collective) or not self._in_background(rank, started):
             return 0.0
-        meanwhile = self._meanwhile[self._program.members[rank]].get(started.id, ())
-        return min(work_s, sum(self._compute(rank, instruction) for instruction in meanwhile))
-
-    def _work_s(self, rank: int, collective: Collective, most_bytes: float = inf) -> float:
-        """For which a collective, or `most_bytes` of it, keeps a rank's processor busy: between hosts processors send
-        and add up by themselves."""
-        link, group = self._cluster.between, self._program.plan.mesh.group(rank, collective.axis)
-        if self._reach(group).hosts < 2:
-            return 0.0
-        return link.work_s + min(collective.num_bytes, most_bytes) * link.work_s_per_byte
-
-    @cached_property
-    def _meanwhile(self) -> list[dict[int, list[Compute]]]:
-        return [_meanwhile(own) for own in self._program.classes]
+        return self._travel(rank, started).between_s
 
     @cached_property
     def _to_servers(self) -> Link:
@@ -232,6 +223,8 @@ class Durations:
             reach = self._reach(group)
             key_of_time = transfer_key(instruction, len(group), self._busy)
             found = self._by_hops(instruction, group)
+            if found is not None and reach.hosts > 1:
+                found = found._replace(work_s=level_work_s(instruction.num_bytes, reach.outer))
             if found is None and reach.hosts == 1 and key_of_time in self._device.timed:
                 found = Travel(self._device.timed[key_of_time])
             if found is None and instruction.op.startswith("halo"):
@@ -317,18 +310,3 @@ def _filled_in_place(program: Program, index: int) -> frozenset[Value]:
             segment = own.segments[instruction.segment]
             found.update(instruction.writes[position] for position in segment.fillable)
     return frozenset(found)
-
-
-def _meanwhile(own: RankProgram) -> dict[int, list[Compute]]:
-    """By collective: what is computed between its start and its end."""
-    found: dict[int, list[Compute]] = {}
-    under_way: set[int] = set()
-    for instruction in own.instructions:
-        if isinstance(instruction, Collective):
-            under_way.add(instruction.id)
-        elif isinstance(instruction, Compute):
-            for number in under_way:
-                found.setdefault(number, []).append(instruction)
-        elif isinstance(instruction, Wait):
-            under_way.discard(instruction.of)
-    return found

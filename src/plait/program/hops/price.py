@@ -6,7 +6,7 @@ alike; the simulator prices a run with the same ones.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from plait.cluster.cluster import Cluster, Link, Reach
@@ -40,9 +40,11 @@ class Network:
 
     @classmethod
     def of(cls, cluster: Cluster, ranks: int) -> "Network":
-        """That of a cluster whose devices the ranks fill one after the other."""
+        """That of a cluster whose devices the ranks fill one after the other; without the work of processors, so that
+        ranks, which do not know it, and predictions choose alike."""
         hosts = tuple(rank // cluster.devices_per_host for rank in range(ranks))
-        return cls(hosts=hosts, inner=cluster.host, outer=cluster.between)
+        outer = replace(cluster.between, work_s=0.0, work_s_per_byte=0.0)
+        return cls(hosts=hosts, inner=cluster.host, outer=outer)
 
     @property
     def per_host(self) -> int:

@@ -43,6 +43,7 @@ class _Run:
         programs: Sequence[Program],
         duration: Duration,
         latency: Duration,
+        at_start: Duration,
         own_part: Duration,
         beside: Duration,
         duplex: float,
@@ -53,7 +54,7 @@ class _Run:
         self.clock = Clock(self.plan.ranks, duration)
         self.ranks = tuple(range(self.plan.ranks) if fold is None else sorted(set(fold)))
         self._programs, self._steps, self._fold = programs, steps, fold
-        self._latency, self._own_part, self._beside = latency, own_part, beside
+        self._latency, self._at_start, self._own_part, self._beside = latency, at_start, own_part, beside
         self._lanes = self.plan.links.lanes
         self._takes_next, self._workers = self.plan.agreement.takes_next, self.plan.mesh.size
         self._peers = Peers(self.plan.mesh, fold)
@@ -125,6 +126,7 @@ class _Run:
                     clock.span(rank, step, started, asked_s, end_s)
                 clock.span(rank, step, instruction, start_s, end_s)
             elif isinstance(instruction, Collective):
+                now_s[rank] += self._at_start(rank, instruction)
                 under_way[instruction.id] = instruction, (self._meet(rank, step, instruction),)
             elif isinstance(instruction, Send):
                 self._send(rank, step, instruction)
@@ -259,6 +261,7 @@ def simulate(
     steps: int = 1,
     folded: bool = False,
     latency: Duration = lambda rank, collective: 0.0,
+    at_start: Duration = lambda rank, started: 0.0,
     own_part: Duration = lambda rank, started: 0.0,
     beside: Duration = lambda rank, started: 0.0,
     duplex: float = 1.0,
@@ -266,16 +269,16 @@ def simulate(
     """Run `steps` steps of all ranks on clocks, in a time that grows as the number of instructions does.
 
     Several programs are those of a worker's consecutive steps, again and again: of workers that average now and then, a
-    round. `latency` is for how long of its duration a collective does not need the wire. `own_part` is what a rank
-    computes itself where it waits for what it has started, on links that do not work in the background; `beside`, by
-    how much those that do held up what it computed meanwhile. `duplex` is the share of the way between device and host
-    that each direction has while both are used. `folded`: only one rank of each class is stepped through,
-    and the trace shows these alone. It says the same where durations do not differ within a class.
+    round. `latency` is for how long of its duration a collective does not need the wire. Of a rank's own processor,
+    communication takes `at_start` before it is under way, `own_part` where it is waited for and has come, and `beside`
+    between these: of what the rank computes meanwhile, unless it waits. `duplex` is the share of the way between device
+    and host that each direction has while both are used. `folded`: only one rank of each class is stepped through, and
+    the trace shows these alone. It says the same where durations do not differ within a class.
     """
     programs = [program] if isinstance(program, Program) else program
     plan = programs[0].plan
     fold = representatives(programs[0]) if folded else None
-    run = _Run(programs, duration, latency, own_part, beside, duplex, steps, fold)
+    run = _Run(programs, duration, latency, at_start, own_part, beside, duplex, steps, fold)
     run.run()
     return Trace(
         spans=tuple(run.clock.spans),

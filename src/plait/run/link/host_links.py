@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from plait.plan.mesh import Mesh
-from plait.program.cost.collective_time import PIECE_BYTES, is_two_level_cheaper
+from plait.program.cost.collective_time import is_two_level_cheaper, num_pieces
 from plait.program.hops.price import Network
 from plait.program.instructions import Collective, Recv, Send
 from plait.program.value import Value
@@ -135,7 +135,7 @@ class TwoLevel:
     def _begin_sum(self, tensor: Tensor, between: "list[Between]") -> Tensor:
         """Sums of pieces within the host."""
         flat = tensor.reshape(-1)
-        for piece in torch.split(flat, PIECE_BYTES // flat.element_size()):
+        for piece in torch.tensor_split(flat, num_pieces(flat.nbytes)):
             whole, rest = divmod(piece.numel(), self._each)
             extents = [whole + (place < rest) for place in range(self._each)]
             part = self._do("reduce_scatter", True, piece, extents)

@@ -73,7 +73,9 @@ def measure_hosts(party: First, known: Cluster) -> Hosts:
         return Hosts(cluster=known, residuals={})
     points = [(float(size), seconds) for size, seconds in found[0]["times"]]
     line = fit_line(points)
-    between = by_sockets(socket_link(line, count, known.device.calibration))
+    link = socket_link(line, count, known.device.calibration)
+    own = known.between  # of which all is work of processors: there is no network in it
+    between = by_sockets(replace(link, work_s=own.work_s, work_s_per_byte=own.work_s_per_byte))
     name = f"{count} hosts of {known.devices_per_host}"
     cluster = replace(known, name=name, hosts=count, between=between)
     if len({entry["machine"] for entry in found}) == 1:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -200,7 +200,7 @@ def _shared_all_reduces(ranks: int) -> list[TimedTransfer]:
 
 
 def _all_reduce_times(backend: str, device: torch.device) -> dict[str, float]:
-    """Seconds of an all-reduce through torch.distributed, by size."""
+    """Seconds of an all-reduce through torch.distributed, by size; and of the processor, for it."""
     found = {}
     for size in _SIZES:
         tensor = torch.zeros(size // 4, device=device)
@@ -212,15 +212,18 @@ def _all_reduce_times(backend: str, device: torch.device) -> dict[str, float]:
                 torch.cuda.synchronize(device)
 
         call()
-        found[f"{backend} {size}"] = mean(_timed(call) for _ in range(repeats))
+        times = [_timed(call) for _ in range(repeats)]
+        found[f"{backend} {size}"] = mean(wall_s for wall_s, _ in times)
+        found[f"work {size}"] = median(work_s for _, work_s in times)
     return found
 
 
-def _timed(call: Callable[[], None]) -> float:
+def _timed(call: Callable[[], None]) -> tuple[float, float]:
+    """By the clock, and of this process's processor time, all threads together."""
     dist.barrier()
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), time.process_time()
     call()
-    return time.perf_counter() - began
+    return time.perf_counter() - began, time.process_time() - worked
 
 
 def _link(
@@ -234,7 +237,9 @@ def _link(
     line: Fit = fit_line(points)
     residuals = {int(size): round(error, 3) for size, error in line.residuals.items()}
     if kind == "plait":
-        return socket_link(line, ranks, calibration), residuals
+        work = fit_line([(float(size), transfers[f"work {size}"]) for size in _SIZES])
+        link = socket_link(line, ranks, calibration)
+        return replace(link, work_s=work.start_s, work_s_per_byte=work.per_unit_s), residuals
     part = (ranks - 1) / ranks
     latency_s = max(0.0, line.start_s - calibration.kernel_s) / (2 * (ranks - 1))
     bandwidth = 2 * part / line.per_unit_s / calibration.link_share

@@ -69,6 +69,7 @@ def exact_prediction(
         steps=before + last,
         folded=True,
         latency=durations.latency,
+        at_start=durations.at_start,
         own_part=durations.own_part,
         beside=durations.beside,
         duplex=cluster.device.duplex,

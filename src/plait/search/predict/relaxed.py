@@ -64,7 +64,10 @@ def relaxed_prediction(sketcher: Sketcher, plan: Plan, *, batch: int, limit_byte
 
     settled = len(steps) * ceil(max(2, min(_SETTLED, _MOST_SHARES // workers)) / len(steps))
     last = len(steps) if agreement.marches else settled
-    trace = simulate(steps, duration, steps=2 * last, folded=True, own_part=durations.own_part)
+    trace = simulate(
+        steps, duration, steps=2 * last, folded=True, latency=durations.latency, at_start=durations.at_start,
+        own_part=durations.own_part, beside=durations.beside,
+    )  # fmt: skip
     found = step_times(steps, trace, last)
     constants = sketcher.cluster.device.calibration
     served = agreement.weights == "server"

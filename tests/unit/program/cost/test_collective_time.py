@@ -4,13 +4,16 @@ from dataclasses import replace
 
 import pytest
 
+from plait.cluster.cluster import Cluster
 from plait.cluster.emulated import emulated
 from plait.cluster.parse import parse_cluster
 from plait.options import Emulation
 from plait.program.cost.collective_time import (
     PIECE_BYTES,
+    Travel,
     bus_bandwidth,
     collective_seconds,
+    collective_travel,
     is_two_level_cheaper,
 )
 
@@ -66,11 +69,36 @@ def test_members_of_one_host_share_its_adapters_only_where_the_wire_is_shared() 
     assert bus_bandwidth(shared, cluster.device) == pytest.approx(bus_bandwidth(part, cluster.device) / 8)
 
 
+def test_processors_work_before_the_wire_and_after_it_and_with_other_pieces_meanwhile() -> None:
+    """Two hosts of two ranks on as many processors, and on half as many, which share these; on both levels."""
+    network = Emulation.parse("bandwidth=1Gbit,latency=1ms,hosts=2x2")
+    many, few = (emulated(parse_cluster(f"{count}xcpu"), network) for count in (4, 2))
+
+    def travel(cluster: Cluster, num_bytes: int) -> Travel:
+        return collective_travel("all_reduce", num_bytes, cluster.link_among(range(4)), cluster.device)
+
+    between = many.between
+    one, shared, four = travel(many, PIECE_BYTES), travel(few, PIECE_BYTES), travel(many, 4 * PIECE_BYTES)
+    assert one.work_s == pytest.approx(
+        2 * between.work_s + 1.5 * PIECE_BYTES * between.work_s_per_byte
+    )  # in memory all of it, by sockets a half
+    assert shared.work_s == pytest.approx(2 * one.work_s) and shared.wire_s == one.wire_s
+    assert (one.pieces, one.edge_s, one.between_s) == (1, one.work_s / 2, 0.0)
+    assert one.total_s == pytest.approx(one.wire_s + one.latency_s + one.work_s)
+    assert four.pieces == 4 and four.between_s == pytest.approx(0.75 * four.work_s)
+    assert four.between_s < four.wire_s
+    assert four.total_s == pytest.approx(four.wire_s + four.latency_s + four.work_s / 4)  # the rest is hidden
+    slow = replace(many, between=replace(between, work_s_per_byte=1e-6))
+    assert travel(slow, 4 * PIECE_BYTES).total_s > travel(slow, 4 * PIECE_BYTES).work_s  # here it is what counts
+    assert travel(many, PIECE_BYTES + 2048).pieces == 1
+
+
 def test_over_our_own_sockets_two_levels_send_less_between_hosts() -> None:
     """Two hosts of two ranks, which share a wire: each host sends the tensor once, not twice; small sums go at once."""
     network = Emulation.parse("bandwidth=1Gbit,latency=1ms,hosts=2x2")
     cluster = emulated(parse_cluster("4xcpu"), network)
-    reach, device = cluster.link_among(range(4)), cluster.device
+    between = replace(cluster.between, work_s=0.0, work_s_per_byte=0.0)
+    reach, device = replace(cluster.link_among(range(4)), outer=between), cluster.device
     latency_s, kernel_s = cluster.between.latency_s, device.calibration.kernel_s
     assert is_two_level_cheaper("all_reduce", 1e8, reach)
     within = replace(reach, size=2, hosts=1)

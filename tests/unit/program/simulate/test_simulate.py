@@ -129,12 +129,14 @@ def test_processors_that_send_by_themselves_compute_meanwhile_for_longer() -> No
         return simulate(
             program_of(OVERLAPPED, OVERLAPPED),
             lambda rank, instruction: times[instruction.name],
+            at_start=lambda rank, started: 0.25,
             beside=lambda rank, started: 0.5 if started.name == "reduce 0" else 0.0,
         )
 
-    assert times(simulated(1.0))["wait for 1"] == (4, 4.5)
-    assert times(simulated(1.0))["wait for 3"] == (4.5, 5)
-    assert times(simulated(3.0))["wait for 1"] == (4, 5)
+    assert times(simulated(1.0))["reduce 0"] == (2.25, 3.25)
+    assert times(simulated(1.0))["wait for 1"] == (4.5, 5)
+    assert times(simulated(1.0))["wait for 3"] == (5, 5.5)
+    assert times(simulated(3.0))["wait for 1"] == (4.5, 5.25)
 
 
 @pytest.mark.parametrize(
