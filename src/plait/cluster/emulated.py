@@ -16,8 +16,8 @@ _WORK_S_PER_BYTE = 6e-10
 
 
 def emulated(machine: Cluster, emulation: Emulation) -> Cluster:
-    """The machine's devices in as many hosts; what its own sockets take beside the work of its processors is part of the
-    latency between them."""
+    """The machine's devices in as many hosts; what its own sockets take beside the work of its processors is part of
+    the latency between them."""
     own = by_sockets(machine.between)
     between = replace(
         own,

@@ -43,9 +43,8 @@ from plait.program.instructions import (
     SquareSum,
     Stash,
     Update,
-    Wait,
 )
-from plait.program.program import Program, RankProgram
+from plait.program.program import Program
 from plait.program.value import Value
 
 

@@ -89,7 +89,9 @@ def test_processors_work_before_the_wire_and_after_it_and_with_other_pieces_mean
     assert four.between_s < four.wire_s
     assert four.total_s == pytest.approx(four.wire_s + four.latency_s + four.work_s / 4)  # the rest is hidden
     slow = replace(many, between=replace(between, work_s_per_byte=1e-6))
-    assert travel(slow, 4 * PIECE_BYTES).total_s > travel(slow, 4 * PIECE_BYTES).work_s  # here it is what counts
+    assert (
+        travel(slow, 4 * PIECE_BYTES).total_s > travel(slow, 4 * PIECE_BYTES).work_s
+    )  # here it is what counts
     assert travel(many, PIECE_BYTES + 2048).pieces == 1
 
 
