@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import plait
 from plait.plan.named import NAMED, resolve
-from plait.plan.plan import Plan
+from plait.plan.plan import DATA, DOMAIN, Plan
 
 STEPS, BATCH, SAVE_EVERY, EVALUATE_EVERY = 24, 8, 5, 9
 Engine = Literal["torchrun", "mpirun", "srun"]
@@ -29,6 +29,8 @@ class Case:
     mesh: dict[str, int] | None = None
     sockets: bool = False
     """Whether ranks speak over sockets alone, as they do between hosts."""
+    offload: tuple[str, ...] = ()
+    """What is kept on the host."""
     engine: Engine | None = None
     """What starts its tasks, on hosts that are parts of this machine; None: plait itself, here."""
     tasks: int = 2
@@ -43,14 +45,28 @@ class Case:
             self.plan,
             axes if len(self.mesh or ()) > 1 else "",
             "sockets" if self.sockets else "",
+            "offload" if self.offload else "",
             self.engine or "",
         )
         return "-".join(part for part in parts if part)
 
     def resolved(self) -> Plan:
         """The plan itself."""
-        plan = resolve(self.plan, self.ranks, None, self.mesh)
+        settings = {"memory": {"offload": list(self.offload)}} if self.offload else None
+        plan = resolve(self.plan, self.ranks, settings, self.mesh)
         return replace(plan, links=replace(plan.links, transport="sockets")) if self.sockets else plan
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether every rank holds all weights and updates them: what a flipped bit is held against."""
+        plan = self.resolved()
+        return (
+            plan.agreement.sums
+            and not plan.agreement.threads
+            and plan.memory.zero == 0
+            and plan.mesh.size > 1
+            and {axis for axis, _ in plan.mesh.axes} <= {DATA, DOMAIN}
+        )
 
     @property
     def is_free(self) -> bool:
@@ -64,10 +80,12 @@ CASES = (
     Case(plan="threads", ranks=2),
     Case(plan="ddp", ranks=2),
     Case(plan="ddp", ranks=2, sockets=True),
+    Case(plan="ddp", ranks=2, offload=("optimizer",)),
     Case(plan="zero1", ranks=2),
     Case(plan="zero2", ranks=2),
     Case(plan="zero3", ranks=2),
     Case(plan="zero3", ranks=2, sockets=True),
+    Case(plan="zero3", ranks=2, offload=("optimizer", "parameters", "activations")),
     Case(plan="local-sgd", ranks=2),
     Case(plan="diloco", ranks=2),
     Case(plan="megatron", mesh={"tensor": 2}),
@@ -78,6 +96,7 @@ CASES = (
     Case(plan="gpipe", mesh={"pipe": 2}),
     Case(plan="1f1b", mesh={"pipe": 2}),
     Case(plan="1f1b", mesh={"pipe": 2}, sockets=True),
+    Case(plan="1f1b", mesh={"pipe": 2}, offload=("optimizer:0.5", "activations")),
     Case(plan="1f1b", mesh={"data": 2, "pipe": 2}),
     Case(plan="interleaved", mesh={"pipe": 2}),
     Case(plan="zero-bubble", mesh={"pipe": 2}),

@@ -21,6 +21,7 @@ from typing import Literal
 
 from bench.chaos.cases import HANG_S, Case
 from bench.chaos.engines import EngineRun
+from bench.chaos.flips import order_flip
 from bench.chaos.runs import Phase, Run, kill
 from bench.chaos.shim import Shim
 
@@ -55,6 +56,8 @@ class Fault:
     needs_mount: bool = False
     of_tasks: bool = False
     """Whether it is done to a task of an engine, or to the engine."""
+    of_replicas: bool = False
+    """Whether only ranks that hold the same can find it."""
 
     @property
     def needs_shim(self) -> bool:
@@ -62,6 +65,8 @@ class Fault:
 
     def suits(self, case: Case) -> bool:
         """Whether it can happen to such a run: the shim wakes up in one session, and engines start many."""
+        if self.of_replicas and not case.has_replicas:
+            return False
         if case.engine is None:
             return not self.of_tasks
         return not (self.needs_shim or self.needs_mount)
@@ -218,6 +223,13 @@ def _shut(pid: int, fd: int) -> None:
         os.close(handle)
 
 
+def _flip_a_bit(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
+    """Of a weight, on one rank, after its next update."""
+    rank = choice.randrange(run.num_ranks)
+    order_flip(run.folder, rank)
+    return "done"
+
+
 def _slow(**how: tuple[int, int]) -> Do:
     def do(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
         assert shim is not None
@@ -249,6 +261,7 @@ FAULTS: dict[str, Fault] = {
     "no more files": Fault(do=_no_more_files, loses_a_rank=True, seen="by the shim"),
     "full disk": Fault(do=_fill_the_disk, loses_a_rank=True, seen="by the shim", needs_mount=True),
     "no memory": Fault(do=_no_more_memory, loses_a_rank=True, seen="at the end"),
+    "flip a bit": Fault(do=_flip_a_bit, of_replicas=True, seen="at the end"),
     "lost link": Fault(do=_cut_a_link, loses_a_rank=True),
     "slow link": _slowed(link_us=(200, 5_000)),
     "slow disk": _slowed(disk_us=(1_000, 100_000)),

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import plait
 from bench.chaos.cases import HANG_S, SAVE_EVERY, Case, job
+from bench.chaos.flips import obey_flips
 from plait.errors import PlaitError
 from plait.run.start.board import Board, State
 
@@ -40,7 +41,7 @@ class Ended:
     def ended_as_ever(self) -> bool:
         """Whether it came to its end with all of its ranks, as if nothing had happened."""
         noticed = self.told.get("stopped") or any(
-            "go on" in notice for notice in self.told.get("notices", ())
+            words in notice for notice in self.told.get("notices", ()) for words in ("go on", "goes back")
         )
         return self.code == 0 and not noticed
 
@@ -50,7 +51,7 @@ class Run(ABC):
 
     def __init__(self, case: Case, folder: Path) -> None:
         self.folder = folder
-        self._num_ranks = case.resolved().processes
+        self.num_ranks = case.resolved().processes
         self._board: Board | None = None
 
     @property
@@ -82,7 +83,7 @@ class Run(ABC):
         """What it does now, of several ranks the rarest thing."""
         if any(self.folder.glob("checkpoints/.*")):
             return "saving"
-        if self._num_ranks == 1:
+        if self.num_ranks == 1:
             return "training" if (self.folder / "environment.json").exists() else "start"
         board = self._find_board()
         if board is None and (self.folder / "metrics.jsonl").exists():
@@ -100,9 +101,10 @@ class Run(ABC):
         if self._board is None:
             with suppress(OSError):
                 for path in Path(f"/proc/{self.pid}/fd").iterdir():
-                    if "memfd:plait-board" in os.readlink(path) and path.stat().st_size:
-                        self._board = Board(os.open(path, os.O_RDWR), self._num_ranks)
-                        break
+                    if "memfd:plait-board" in os.readlink(path):
+                        with suppress(ValueError):  # not as long as it will be, or of a trial before the run
+                            self._board = Board(os.open(path, os.O_RDWR), self.num_ranks)
+                            break
         return self._board
 
     def wait(self, limit_s: float) -> Ended:
@@ -207,6 +209,7 @@ def be_the_run(case: Case, folder: Path, resume: bool) -> tuple[int, bytes]:
     notices: list[str] = []
     code = 1
     try:
+        obey_flips(folder)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKS)
         result = plait.train(
             job(), case.resolved(), out=folder, trace=False,

@@ -6,7 +6,6 @@ lowest value.
 """
 
 import math
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from plait.api.inputs.given import given_job
 from plait.api.train import train
 from plait.callbacks import Callback, StepDone, Stop
 from plait.errors import SpoiledError, UsageError
+from plait.files.scratch import scratch_folder
 from plait.job.job import Job
 from plait.options import Limits, Listener
 from plait.plan.plan import Plan
@@ -105,9 +105,9 @@ def find_lr(
     )  # fmt: skip
     watch = _Watch()
     # A loss that is no number any more is an end too: the rate is far over what the model bears.
-    with tempfile.TemporaryDirectory(prefix="plait-lr-") as folder, suppress(SpoiledError):
+    with scratch_folder() as folder, suppress(SpoiledError):
         train(
-            asked, plan, ranks, mesh=mesh, settings=of_plan, out=Path(folder) / "run", device=device, trace=False,
+            asked, plan, ranks, mesh=mesh, settings=of_plan, out=folder / "run", device=device, trace=False,
             listener=listener, limits=Limits(check=False), callbacks=[watch], progress=False,
         )  # fmt: skip
     return rates_of(watch.rates, watch.losses)

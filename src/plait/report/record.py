@@ -17,6 +17,7 @@ import msgspec
 
 from plait.errors import PlaitError, UsageError
 from plait.files.document import Document, Format, as_text, read_bytes
+from plait.files.holder import last_holder
 from plait.files.records import read_records
 from plait.files.shape import decode_python_json, shaped
 from plait.trace.files import read_trace
@@ -62,6 +63,7 @@ def read_run(run_dir: Path) -> RunRecord:
     environment = _object(folder / "environment.json", dict[str, Any], unknown, notes) or {}
     notes += _outlived(folder / "outlived.json", notes)
     notes += _missing_steps(lines, folder, environment.get("first_step"))
+    notes += _cut_short(folder)
     trace = None
     try:
         trace = read_trace(folder)
@@ -123,12 +125,7 @@ def _missing_steps(lines: Sequence[Mapping[str, Any]], folder: Path, first: obje
     steps = Counter(
         line["step"] for line in lines if line.get("evaluate") is None and line.get("step") is not None
     )
-    saved = [
-        int(match[1]) - 1
-        for path in folder.glob("checkpoints/step-*")
-        if (match := re.fullmatch(r"step-([0-9]{8,18})(\.[0-9]+)?", path.name))
-    ]
-    last = max([*steps, *saved], default=-1)
+    last = max([*steps, *(num_steps - 1 for num_steps in _saved(folder))], default=-1)
     begin = first if type(first) is int and 0 <= first <= last else min(steps, default=last + 1)
     notes = []
     if holes := _gaps(sorted(step for step in steps if step >= begin), begin, last):
@@ -138,6 +135,28 @@ def _missing_steps(lines: Sequence[Mapping[str, Any]], folder: Path, first: obje
         told = _ranges([(step, step) for step in twice])
         notes.append(f"metrics.jsonl has {len(twice)} step(s) more than once: {told}.")
     return notes
+
+
+def _saved(folder: Path) -> dict[int, str]:
+    """Names of checkpoints by the steps that are done in them."""
+    found = (
+        re.fullmatch(r"step-([0-9]{8,18})(\.[0-9]+)?", path.name)
+        for path in folder.glob("checkpoints/step-*")
+    )
+    return {int(match[1]): match[0] for match in found if match}
+
+
+def _cut_short(folder: Path) -> list[str]:
+    """Where a run failed or was killed, from where it can go on."""
+    holder = last_holder(folder)
+    if holder is None or not holder.is_dead:
+        return []
+    told = f"the run did not come to its end ({holder}, is gone)"
+    if not (saved := _saved(folder)):
+        return [f"{told}, and no checkpoint was saved: it has to begin anew."]
+    return [
+        f"{told}; its last checkpoint is {saved[max(saved)]}: plait run --resume {folder} goes on from there."
+    ]
 
 
 def _gaps(steps: Sequence[int], first: int, last: int) -> list[tuple[int, int]]:

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.ranks import jobs
 
+import plait
 from plait.run.start.launch import Seat, connect, disconnect, launch
 
 _NOBODY = 65534
@@ -30,6 +32,8 @@ pytestmark = [
 
 _PTRACE_ATTACH = 16
 _PIDFD_GETFD = 438
+_DESCRIPTORS = 128
+"""Of a process that are tried: more than a rank has."""
 
 
 def _attempts(pids: list[int]) -> list[str]:
@@ -49,7 +53,7 @@ def _attempts(pids: list[int]) -> list[str]:
         for name in ("mem", "environ", "maps"):
             attempt(f"read {name}", partial(opens, f"/proc/{pid}/{name}", os.O_RDONLY))
         attempt("list descriptors", partial(os.listdir, f"/proc/{pid}/fd"))
-        for number in range(64):
+        for number in range(_DESCRIPTORS):
             attempt(f"open descriptor {number}", partial(opens, f"/proc/{pid}/fd/{number}", os.O_RDWR))
         for number in (signal.SIGUSR1, signal.SIGCONT, signal.SIGTERM, signal.SIGSTOP):
             attempt(f"signal {number}", partial(os.kill, pid, number))
@@ -57,7 +61,9 @@ def _attempts(pids: list[int]) -> list[str]:
             done.append("trace")
         with suppress(OSError):
             handle = os.pidfd_open(pid)
-            done += [f"take {n}" for n in range(64) if libc.syscall(_PIDFD_GETFD, handle, n, 0) >= 0]
+            done += [
+                f"take {n}" for n in range(_DESCRIPTORS) if libc.syscall(_PIDFD_GETFD, handle, n, 0) >= 0
+            ]
     return done
 
 
@@ -151,3 +157,32 @@ def test_another_user_can_neither_join_nor_read_nor_inject_nor_stall(start: Any)
     assert [result[0] for result in results] == [6.0, 6.0]
     assert max(result[1] for result in results) == 20
     assert not any("token" in line or "secret" in line for line in seen["command lines"])
+
+
+@pytest.mark.parametrize(
+    ("plan", "ranks", "transport"),
+    [("server-async", 3, "auto"), ("easgd", 3, "auto"), ("hogwild", 2, "auto"), ("ddp", 2, "sockets")],
+)
+def test_nor_can_he_where_ranks_serve_share_their_weights_or_speak_over_sockets(
+    plan: str, ranks: int, transport: str, tmp_path: Path
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def listener(event: dict[str, Any]) -> None:
+        if "loss" not in event or seen:
+            return
+        pids = [os.getpid(), *_children(os.getpid())]
+        seen.update(listening=_listening(pids), done=_try_as_nobody(pids), processes=len(pids))
+
+    result = plait.train(
+        jobs.plain(), plan, ranks, out=tmp_path / "run", trace=False, settings={"links": {"transport": transport}},
+        listener=listener,
+    )  # fmt: skip
+    assert seen["processes"] > ranks
+    assert seen["listening"] == seen["done"] == []
+    assert len(result.losses) == 4
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in tasks for child in path.read_text().split()]

@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -97,6 +100,24 @@ def test_missing_and_repeated_steps_are_told(tmp_path: Path) -> None:
     notes = read_run(tmp_path).notes
     assert "metrics.jsonl lacks 5 step(s): 0, 3 to 4, 7 to 8." in notes
     assert "metrics.jsonl has 1 step(s) more than once: 6." in notes
+
+
+def test_a_run_that_was_killed_says_where_it_can_go_on(run_dir: Path) -> None:
+    def notes(pid: int, host: str) -> list[str]:
+        (run_dir / "run.lock").write_text(json.dumps({"pid": pid, "host": host, "since": "now"}))
+        return [note for note in read_run(run_dir).notes if "did not come to its end" in note]
+
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    here = socket.gethostname()
+    assert "no checkpoint was saved" in notes(ended.pid, here)[0]
+    for step in (3, 12):
+        (run_dir / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+    told = f"step-00000012: plait run --resume {run_dir} goes on from there."
+    assert notes(ended.pid, here)[0].endswith(told)
+    assert (
+        notes(os.getpid(), here) == notes(ended.pid, "elsewhere") == []
+    )  # it goes on, for all that is known
 
 
 def test_a_record_that_was_changed_is_told(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import msgspec
 
 from plait.errors import CheckpointError
 from plait.files.document import Format
+from plait.files.holder import is_alive
 from plait.files.shape import read_json
 
 MANIFEST = "complete.json"
@@ -198,18 +199,3 @@ def _remove(path: Path) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process of this host still does anything; one that has ended and was not asked for yet does not."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return True
-    return state not in "ZX"

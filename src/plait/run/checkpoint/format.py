@@ -18,7 +18,7 @@ from torch import Tensor
 from plait.errors import CheckpointError
 from plait.files.document import Document, read_bytes
 from plait.files.shape import decode_python_json, shaped
-from plait.run.checkpoint.files import FORMAT, sync
+from plait.run.checkpoint.files import FORMAT, step_of, sync
 from plait.run.checkpoint.state import OptimizerState, TrainingState
 from plait.version import VERSION
 
@@ -124,6 +124,11 @@ def read_state(folder: Path) -> TrainingState:
             fix="resume with the plait version that wrote it.",
         )
     data = decode_python_json(content, _State, str(where), FORMAT)
+    if (named := step_of(folder)) is not None and named != data.step:
+        raise CheckpointError(
+            f"{where} says that {data.step} steps are done, the name of its folder {named}: one of them was changed",
+            fix="resume from another checkpoint.",
+        )
     tensors = _read_tensors(folder / MODEL)
     found = {name: _dtype(tensor) for name, tensor in tensors.items()}
     if found != data.dtypes:

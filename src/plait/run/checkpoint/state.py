@@ -178,11 +178,14 @@ def restore_optimizer(
         mine = {_name_of(parameter, names): tuple(parameter.shape) for parameter in group["params"]}
         theirs = {name: tuple(shape) for name, shape in zip(saved["names"], saved["shapes"], strict=True)}
         _check_shapes("parameter", mine, theirs)
+    skipped = {"names", "shapes", *_IMPLEMENTATION_KEYS}
+    options = [
+        {key: _like(key, group.get(key), value) for key, value in saved.items() if key not in skipped}
+        for group, saved in zip(optimizer.param_groups, state.groups, strict=True)
+    ]
     optimizer.state.clear()
-    for group, saved in zip(optimizer.param_groups, state.groups, strict=True):
-        for key, value in saved.items():
-            if key not in ("names", "shapes"):
-                group[key] = _like(group.get(key), value)
+    for group, found in zip(optimizer.param_groups, options, strict=True):
+        group.update(found)
         on_device = bool(group.get("capturable")) or bool(group.get("fused"))
         for parameter in group["params"]:
             name = _name_of(parameter, names)
@@ -227,10 +230,19 @@ def _beside(parameter: Tensor, tensor: Tensor) -> Tensor:
     return tensor.detach().to(parameter.device, copy=True)
 
 
-def _like(current: Any, saved: Any) -> Any:
-    if isinstance(current, tuple) and isinstance(saved, list):
-        return tuple(_like(mine, theirs) for mine, theirs in zip(current, saved, strict=True))
-    return torch.full_like(current, saved) if isinstance(current, Tensor) else saved
+def _like(key: str, current: Any, saved: Any) -> Any:
+    """A saved option as the optimizer has it: a tuple as long, a tensor; anything where it has none."""
+    if isinstance(current, tuple | list) and isinstance(saved, list) and len(current) == len(saved):
+        return type(current)(_like(key, mine, theirs) for mine, theirs in zip(current, saved, strict=True))
+    is_number = isinstance(saved, int | float)
+    if isinstance(current, Tensor) and is_number:
+        return torch.full_like(current, saved)
+    if current is None or type(saved) is type(current) or (isinstance(current, int | float) and is_number):
+        return saved
+    raise CheckpointError(
+        f"the optimizer has {key}={current}; the checkpoint has {saved!r} in its place",
+        fix="resume with the job and the checkpoint that were saved.",
+    )
 
 
 def _json_option(key: str, value: Any) -> Any:

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,9 +19,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from plait.files.scratch import scratch_folder
 from plait.processes import run_program
 from plait.run.link.backend.create import register
-from plait.run.setup.interfaces import choose_interfaces
+from plait.run.setup.interfaces import choose_interfaces, keep_gloo_here
 from plait.run.start.launch import Seat, launch
 
 BACKENDS = ("gloo", "plait_shm", "mpi", "nccl")
@@ -59,8 +59,8 @@ def try_backends(ranks: int) -> tuple[Tried, ...]:
         if why:
             found += [Tried(backend=backend, operation=name, works=None, why=why) for name in OPERATIONS]
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            rows = launch(partial(_rank, backend=backend, folder=Path(folder)), ranks=ranks)
+        with scratch_folder() as folder:
+            rows = launch(partial(_rank, backend=backend, folder=folder), ranks=ranks)
         for at, name in enumerate(OPERATIONS):
             wrong = next((row[at] for row in rows if row[at]), "")
             found.append(Tried(backend=backend, operation=name, works=not wrong, why=wrong))
@@ -103,6 +103,7 @@ def _rank(seat: Seat, backend: str, folder: Path) -> list[str]:
     store = dist.FileStore(str(folder / "store"), seat.ranks)  # type: ignore[attr-defined]
     limit = timedelta(seconds=_TIMEOUT_S)
     register()
+    keep_gloo_here()
     if backend == "nccl":
         choose_interfaces(seat.rank if torch.cuda.device_count() < seat.ranks else None)
     dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.ranks, timeout=limit)

@@ -4,7 +4,6 @@ In: numbers of ranks, sizes. Out: seconds, a fitted latency and bandwidth of eac
 All turns of one size alternate between backends and algorithms, so that other load falls on all of them alike.
 """
 
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from plait.files.scratch import scratch_folder
 from plait.options import Listener
 from plait.plan.mesh import Mesh
 from plait.program.hops.algorithms import algorithms_of
@@ -28,6 +28,7 @@ from plait.run.link.hops import run_hops
 from plait.run.link.shared_links import share_memory
 from plait.run.measure.backend_table import Tried, try_backends
 from plait.run.measure.fit import Fit, fit_line
+from plait.run.setup.interfaces import keep_gloo_here
 from plait.run.start.launch import Seat, launch
 
 SIZES = (1 << 10, 1 << 15, 1 << 18, 1 << 20, 1 << 23)
@@ -86,8 +87,8 @@ def measure_links(
     times: list[LinkTime] = []
     for count in ranks:
         listener({"stage": f"links of {count} processes"})
-        with tempfile.TemporaryDirectory() as folder:
-            main = partial(_rank, folder=Path(folder), sizes=tuple(sizes), operations=tuple(operations))
+        with scratch_folder() as folder:
+            main = partial(_rank, folder=folder, sizes=tuple(sizes), operations=tuple(operations))
             rows = launch(main, ranks=count)[0]
         times += [
             LinkTime(operation=op, algorithm=how, ranks=count, num_bytes=size, seconds=seconds)
@@ -100,6 +101,7 @@ def measure_links(
 def _rank(seat: Seat, folder: Path, sizes: Sequence[int], operations: Sequence[str]) -> list[list[Any]]:
     store = dist.FileStore(str(folder / "store"), seat.ranks)  # type: ignore[attr-defined]
     limit = timedelta(seconds=_TIMEOUT_S)
+    keep_gloo_here()
     dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.ranks, timeout=limit)
     register()
     shm = dist.new_group(backend=BACKEND)

@@ -8,16 +8,15 @@ Prints JSON: seconds a step, bytes of a rank's process, seconds from the start t
 import json
 import os
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 import torch
 from torch import nn
 
 from plait.errors import RunError
+from plait.files.scratch import scratch_folder
 from plait.job.job import Job
 from plait.processes import run_program
 from plait.run.train import train
@@ -79,12 +78,12 @@ def main() -> None:
         if "started" in event:
             started.append(time.perf_counter())
 
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         result = train(
             job,
             "ddp" if ranks > 1 else "single",
             ranks,
-            out=Path(folder) / "run",
+            out=folder / "run",
             device=device,
             listener=heard,
         )

@@ -18,9 +18,9 @@ import msgspec
 import torch
 
 from plait.errors import UsageError
+from plait.files.holder import LOCK_NAME
 from plait.files.write import release_reserve, write_whole
 from plait.plan.plan import Plan
-from plait.run.record import lock
 from plait.version import VERSION
 
 
@@ -81,8 +81,8 @@ def discard_if_empty(folder: Path) -> None:
     release_reserve(folder)
     with suppress(OSError):
         (folder / "checkpoints").rmdir()
-        if {path.name for path in folder.iterdir()} <= {lock.NAME}:
-            (folder / lock.NAME).unlink(missing_ok=True)
+        if {path.name for path in folder.iterdir()} <= {LOCK_NAME}:
+            (folder / LOCK_NAME).unlink(missing_ok=True)
         folder.rmdir()
 
 

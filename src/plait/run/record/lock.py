@@ -15,16 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
-
 from plait.errors import UsageError
+from plait.files.holder import LOCK_NAME, holder_of
 from plait.files.write import cannot_write
-from plait.run.checkpoint.files import is_alive
-
-NAME = "run.lock"
-_READ_BYTES = 4096
-"""A lock names a process, a host and a time: less than this."""
-
 
 _LEFT_S = 10.0
 """For the ranks of a run whose parent was killed to be gone, as is promised, and more."""
@@ -32,18 +25,10 @@ _LOOK_S = 0.01
 """Between two looks."""
 
 
-class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """Who has a folder."""
-
-    pid: int
-    host: str
-    since: str
-
-
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the folder for the block; nobody else may write to it meanwhile."""
-    path = folder / NAME
+    path = folder / LOCK_NAME
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
@@ -57,7 +42,7 @@ def locked(folder: Path) -> Iterator[None]:
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise UsageError(
-                    f"{folder} is being written to by {_told(file)}.",
+                    f"{folder} is being written to by {holder_of(file) or 'another run'}.",
                     fix="wait until that run has ended, stop it, or choose another folder with --out.",
                 ) from None
             # A file system without locks: one writer is then a matter of care, as docs/guarantees.md says.
@@ -82,24 +67,7 @@ def _take(file: int) -> None:
         try:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() > deadline_s or not _is_dead(_holder(file)):
+            holder = holder_of(file)
+            if time.monotonic() > deadline_s or holder is None or not holder.is_dead:
                 raise
             time.sleep(_LOOK_S)
-
-
-def _is_dead(holder: Holder | None) -> bool:
-    return holder is not None and holder.host == socket.gethostname() and not is_alive(holder.pid)
-
-
-def _holder(file: int) -> Holder | None:
-    try:
-        return msgspec.json.decode(os.pread(file, _READ_BYTES, 0), type=Holder)
-    except msgspec.DecodeError:
-        return None
-
-
-def _told(file: int) -> str:
-    """The holder in words."""
-    if (holder := _holder(file)) is None:
-        return "another run"
-    return f"process {holder.pid} on {holder.host}, since {holder.since}"

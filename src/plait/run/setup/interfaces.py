@@ -1,13 +1,14 @@
 """Which network interfaces a run may use.
 
 In: the environment. Out: NCCL kept to the loopback interface on one host, unless the user has chosen otherwise, which
-is then told. Nothing else of a run listens: see `wire/`.
+is then told; gloo, where it is measured beside our own links, always. Nothing else of a run listens: see `wire/`.
 """
 
 import os
 import sys
 import warnings
 
+_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 _CHOICES = ("NCCL_SOCKET_IFNAME", "NCCL_COMM_ID", "NCCL_IB_HCA")
 """What makes NCCL use other interfaces than the one we give it."""
 
@@ -24,4 +25,9 @@ def choose_interfaces(sharing: int | None = None) -> None:
     if chosen:
         told = ", ".join(f"{name}={value}" for name, value in chosen.items())
         warnings.warn(f"the environment opens this run to other interfaces: {told}.", stacklevel=2)
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", _LOOPBACK)
+
+
+def keep_gloo_here() -> None:
+    """Have gloo listen for processes of this host alone, whatever the environment says: it takes anybody."""
+    os.environ["GLOO_SOCKET_IFNAME"] = _LOOPBACK

@@ -152,3 +152,11 @@ def test_optimizer_state_of_an_unknown_parameter_is_refused(tmp_path: Path) -> N
     remake_manifest(folder)
     with pytest.raises(CheckpointError, match=r"state of '\.\./\.\./w', which is not a parameter"):
         load_checkpoint(tmp_path)
+
+
+def test_a_step_that_is_not_the_folders_is_refused(tmp_path: Path) -> None:
+    """Samples would be left out, or all of training."""
+    folder = save_checkpoint(tmp_path, small_state(4))
+    rewrite_state(folder, lambda data: data.update(step=10**12))
+    with pytest.raises(CheckpointError, match="1000000000000 steps are done, the name of its folder 4"):
+        load_checkpoint(tmp_path)

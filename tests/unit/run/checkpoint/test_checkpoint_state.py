@@ -92,6 +92,27 @@ def test_optimizer_mismatch_names_the_first_parameter_and_changes_nothing() -> N
         restore_optimizer(two, saved.named_parameters(), state)
 
 
+@pytest.mark.parametrize("betas", [[0.7], [0.7, 0.8, 0.9], {}, None, ["x", 0.8], [[0.7], 0.8]])
+def test_an_option_of_another_form_is_refused_and_changes_nothing(betas: Any) -> None:
+    model = nn.Linear(3, 2)
+    state = collect_optimizer(torch.optim.Adam(model.parameters(), lr=0.5), model.named_parameters())
+    state.groups[0]["betas"] = betas
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    with pytest.raises(CheckpointError, match="the optimizer has betas="):
+        restore_optimizer(optimizer, model.named_parameters(), state)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_how_an_update_is_run_is_not_taken_from_a_checkpoint() -> None:
+    model = nn.Linear(3, 2)
+    state = collect_optimizer(torch.optim.Adam(model.parameters()), model.named_parameters())
+    state.groups[0] |= {"capturable": True, "differentiable": True, "params": []}
+    optimizer = torch.optim.Adam(model.parameters())
+    restore_optimizer(optimizer, model.named_parameters(), state)
+    group = optimizer.param_groups[0]
+    assert (group["capturable"], group["differentiable"], len(group["params"])) == (False, False, 2)
+
+
 def test_restore_model_mismatch_changes_nothing() -> None:
     wide, narrow = nn.Linear(3, 2), nn.Linear(3, 1)
     before = narrow.weight.clone()
