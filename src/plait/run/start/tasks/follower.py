@@ -98,7 +98,10 @@ class Follower:
 
     def lost(self, error: OSError) -> RunError:
         where = f"{self.first[0]}:{self.first[1]}"
-        return RunError(f"task 0 at {where} is gone: {error.strerror or error}.")
+        return RunError(
+            f"task 0 at {where} is gone: {error.strerror or error}.",
+            fix="its host has the run folder: start the tasks again with --resume, task 0 where that folder can be seen.",
+        )
 
     def begin(self, facts: Mapping[str, Any]) -> None:
         """Say what is about to be done; returns when all tasks do the same."""
