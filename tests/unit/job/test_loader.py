@@ -12,6 +12,7 @@ from torch import Tensor
 
 from plait.errors import DataError
 from plait.job import LoadedStep, Loader, SampleOrder, open_data
+from plait.job.data.damage import Damage
 from plait.job.data.open import Source
 
 
@@ -284,3 +285,12 @@ def test_a_loader_that_nobody_holds_any_more_ends_its_thread() -> None:
     next(loader)
     assert len(loader_threads()) == 1
     del loader  # the fixture sees that the thread ends
+
+
+def test_the_damaged_sample_that_ends_a_run_is_not_told_as_left_out() -> None:
+    damage = Damage(allowed=1)
+    damage.take(3, OSError("torn"))
+    with pytest.raises(DataError, match="2 samples are damaged, 1 are allowed"):
+        damage.take(4, OSError("torn"))
+    (line,) = damage.lines()
+    assert "sample 3" in line and line.endswith("left out.")

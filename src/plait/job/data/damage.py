@@ -35,6 +35,7 @@ class Damage:
             if index not in self._told:
                 self._found[index] = self._news[index] = what
             if len(self._found) > self.allowed:
+                self._news.pop(index, None)  # it ends the run, and is not left out
                 raise self._error(what) from cause
 
     def news(self) -> dict[int, str]:
