@@ -90,7 +90,9 @@ class Door:
 
     def _attend(self) -> None:
         while True:
-            for key, _ in self._selector.select(_STRANGER_S if self._guests else None):
+            first = next(iter(self._guests.values()), None)  # who has been here longest
+            patience_s = None if first is None else max(0.0, first.since + _STRANGER_S - time.monotonic())
+            for key, _ in self._selector.select(patience_s):
                 if key.fileobj is self._ends:
                     return
                 if key.fileobj is self._socket:
@@ -98,7 +100,7 @@ class Door:
                 else:
                     self._hear(key.data)
             now = time.monotonic()
-            for guest in [guest for guest in self._guests.values() if now - guest.since > _STRANGER_S]:
+            for guest in [guest for guest in self._guests.values() if now - guest.since >= _STRANGER_S]:
                 self._turn_away(guest)
 
     def _let_in(self) -> None:

@@ -100,7 +100,7 @@ class Follower:
         where = f"{self.first[0]}:{self.first[1]}"
         return RunError(
             f"task 0 at {where} is gone: {error.strerror or error}.",
-            fix="its host has the run folder: start the tasks again with --resume, task 0 where that folder can be seen.",
+            fix="its host has the run folder: start all tasks again with --resume, task 0 where that folder is seen.",
         )
 
     def begin(self, facts: Mapping[str, Any]) -> None:
