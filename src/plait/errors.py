@@ -35,6 +35,16 @@ class PlaitError(Exception):
         return self.what if self.fix is None else f"{self.what}\nFix: {self.fix}"
 
 
+def located(error: Exception, where: str) -> Exception:
+    """The error, which says now where it was: in its message, or in a note where it is not one of ours."""
+    if isinstance(error, PlaitError):
+        error.what = f"{where}: {error.what}"
+        error.args = (error.what,)
+    else:
+        error.add_note(f"At {where}.")
+    return error
+
+
 class UsageError(PlaitError):
     """The command line or an argument cannot be understood."""
 

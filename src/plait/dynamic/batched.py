@@ -5,6 +5,7 @@ one that takes a list of samples. What the forward does is written down for each
 together. Where the code does what cannot be written down, samples run one by one, and it is said why.
 """
 
+import sys
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ from plait.dynamic.row_graphs import RowFunction
 from plait.dynamic.rows import row_function
 from plait.dynamic.signatures import CannotBatchError, Signature, Signatures
 from plait.dynamic.structure import refuse_tracing
-from plait.errors import DataError
+from plait.errors import DataError, located
 from plait.torch_private import pytree
 
 _MOST_SIGNATURES = 4096
@@ -65,16 +66,31 @@ class Batched(Scheduled):
         samples = list(samples)
         if not samples:
             raise DataError("there is no sample in the batch.", fix="give at least one.")
-        made: Sequence[Any] | None = None
+        why: Exception | None = None
         if self.batched and self._why is None:
             try:
-                made = self._together(samples, arguments, keywords)
-            except CannotBatchError as error:
-                self._why = str(error)
-                warnings.warn(f"samples run one by one: {error}", stacklevel=2)
-        if made is None:
-            made = [self.module(sample, *arguments, **keywords) for sample in samples]
+                return _stacked(self._together(samples, arguments, keywords))
+            except Exception as error:  # of the code itself, or of values that are not there yet: now it is seen which
+                why = error
+        made = [self._called(number, samples, arguments, keywords) for number in range(len(samples))]
+        if why is not None:
+            told = str(why) if isinstance(why, CannotBatchError) else f"{type(why).__name__}: {why}"
+            self._why = told.splitlines()[0]
+            warnings.warn(f"samples run one by one: {self._why}", stacklevel=2)
         return _stacked(made)
+
+    def _called(self, number: int, samples: Sequence[Any], arguments: Any, keywords: Any) -> Any:
+        """The module's own result for one sample."""
+        try:
+            return self.module(samples[number], *arguments, **keywords)
+        except RecursionError as error:
+            raise DataError(
+                f"sample {number} of the batch: the code calls itself more than {sys.getrecursionlimit():,} deep; "
+                "the sample is that deep, or goes in a circle.",
+                fix="give plait.Vertices a function of one vertex, which knows no depth; or sys.setrecursionlimit().",
+            ) from error
+        except Exception as error:
+            raise located(error, f"sample {number} of the batch")  # noqa: B904 - the same error
 
     def _together(self, samples: Sequence[Any], arguments: Any, keywords: Any) -> list[Any]:
         if len(self._signatures.tokens) > _MOST_SIGNATURES:
@@ -84,9 +100,9 @@ class Batched(Scheduled):
         recording = Recording(shared, self._signatures)
         with Recorder(recording), whole_leaves(self.module, recording):
             outs = []
-            for sample in samples:
+            for number in range(len(samples)):
                 recording.begins.append(len(recording.kinds))
-                outs.append(self.module(sample, *arguments, **keywords))
+                outs.append(self._called(number, samples, arguments, keywords))
         lazies = [value for value in pytree.tree_leaves(outs) if type(value) is Lazy]
         blocks = condensed(recording, [value._number for value in lazies])
         planned = Planned(blocks, Agenda.of(blocks))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from plait.dynamic.schedule import Family, Schedule
+from plait.errors import located
 
 Function = Callable[[Family, Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
 """Calls the user's function of a vertex: (family, own inputs, states of what it sees) to its states."""
@@ -32,5 +33,8 @@ def states_one_by_one(
                 else like.new_empty((0, *like.shape))
                 for index, like in enumerate(examples)
             ]
-            made.append(function(family, own, states))
+            try:
+                made.append(function(family, own, states))
+            except Exception as error:
+                raise located(error, schedule.place(len(made)))  # noqa: B904 - the same error
     return tuple(torch.stack(parts) for parts in zip(*made, strict=True))

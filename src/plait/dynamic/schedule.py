@@ -53,6 +53,13 @@ class Schedule:
     def num_vertices(self) -> int:
         return sum(self.sizes)
 
+    def place(self, row: int) -> str:
+        """Whose state a row is: of the first vertex that has it."""
+        at = int((self.vertices == row).nonzero()[0])
+        ends = np.cumsum(self.sizes)
+        sample = int(np.searchsorted(ends, at, side="right"))
+        return f"sample {sample} of the batch, vertex {at - int(ends[sample]) + self.sizes[sample]}"
+
 
 def scheduled(forest: Forest, num_states: int, *, merges: bool) -> Schedule:
     """The schedule of a batch whose states have so many parts, each with a buffer of its own.

@@ -53,22 +53,10 @@ class Structure:
 
         `inputs` has a row for each vertex, None where one has none. A vertex sees others in the order of the edges.
         """
-        pairs = _pairs(edges)
-        if len(pairs) and (pairs.min() < 0 or pairs.max() >= num_vertices):
-            bad = int(np.argmax((pairs.min(1) < 0) | (pairs.max(1) >= num_vertices)))
-            raise DataError(
-                f"edge {bad}, {tuple(pairs[bad].tolist())}, names a vertex that is not there; "
-                f"there are {num_vertices}, from 0.",
-                fix="count vertices from 0, or give num_vertices as many as there are.",
-            )
+        pairs = _pairs(edges, num_vertices)
         order = np.argsort(pairs[:, 1], kind="stable")
         counts = np.bincount(pairs[:, 1], minlength=num_vertices)
         rows = [None] * num_vertices if inputs is None else inputs
-        if len(rows) != num_vertices:
-            raise DataError(
-                f"{len(rows)} inputs for {num_vertices} vertices.",
-                fix="give one for each vertex, None where one has none.",
-            )
         return _made(np.concatenate(([0], np.cumsum(counts))), pairs[order, 0], rows, kinds)
 
     @classmethod
@@ -76,7 +64,7 @@ class Structure:
         cls, parents: Sequence[int], *, inputs: Any = None, kinds: Sequence[Any] | None = None
     ) -> "Structure":
         """From each vertex's parent, -1 for a root."""
-        edges = [(child, parent) for child, parent in enumerate(parents) if parent >= 0]
+        edges = [(child, parent) for child, parent in enumerate(parents) if parent != -1]
         return cls.of_edges(len(parents), edges, inputs=inputs, kinds=kinds)
 
     @classmethod
@@ -88,7 +76,8 @@ class Structure:
         Edges may go in circles. Vertices of round 0 have the inputs and are of kind "start", those of round r, from
         r * num_vertices on, are of kind "round" and see themselves first.
         """
-        pairs = _pairs(edges)
+        pairs = _pairs(edges, num_vertices)
+        _count("inputs", inputs, num_vertices)
         own = np.stack([np.arange(num_vertices)] * 2, 1)
         step = np.concatenate([own, pairs]) if len(pairs) else own
         shifts = [np.array((r, r + 1)) * num_vertices for r in range(rounds)]
@@ -116,6 +105,8 @@ class Reader:
             return sample
         if self.children is None and (known := _of_library(sample)) is not None:
             return known
+        if sample is None:
+            raise DataError("it is None.", fix="leave such samples out.")
         return self._walked(sample)
 
     def _walked(self, root: Any) -> Structure:
@@ -127,6 +118,11 @@ class Reader:
         while at < len(vertices):
             vertex = vertices[at]
             for child in self._children_of(vertex):
+                if child is None:
+                    raise DataError(
+                        f"vertex {at} sees None, after {len(children) - first[-1]} others.",
+                        fix="leave out children that are missing: children=lambda v: [c for c in ... if c is not None].",
+                    )
                 # Leaves that are equal values (small numbers, strings) are vertices of their own.
                 known = seen.get(id(child)) if _is_shared(child) else None
                 if known is None:
@@ -170,17 +166,33 @@ def _is_shared(vertex: Any) -> bool:
     return not isinstance(vertex, (int, float, str, bytes, bool, type(None)))
 
 
-def _pairs(edges: Any) -> Array:
-    pairs = np.asarray(edges.cpu() if isinstance(edges, Tensor) else edges, dtype=np.int64)
+def _pairs(edges: Any, num_vertices: int) -> Array:
+    pairs = np.asarray(edges.cpu() if isinstance(edges, Tensor) else edges)
     if not pairs.size:
-        return pairs.reshape(0, 2)
+        return np.zeros((0, 2), dtype=np.int64)
     if pairs.ndim == 2 and pairs.shape[0] == 2 and isinstance(edges, Tensor):
         pairs = pairs.T
-    if pairs.ndim != 2 or pairs.shape[1] != 2:
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
         raise DataError(
-            f"edges have the shape {pairs.shape}.", fix="give pairs (seen, seeing), or a tensor of 2 rows."
+            f"edges have the shape {pairs.shape} and the type {pairs.dtype}.",
+            fix="give pairs (seen, seeing) of whole numbers, or a tensor of 2 rows.",
         )
-    return pairs
+    if pairs.min() < 0 or pairs.max() >= num_vertices:
+        bad = int(np.argmax((pairs.min(1) < 0) | (pairs.max(1) >= num_vertices)))
+        raise DataError(
+            f"edge {bad}, {tuple(pairs[bad].tolist())}, names a vertex that is not there; "
+            f"there are {num_vertices}, from 0.",
+            fix="count vertices from 0, or give num_vertices as many as there are.",
+        )
+    return pairs.astype(np.int64)
+
+
+def _count(what: str, given: Sequence[Any] | Tensor, num_vertices: int) -> None:
+    if len(given) != num_vertices:
+        raise DataError(
+            f"{len(given)} {what} for {num_vertices} vertices.",
+            fix="give one for each vertex, None where one has none.",
+        )
 
 
 def _of_library(sample: Any) -> Structure | None:
@@ -203,9 +215,11 @@ def _made(first: Array, children: Array, inputs: Any, kinds: Sequence[Any] | Non
     num_vertices = len(first) - 1
     if not num_vertices:
         raise DataError("the graph has no vertex.", fix="leave such samples out, or give them one vertex.")
+    _count("inputs", inputs, num_vertices)
     names: tuple[Any, ...] = (None,)
     numbers = np.zeros(num_vertices, dtype=np.int64)
     if kinds is not None:
+        _count("kinds", kinds, num_vertices)
         names = tuple(dict.fromkeys(kinds))
         index = {name: number for number, name in enumerate(names)}
         numbers = np.fromiter((index[kind] for kind in kinds), dtype=np.int64, count=num_vertices)
@@ -273,8 +287,10 @@ def _stacked(inputs: Any, num_vertices: int) -> tuple[Tensor | None, Array]:
             return torch.as_tensor(rows, dtype=torch.get_default_dtype()), has_input
         return torch.as_tensor(rows), has_input
     except (ValueError, TypeError) as error:
+        odd = next((at for at, value in enumerate(given) if type(value) is not type(given[0])), 0)
         raise DataError(
-            f"inputs of vertices cannot be one tensor: {given[0]!r:.60} and others: {error}.",
+            f"inputs of vertices cannot be one tensor, such as {given[odd]!r:.60} of vertex "
+            f"{np.flatnonzero(has_input)[odd]}: {error}.",
             fix="make them numbers or tensors of one shape, or say how with input=.",
         ) from error
 

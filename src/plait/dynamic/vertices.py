@@ -21,7 +21,7 @@ from plait.dynamic.row_graphs import RowFunction
 from plait.dynamic.rows import row_function
 from plait.dynamic.schedule import Family, Schedule, scheduled
 from plait.dynamic.structure import Reader, Structure, refuse_tracing
-from plait.errors import DataError, JobError
+from plait.errors import DataError, JobError, located
 
 _MOST_FUNCTIONS = 64
 """Traced functions that one `Vertices` keeps; the oldest goes first."""
@@ -129,12 +129,15 @@ class Vertices(Scheduled):
         rows = self._inputs(forest, inputs, examples[0].device)
         states = None
         if batched:
-            functions = self._traced(schedule, examples, rows)
-            if merges and (
-                functions is None or self._is_random[self.training]
-            ):  # known now: each vertex by itself
-                schedule = scheduled(forest, len(self._shapes), merges=False)
-            states = None if functions is None else self._batched(schedule, functions, examples, rows)
+            try:
+                functions = self._traced(schedule, examples, rows)
+                if merges and (functions is None or self._is_random[self.training]):  # known now: each by itself
+                    schedule = scheduled(forest, len(self._shapes), merges=False)
+                states = None if functions is None else self._batched(schedule, functions, examples, rows)
+            except Exception:
+                with torch.no_grad():  # raises at the vertex that is to blame, and names it
+                    states_one_by_one(schedule, self._called, examples, rows)
+                raise
         if states is None:
             states = states_one_by_one(schedule, self._called, examples, rows)
         return States(schedule, states, single=self._single)
@@ -142,8 +145,8 @@ class Vertices(Scheduled):
     def _read(self, number: int, graph: Any) -> Structure:
         try:
             sample = self._reader.read(graph)
-        except DataError as error:
-            raise DataError(f"sample {number} of the batch: {error.what}", fix=error.fix) from error
+        except Exception as error:
+            raise located(error, f"sample {number} of the batch")  # noqa: B904 - the same error
         unknown = [name for name in sample.names if self._kinds is not None and name not in self._kinds]
         if unknown:
             raise DataError(

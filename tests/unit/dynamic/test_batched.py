@@ -115,12 +115,16 @@ def index_of_one(self: Any, x: Tensor) -> Tensor:
     return self.weight[self.one(x).argmax()]
 
 
+def printed(self: Any, x: Tensor) -> Tensor:
+    return self.one(x) * float(f"{self.two(x).sum():.3f}")
+
+
 def sizes_by_value(self: Any, x: Tensor) -> Tensor:
     return self.one(x)[x > 0].sum().reshape(1)
 
 
 @pytest.mark.parametrize(
-    "code", [views_in_place, writes, index_of_one, sizes_by_value], ids=lambda code: code.__name__
+    "code", [views_in_place, writes, index_of_one, printed, sizes_by_value], ids=lambda code: code.__name__
 )
 def test_what_cannot_be_recorded_runs_one_by_one_and_is_named(code: Any) -> None:
     torch.manual_seed(1)
@@ -129,6 +133,22 @@ def test_what_cannot_be_recorded_runs_one_by_one_and_is_named(code: Any) -> None
     with pytest.warns(UserWarning, match="samples run one by one: "):
         made = model(batch)
     assert torch.equal(made, torch.stack([model.module(x) for x in batch]))
+
+
+def test_errors_of_the_code_name_the_sample() -> None:
+    chain: Any = 1
+    for _ in range(10_000):
+        chain = (chain, 1)
+    model = Batched(Recursive())
+    with pytest.raises(DataError, match=r"sample 1 of the batch: the code calls itself more than .* deep"):
+        model([(1, 2), chain])
+    with pytest.raises(IndexError) as raised:
+        model([(1, 2), (1, 9999)])
+    assert raised.value.__notes__ == ["At sample 1 of the batch."]
+    with pytest.raises(TypeError) as told:
+        model([(1, 2), (1, None)])
+    assert told.value.__notes__ == ["At sample 1 of the batch."]
+    assert len(model([(1, 2)])) == 1 and model.last is not None, "it still runs together"
 
 
 def test_a_branch_on_random_numbers_runs_one_by_one() -> None:

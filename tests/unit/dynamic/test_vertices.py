@@ -227,6 +227,12 @@ def test_copies_keep_no_traces() -> None:
             "the input of vertex 1 is",
         ),
         (lambda: Structure.of_parents([-1, 0], inputs=["a", object()]), "cannot be one tensor"),
+        (lambda: Structure.of_parents([-1, 0], inputs=[1, "a"]), "'a' of vertex 1"),
+        (lambda: Structure.of_parents([-1, -5]), r"edge 0, \(1, -5\), names a vertex that is not there"),
+        (lambda: Structure.of_edges(2, [(0, 1.5)]), "type float64"),
+        (lambda: Structure.of_edges(2, [(0, 1)], kinds=["a"]), "1 kinds for 2 vertices"),
+        (lambda: Structure.of_rounds(2, [(3, 0)], 3, inputs=[1, 2]), r"edge 0, \(3, 0\)"),
+        (lambda: Structure.of_rounds(2, [(1, 0)], 3, inputs=[1]), "1 inputs for 2 vertices"),
     ],
 )
 def test_bad_graphs_are_told(made: Callable[[], Structure], told: str) -> None:
@@ -244,7 +250,14 @@ def test_bad_batches_and_functions_are_told() -> None:
     circle.append(circle)
     with pytest.raises(DataError, match="sample 1 of the batch: vertex 0 sees itself"):
         model([(1, 2), circle])
+    with pytest.raises(DataError, match="sample 1 of the batch: vertex 0 sees None, after 1 others"):
+        model([(1, 2), (1, None)])
+    with pytest.raises(DataError, match="sample 1 of the batch: it is None"):
+        model([(1, 2), None])
+    with pytest.raises(IndexError) as raised:
+        model([(1, 2), (1, (2, 9999))])
+    assert raised.value.__notes__ == ["At sample 1 of the batch, vertex 4."]
     with pytest.raises(
-        JobError, match=r"with 0 children gives \(6,\) and \(6,\); its state is \(5,\) and \(5,\)"
+        JobError, match=r"sample 0 of the batch, vertex 0: .*with 0 children gives \(6,\) and \(6,\); its state is \(5,\) and \(5,\)"
     ):
         Vertices(BinaryCell(), state=(5, 5))([1])
