@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from plait.dynamic.agenda import GIVEN, Agenda, Planned
 from plait.dynamic.blocks import condensed
+from plait.dynamic.cells import plain_cells
 from plait.dynamic.counts import Scheduled, Scheduling
 from plait.dynamic.evaluate import evaluated
 from plait.dynamic.lazy import Lazy
@@ -23,7 +24,7 @@ from plait.dynamic.leaves import whole_leaves
 from plait.dynamic.recording import Recorder, Recording
 from plait.dynamic.row_graphs import RowFunction
 from plait.dynamic.rows import row_function
-from plait.dynamic.signatures import CannotBatchError, Signature, Signatures
+from plait.dynamic.signatures import CannotBatchError, Signature, Signatures, name_of
 from plait.dynamic.structure import refuse_tracing
 from plait.errors import DataError, located
 from plait.torch_private import pytree
@@ -70,7 +71,9 @@ class Batched(Scheduled):
         if self.batched and self._why is None:
             try:
                 return _stacked(self._together(samples, arguments, keywords))
-            except Exception as error:  # of the code itself, or of values that are not there yet: now it is seen which
+            except (
+                Exception
+            ) as error:  # of the code itself, or of values that are not there yet: now it is seen which
                 why = error
         made = [self._called(number, samples, arguments, keywords) for number in range(len(samples))]
         if why is not None:
@@ -146,13 +149,15 @@ class Batched(Scheduled):
         key = (family.number, self.training, tuple(value.requires_grad for value in needed.values()))
         if key not in self._functions:
             try:
-                self._functions[key] = row_function(
-                    lambda known, _, states: family.call(states, known),
-                    needed, [], family.sees, None, family.makes,
-                )  # fmt: skip
+                with plain_cells(self.module):
+                    self._functions[key] = row_function(
+                        lambda known, _, states: family.call(states, known),
+                        needed, [], family.sees, None, family.makes,
+                    )  # fmt: skip
             except Exception as error:  # an op that torch cannot batch
-                name = getattr(family.function, "__name__", str(family.function))
-                raise CannotBatchError(f"{name} cannot be batched: {str(error).splitlines()[0]}") from error
+                raise CannotBatchError(
+                    f"{name_of(family.function)} cannot be batched: {str(error).splitlines()[0]}"
+                ) from error
         return self._functions[key]
 
 

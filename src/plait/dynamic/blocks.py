@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from plait.dynamic.recording import Recording
-from plait.dynamic.signatures import Hole, Shared, Signature, Signatures
+from plait.dynamic.signatures import Hole, Shared, Signature, Signatures, name_of
 from plait.dynamic.structure import Array
 
 
@@ -43,6 +43,10 @@ class _Chain:
     """Of each value that a part takes: which of those made before it is; -1: the next one from outside."""
     out: tuple[int, ...]
     """Which of the values that parts make are needed."""
+
+    @property
+    def __name__(self) -> str:
+        return " and ".join(dict.fromkeys(name_of(part.function) for part in self.parts))
 
     def __call__(self, *values: Tensor, parameters: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         made: list[Tensor] = []

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from plait.dynamic.lazy import Lazy
+from plait.dynamic.lazy import flat
 from plait.dynamic.recording import Recording
 from plait.torch_private.dispatch import unheard
 
@@ -29,7 +29,7 @@ class _Leaf:
             own: recording.names[id(value)] for own, value in module.named_parameters(recurse=False)
         }
 
-    def __call__(self, *values: Tensor, parameters: Mapping[str, Tensor]) -> Any:
+    def __call__(self, *values: Any, parameters: Mapping[str, Tensor]) -> Any:
         given = {own: parameters[name] for own, name in self.names.items()}
         return functional_call(self.module, given, values)
 
@@ -56,7 +56,7 @@ def _recorded(part: nn.Module, recording: Recording) -> Any:
     plain, leaf = part.forward, recording.signatures.leaves.setdefault(part, _Leaf(part, recording))
 
     def forward(*arguments: Any, **keywords: Any) -> Any:
-        values = not keywords and all(type(each) is Lazy or isinstance(each, Tensor) for each in arguments)
+        values = not keywords and all(each is None or isinstance(each, Tensor) for each in flat(arguments))
         if recording.is_paused or not values:
             return plain(*arguments, **keywords)
         with unheard():

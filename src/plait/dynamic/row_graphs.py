@@ -110,9 +110,14 @@ class Cut:
         inputs: set[fx.Node] = set()
         needed = self._needed(members, wanted, late, inputs)
         for node in needed:
-            if node in inputs:
+            if (
+                node in inputs
+            ):  # all of them first: a node that is made in between may not take the name of one
                 made[node] = graph.create_node("placeholder", node.name, name=node.name)
-            elif self.sizes.is_rows(node.meta.get("val")):
+        for node in needed:
+            if node in inputs:
+                continue
+            if self.sizes.is_rows(node.meta.get("val")):
                 made[node] = number
             else:
                 made[node] = graph.node_copy(node, made.__getitem__)

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch.func import functionalize, vjp, vmap
 
 from plait.dynamic.row_graphs import Cut, RowFunction, cut_graphs
-from plait.torch_private.dispatch import without_modes
+from plait.torch_private.dispatch import without_modes, without_row_by_row
 from plait.torch_private.ops import schema_of
 from plait.torch_private.tracing import Sizes, make_fx
 
@@ -61,7 +61,7 @@ def row_function(
         given += [sizes.fake(value, rows=True) for value in inputs]
         given += [sizes.fake(value, rows=True, others=others is not None) for value in states]
         grads = [sizes.fake(value, rows=True) for value, number in zip(made, has_grad, strict=True) if number]
-        with without_modes(), sizes.mode:
+        with without_modes(), without_row_by_row(), sizes.mode:
             traced = _traced(joint, given, grads)
         if sizes.is_open:
             break

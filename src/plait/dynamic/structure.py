@@ -121,7 +121,7 @@ class Reader:
                 if child is None:
                     raise DataError(
                         f"vertex {at} sees None, after {len(children) - first[-1]} others.",
-                        fix="leave out children that are missing: children=lambda v: [c for c in ... if c is not None].",
+                        fix="leave out what is missing: children=lambda v: [c for c in ... if c is not None].",
                     )
                 # Leaves that are equal values (small numbers, strings) are vertices of their own.
                 known = seen.get(id(child)) if _is_shared(child) else None
@@ -203,6 +203,11 @@ def _of_library(sample: Any) -> Structure | None:
         number = int(number if number is not None else len(inputs))  # type: ignore[arg-type]
         return Structure.of_edges(number, sample.edge_index, inputs=inputs)
     if hasattr(sample, "nodes") and hasattr(sample, "edges") and hasattr(sample, "is_directed"):
+        if not sample.is_directed():
+            raise DataError(
+                "its edges have no direction: they do not say which vertex sees which.",
+                fix="give a DiGraph with edges (seen, seeing); for rounds of messages use Structure.of_rounds.",
+            )
         numbers = {node: number for number, node in enumerate(sample.nodes)}
         edges = [(numbers[a], numbers[b]) for a, b, *_ in sample.edges]
         inputs = [data.get("input") for _, data in sample.nodes(data=True)]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from plait.dynamic.cells import plain_cells
 from plait.dynamic.counts import Scheduled, Scheduling
 from plait.dynamic.evaluate import Work, evaluated
 from plait.dynamic.forest import Forest, read_batch
@@ -131,7 +132,9 @@ class Vertices(Scheduled):
         if batched:
             try:
                 functions = self._traced(schedule, examples, rows)
-                if merges and (functions is None or self._is_random[self.training]):  # known now: each by itself
+                if merges and (
+                    functions is None or self._is_random[self.training]
+                ):  # known now: each by itself
                     schedule = scheduled(forest, len(self._shapes), merges=False)
                 states = None if functions is None else self._batched(schedule, functions, examples, rows)
             except Exception:
@@ -238,9 +241,10 @@ class Vertices(Scheduled):
             return self._called(family, own if family.has_input else (), seen, parameters)
 
         try:
-            function = row_function(
-                of, parameters, given, examples if number else (), number or None, examples
-            )
+            with plain_cells(self.cell):
+                function = row_function(
+                    of, parameters, given, examples if number else (), number or None, examples
+                )
         except JobError:
             raise
         except Exception as error:  # whatever the user's code and torch's tracer make of each other

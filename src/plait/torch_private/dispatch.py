@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-__all__ = ["TorchDispatchMode", "unheard", "without_modes"]
+__all__ = ["TorchDispatchMode", "unheard", "without_modes", "without_row_by_row"]
 
 unheard = torch._C.DisableTorchFunction
 """While active, no `TorchFunctionMode` hears of functions that are called."""
@@ -17,3 +17,15 @@ def without_modes() -> Iterator[None]:
     """While active, ops are those of real tensors: no mode sees them, that of fake tensors and traces included."""
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         yield
+
+
+@contextmanager
+def without_row_by_row() -> Iterator[None]:
+    """While active, `vmap` raises for an op that it would else run for one row after the other."""
+    functorch = torch._C._functorch
+    before = functorch._is_vmap_fallback_enabled()
+    functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_enabled(before)

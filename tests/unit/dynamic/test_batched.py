@@ -43,12 +43,13 @@ def test_alike_operations_run_together() -> None:
 
 
 class Code(nn.Module):
-    """Runs a function of (self, sample), with two layers to use."""
+    """Runs a function of (self, sample), with layers to use."""
 
     def __init__(self, function: Any) -> None:
         super().__init__()
         self.one, self.two = (nn.Linear(3, 3, dtype=torch.float64) for _ in range(2))
         self.weight = nn.Parameter(torch.randn(3, 3, dtype=torch.float64))
+        self.long, self.gated = nn.LSTMCell(3, 3, dtype=torch.float64), nn.GRUCell(3, 3, dtype=torch.float64)
         self.function = function
 
     def forward(self, sample: Any) -> Any:
@@ -88,7 +89,15 @@ def indexes(self: Any, x: Tensor) -> Tensor:
     return torch.where(x > 0, picked, -picked)[:2] + x.unsqueeze(0).expand(2, 3)[:, 1]
 
 
-CODES = [branches, in_place, accumulates, of_parameters, indexes]
+def cells(self: Any, x: Tensor) -> Tensor:
+    state, hidden = None, None
+    for _ in range(1 + int(x[0] > 0)):
+        state = self.long(x, state)
+        hidden = self.gated(state[0], hidden)
+    return hidden
+
+
+CODES = [branches, in_place, accumulates, of_parameters, indexes, cells]
 
 
 @pytest.mark.parametrize("code", CODES, ids=lambda code: code.__name__)
@@ -115,6 +124,10 @@ def index_of_one(self: Any, x: Tensor) -> Tensor:
     return self.weight[self.one(x).argmax()]
 
 
+def a_cell_by_its_function(self: Any, x: Tensor) -> Tensor:
+    return torch.gru_cell(x[None], x[None], *self.gated.parameters())
+
+
 def printed(self: Any, x: Tensor) -> Tensor:
     return self.one(x) * float(f"{self.two(x).sum():.3f}")
 
@@ -124,7 +137,9 @@ def sizes_by_value(self: Any, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "code", [views_in_place, writes, index_of_one, printed, sizes_by_value], ids=lambda code: code.__name__
+    "code",
+    [views_in_place, writes, index_of_one, a_cell_by_its_function, printed, sizes_by_value],
+    ids=lambda code: code.__name__,
 )
 def test_what_cannot_be_recorded_runs_one_by_one_and_is_named(code: Any) -> None:
     torch.manual_seed(1)

@@ -138,6 +138,38 @@ def test_graphs_of_libraries() -> None:
     )
     first, second = (model([graph]).roots for graph in (drawn, like_geometric))
     assert first.shape == (1, 5) and torch.equal(first, second)
+    with pytest.raises(DataError, match="sample 1 of the batch: its edges have no direction"):
+        model([drawn, drawn.to_undirected()])
+
+
+def test_layers_and_cells_of_torch_are_batched(recwarn: pytest.WarningsRecorder) -> None:
+    class Cells(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.seen = nn.Embedding(9, 5), nn.Linear(5, 5)
+            self.long, self.gated, self.plain = (
+                nn.LSTMCell(5, 5),
+                nn.GRUCell(5, 5),
+                nn.RNNCell(5, 5, nonlinearity="relu"),
+            )
+            self.norm = nn.LayerNorm(5)
+
+        def forward(self, word: Tensor, states: tuple[Tensor, Tensor]) -> Any:
+            x = self.words(word)
+            hidden, kept = states[0].sum(0), states[1].sum(0)
+            if len(states[0]):
+                hidden = self.norm(self.seen(states[0]).sum(0))  # a product whose rows are children
+            hidden, kept = self.long(self.plain(self.gated(x), hidden), (hidden, kept))
+            return hidden, kept
+
+    torch.manual_seed(0)
+    model = Vertices(Cells().double(), state=(5, 5))
+    graphs = [
+        Structure.of_parents([-1, 0, 0, 1], inputs=[1, 2, 3, 4]),
+        Structure.of_parents([-1], inputs=[2]),
+    ]
+    assert both(model, lambda m: squares(m(graphs).roots)) < 1e-12
+    assert not [warned for warned in recwarn.list if "one by one" in str(warned.message)]
 
 
 def test_rounds_of_messages_on_a_graph_with_circles() -> None:
@@ -258,6 +290,7 @@ def test_bad_batches_and_functions_are_told() -> None:
         model([(1, 2), (1, (2, 9999))])
     assert raised.value.__notes__ == ["At sample 1 of the batch, vertex 4."]
     with pytest.raises(
-        JobError, match=r"sample 0 of the batch, vertex 0: .*with 0 children gives \(6,\) and \(6,\); its state is \(5,\) and \(5,\)"
+        JobError,
+        match=r"sample 0 of the batch, vertex 0: .* gives \(6,\) and \(6,\); its state is \(5,\) and \(5,\)",
     ):
         Vertices(BinaryCell(), state=(5, 5))([1])
