@@ -113,7 +113,7 @@ class Reader:
         """Vertices in the order in which they are met from the root down. An object seen by two is one vertex."""
         vertices: list[Any] = [root]
         seen: dict[int, int] = {id(root): 0}
-        first, children = [0], []
+        first, children = [0], list[int]()
         at = 0
         while at < len(vertices):
             vertex = vertices[at]

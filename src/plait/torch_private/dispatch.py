@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -22,7 +23,7 @@ def without_modes() -> Iterator[None]:
 @contextmanager
 def without_row_by_row() -> Iterator[None]:
     """While active, `vmap` raises for an op that it would else run for one row after the other."""
-    functorch = torch._C._functorch
+    functorch: Any = torch._C._functorch
     before = functorch._is_vmap_fallback_enabled()
     functorch._set_vmap_fallback_enabled(False)
     try:

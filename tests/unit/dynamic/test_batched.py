@@ -89,7 +89,7 @@ def indexes(self: Any, x: Tensor) -> Tensor:
     return torch.where(x > 0, picked, -picked)[:2] + x.unsqueeze(0).expand(2, 3)[:, 1]
 
 
-def cells(self: Any, x: Tensor) -> Tensor:
+def cells(self: Any, x: Tensor) -> Any:
     state, hidden = None, None
     for _ in range(1 + int(x[0] > 0)):
         state = self.long(x, state)

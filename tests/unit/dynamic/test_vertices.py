@@ -261,7 +261,7 @@ def test_copies_keep_no_traces() -> None:
         (lambda: Structure.of_parents([-1, 0], inputs=["a", object()]), "cannot be one tensor"),
         (lambda: Structure.of_parents([-1, 0], inputs=[1, "a"]), "'a' of vertex 1"),
         (lambda: Structure.of_parents([-1, -5]), r"edge 0, \(1, -5\), names a vertex that is not there"),
-        (lambda: Structure.of_edges(2, [(0, 1.5)]), "type float64"),
+        (lambda: Structure.of_edges(2, torch.tensor([[0.0, 1.5]])), "type float32"),
         (lambda: Structure.of_edges(2, [(0, 1)], kinds=["a"]), "1 kinds for 2 vertices"),
         (lambda: Structure.of_rounds(2, [(3, 0)], 3, inputs=[1, 2]), r"edge 0, \(3, 0\)"),
         (lambda: Structure.of_rounds(2, [(1, 0)], 3, inputs=[1]), "1 inputs for 2 vertices"),
