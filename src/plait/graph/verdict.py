@@ -54,11 +54,16 @@ def verdict_of(captures: Captures, num_samples: int) -> Verdict:
         )
     ops = [str(node.target) for node in graph.ops()]
     islands = sum(op.startswith("plait.island") and "backward" not in op for op in ops)
-    if islands:
+    parts = (
+        [f"{islands} {'call' if islands == 1 else 'calls'} of modules that need values"] if islands else []
+    )
+    parts += (
+        ["the objective, where it needs values,"] if any(op.startswith("plait.ending") for op in ops) else []
+    )
+    if parts:
+        verb = "runs" if not islands else "run"
         return Verdict(
-            kind="static in parts",
-            why=f"{islands} {'call' if islands == 1 else 'calls'} of modules that need values run eagerly "
-            "between captured ops",
+            kind="static in parts", why=f"{' and '.join(parts)} {verb} eagerly between captured ops"
         )
     branches = sum(op.startswith("plait.chosen") for op in ops)
     every = f"one graph of {len(ops)} ops serves every step"

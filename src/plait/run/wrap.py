@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from plait.errors import UsageError
 from plait.job.batch import map_tensors, tensors_in
+from plait.job.reading import read_loss
 from plait.program.instructions import Collective
 from plait.run.eager.company import Company
-from plait.run.eager.reading import read_loss
 from plait.run.eager.statistics import WholeStatistics
 from plait.run.start.party import TIMEOUT_S, meet, place_here
 from plait.torch_private.intercept import intercepted

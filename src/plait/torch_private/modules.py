@@ -9,7 +9,17 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.utils import checkpoint
 
-__all__ = ["BatchNorm", "attributes_of", "check_dims", "hooks_of_module", "is_lazy", "replaced", "tables_of"]
+__all__ = [
+    "BatchNorm",
+    "attributes_of",
+    "call_of",
+    "check_dims",
+    "hooks_of_module",
+    "intercept",
+    "is_lazy",
+    "replaced",
+    "tables_of",
+]
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 
@@ -17,6 +27,26 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 def tables_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     """A module's own parameters and buffers by name, to be read and written."""
     return module._parameters, module._buffers
+
+
+def call_of(module: nn.Module) -> Callable[..., Any]:
+    """What a call of a module does: its hooks, and its forward."""
+    return module._call_impl
+
+
+def intercept(module: nn.Module, call: Callable[..., Any]) -> Callable[[], None]:
+    """Have `call` called with the arguments of calls of this module; returns what ends that."""
+    own, before = vars(module), module._compiled_call_impl
+    had = "_compiled_call_impl" in own
+    own["_compiled_call_impl"] = call
+
+    def end() -> None:
+        if had:
+            own["_compiled_call_impl"] = before
+        else:
+            del own["_compiled_call_impl"]
+
+    return end
 
 
 def is_lazy(module: nn.Module) -> bool:

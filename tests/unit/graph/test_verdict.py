@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import plait
-from plait.graph.capture import islands
+from plait.graph.capture import probe
 
 
 class Doubles(nn.Module):
@@ -76,7 +76,7 @@ def test_a_loop_on_values_is_named_by_its_line() -> None:
 def test_a_module_that_needs_values_may_be_an_island(monkeypatch: pytest.MonkeyPatch) -> None:
     model = lambda enough: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), Doubles(enough), nn.Linear(4, 4))  # noqa: E731
     assert plait.verdict(job(lambda: model(-1.0), FLAT)).kind == "static in parts"
-    monkeypatch.setattr(islands, "_PROBE_S", 0.2)
+    monkeypatch.setattr(probe, "PROBE_S", 0.2)
     assert plait.verdict(job(lambda: model(100.0), FLAT)).kind == "dynamic"  # on zeros it would never end
 
 

@@ -62,7 +62,7 @@ def capture(
             return _capture(job, layout, constants, shapes, num_samples, device_type, own)
         except CaptureError as error:
             if not own.grow(error):
-                raise
+                raise own.cause or error from error
 
 
 def _capture(

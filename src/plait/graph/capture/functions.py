@@ -12,6 +12,7 @@ from torch import Tensor
 
 from plait.errors import CaptureError, JobError
 from plait.graph.capture.branches import Decisions
+from plait.graph.capture.endings import NeedsValuesError
 from plait.graph.capture.islands import Islands
 from plait.graph.capture.refusal import refuse_other_devices
 from plait.graph.ops.attention import AttentionCapture, plain_attention
@@ -75,13 +76,15 @@ class FunctionCapture(AttentionCapture):
         known = _known(func, args) if args and id(args[0]) in self._uniform else None
         try:
             result: Any = self._call(func, types, args, dict(kwargs or {})) if known is None else known
-        except DataDependentOutputException:
-            self._islands.stack = self._marks.path
+        except DataDependentOutputException as error:
+            self._islands.stack, self._islands.stopped = self._marks.path, error
             if func not in (Tensor.__bool__, Tensor.item):
                 raise
             result = self._undecided(func, args[0])
-        except Exception:
-            self._islands.stack = self._marks.path
+        except (NeedsPlainOpsError, NeedsValuesError):
+            raise
+        except Exception as error:
+            self._islands.stack, self._islands.stopped = self._marks.path, error
             raise
         if func is torch.rand and result.numel() == 1:
             self._uniform[id(result)] = result
@@ -90,6 +93,7 @@ class FunctionCapture(AttentionCapture):
         return result
 
     def _holds(self, flag: Tensor) -> bool:
+        self._islands.refuse_questions(self._marks.path)
         return self._decisions.decide(flag, self._marks.source)
 
     def _undecided(self, func: Callable[..., Any], asked: Tensor) -> Any:

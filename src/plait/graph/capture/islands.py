@@ -6,55 +6,30 @@ that follow from those of its inputs. How they follow is found by running the mo
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from plait.errors import CaptureError
+from plait.graph.capture.endings import NeedsValuesError, Recording, end_eagerly
+from plait.graph.capture.probe import NoIslandError, Outputs, Shape, probe
+from plait.graph.ops.ending import called
 from plait.graph.ops.island import NUMBER, Island, island, island_backward, name_of
 from plait.job.copies import copy_of
 from plait.job.generators import kept_generators
 from plait.job.job import Job
-from plait.job.watch import Watch
-from plait.threads import at_most
 from plait.torch_private import pytree
-from plait.torch_private.autograd import version_of
 from plait.torch_private.dispatch import without_modes
-from plait.torch_private.modules import tables_of
+from plait.torch_private.modules import intercept, tables_of
 
 ours = torch.ops.plait
 _LARGEST = 0.5
 """Of the model's parameters: with more in islands, ranks of `data` would rather run all of it on their own shares."""
-
-
-_PROBE_S = 5.0
-"""A module runs on made-up numbers in milliseconds, or its loop may never end on them."""
-
-
-class NoIslandError(Exception):
-    """A module cannot be an island."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Outputs:
-    """What a probe found."""
-
-    spec: Any
-    leaves: tuple[Any, ...]
-    """Of the result; for a tensor its (shape, dtype)."""
-    written: tuple[str, ...]
-    tensors: tuple[tuple[torch.Size, torch.dtype], ...]
-    """Of the result, then of the buffers that are written."""
-    moving: tuple[bool, ...]
-    """Whether a gradient may go through each of them."""
-    wanted: tuple[int, ...]
-    """Inputs that gradients were found of."""
-    held: tuple[tuple[torch.Size, torch.dtype], ...]
-    """Of all its buffers, after the call."""
 
 
 class Islands:
@@ -72,6 +47,16 @@ class Islands:
         """Modules that were running when the last trace failed, from the outside in."""
         self.failed: str | None = None
         """The island that could not be one in the last trace."""
+        self.stopped: Exception | None = None
+        """What ended it."""
+        self._opened: frozenset[str] | None = None
+        """The objective needs values outside of these modules, whose own code does too; None: it does not."""
+        self._ends = True
+        """Whether it may still become one that runs eagerly from there on."""
+        self._in_shares = False
+        """Whether each rank runs it on its own samples."""
+        self.cause: CaptureError | None = None
+        """Why it was to become one."""
 
     def begin(self, model: nn.Module) -> None:
         """A capture starts, of this model with fake tensors."""
@@ -82,6 +67,7 @@ class Islands:
         if self.failed is not None:
             self._refused.add(self.failed)
             self._paths.pop(self.failed, None)
+        self._ends = self._ends and self._opened is None
         self.failed, stack, self.stack = None, self.stack, ()
         model = self._model
         if model is None:
@@ -99,17 +85,60 @@ class Islands:
             where = error.where or ""
             self._paths |= dict.fromkeys(alike, where)
             return True
-        return False
+        if not stack or not self._ends:
+            self._opened = None
+            return False
+        self._opened, self.cause = frozenset(stack[1:]), error
+        return True
+
+    def objective_of(self, model: nn.Module, batch: Any, num_samples: int) -> Any:
+        """What the job's objective returns; run eagerly from the line on that needs values, if there is one."""
+        opened = self._opened
+        if opened is None:
+            return self._job.objective_of(model, batch)
+        recording = Recording(model, opened, batch)
+        try:
+            with recording.active():
+                return self._job.objective_of(model, batch)
+        except Exception as error:
+            if error is not self.stopped or not opened.issuperset(self.stack[1:]):
+                raise
+        share = 1.0 if self.all_sizes else _LARGEST
+        found, self._in_shares = end_eagerly(
+            self._job,
+            model,
+            self._module(""),
+            batch,
+            num_samples,
+            opened,
+            recording.started(),
+            share * sum(p.numel() for p in model.parameters()),
+        )
+        return found
+
+    def refuse_questions(self, stack: tuple[str, ...]) -> None:
+        """Where code that runs eagerly asks for the outcome of a comparison, end the trace of it."""
+        if self._opened is not None and self._opened.issuperset(stack[1:]):
+            self.stack, self.stopped = stack, NeedsValuesError()
+            raise self.stopped
 
     def notices(self) -> list[str]:
         """What the user should know of them."""
+        told = []
+        if self._opened is not None and self.cause is not None:
+            seen = "its own samples" if self._in_shares else "the whole micro-batch"
+            told.append(
+                f"the objective needs values ({self.cause.where}), and runs eagerly from there on: on every rank that "
+                f"needs its result, for {seen}."
+            )
         if not self._paths:
-            return []
+            return told
         names, where = ", ".join(list(self._paths)[:4]), next(iter(self._paths.values()))
         more = f" and {len(self._paths) - 4} more" if len(self._paths) > 4 else ""
         return [
             f"{names}{more} cannot be captured ({where}), and run{'s' if len(self._paths) == 1 else ''} eagerly "
-            "between captured segments: on every rank that has a part of it, for the whole micro-batch, twice."
+            "between captured segments: on every rank that has a part of it, for the whole micro-batch, twice.",
+            *told,
         ]
 
     @contextmanager
@@ -160,14 +189,14 @@ class Islands:
             autocast=autocast,
             dtype=torch.get_default_dtype(),
         )
-        found = _probe(own, inputs, numbers)
+        found = probe(own, inputs, numbers)
         own = replace(own, written=found.written)
         first = len(inputs) - len(buffers)
         for index, name in enumerate(buffers, first):
             if name in found.written:  # the backward needs what it was
                 inputs[index] = inputs[index].clone()
         results = iter(_Call.apply(own, tuple(numbers), found, *inputs))  # type: ignore[no-untyped-call]
-        made = [next(results) if isinstance(leaf, _Shape) else leaf for leaf in found.leaves]
+        made = [next(results) if isinstance(leaf, Shape) else leaf for leaf in found.leaves]
         with torch.no_grad():
             for name in found.written:
                 buffers[name].copy_(next(results))
@@ -184,8 +213,14 @@ class Islands:
                         for name, tensor in table.items():
                             if tensor is not None:
                                 table[name] = _without_memory(tensor)
+                for name, module in model.named_modules():
+                    intercept(module, partial(_called, name, module))
             self._real = model
         return self._real.get_submodule(path)
+
+
+def _called(path: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return called(path, module, args, kwargs)
 
 
 def may_be_absent(gradient: fx.Node) -> bool:
@@ -208,12 +243,12 @@ class _Call(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, own: Island, numbers: tuple[int, ...], found: _Outputs, *inputs: Tensor
+        ctx: Any, own: Island, numbers: tuple[int, ...], found: Outputs, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(*inputs)
         ctx.call = (name_of(own), list(numbers))
         ctx.wanted = [i for i in found.wanted if ctx.needs_input_grad[3 + i]]
-        ctx.num_returned = sum(isinstance(leaf, _Shape) for leaf in found.leaves)
+        ctx.num_returned = sum(isinstance(leaf, Shape) for leaf in found.leaves)
         made = island(
             list(inputs),
             *ctx.call,
@@ -233,84 +268,3 @@ class _Call(torch.autograd.Function):
             for index, gradient in zip(ctx.wanted, made, strict=True):
                 gradients[index] = gradient
         return (None, None, None, *gradients)
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    shape: torch.Size
-    dtype: torch.dtype
-
-
-def _probe(own: Island, inputs: Sequence[Tensor], numbers: Sequence[int]) -> _Outputs:
-    """Run the module on real tensors of these shapes, with zeros, any numbers and ones."""
-    found = []
-    for value in (0.0, None, 1.0):
-        try:
-            with at_most(_PROBE_S), without_modes(), kept_generators(), torch.enable_grad():
-                found.append(_run(own, inputs, numbers, value))
-        except NoIslandError:
-            raise
-        except Exception as error:  # ones may be no indices
-            if value == 0.0:
-                raise NoIslandError(f"{own.path} cannot be run on zeros ({error})") from error
-    if any((f.leaves, f.spec, f.held) != (found[0].leaves, found[0].spec, found[0].held) for f in found):
-        raise NoIslandError(f"what {own.path} returns, or writes, has other shapes for other values")
-    written = tuple(name for name in own.written if any(name in f.written for f in found))
-    return replace(
-        found[-1],
-        wanted=tuple(sorted({i for f in found for i in f.wanted})),
-        written=written,
-        tensors=(*found[0].tensors, *(found[0].held[own.written.index(name)] for name in written)),
-        moving=(
-            *(any(entry) for entry in zip(*(f.moving for f in found), strict=True)),
-            *(False for _ in written),
-        ),
-    )
-
-
-def _run(own: Island, inputs: Sequence[Tensor], numbers: Sequence[int], value: float | None) -> _Outputs:
-    """`value`: of all elements; None: any."""
-    leaves = []
-    for tensor in inputs:
-        real = torch.full(tuple(tensor.shape), value or 0.0, dtype=tensor.dtype)
-        if value is None:
-            real = (
-                real.normal_() if real.is_floating_point() else (torch.rand(real.shape) < 0.5).to(real.dtype)
-            )
-        leaves.append(real.requires_grad_(tensor.requires_grad and real.is_floating_point()))
-    versions = [version_of(leaf) for leaf in leaves]
-    numbers_before = torch.get_rng_state()
-    watch = Watch({"model": own.module})
-    try:
-        result, given, after = own.run(leaves, numbers)
-        changed = [change for change in watch.changes() if change.tensor is None]
-    finally:
-        watch.restore()
-    if changed:
-        raise NoIslandError(f"{own.path} changes Python state, {changed[0].path}")
-    if versions != [version_of(leaf) for leaf in leaves]:
-        raise NoIslandError(f"{own.path} writes into its parameters, or into what it is given")
-    made, spec = pytree.tree_flatten(result)
-    if not torch.equal(numbers_before, torch.get_rng_state()):  # they would not be those of samples
-        raise NoIslandError(f"{own.path} draws random numbers")
-    tensors = [leaf for leaf in made if isinstance(leaf, Tensor)]
-    if any(t.layout != torch.strided for t in tensors):
-        raise NoIslandError(f"{own.path} returns a sparse tensor")
-    moving = [t for t in tensors if t.requires_grad]
-    asked = [i for i, leaf in enumerate(leaves) if leaf.requires_grad]
-    wanted: tuple[int, ...] = ()
-    if moving and asked:
-        grads = torch.autograd.grad(
-            moving, [leaves[i] for i in asked], [torch.ones_like(t) for t in moving], allow_unused=True
-        )
-        wanted = tuple(i for i, gradient in zip(asked, grads, strict=True) if gradient is not None)
-    written = tuple(name for name in own.written if version_of(after[name]) or after[name] is not given[name])
-    return _Outputs(
-        spec=spec,
-        leaves=tuple(_Shape(t.shape, t.dtype) if isinstance(t, Tensor) else t for t in made),
-        written=written,
-        held=tuple((after[name].shape, after[name].dtype) for name in own.written),
-        tensors=tuple((t.shape, t.dtype) for t in tensors),
-        moving=tuple(t.requires_grad for t in tensors),
-        wanted=wanted,
-    )

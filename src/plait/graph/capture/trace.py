@@ -80,14 +80,14 @@ class Traced:
 class _Objective(nn.Module):
     """The job's objective as a module, so that `functional_call` can replace the model's tensors."""
 
-    def __init__(self, job: Job, model: nn.Module) -> None:
+    def __init__(self, subject: Subject) -> None:
         super().__init__()
-        self.job = job
-        self.model = model
+        self.subject = subject
+        self.model = subject.model
 
     def forward(self, batch: Any) -> Any:
         given = dict(self.model.named_buffers())
-        result = self.job.objective_of(self.model, batch)
+        result = self.subject.islands.objective_of(self.model, batch, self.subject.num_samples)
         for name, buffer in self.model.named_buffers():
             before = given.get(name)
             if (
@@ -129,7 +129,7 @@ class _Trace:
         self.mode = mode
         self.marks = Marks()
         self.functions = FunctionCapture(self.marks, plain, stale, decisions, subject.islands)
-        self.wrapper = _Objective(subject.job, subject.model)
+        self.wrapper = _Objective(subject)
         self.reading: Reading | None = None
         self.tangent: fx.Node | None = None
         self.reached: tuple[str, ...] = ()

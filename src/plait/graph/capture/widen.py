@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, fx
 
 from plait.graph.graph import Graph
+from plait.graph.ops.ending import IMPLEMENTATIONS as ENDINGS
+from plait.graph.ops.island import IMPLEMENTATIONS as ISLANDS
 from plait.graph.ops.island import in_float64
 from plait.job.dtypes import wide
 from plait.torch_private.fake import FakeTensor
 
-_ISLANDS = (torch.ops.plait.island.default, torch.ops.plait.island_backward.default)
 _cast = torch.ops.aten._to_copy.default
 WITHOUT_FLOAT64: set[str] = set()
 """Ops that turned out to fail in float64, of which fake tensors know nothing."""
@@ -78,7 +79,7 @@ class _Widening:
             return False
         given = node.args, node.kwargs
         node.args, node.kwargs = _wide_dtypes(node.args), _wide_dtypes(node.kwargs)
-        if node.target in _ISLANDS:
+        if node.target in ISLANDS or node.target in ENDINGS:
             node.args = in_float64(node.args)
         try:
             node.meta["val"] = self._value(node)

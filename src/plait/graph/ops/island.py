@@ -4,8 +4,8 @@ In: the tensors that a module is given, its parameters and its buffers, of the w
 and the buffers that it writes; gradients from running it once more. It draws no random numbers and keeps no state.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -47,29 +47,44 @@ class Island:
 
     def alike(self, other: "Island") -> bool:
         """Whether the two are one."""
-        mine, theirs = (
-            (i.path, i.spec, i.is_tensor, i.names, i.written, i.autocast, i.dtype) for i in (self, other)
-        )
-        return self.owner is other.owner and mine == theirs and _same(self.constants, other.constants)
+        same = self.owner is other.owner and self.traits == other.traits
+        return same and _same(self.constants, other.constants)
 
-    def run(
-        self, inputs: Sequence[Tensor], numbers: Sequence[int]
-    ) -> tuple[Any, dict[str, Tensor], dict[str, Tensor]]:
-        """(What it returns, tensors of the module as given, its buffers after that) of the user's own code."""
+    @property
+    def traits(self) -> tuple[Any, ...]:
+        """What tells it from others of the same owner, constants apart."""
+        return (
+            *(self.path, self.spec, self.is_tensor, self.names),
+            *(self.written, self.autocast, self.dtype),
+        )
+
+    def filled(self, inputs: Sequence[Tensor], numbers: Sequence[int]) -> tuple[Any, dict[str, Tensor]]:
+        """(What it is called with, tensors of the module by name)."""
         given, counted = iter(inputs), iter(numbers)
         leaves = [
             next(given) if is_tensor else next(counted) if constant is NUMBER else constant
             for is_tensor, constant in zip(self.is_tensor, self.constants, strict=True)
         ]
-        state = dict(zip(self.names, given, strict=True))
-        for name in self.written:
-            state[name] = state[name].clone()
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return pytree.tree_unflatten(leaves, self.spec), dict(zip(self.names, given, strict=True))
+
+    @contextmanager
+    def as_captured(self, inputs: Sequence[Tensor]) -> Iterator[None]:
+        """While active, tensors are made, and products computed, in what they were in the step."""
         with ExitStack() as stack:
             device = inputs[0].device.type if inputs else "cpu"
             if self.autocast is not None:
                 stack.enter_context(torch.autocast(device, dtype=self.autocast))
             stack.enter_context(default_dtype(self.dtype))
+            yield
+
+    def run(
+        self, inputs: Sequence[Tensor], numbers: Sequence[int]
+    ) -> tuple[Any, dict[str, Tensor], dict[str, Tensor]]:
+        """(What it returns, tensors of the module as given, its buffers after that) of the user's own code."""
+        (args, kwargs), state = self.filled(inputs, numbers)
+        for name in self.written:
+            state[name] = state[name].clone()
+        with self.as_captured(inputs):
             kept = _Kept(self.module)
             try:
                 result = functional_call(kept, {f"module.{n}": t for n, t in state.items()}, (args, kwargs))

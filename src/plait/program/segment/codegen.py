@@ -21,6 +21,7 @@ from plait.graph.ops import attention as attention_op
 from plait.graph.ops import batch_norm as batch_norm_op
 from plait.graph.ops import beside as beside_op
 from plait.graph.ops import choice as choice_op
+from plait.graph.ops import ending as ending_op
 from plait.graph.ops import grouped as grouped_op
 from plait.graph.ops import island as island_op
 from plait.graph.ops import lstm as lstm_op
@@ -53,6 +54,7 @@ _OURS: dict[Any, Callable[..., Any]] = {
     **grouped_op.IMPLEMENTATIONS,
     **choice_op.IMPLEMENTATIONS,
     **island_op.IMPLEMENTATIONS,
+    **ending_op.IMPLEMENTATIONS,
     **scaled_op.IMPLEMENTATIONS,
     torch.ops.aten.view.default: view_or_copy,
 }

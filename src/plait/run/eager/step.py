@@ -8,7 +8,6 @@ the mean over all. What remains is told: Python state, branches and other sums o
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +18,10 @@ from plait.job.data.share import Share
 from plait.job.dtypes import default_dtype
 from plait.job.generators import seed_torch
 from plait.job.job import Job
+from plait.job.reading import total_and_weight
 from plait.program.instructions import Opaque
 from plait.run.eager.company import Company
 from plait.run.eager.draws import SampleDraws
-from plait.run.eager.reading import read_loss
 from plait.run.eager.statistics import WholeStatistics
 from plait.run.hold.state import ModelState
 from plait.torch_private import pytree
@@ -161,34 +160,3 @@ def _buffers(state: ModelState, names: tuple[str, ...], share: Share) -> list[Te
         else:
             found.append(buffer.double() * leads)
     return found
-
-
-def total_and_weight(
-    job: Job,
-    batch: Any,
-    num_samples: int,
-    result: Tensor | tuple[Tensor, Tensor],
-    num_whole: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The objective's result as (total, weight), by what it is a mean of where that can be told, else by samples.
-
-    `num_whole` are the samples of all ranks: a sum over this share's is so much of the sum over theirs.
-    """
-    if not isinstance(result, Tensor):
-        total, weight = result
-        return total, weight.to(total.dtype)
-    weight = result.new_tensor(float(num_samples))
-    reading = read_loss(result, num_samples)
-    loss = job.loss
-    if reading is not None and reading.weight is None:
-        return result * float(num_whole or num_samples), weight
-    if reading is not None:
-        weight = result.new_tensor(reading.weight)
-    elif isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) and loss.reduction == "mean":
-        target = batch[-1]  # without a history, as in evaluation
-        if not target.is_floating_point():
-            keep = target != loss.ignore_index
-            weight = keep.sum().to(result.dtype)
-            if loss.weight is not None:
-                weight = (loss.weight.to(result)[target * keep] * keep).sum()
-    return torch.where(weight > 0, result * weight, torch.zeros_like(result)), weight

@@ -19,9 +19,9 @@ from plait.job.dtypes import leaf_dtype
 from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.job.origin import fix_of, told
+from plait.job.reading import read_loss
 from plait.job.watch import Watch
 from plait.run.eager.draws import SampleDraws, shapes_of
-from plait.run.eager.reading import read_loss
 from plait.torch_private import pytree
 from plait.torch_private.autograd import version_of
 from plait.torch_private.intercept import intercepted

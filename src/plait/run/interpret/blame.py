@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from plait.errors import StepError
+from plait.graph.ops.ending import IMPLEMENTATIONS as ENDINGS
 from plait.graph.ops.island import IMPLEMENTATIONS as ISLANDS
 from plait.graph.ops.island import Island, named
 from plait.program.instructions import Compute, Opaque
@@ -80,7 +81,7 @@ def _failure(told: str, error: Exception) -> str:
 
 def _island(node: fx.Node | None) -> Island | None:
     """The module that a node runs eagerly, if it does."""
-    if node is None or node.target not in ISLANDS:
+    if node is None or node.target not in {*ISLANDS, *ENDINGS}:
         return None
     return named(next(entry for entry in node.args if isinstance(entry, str)))
 

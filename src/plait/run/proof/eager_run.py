@@ -25,13 +25,14 @@ from plait.job.dtypes import default_dtype
 from plait.job.generators import seed_torch
 from plait.job.job import Job
 from plait.job.order import micro_batch_sizes
+from plait.job.reading import total_and_weight
 from plait.job.updates.clip import Clip
 from plait.job.updates.follow import TRAIN_LOSS
 from plait.job.watch import Watch
 from plait.plan.named import resolve
 from plait.program.instructions import Opaque
 from plait.run.eager.draws import SampleDraws
-from plait.run.eager.step import seed_of, total_and_weight, trained_alone
+from plait.run.eager.step import seed_of, trained_alone
 from plait.run.hold.state import ModelState
 from plait.run.prepare.programs import Programs
 from plait.run.proof.serial_run import Record

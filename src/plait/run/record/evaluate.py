@@ -21,8 +21,8 @@ from plait.job.data.source import Source, Stream
 from plait.job.data.workers import in_order
 from plait.job.job import Job, Until
 from plait.job.order import split
+from plait.job.reading import total_and_weight
 from plait.plan.plan import Plan
-from plait.run.eager.step import total_and_weight
 from plait.run.hold.state import ModelState
 from plait.torch_private import pytree
 

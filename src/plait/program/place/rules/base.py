@@ -18,6 +18,7 @@ from plait.graph.ops import (  # their import registers our ops
     batch_norm,
     beside,
     choice,
+    ending,
     grouped,
     island,
     lstm,
@@ -29,7 +30,7 @@ from plait.torch_private.ops import schema_of
 
 aten = torch.ops.aten
 ours = torch.ops.plait
-REGISTERED = (attention, batch_norm, beside, choice, grouped, island, lstm, random)
+REGISTERED = (attention, batch_norm, beside, choice, ending, grouped, island, lstm, random)
 """The modules whose ops are in `ours`."""
 
 

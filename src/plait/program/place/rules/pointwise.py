@@ -2,6 +2,8 @@
 
 import torch
 
+from plait.graph.ops.ending import ending_named
+from plait.plan.plan import DATA
 from plait.program.place.rules.base import Op, P, Placement, R, Shard, Strategy, aten, can_be_sum, ours, rule
 
 _UNARY_LINEAR = {aten.neg.default, aten.clone.default, aten.lift_fresh_copy.default}
@@ -84,6 +86,21 @@ def unless(op: Op) -> list[Strategy]:
 def island(op: Op) -> list[Strategy]:
     """Nobody knows what is inside: it is given the whole micro-batch."""
     return []
+
+
+@rule(ours.ending, outers=True)
+def ending(op: Op) -> list[Strategy]:
+    """A sum over samples, or given the whole micro-batch."""
+    own, wanted = ending_named(op.arg("name")), op.arg("wanted")
+    if op.axis.name != DATA or not own.sampled:
+        return []
+    cut = set(own.sampled)
+    return [
+        Strategy(
+            tuple(Shard(0) if i in cut else R for i in range(len(op.tensors))),
+            (P, P, *(Shard(0) if i in cut else P for i in wanted)),
+        )
+    ]
 
 
 @rule(aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like)

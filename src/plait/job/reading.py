@@ -8,8 +8,10 @@ history does not tell: then the loss counts as a mean over its samples. The mean
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from plait.job.job import Job
 from plait.torch_private.autograd import is_number, saved
 
 _MEAN, _SUM = 1, 2
@@ -56,6 +58,37 @@ def read_loss(loss: Tensor, num_samples: int) -> Reading | None:
         nothing = float(loss.detach()) == 0.0  # a count of nothing that was kept from being 0
         found = Reading(0.0) if nothing else found if found.weight == 1 else None
     return found
+
+
+def total_and_weight(
+    job: Job,
+    batch: Any,
+    num_samples: int,
+    result: Tensor | tuple[Tensor, Tensor],
+    num_whole: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The objective's result as (total, weight), by what it is a mean of where that can be told, else by samples.
+
+    `num_whole` are the samples of all ranks: a sum over this share's is so much of the sum over theirs.
+    """
+    if not isinstance(result, Tensor):
+        total, weight = result
+        return total, weight.to(total.dtype)
+    weight = result.new_tensor(float(num_samples))
+    reading = read_loss(result, num_samples)
+    loss = job.loss
+    if reading is not None and reading.weight is None:
+        return result * float(num_whole or num_samples), weight
+    if reading is not None:
+        weight = result.new_tensor(reading.weight)
+    elif isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) and loss.reduction == "mean":
+        target = batch[-1]  # without a history, as in evaluation
+        if not target.is_floating_point():
+            keep = target != loss.ignore_index
+            weight = keep.sum().to(result.dtype)
+            if loss.weight is not None:
+                weight = (loss.weight.to(result)[target * keep] * keep).sum()
+    return torch.where(weight > 0, result * weight, torch.zeros_like(result)), weight
 
 
 def _read(node: Any, num_samples: int) -> Reading | None:

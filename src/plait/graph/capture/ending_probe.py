@@ -1,0 +1,131 @@
+"""What the end of an objective does with tensors of given shapes, found by running it on made-up numbers.
+
+In: an ending, fake tensors of its inputs. Out: the same with what it gives gradients to and, where its loss was found
+to be a sum over samples, with leave to run on shares of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from plait.graph.capture import probe
+from plait.graph.capture.probe import NoIslandError, made_up
+from plait.graph.ops.ending import Ending, LaterCallError
+from plait.job.generators import kept_generators
+from plait.job.watch import Watch
+from plait.threads import at_most
+from plait.torch_private.autograd import version_of
+from plait.torch_private.dispatch import without_modes
+
+
+def probe_ending(own: Ending, inputs: list[Tensor], numbers: list[int]) -> tuple[Ending, torch.dtype]:
+    """The same with what it gives gradients to, and the dtype of its loss, from runs on made-up numbers."""
+    wanted, dtypes, failed = set[int](), set[torch.dtype](), ""
+    in_shares = _by_samples(own, inputs, numbers)
+    for value in probe.VALUES:
+        watch = Watch({"model": own.module, "loss": own.job.loss, "objective": own.job.objective})
+        try:
+            with at_most(probe.PROBE_S), without_modes(), kept_generators():
+                tried = _tried(own, made_up(inputs, value), numbers, in_shares)
+            changed = watch.changes()
+        except (NoIslandError, LaterCallError):
+            raise
+        except Exception as error:  # made-up numbers may be none that it takes
+            failed = f"{type(error).__name__}: {error}"
+            continue
+        finally:
+            watch.restore()
+        if changed:
+            raise NoIslandError(f"the objective changes Python state, {changed[0].path}")
+        dtypes.add(tried.dtype)
+        wanted |= tried.wanted
+        in_shares = in_shares if tried.adds_up else None
+    if len(dtypes) != 1:
+        raise NoIslandError(f"the objective cannot be run on numbers of these shapes ({failed})")
+    return replace(in_shares or own, wanted=tuple(sorted(wanted))), dtypes.pop()
+
+
+def _by_samples(own: Ending, inputs: list[Tensor], numbers: list[int]) -> Ending | None:
+    """The same as it may run on shares; None: nothing tells its samples apart."""
+    *others, num_samples = numbers
+    given = inputs[: len(inputs) - len(own.names)]
+    cut = [i for i, t in enumerate(given) if t.ndim and t.shape[0] and t.shape[0] % num_samples == 0]
+    if not cut or num_samples < 2 or others:
+        return None
+    return replace(own, sampled=tuple(cut), extent=given[cut[0]].shape[0] // num_samples)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Tried:
+    dtype: torch.dtype
+    wanted: set[int]
+    adds_up: bool
+    """Whether shares of the samples give summands of the whole."""
+
+
+def _tried(own: Ending, leaves: list[Tensor], numbers: list[int], in_shares: Ending | None) -> _Tried:
+    versions, drawn, reads = [version_of(leaf) for leaf in leaves], torch.get_rng_state(), _Reads()
+    total, _, gradients = own.differentiated(leaves, numbers, reads)
+    if total.device.type == "meta":
+        raise NoIslandError("the objective reads parameters of the model")
+    if versions != [version_of(leaf) for leaf in leaves]:
+        raise NoIslandError("the objective writes into what it is given")
+    if not torch.equal(drawn, torch.get_rng_state()):
+        raise NoIslandError("the objective draws random numbers")
+    wanted = {i for i, gradient in zip(own.asked, gradients, strict=True) if gradient is not None}
+    adds_up = False
+    if in_shares is not None and not reads.any:
+        whole = replace(in_shares, wanted=tuple(sorted(wanted)))
+        adds_up = _adds_up(whole, leaves, numbers)
+    return _Tried(dtype=total.dtype, wanted=wanted, adds_up=adds_up)
+
+
+class _Reads(TorchFunctionMode):
+    """Notes whether values reach Python: what it does then may depend on all samples, whatever numbers show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.any = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.any = self.any or getattr(func, "__name__", "") in _READING
+        return func(*args, **(kwargs or {}))
+
+
+_READING = frozenset(
+    {
+        *("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__bool__", "__int__", "__float__"),
+        *("__complex__", "__index__", "__array__", "__contains__", "__format__", "__repr__", "__deepcopy__"),
+    }
+)
+"""Functions that give Python what is in a tensor."""
+
+
+def _adds_up(own: Ending, leaves: list[Tensor], numbers: list[int]) -> bool:
+    """Whether the loss of a micro-batch is the sum of those of its first sample and of all others."""
+    parts = []
+    for cut in (slice(0, 1), slice(1, None)):
+        extents = {i: leaves[i].shape[0] // numbers[-1] for i in own.sampled}
+        share = [leaf[_times(cut, extents[i])] if i in extents else leaf for i, leaf in enumerate(leaves)]
+        try:
+            parts.append(own.loss(share, numbers))
+        except Exception:  # so few samples are not what it takes
+            return False
+    whole = own.loss(leaves, numbers)
+    for place, (first, second, expected) in enumerate(zip(*parts, whole, strict=True)):
+        cut_too = place >= 2 and own.wanted[place - 2] in own.sampled
+        found = torch.cat([first, second]) if cut_too else first + second
+        if not torch.allclose(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True):
+            return False
+    return True
+
+
+def _times(cut: slice, extent: int) -> slice:
+    start, stop = cut.start * extent, None if cut.stop is None else cut.stop * extent
+    return slice(start, stop)
