@@ -73,6 +73,8 @@ class Recording:
 
     def started(self) -> Started:
         """What was recorded; raises where it would not be the same when it is run again."""
+        if not self._called:
+            raise NoIslandError("nothing comes before it")
         changes = self._watch.changes()
         if changes:
             raise NoIslandError(f"the forward changes Python state, {changes[0].path}")
