@@ -31,7 +31,7 @@ class DoublesFirst(Doubles):
     def forward(self, x: Tensor) -> Tensor:
         while float(x.abs().sum()) < self.enough:
             x = 2 * x
-        return self.layer(x)  # type: ignore[no-any-return]
+        return self.layer(x)
 
 
 class Branches(nn.Module):

@@ -22,7 +22,7 @@ class Net(nn.Module):
         self.first, self.second, self.head = nn.Linear(4, 16), nn.Linear(16, 8), nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))  # type: ignore[no-any-return]
+        return self.head(self.features(x))
 
     def features(self, x: Tensor) -> Tensor:
         return torch.tanh(self.second(torch.tanh(self.first(x))))
@@ -46,7 +46,7 @@ class Keeps(Net):
     def forward(self, x: Tensor) -> Tensor:
         h = self.features(x)
         self.penalty = h.square().mean()
-        return self.head(h)  # type: ignore[no-any-return]
+        return self.head(h)
 
 
 def chosen(model: Any, batch: Any) -> Tensor:
