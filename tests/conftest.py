@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from tests.captured import SHARED
 
 LONGEST = (
     "ranks/faults/test_chaos.py", "unit/run/within/test_within_parity_hf.py",
@@ -20,6 +21,12 @@ LONGEST = (
     "unit/run/within/test_within_parity_conv.py", "ranks/plans/test_averaging.py",
 )  # fmt: skip
 """Files of half a minute and more, the longest first. One that is missing here is run later, nothing else."""
+
+
+SHARING = ("tests/ranks/", "tests/unit/run/", "tests/unit/program/")
+"""Folders whose tests share graphs: those of captures themselves do not."""
+NOT_SHARING = ("tests/unit/run/eager/",)
+"""What capture makes of code that is unlike any other."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,3 +58,13 @@ def _grad_mode_is_left_alone() -> Iterator[None]:
     """A test (or the code under it) that leaves gradients switched off would break whatever runs after it."""
     yield
     assert torch.is_grad_enabled(), "gradients were left switched off"
+
+
+@pytest.fixture(autouse=True)
+def _graphs_are_shared(request: pytest.FixtureRequest) -> Iterator[None]:
+    """But where a test patches something, which may change what is captured."""
+    node = request.node.nodeid
+    shares = node.startswith(SHARING) and not node.startswith(NOT_SHARING)
+    SHARED.is_used = shares and "monkeypatch" not in request.fixturenames
+    yield
+    SHARED.is_used = False

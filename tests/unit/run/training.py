@@ -142,9 +142,8 @@ def programs(
     """The programs of a case, whatever its optimizer and its samples."""
     job = case_job(name, dtype, precision=precision, clip_norm=clip_norm, batch_norm=batch_norm)
     plan = resolve("single" if ranks == 1 else "ddp", ranks, {"sync": {"bucket_mib": bucket_mib}})
-    made = Programs(job, open_data(job.data, job.collate), plan, torch.device("cpu"), dtype)
-    made.captures = captures(name, dtype, precision)
-    return made
+    known = captures(name, dtype, precision)
+    return Programs(job, known.source, plan, torch.device("cpu"), dtype, known)
 
 
 def train_job(

@@ -1,4 +1,4 @@
-"""Graphs of jobs that tests of processes capture again and again, captured and checked once.
+"""Graphs of jobs that tests capture again and again, captured and checked once in a process.
 
 In: what `capture` is given. Out: what it gives, a copy for everybody who asks. What a test patches may change what is
 captured, so such tests share nothing (`conftest.py`); nor do models with islands, which a capture notes elsewhere.
@@ -8,9 +8,11 @@ import io
 import sys
 import tempfile
 from dataclasses import fields, replace
+from hashlib import sha256
 from typing import Any
 
 import cloudpickle
+import torch
 from torch import Tensor, fx
 
 from plait.graph import from_job
@@ -40,8 +42,9 @@ class Shared:
         self.is_used = False
 
     def __call__(self, job: Job, *given: Any) -> Graph:
-        *shape, islands = given
-        key = self.key(job, *shape, islands.all_sizes) if self.is_used and not islands.notices() else None
+        layout, constants, *shape, islands = given
+        others = [None if isinstance(value, Tensor) else value for value in constants]
+        key = self.key(job, layout, others, *shape, islands.all_sizes) if self.is_used and not islands.notices() else None
         known = self.known.get(key) if key is not None else None
         if known is not None:
             return _copy(known)
@@ -67,7 +70,8 @@ class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         """A tensor is its numbers: torch's own pickles differ from time to time."""
         if isinstance(value, Tensor):
-            return str, (f"{value.dtype} {value.detach().flatten().tolist()}{tuple(value.shape)}",)
+            numbers = value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+            return str, (f"{value.dtype} {sha256(numbers).hexdigest()} {tuple(value.shape)}",)
         return super().reducer_override(value)
 
 
