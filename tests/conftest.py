@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.captured import SHARED
+from torch.distributions import Distribution
 
 LONGEST = (
     "ranks/faults/test_chaos.py", "unit/run/within/test_within_parity_hf.py",
@@ -51,6 +52,8 @@ def _deterministic() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
+    torch.set_default_dtype(torch.float32)
+    Distribution.set_default_validate_args(__debug__)  # torch.compile switches its checks off for the process
 
 
 @pytest.fixture(autouse=True)

@@ -25,8 +25,11 @@ def test_a_program_that_is_not_there_is_told() -> None:
 
 def test_a_program_that_takes_too_long_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     note = tmp_path / "pid"
-    with pytest.raises(TimeoutError, match=r"sh did not end within 0\.5 s"):
-        run_program(["sh", "-c", f"sleep 600 & echo $! > {note}; wait"], patience_s=0.5)
+    for patience_s in (0.5, 5.0, 20.0):  # a loaded machine may not come to the note in the first
+        with pytest.raises(TimeoutError, match=f"sh did not end within {patience_s:g} s"):
+            run_program(["sh", "-c", f"sleep 600 & echo $! > {note}; wait"], patience_s=patience_s)
+        if note.exists() and note.read_text().endswith("\n"):
+            break
     state = Path(f"/proc/{int(note.read_text())}/stat")
     for _ in range(500):
         if not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX":

@@ -25,7 +25,7 @@ def no_thread_is_left() -> Iterator[None]:
     yield
     if loader_threads():
         gc.collect()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while loader_threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert loader_threads() == []
@@ -234,7 +234,7 @@ def test_it_reads_ahead_in_the_background_and_no_further_than_depth(depth: int) 
     data = Counted()
     order = SampleOrder(num_samples=1000, batch=1)
     with Loader(source=open_data(data), order=order, batch=1, depth=depth):
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while data.asked < depth + 1 and time.monotonic() < deadline:
             time.sleep(0.005)
         time.sleep(0.05)
@@ -275,7 +275,7 @@ def test_close_does_not_wait_for_a_dataset_that_is_stuck() -> None:
     loader.start()
     begin = time.monotonic()
     loader.close(timeout_s=0.1)
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 20
     assert list(loader) == []
     release.set()
 
