@@ -44,7 +44,11 @@ class Shared:
     def __call__(self, job: Job, *given: Any) -> Graph:
         layout, constants, *shape, islands = given
         others = [None if isinstance(value, Tensor) else value for value in constants]
-        key = self.key(job, layout, others, *shape, islands.all_sizes) if self.is_used and not islands.notices() else None
+        key = (
+            self.key(job, layout, others, *shape, islands.all_sizes)
+            if self.is_used and not islands.notices()
+            else None
+        )
         known = self.known.get(key) if key is not None else None
         if known is not None:
             return _copy(known)

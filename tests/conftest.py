@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from tests.captured import SHARED
 from torch.distributions import Distribution
+
+from tests.captured import SHARED
 
 LONGEST = (
     "ranks/faults/test_chaos.py", "unit/run/within/test_within_parity_hf.py",
