@@ -11,14 +11,18 @@ from tests.ranks.link.test_links import CPU, flat_exchange, started, wrong
 from torch import nn
 
 import plait
+from plait.cluster.emulated import emulated
+from plait.cluster.parse import parse_cluster
 from plait.errors import UsageError
 from plait.job.job import Job
 from plait.options import Emulation, Trial
 from plait.plan.mesh import Mesh
+from plait.plan.named import resolve
 from plait.run.link import host_links
 from plait.run.link.between import links_between
 from plait.run.link.host_links import HostLinks, HostMesh
 from plait.run.link.process_links import ProcessLinks
+from plait.run.measure.predict import predict_job
 from plait.run.start.launch import Seat, connect, disconnect, launch
 from plait.run.wire.emulate import Wire
 
@@ -150,3 +154,14 @@ def test_networks_that_cannot_be() -> None:
         plait.train(wide(), "hogwild", 4, trial=Trial(emulate=FAST), progress=False)
     with pytest.raises(UsageError, match="not on 4xA100"):
         plait.predict(wide(), "ddp", 4, cluster="4xA100", emulate=FAST)
+
+
+def test_what_collectives_between_hosts_cost_processors_is_timed_for_a_prediction() -> None:
+    network = emulated(parse_cluster("2xcpu"), Emulation.parse("bandwidth=10Gbit,latency=50us,hosts=2x1"))
+    plan = resolve("ddp", 2, {})
+    found = predict_job(jobs.plain(), plan, network, time_on="cpu")
+    works = {key: s for key, s in found.cluster.device.timed.items() if key.endswith("on 2 hosts, work")}
+    assert works and min(works.values()) > 0
+    device = replace(found.cluster.device, timed={**found.cluster.device.timed, **dict.fromkeys(works, 1.0)})
+    slow = predict_job(jobs.plain(), plan, replace(found.cluster, device=device))
+    assert slow.prediction.step_s > 1.0 > found.prediction.step_s

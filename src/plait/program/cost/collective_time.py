@@ -37,6 +37,11 @@ class Travel(NamedTuple):
         """Work while other pieces are on the wire."""
         return self.work_s - 2 * self.edge_s
 
+    def shared_s(self, held_s: float) -> float:
+        """For how long processors keep the next one waiting, where they compute for `held_s` of its work as well: it
+        then has half of one."""
+        return self.between_s + (held_s * (1 + 2 * self.edge_s / self.work_s) if self.work_s else 0.0)
+
     @property
     def total_s(self) -> float:
         """From its start to its end, where it is alone."""

@@ -13,7 +13,8 @@ from plait.cluster.cluster import Cluster, Link, Reach
 from plait.errors import ProgramError
 from plait.plan.plan import DATA
 from plait.program.cost.collective_time import Travel, collective_travel, level_work_s, message_seconds
-from plait.program.cost.op_key import compress_key, op_key, transfer_key
+from plait.program.cost.held import held_up
+from plait.program.cost.op_key import compress_key, op_key, transfer_key, work_key
 from plait.program.cost.op_time import node_work, op_seconds
 from plait.program.cost.update import UpdateWork
 from plait.program.instructions import (
@@ -68,6 +69,7 @@ class Durations:
         """Ranks that share an interpreter, which launches one op at a time."""
         self._segments: dict[tuple[int, str], float] = {}
         self._transfers: dict[tuple[object, ...], Travel] = {}
+        self._held: dict[int, dict[int, float]] = {}
         self._filled = [_filled_in_place(program, index) for index in range(len(program.classes))]
 
     def duration(self, rank: int, instruction: Instruction) -> float:
@@ -82,7 +84,7 @@ class Durations:
             if not self._in_background(rank, instruction):
                 return 0.0
             travel = self._travel(rank, instruction)
-            return max(travel.wire_s, travel.between_s) + travel.latency_s
+            return max(travel.wire_s, travel.shared_s(self._held_s(rank, instruction))) + travel.latency_s
         if isinstance(instruction, Opaque):
             raise ProgramError("the model was not captured: nobody knows how long it takes.")
         if isinstance(instruction, Update):
@@ -164,6 +166,17 @@ class Durations:
             return 0.0
         return self._travel(rank, started).between_s
 
+    def _held_s(self, rank: int, collective: Collective) -> float:
+        """Seconds for which a rank computes while its processor has work with a collective that is under way."""
+        entry = self._program.members[rank]
+        if entry not in self._held:
+            self._held[entry] = held_up(
+                self._program.of(rank).instructions,
+                lambda started: self._travel(rank, started).work_s,
+                lambda compute: self._compute(rank, compute),
+            )
+        return self._held[entry].get(collective.id, 0.0)
+
     @cached_property
     def _to_servers(self) -> Link:
         """The slowest link between a worker and a server."""
@@ -232,7 +245,8 @@ class Durations:
                 found = collective_travel(
                     instruction.op, instruction.num_bytes, reach, self._device, levels=not self._by_sockets
                 )
-            self._transfers[key] = found
+            work_s = self._device.timed.get(work_key(instruction, len(group), reach.hosts, self._busy))
+            self._transfers[key] = found if work_s is None else found._replace(work_s=work_s)
         return self._transfers[key]
 
     @property

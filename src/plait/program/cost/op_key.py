@@ -42,6 +42,11 @@ def transfer_key(instruction: Collective | Send, size: int, busy: int) -> str:
     return f"{busy}|{place}{instruction.op} {instruction.num_bytes} over {size}"
 
 
+def work_key(instruction: Collective, size: int, hosts: int, busy: int) -> str:
+    """For how long such a collective between hosts keeps a rank's processor busy."""
+    return f"{transfer_key(instruction, size, busy)} on {hosts} hosts, work"
+
+
 def compress_key(instruction: Compress | Decompress, bucket: Bucket, sync: Sync, busy: int) -> str:
     """What is done to a bucket so that less of it travels, or back."""
     what = f"compress, part {instruction.part}" if isinstance(instruction, Compress) else "decompress"

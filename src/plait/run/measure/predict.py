@@ -16,6 +16,7 @@ from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
 from plait.job.data.open import open_data
 from plait.job.job import Job
+from plait.options import Emulation
 from plait.plan.plan import Plan
 from plait.program.hops.price import Network, choices_of
 from plait.run.measure.program_times import time_program
@@ -91,7 +92,9 @@ def predict_job(
     if time_on is not None:
         tell("timing the parts of a step")
         busy = min(plan.mesh.size, cluster.devices_per_machine)
-        times = time_program(programs, program, busy, time_on, cluster.device.timed)
+        times = time_program(
+            programs, program, busy, time_on, cluster.device.timed, _emulation(cluster, plan)
+        )
         known = dict(cluster.device.timed) | dict(times.seconds)
         calibration = cluster.device.calibration
         if times.host_s:
@@ -109,6 +112,17 @@ def predict_job(
     if plan.ranks > plan.mesh.size:
         notices.append("servers are priced as devices like the workers'.")
     return Predicted(exact=exact, cluster=cluster, notices=tuple(notices))
+
+
+def _emulation(cluster: Cluster, plan: Plan) -> Emulation | None:
+    """The network of a cluster that is one machine, where the plan's ranks, all of them workers, fill it."""
+    if not cluster.emulated or cluster.hosts == 1 or not plan.ranks == plan.mesh.size == cluster.size:
+        return None
+    between = cluster.between
+    return Emulation(
+        bandwidth=between.bandwidth, latency_s=between.latency_s, hosts=cluster.hosts,
+        per_host=cluster.devices_per_host,
+    )  # fmt: skip
 
 
 def _flops(graph: Graph) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from plait.job.data.open import open_data
 from plait.job.job import Job
+from plait.options import Emulation
 from plait.program.cost.op_key import op_key, update_key
 from plait.program.cost.update import updated_parts
 from plait.program.instructions import Compute
@@ -24,6 +25,7 @@ from plait.program.program import Program
 from plait.run.measure.compress_times import time_compression
 from plait.run.measure.op_times import OpTimes, clock_of, time_ops
 from plait.run.measure.transfer_times import mean_of_ranks, time_transfers, transfers_of
+from plait.run.measure.work_times import time_work
 from plait.run.prepare.programs import Programs
 from plait.run.setup.allocator import keep_freed_memory
 from plait.run.setup.device import choose_device
@@ -47,11 +49,16 @@ class ProgramTimes:
 
 
 def time_program(
-    programs: Programs, program: Program, ranks: int, device: str, known: Mapping[str, float] | None = None
+    programs: Programs,
+    program: Program,
+    ranks: int,
+    device: str,
+    known: Mapping[str, float] | None = None,
+    emulation: Emulation | None = None,
 ) -> ProgramTimes:
     """Time the parts of a program that are not `known`, on as many ranks as a machine has: all of a rank's ops where
-    one of them is new."""
-    main = _Main(programs, program, device, known or {})
+    one of them is new. `emulation`: the network that they have, for what it costs processors."""
+    main = _Main(programs, program, device, known or {}, emulation)
     if device == "cuda" and ranks == 1:
         found = [main.measure(choose_device(device, 0), 0, 1)]
     else:  # processes of their own: this one stays without threads, so that others can be forked from it
@@ -64,14 +71,22 @@ def time_program(
 class _Main:
     """What every process does. Spawned ones compile again: programs hold functions that do not travel."""
 
-    def __init__(self, programs: Programs, program: Program, device: str, known: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        programs: Programs,
+        program: Program,
+        device: str,
+        known: Mapping[str, float],
+        emulation: Emulation | None,
+    ) -> None:
         self._programs, self._program, self._device, self._known = programs, program, device, known
+        self._emulation = emulation
 
     def __getstate__(self) -> dict[str, Any]:
         programs = self._programs
         return {
             "job": programs.job, "plan": programs.plan, "shares": self._program.shares, "device": self._device,
-            "known": dict(self._known),
+            "known": dict(self._known), "emulation": self._emulation,
         }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -80,13 +95,20 @@ class _Main:
         self._programs = Programs(job, source, state["plan"], torch.device(state["device"]))
         self._program = self._programs.for_sizes(state["shares"])
         self._device, self._known = state["device"], state["known"]
+        self._emulation = state["emulation"]
 
     def __call__(self, seat: Seat) -> dict[str, Any]:
         keep_freed_memory()
         if seat.ranks > 1:
             connect(seat, timeout_s=2 * _LIMIT_S)
         try:
-            return self.measure(choose_device(self._device, seat.rank), seat.rank, seat.ranks)
+            found = self.measure(choose_device(self._device, seat.rank), seat.rank, seat.ranks)
+            if self._emulation is not None:
+                transfers = transfers_of(self._program, seat.ranks)
+                found["seconds"] |= time_work(
+                    transfers, self._program.plan, seat.rank, self._emulation, seat.store.peers()
+                )
+            return found
         finally:
             disconnect()
 
