@@ -71,7 +71,7 @@ class Watch:
             for key in [*now, *(key for key in held.contents if key not in now)]:
                 if not _same(held, key, now):
                     value = now.get(key)
-                    found.append(Change(_join(held.path, key), value if isinstance(value, Tensor) else None))
+                    found.append(Change(joined(held.path, key), value if isinstance(value, Tensor) else None))
         if random.getstate() != self._random:
             found.append(Change("the state of Python's `random`", None))
         numpy = sys.modules.get("numpy")
@@ -99,7 +99,7 @@ class Watch:
             self._seen[id(value)] = value
             for entry in _contents(path, value):
                 self._held.append(entry)
-                stack.extend((_join(entry.path, key), inner) for key, inner in entry.contents.items())
+                stack.extend((joined(entry.path, key), inner) for key, inner in entry.contents.items())
 
 
 def _same(held: _Held, key: Any, now: dict[Any, Any]) -> bool:
@@ -113,7 +113,8 @@ def _same(held: _Held, key: Any, now: dict[Any, Any]) -> bool:
     return before is after
 
 
-def _join(path: str, key: Any) -> str:
+def joined(path: str, key: Any) -> str:
+    """What a place in something is called."""
     return f"{path}.{key}" if isinstance(key, str) and key.isidentifier() else f"{path}[{key!r}]"
 
 

@@ -21,16 +21,19 @@ from plait.threads import at_most
 from plait.torch_private.autograd import version_of
 from plait.torch_private.dispatch import without_modes
 
+_VALUES = (0.0, 1.0, None, None, None)
+"""Of all elements; None: any numbers."""
+
 
 def probe_ending(own: Ending, inputs: list[Tensor], numbers: list[int]) -> tuple[Ending, torch.dtype]:
     """The same with what it gives gradients to, and the dtype of its loss, from runs on made-up numbers."""
     wanted, dtypes, failed = set[int](), set[torch.dtype](), ""
-    in_shares = _by_samples(own, inputs, numbers)
-    for value in probe.VALUES:
+    in_shares, shown = _by_samples(own, inputs, numbers), False
+    for seed, value in enumerate(_VALUES):
         watch = Watch({"model": own.module, "loss": own.job.loss, "objective": own.job.objective})
         try:
             with at_most(probe.PROBE_S), without_modes(), kept_generators():
-                tried = _tried(own, made_up(inputs, value), numbers, in_shares)
+                tried = _tried(own, made_up(inputs, value, seed), numbers, in_shares)
             changed = watch.changes()
         except (NoIslandError, LaterCallError):
             raise
@@ -43,10 +46,11 @@ def probe_ending(own: Ending, inputs: list[Tensor], numbers: list[int]) -> tuple
             raise NoIslandError(f"the objective changes Python state, {changed[0].path}")
         dtypes.add(tried.dtype)
         wanted |= tried.wanted
-        in_shares = in_shares if tried.adds_up else None
+        in_shares, shown = in_shares if tried.adds_up is not False else None, shown or bool(tried.adds_up)
     if len(dtypes) != 1:
         raise NoIslandError(f"the objective cannot be run on numbers of these shapes ({failed})")
-    return replace(in_shares or own, wanted=tuple(sorted(wanted))), dtypes.pop()
+    chosen = in_shares if in_shares is not None and shown else own
+    return replace(chosen, wanted=tuple(sorted(wanted))), dtypes.pop()
 
 
 def _by_samples(own: Ending, inputs: list[Tensor], numbers: list[int]) -> Ending | None:
@@ -63,13 +67,16 @@ def _by_samples(own: Ending, inputs: list[Tensor], numbers: list[int]) -> Ending
 class _Tried:
     dtype: torch.dtype
     wanted: set[int]
-    adds_up: bool
-    """Whether shares of the samples give summands of the whole."""
+    adds_up: bool | None
+    """Whether shares of the samples give summands of the whole; None: these numbers do not show it."""
 
 
 def _tried(own: Ending, leaves: list[Tensor], numbers: list[int], in_shares: Ending | None) -> _Tried:
     versions, drawn, reads = [version_of(leaf) for leaf in leaves], torch.get_rng_state(), _Reads()
+    held = _held(own)
     total, _, gradients = own.differentiated(leaves, numbers, reads)
+    if held != _held(own):
+        raise NoIslandError("the objective writes into parameters or buffers")
     if total.device.type == "meta":
         raise NoIslandError("the objective reads parameters of the model")
     if versions != [version_of(leaf) for leaf in leaves]:
@@ -77,11 +84,16 @@ def _tried(own: Ending, leaves: list[Tensor], numbers: list[int], in_shares: End
     if not torch.equal(drawn, torch.get_rng_state()):
         raise NoIslandError("the objective draws random numbers")
     wanted = {i for i, gradient in zip(own.asked, gradients, strict=True) if gradient is not None}
-    adds_up = False
+    adds_up: bool | None = False
     if in_shares is not None and not reads.any:
         whole = replace(in_shares, wanted=tuple(sorted(wanted)))
         adds_up = _adds_up(whole, leaves, numbers)
     return _Tried(dtype=total.dtype, wanted=wanted, adds_up=adds_up)
+
+
+def _held(own: Ending) -> list[tuple[int, int]]:
+    tensors = [*own.module.parameters(), *own.module.buffers()]
+    return [(id(tensor), version_of(tensor)) for tensor in tensors]
 
 
 class _Reads(TorchFunctionMode):
@@ -107,11 +119,11 @@ _READING = frozenset(
 """Functions that give Python what is in a tensor."""
 
 
-def _adds_up(own: Ending, leaves: list[Tensor], numbers: list[int]) -> bool:
-    """Whether the loss of a micro-batch is the sum of those of its first sample and of all others."""
-    parts = []
-    for cut in (slice(0, 1), slice(1, None)):
-        extents = {i: leaves[i].shape[0] // numbers[-1] for i in own.sampled}
+def _adds_up(own: Ending, leaves: list[Tensor], numbers: list[int]) -> bool | None:
+    """Whether the loss of a micro-batch is the sum of those of two shares of it; None: one of them counts nothing."""
+    parts, num_samples = [], numbers[-1]
+    extents = {i: leaves[i].shape[0] // num_samples for i in own.sampled}
+    for cut in (slice(0, (num_samples + 1) // 3), slice((num_samples + 1) // 3, None)):
         share = [leaf[_times(cut, extents[i])] if i in extents else leaf for i, leaf in enumerate(leaves)]
         try:
             parts.append(own.loss(share, numbers))
@@ -121,9 +133,10 @@ def _adds_up(own: Ending, leaves: list[Tensor], numbers: list[int]) -> bool:
     for place, (first, second, expected) in enumerate(zip(*parts, whole, strict=True)):
         cut_too = place >= 2 and own.wanted[place - 2] in own.sampled
         found = torch.cat([first, second]) if cut_too else first + second
-        if not torch.allclose(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True):
+        if not torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
             return False
-    return True
+    moved = all(any(bool(gradient.any()) for gradient in part[2:]) for part in parts)
+    return True if moved else None
 
 
 def _times(cut: slice, extent: int) -> slice:

@@ -7,7 +7,7 @@ knows the gradients of the total. What modules have computed before is captured.
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -19,10 +19,11 @@ from plait.graph.capture.probe import NoIslandError
 from plait.graph.ops.ending import Ending, LaterCallError, ending
 from plait.graph.ops.island import NUMBER, name_of
 from plait.job.job import Job
-from plait.job.watch import Watch
+from plait.job.watch import Watch, joined
 from plait.torch_private import pytree
 from plait.torch_private.autograd import version_of
-from plait.torch_private.modules import call_of, intercept
+from plait.torch_private.dispatch import without_modes
+from plait.torch_private.modules import attributes_of, call_of, intercept
 
 _PLAIN = (bool, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 
@@ -37,8 +38,8 @@ class Started:
 
     called: tuple[str, ...]
     """Modules that have returned, outside of others."""
-    results: list[Any]
-    """What they have returned."""
+    results: list[tuple[Any, dict[str, dict[str, Any]]]]
+    """What they have returned, and the attributes that modules had other values of then, by path and name."""
 
 
 class Recording:
@@ -47,9 +48,11 @@ class Recording:
     def __init__(self, model: nn.Module, opened: frozenset[str], batch: Any) -> None:
         self._model, self._opened = model, opened
         self._inside = False
-        self._called: list[tuple[str, Any]] = []
+        self._called: list[tuple[str, tuple[Any, dict[str, dict[str, Any]]]]] = []
+        self._attributes: dict[str, dict[str, Any]] = {}
         self._versions = [(t, version_of(t)) for t in _tensors(batch)]
-        self._watch = Watch({"model": model})
+        with without_modes():  # what an earlier trace has left behind is looked at, not read
+            self._watch = Watch({"model": model})
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -57,6 +60,7 @@ class Recording:
         with ExitStack() as stack:
             for path, module in self._model.named_modules():
                 stack.callback(intercept(module, partial(self._call, path, module)))
+            self._attributes = self._seen()
             yield
 
     def _call(self, path: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -67,15 +71,32 @@ class Recording:
             result = call_of(module)(*args, **kwargs)
         finally:
             self._inside = False
-        self._called.append((path, pytree.know_dataclasses(result)))
-        self._versions += [(t, version_of(t)) for t in _tensors(result)]
+        before, self._attributes = self._attributes, self._seen()
+        changed = {
+            name: {key: value for key, value in now.items() if key not in was or was[key] is not value}
+            for (name, was), now in zip(before.items(), self._attributes.values(), strict=True)
+        }
+        left = {name: entries for name, entries in changed.items() if entries}
+        self._called.append((path, (pytree.know_dataclasses(result), left)))
+        self._versions += [(t, version_of(t)) for t in _tensors((result, left))]
         return result
+
+    def _seen(self) -> dict[str, dict[str, Any]]:
+        return {name: attributes_of(module) for name, module in self._model.named_modules()}
 
     def started(self) -> Started:
         """What was recorded; raises where it would not be the same when it is run again."""
         if not self._called:
             raise NoIslandError("nothing comes before it")
-        changes = self._watch.changes()
+        left_behind = {
+            reduce(joined, [*filter(None, name.split(".")), key], "model")
+            for _, (_, left) in self._called
+            for name, entries in left.items()
+            for key, value in entries.items()
+            if isinstance(value, (Tensor, int, *_PLAIN))
+        }
+        with without_modes():
+            changes = [change for change in self._watch.changes() if change.path not in left_behind]
         if changes:
             raise NoIslandError(f"the forward changes Python state, {changes[0].path}")
         if any(version_of(tensor) != version for tensor, version in self._versions):

@@ -26,6 +26,7 @@ from plait.job.job import Job
 from plait.torch_private import pytree
 from plait.torch_private.dispatch import without_modes
 from plait.torch_private.modules import intercept, tables_of
+from plait.torch_private.tracing import tracer
 
 ours = torch.ops.plait
 _LARGEST = 0.5
@@ -51,8 +52,8 @@ class Islands:
         """What ended it."""
         self._opened: frozenset[str] | None = None
         """The objective needs values outside of these modules, whose own code does too; None: it does not."""
-        self._ends = True
-        """Whether it may still become one that runs eagerly from there on."""
+        self._unending: set[bool] = set()
+        """`all_sizes` with which it could not become one that runs eagerly from there on."""
         self._in_shares = False
         """Whether each rank runs it on its own samples."""
         self.cause: CaptureError | None = None
@@ -67,7 +68,8 @@ class Islands:
         if self.failed is not None:
             self._refused.add(self.failed)
             self._paths.pop(self.failed, None)
-        self._ends = self._ends and self._opened is None
+        if self._opened is not None:
+            self._unending.add(self.all_sizes)
         self.failed, stack, self.stack = None, self.stack, ()
         model = self._model
         if model is None:
@@ -85,7 +87,7 @@ class Islands:
             where = error.where or ""
             self._paths |= dict.fromkeys(alike, where)
             return True
-        if not stack or not self._ends:
+        if not stack or self.all_sizes in self._unending:
             self._opened = None
             return False
         self._opened, self.cause = frozenset(stack[1:]), error
@@ -103,6 +105,7 @@ class Islands:
         except Exception as error:
             if error is not self.stopped or not opened.issuperset(self.stack[1:]):
                 raise
+            _drop_failed(tracer().graph)
         share = 1.0 if self.all_sizes else _LARGEST
         found, self._in_shares = end_eagerly(
             self._job,
@@ -221,6 +224,13 @@ class Islands:
 
 def _called(path: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return called(path, module, args, kwargs)
+
+
+def _drop_failed(graph: fx.Graph) -> None:
+    """Take out the op that torch has noted though it could not run it."""
+    last = next(reversed(graph.nodes))
+    if "val" not in last.meta and not last.users and last.op == "call_function":
+        graph.erase_node(last)
 
 
 def may_be_absent(gradient: fx.Node) -> bool:

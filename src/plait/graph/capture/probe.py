@@ -81,15 +81,15 @@ def probe(own: Island, inputs: Sequence[Tensor], numbers: Sequence[int]) -> Outp
     )
 
 
-def made_up(inputs: Sequence[Tensor], value: float | None) -> list[Tensor]:
-    """Real tensors of the same shapes; `value`: of all elements; None: any."""
-    made = []
+def made_up(inputs: Sequence[Tensor], value: float | None, seed: int = 0) -> list[Tensor]:
+    """Real tensors of the same shapes; `value`: of all elements; None: any, the same on every rank."""
+    made, numbers = [], torch.Generator().manual_seed(seed)
     for tensor in inputs:
         real = torch.full(tuple(tensor.shape), value or 0.0, dtype=tensor.dtype)
-        if value is None:
-            real = (
-                real.normal_() if real.is_floating_point() else (torch.rand(real.shape) < 0.5).to(real.dtype)
-            )
+        if value is None and real.is_floating_point():
+            real.normal_(generator=numbers)
+        elif value is None:
+            real = (torch.rand(real.shape, generator=numbers) < 0.5).to(real.dtype)
         made.append(real.requires_grad_(tensor.requires_grad and real.is_floating_point()))
     return made
 

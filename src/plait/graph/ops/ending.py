@@ -6,6 +6,7 @@ and only those that come later run, on parameters that are given. It sees the wh
 was found to be a sum over samples.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -116,21 +117,32 @@ class LaterCallError(Exception):
 class _Replay:
     """Calls of modules in one run of an objective."""
 
-    def __init__(self, own: Ending, known: Sequence[Any]) -> None:
+    def __init__(self, own: Ending, known: Sequence[tuple[Any, dict[str, dict[str, Any]]]]) -> None:
         self._own, self._left = own, list(zip(own.called, known, strict=True))[::-1]
+        self._before: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def end(self) -> None:
+        """Leave modules as they were."""
+        for held, before in reversed(self._before):
+            held.clear()
+            held.update(before)
 
     def call(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if path in self._own.opened or any(_within(path, later) for later in self._own.later):
             return call_of(module)(*args, **kwargs)
         if not self._left:
             raise LaterCallError(path)
-        name, result = self._left.pop()
+        name, (result, left) = self._left.pop()
         if name != path:
             raise JobError(
                 f"{self._own.path} calls {path or 'the model'}, where it had called {name or 'the model'} before.",
                 fix="call modules in the same order in every step, or use a plan that runs the model eagerly: "
                 "single or ddp.",
             )
+        for at, entries in left.items():  # what the call had left behind
+            held = vars(self._own.module.get_submodule(at))
+            self._before.append((held, dict(held)))
+            held.update(entries)
         return result
 
 
@@ -140,15 +152,19 @@ def _within(path: str, other: str) -> bool:
 
 _REPLAY: ContextVar[_Replay | None] = ContextVar("replay", default=None)
 """What modules of an ending give back in this thread, if anything."""
+_ONE = threading.Lock()
+"""Ranks that are threads share the modules of an ending, and what is left behind in them."""
 
 
 @contextmanager
 def _replayed(replay: _Replay) -> Iterator[None]:
-    token = _REPLAY.set(replay)
-    try:
-        yield
-    finally:
-        _REPLAY.reset(token)
+    with _ONE:
+        token = _REPLAY.set(replay)
+        try:
+            yield
+        finally:
+            _REPLAY.reset(token)
+            replay.end()
 
 
 def called(path: str, module: nn.Module, args: Any, kwargs: Any) -> Any:

@@ -49,6 +49,19 @@ class Keeps(Net):
         return self.head(h)
 
 
+class Lists(Net):
+    """It leaves one thing more behind in every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.penalties: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.features(x)
+        self.penalties.append(h.square().mean())
+        return self.head(h)
+
+
 def chosen(model: Any, batch: Any) -> Tensor:
     x, y = batch
     logits, mask = model(x), y != 1
@@ -77,6 +90,10 @@ def matched(model: Any, batch: Any) -> Tensor:
 
 def with_penalty(model: Any, batch: Any) -> Tensor:
     return chosen(model, batch) + model.penalty
+
+
+def with_penalties(model: Any, batch: Any) -> Tensor:
+    return chosen(model, batch) + model.penalties[-1]
 
 
 def plain(batch: Any) -> list[Any]:
@@ -122,6 +139,7 @@ WAYS: dict[str, tuple[dict[str, Any], bool]] = {
     "chosen, in two": ({"model": Net, "objective": chosen, "accumulate": 2}, True),
     "layer after it": ({"model": Net, "objective": chosen_features}, True),
     "in the model": ({"model": Within, "loss": nn.CrossEntropyLoss()}, True),
+    "with what the forward left": ({"model": Keeps, "objective": with_penalty}, True),
     "of each class": ({"model": Net, "objective": of_each_class}, False),
     "matched": ({"model": Net, "objective": matched}, False),
 }
@@ -143,8 +161,8 @@ def test_what_modules_compute_is_captured(name: str) -> None:
         assert any("runs eagerly from there on" in n and said in n for n in found.notices), found.notices
 
 
-def test_a_forward_that_leaves_something_behind_runs_whole() -> None:
-    job = job_of(Keeps, objective=with_penalty)
+def test_a_forward_that_keeps_a_list_runs_whole() -> None:
+    job = job_of(Lists, objective=with_penalties)
     losses, _ = loop(job)
     found = run_serially(job, resolve("single", 1), STEPS, torch.float64)
     assert found.losses == pytest.approx(losses, rel=1e-9)
