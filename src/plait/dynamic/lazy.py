@@ -10,13 +10,14 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from plait.dynamic.signatures import CannotBatchError, Signatures
+from plait.dynamic.signatures import CannotBatchError, Signatures, Token
 
 
 class Records(Protocol):
     """Who writes down what is done with values."""
 
     signatures: Signatures
+    tokens: dict[Any, Token]
     kinds: list[int]
     taken: list[int]
     num_values: int
@@ -49,21 +50,16 @@ class Lazy:
         self._number = number
         self._code = code
 
-    def _recorded(self, function: Callable[..., Any], depth: int, *other: "Lazy") -> Any:
-        """Write an operation of one or two values down: what `record` does of anything, quickly."""
+    def _recorded(self, function: Callable[..., Any], depth: int) -> Any:
+        """Write an operation of this value alone down: what `record` does of anything, quickly."""
         recording, frame = self._recording, _getframe(depth)
-        key: Any = (function, id(frame.f_code), frame.f_lasti, self._code)
-        if other:
-            key = (*key, other[0]._code)
-        token = recording.signatures.tokens.get(key)
+        token = recording.tokens.get((function, id(frame.f_code), frame.f_lasti, self._code))
         if token is None or token[2] is not None:
-            return recording.record(function, (self, *other), {}, depth + 1)
+            return recording.record(function, (self,), {}, depth + 1)
         first = recording.num_values
         recording.num_values = first + 1
         recording.kinds.append(token[0])
         recording.taken.append(self._number)
-        if other:
-            recording.taken.append(other[0]._number)
         return Lazy(recording, first, token[1][0])
 
     @property
@@ -143,9 +139,18 @@ def _as_operator(name: str) -> Callable[..., Any]:
         return lambda self, *arguments: self._recording.change(self, plain, arguments, {})
 
     def operated(self: Lazy, *arguments: Any) -> Any:
-        if len(arguments) == 1 and type(arguments[0]) is Lazy:
-            return self._recorded(method, 2, arguments[0])
-        return self._recording.record(method, (self, *arguments), {})
+        recording = self._recording
+        if len(arguments) != 1 or type(arguments[0]) is not Lazy:
+            return recording.record(method, (self, *arguments), {})
+        other, frame = arguments[0], _getframe(1)
+        token = recording.tokens.get((method, id(frame.f_code), frame.f_lasti, self._code, other._code))
+        if token is None or token[2] is not None:
+            return recording.record(method, (self, other), {})
+        first = recording.num_values
+        recording.num_values = first + 1
+        recording.kinds.append(token[0])
+        recording.taken += (self._number, other._number)
+        return Lazy(recording, first, token[1][0])
 
     return operated
 

@@ -4,34 +4,20 @@ In: a model. Out: while active, calls of its linear layers, embeddings and cells
 more time to hand the functions in them over than they take to be written down.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from plait.dynamic.lazy import flat
-from plait.dynamic.recording import Recording
+from plait.dynamic.lazy import Lazy, flat
+from plait.dynamic.recording import Leaf, Recording
 from plait.torch_private.dispatch import unheard
 
 _PURE = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.LSTMCell, nn.GRUCell, nn.RNNCell)
 """Whose results depend on what they are called with and on parameters alone."""
-
-
-class _Leaf:
-    """A module as a function of values and parameters."""
-
-    def __init__(self, module: nn.Module, recording: Recording) -> None:
-        self.module = module
-        self.__name__ = type(module).__name__
-        self.names = {
-            own: recording.names[id(value)] for own, value in module.named_parameters(recurse=False)
-        }
-
-    def __call__(self, *values: Any, parameters: Mapping[str, Tensor]) -> Any:
-        given = {own: parameters[name] for own, name in self.names.items()}
-        return functional_call(self.module, given, values)
+_DEPTH = 4
+"""How far up the code is that calls a module: over its forward and torch's two calls around it."""
 
 
 @contextmanager
@@ -53,13 +39,17 @@ def _is_plain(part: nn.Module, recording: Recording) -> bool:
 
 
 def _recorded(part: nn.Module, recording: Recording) -> Any:
-    plain, leaf = part.forward, recording.signatures.leaves.setdefault(part, _Leaf(part, recording))
+    names = {own: recording.names[id(value)] for own, value in part.named_parameters(recurse=False)}
+    plain, leaf = part.forward, recording.signatures.leaves.setdefault(part, Leaf(part, names))
 
     def forward(*arguments: Any, **keywords: Any) -> Any:
-        values = not keywords and all(each is None or isinstance(each, Tensor) for each in flat(arguments))
-        if recording.is_paused or not values:
+        if recording.is_paused or keywords:
             return plain(*arguments, **keywords)
+        if len(arguments) == 1 and type(arguments[0]) is Lazy:
+            return arguments[0]._recorded(leaf, _DEPTH)
+        if not all(each is None or isinstance(each, Tensor) for each in flat(arguments)):
+            return plain(*arguments)
         with unheard():
-            return recording.record(leaf, arguments, {}, 4, leaf.names.values())
+            return recording.record(leaf, arguments, {}, _DEPTH)
 
     return forward

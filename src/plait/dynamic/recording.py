@@ -6,14 +6,15 @@ once, numbers only where the code asks for one: then what it needs is computed, 
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from sys import _getframe
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from plait.dynamic.lazy import Lazy, flat
@@ -30,6 +31,19 @@ from plait.dynamic.signatures import (
 from plait.dynamic.structure import Array
 
 
+class Leaf:
+    """A module as one operation: a function of values and of its own parameters."""
+
+    def __init__(self, module: nn.Module, names: Mapping[str, str]) -> None:
+        self.module, self.names = module, names
+        """`names`: those that the whole model has for the module's parameters."""
+        self.__name__ = type(module).__name__
+
+    def __call__(self, *values: Any, parameters: Mapping[str, Tensor]) -> Any:
+        given = {own: parameters[name] for own, name in self.names.items()}
+        return functional_call(self.module, given, values)
+
+
 class Recording:
     """Operations in the order in which they were called, and the values that they make.
 
@@ -37,7 +51,7 @@ class Recording:
     """
 
     def __init__(self, parameters: dict[str, Tensor], signatures: Signatures) -> None:
-        self.parameters, self.signatures = parameters, signatures
+        self.parameters, self.signatures, self.tokens = parameters, signatures, signatures.tokens
         self.names = {id(value): name for name, value in parameters.items()}
         self.kinds: list[int] = []
         """The token of each call."""
@@ -82,20 +96,16 @@ class Recording:
         arguments: Sequence[Any],
         keywords: Mapping[str, Any],
         depth: int = 2,
-        names: Iterable[str] = (),
     ) -> Any:
-        """Write an operation down; its results are `Lazy`.
-
-        `depth`: how far up the code is that calls it; `names`: parameters that it needs beside its arguments.
-        """
+        """Write an operation down; its results are `Lazy`. `depth`: how far up the code is that calls it."""
         seen: list[int] = []
         frame = _getframe(depth)  # what always comes after what is told apart by the place in the code
         key: Any = (function, id(frame.f_code), frame.f_lasti, *[self._key(item, seen) for item in arguments])
         if keywords:
             key = (*key, *[(name, self._key(item, seen)) for name, item in keywords.items()])
-        token = self.signatures.tokens.get(key)
+        token = self.tokens.get(key)
         if token is None:
-            token = self._new(key, function, arguments, keywords, names)
+            token = self._new(key, function, arguments, keywords)
         number, codes, container = token
         first = self.num_values
         self.kinds.append(number)
@@ -124,9 +134,7 @@ class Recording:
             return (slice, item.start, item.stop, item.step)
         return (kind, item)
 
-    def _new(
-        self, key: Any, function: Callable[..., Any], arguments: Any, keywords: Any, names_of: Iterable[str]
-    ) -> Token:
+    def _new(self, key: Any, function: Callable[..., Any], arguments: Any, keywords: Any) -> Token:
         """The token of a call that is met for the first time."""
         plain = (key[0], *key[3:])
         if plain in self.signatures.known:
@@ -147,9 +155,9 @@ class Recording:
             return Hole(len(sees) - 1)
 
         given, named = mapped(tuple(arguments), emptied), mapped(keywords, emptied)
-        if names_of:
-            names |= {name: self.parameters[name] for name in names_of}
-            named = {"parameters": {name: Shared(name) for name in names_of}}
+        if isinstance(function, Leaf):
+            names |= {name: self.parameters[name] for name in function.names.values()}
+            named = {"parameters": {name: Shared(name) for name in function.names.values()}}
         with self.paused():
             made = self.signatures.add(plain, function, given, named, sees, names)
         return self.signatures.token(key, made)
