@@ -6,7 +6,8 @@ Trees of 10 to 30 leaves; forward, backward and an update of plain SGD, one thre
 tree after the other. `by hand` evaluates levels with index lists made before the clock starts, and concatenates states
 after each level. `dynet` is DyNet with automatic batching (pip install dynet38; left out where it is missing, and on a
 GPU). `vertices` is plait.Vertices, `recorded` is plait.Batched over the loop's own code, both from nested tuples:
-reading and ordering them is in their time. Systems take turns; printed are medians in ms, with the least and the most.
+reading and ordering them is in their time. Systems take turns; printed are medians in ms, with the least and the most,
+on the CPU of processor time: other work on the machine is not counted.
 
 Bars (with --assert, exit 1): at batch 64 vertices reach 1.3 times DyNet's speed and 1.1 times that of the program by
 hand at every width, recorded code 5 times the loop's; on a GPU at batch 256 vertices reach 50 times the loop's; at
@@ -173,16 +174,17 @@ def dynet_step(trees: list[Any], hidden: int) -> Callable[[], None] | None:
 
 def timed(steps: dict[str, Callable[[], None]], rounds: int, device: torch.device) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {name: [] for name in steps}
+    clock = time.perf_counter if device.type == "cuda" else time.process_time
     for number in range(rounds + 1):
         for name, step in steps.items():
             if device.type == "cuda":
                 torch.cuda.synchronize()
-            began = time.perf_counter()
+            began = clock()
             step()
             if device.type == "cuda":
                 torch.cuda.synchronize()
             if number:  # the first one traces
-                found[name].append((time.perf_counter() - began) * 1e3)
+                found[name].append((clock() - began) * 1e3)
     return found
 
 
@@ -210,7 +212,7 @@ def compared(hidden: int, batch: int, device: torch.device, rounds: int) -> list
             flush=True,
         )
     assert vertices.last is not None
-    order = vertices.last.schedule_s * 1e3 / medians["vertices"]
+    order = vertices.last.schedule_s * 1e3 / medians["vertices"]  # by the clock: more where others run
     print(
         f"{hidden:>6} {batch:>6}  ordering: {order:.1%} of vertices' step, {len(vertices.last.group_sizes)} calls"
     )
