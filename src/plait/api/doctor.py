@@ -30,12 +30,36 @@ OPTIONAL = {
     "transformers": ("4.48", "models of Hugging Face"),
     "accelerate": ("1.0", "Hugging Face's Trainer"),
     "datasets": ("3.0", "datasets of Hugging Face as data"),
+    "pytorch-lightning": ("2.4", "plait.lightning"),
     "pyarrow": ("17.0", "Parquet files as data"),
     "optuna": ("4.0", "plait try --search optuna"),
+    "onnx": ("1.18", "plait export --to onnx"),
+    "onnxscript": ("0.5", "plait export --to onnx"),
+    "tensorboard": ("2.17", "--log tensorboard"),
+    "wandb": ("0.19", "--log wandb"),
+    "mlflow-skinny": ("3.0", "--log mlflow"),
+    "egglog": ("13.2", "rewriting of graphs"),
     "scikit-learn": ("1.5", "the examples with handwritten digits"),
 }
 """Packages that are used where they are there: the oldest version, and what for."""
-_MODULES = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
+ENGINES = {
+    "ray": ("2.40", "--engine ray"),
+    "pyspark": ("3.5", "--engine spark"),
+    "mpi4py": ("4.1", "links.transport=mpi"),
+}
+"""Packages of what starts processes on several hosts."""
+_PROGRAMS = {
+    "Slurm": ("sbatch", "--engine slurm, srun", "apt install slurm-client, on a host of the cluster."),
+    "MPI": ("mpirun", "started by mpirun", "apt install openmpi-bin."),
+    "Java": ("java", "--engine spark", "apt install openjdk-17-jre-headless."),
+}
+"""Programs of such engines, what for, and where they come from."""
+_MODULES = {
+    "pyyaml": "yaml",
+    "scikit-learn": "sklearn",
+    "pytorch-lightning": "pytorch_lightning",
+    "mlflow-skinny": "mlflow",
+}
 """Packages that are imported by another name."""
 _SMALL_SHM_BYTES = 64 * 2**20
 """What a container is given where nobody says more."""
@@ -46,7 +70,7 @@ class Finding:
     """One thing that was looked at."""
 
     group: str
-    """environment, devices, links or optional."""
+    """environment, devices, links, engines or optional."""
     name: str
     """What was looked at."""
     ok: bool
@@ -75,9 +99,10 @@ class Diagnosis:
 
 
 def doctor() -> Diagnosis:
-    """Look at this machine: environment, devices, links, optional parts; what works, and what to do about the rest."""
+    """Look at this machine: environment, devices, links, engines, optional parts; what works, and what to do about the
+    rest."""
     torch, error = _torch()
-    findings = (*_environment(torch, error), *_devices(torch), *_links(torch), *_optional())
+    findings = (*_environment(torch, error), *_devices(torch), *_links(torch), *_engines(), *_optional())
     return Diagnosis(plait=VERSION, findings=findings)
 
 
@@ -247,14 +272,26 @@ def _exchange() -> None:
             raise OSError("what was sent did not arrive")
 
 
-def _optional() -> Iterator[Finding]:
-    for package, (least, purpose) in OPTIONAL.items():
+def _engines() -> Iterator[Finding]:
+    torchrun = "torchrun, and plait's own processes on this host; on several: see docs/hosts.md"
+    yield Finding(group="engines", name="processes", ok=True, what=torchrun)
+    yield from _packages("engines", ENGINES)
+    for name, (program, purpose, fix) in _PROGRAMS.items():
+        where = shutil.which(program)
+        what = f"{where}, {purpose}" if where else f"no {program}: {purpose}"
+        yield Finding(group="engines", name=name, ok=where is not None, what=what, fix=fix)
+
+
+def _packages(group: str, wanted: Mapping[str, tuple[str, str]]) -> Iterator[Finding]:
+    for package, (least, purpose) in wanted.items():
         found = _installed(package)
-        there = _is_new_enough(found, least)
         what = f"{found}, {purpose}" if found else purpose
-        yield Finding(
-            group="optional", name=package, ok=there, what=what, fix=f'pip install "{package}>={least}".'
-        )
+        fix = f'pip install "{package}>={least}".'
+        yield Finding(group=group, name=package, ok=_is_new_enough(found, least), what=what, fix=fix)
+
+
+def _optional() -> Iterator[Finding]:
+    yield from _packages("optional", OPTIONAL)
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     where, header = shutil.which(compiler), Path(sysconfig.get_paths()["include"]) / "Python.h"
     lacking = [compiler] * (where is None) + ["Python.h"] * (not header.exists())

@@ -4,6 +4,7 @@ In: a run folder. Out: the trained weights as a file, or the trained model as ot
 """
 
 import inspect
+import warnings
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -91,7 +92,7 @@ def _to_huggingface(model: nn.Module, path: Path) -> Path:
 def _to_onnx(model: nn.Module, job: Job, path: Path) -> Path:
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
-        raise UsageError(f"--to onnx needs {' and '.join(missing)}.", fix="pip install onnx onnxscript.")
+        raise UsageError(f"--to onnx needs {' and '.join(missing)}.", fix="pip install 'plait[onnx]'.")
     args, kwargs = _inputs(model, job)
     batch = torch.export.Dim("batch", min=1)
 
@@ -103,9 +104,11 @@ def _to_onnx(model: nn.Module, job: Job, path: Path) -> Path:
     names = list(inspect.signature(model.forward).parameters)
     shapes = {name: open_(value) for name, value in (*zip(names, args, strict=False), *kwargs.items())}
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.onnx.export(
-        model, args, str(path), kwargs=dict(kwargs), dynamo=True, dynamic_shapes=shapes, verbose=False
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter's own use of what torch deprecates
+        torch.onnx.export(
+            model, args, str(path), kwargs=dict(kwargs), dynamo=True, dynamic_shapes=shapes, verbose=False
+        )
     return path
 
 

@@ -248,6 +248,7 @@ def _task(job: Job, plan: Plan, folder: Path, options: _Options, **more: Any) ->
     saving, limits, trial = options.saving, options.limits, options.trial
     return Task(
         job=job, plan=plan, folder=folder, device=options.device, dtype=options.dtype,
+        limit_bytes=memory_limit(options.device, limits.memory),
         checkpoint_every=saving.checkpoint_every or (None if limits.elastic is None else SAVE_EVERY),
         checkpoint_timeout_s=saving.checkpoint_timeout_s,
         keep=saving.keep, keep_best=saving.keep_best,

@@ -53,8 +53,22 @@ def test_what_other_tools_do_not_take_is_refused(tmp_path: Path) -> None:
         plait.export(result.folder, to="huggingface", job=jobs.plain())
     with pytest.raises(UsageError, match="use one of safetensors, state_dict, huggingface, onnx"):
         plait.export(result.folder, to="pickle")  # type: ignore[arg-type]
-    if find_spec("onnxscript") is None:
-        with pytest.raises(UsageError, match="pip install onnx onnxscript"):
-            plait.export(result.folder, to="onnx", job=jobs.plain())
-    else:
-        assert plait.export(result.folder, to="onnx", job=jobs.plain()).stat().st_size > 0
+
+
+def test_onnx_computes_what_the_model_does_for_any_number_of_samples(tmp_path: Path) -> None:
+    result = plait.train(jobs.dropout(), "single", steps=2, out=tmp_path / "run")
+    if find_spec("onnx") is None or find_spec("onnxscript") is None:  # an extra: plait[onnx]
+        with pytest.raises(UsageError, match=r"pip install 'plait\[onnx\]'"):
+            plait.export(result.folder, to="onnx", job=jobs.dropout())
+        return
+    from onnx.reference import ReferenceEvaluator
+
+    path = plait.export(result.folder, to="onnx", job=jobs.dropout())
+    evaluator = ReferenceEvaluator(str(path))
+    model = jobs.network()
+    model.load_state_dict(result.weights)
+    model.eval()
+    for count in (1, 5):
+        inputs = torch.stack([sample for sample, _ in jobs.samples(count)])
+        (found,) = evaluator.run(None, {evaluator.input_names[0]: inputs.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), model(inputs).detach())

@@ -36,6 +36,7 @@ from plait.run.hold.averages import Averages
 from plait.run.hold.holding import Holding, ShardFetcher
 from plait.run.hold.host_memory import HostMemory
 from plait.run.hold.loss_scale import LossScale
+from plait.run.hold.on_demand import on_demand, room_beside, same_everywhere
 from plait.run.hold.optimizer_shards import own_optimizer, whole_optimizer
 from plait.run.setup.agreement import digest_of
 
@@ -202,24 +203,74 @@ class ModelState:
         placed.record_stream(computes)
         return placed
 
+    def room(self, limit_bytes: int | None, fetch: ShardFetcher | None) -> int | None:
+        """Bytes of other parameters for which every rank has room beside what it holds; None: for all of them."""
+        held = self.holding is not None
+        others = [
+            (n, p) for n, p in self.model.named_parameters() if held or p.device.type != self.device.type
+        ]
+        if limit_bytes is None or not others:
+            return None
+        states = [*self.optimizer.state.values(), self.averages.tensors if self.averages is not None else {}]
+        own = [
+            *self.parameters.values(),
+            *self.buffers.values(),
+            *(t for one in states for t in one.values()),
+        ]
+        room = room_beside(own, self.device, limit_bytes)
+        room = min(fetch.tell(room)) if fetch is not None else room
+        return None if sum(self._shapes[n].numel() * p.element_size() for n, p in others) <= room else room
+
     @contextmanager
-    def whole_model(self, fetch: ShardFetcher | None) -> Iterator[nn.Module]:
-        """The user's module with all of its parameters, for as long as somebody needs to run it."""
+    def whole_model(self, fetch: ShardFetcher | None, room_bytes: int | None = None) -> Iterator[nn.Module]:
+        """The user's module with all of its parameters, for as long as somebody needs to run it.
+
+        `room_bytes`: of parameters that may be there at once, beside those in use; all ranks that hold shards must then
+        run the module alike.
+        """
         self.host_memory.settle()
-        if self.holding is None:
+        if self.holding is not None:
+            assert fetch is not None
+            self._share_buffers(fetch)
+        if room_bytes is not None:
+            with self._on_demand(fetch, room_bytes):
+                yield self.model
+        elif self.holding is None:
             with self._at_hand():
                 yield self.model
-            return
-        assert fetch is not None
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                shard = self._shard(name, parameter.dtype)
-                parameter.data = self.holding.assemble(name, shard, fetch).to(self.device)
-            self._share_buffers(fetch)
+        else:
+            assert fetch is not None
+            with torch.no_grad():
+                for name, parameter in self.model.named_parameters():
+                    parameter.data = self._assembled(name, parameter.dtype, fetch)
+            try:
+                yield self.model
+            finally:
+                self._let_go()
+
+    @contextmanager
+    def _on_demand(self, fetch: ShardFetcher | None, room_bytes: int) -> Iterator[None]:
+        named = dict(self.model.named_parameters())
+        before = {name: parameter.data for name, parameter in named.items()}
+
+        def bring(name: str) -> Tensor:
+            if fetch is None:
+                return before[name].to(self.device)
+            same_everywhere(fetch.tell(name))
+            return self._assembled(name, named[name].dtype, fetch)
+
         try:
-            yield self.model
+            with torch.no_grad(), on_demand(self.model, self._shapes, bring, room_bytes):
+                yield
+            if fetch is not None:
+                same_everywhere(fetch.tell(""))
         finally:
-            self._let_go()
+            for name, parameter in named.items():
+                parameter.data = before[name]
+
+    def _assembled(self, name: str, dtype: torch.dtype, fetch: ShardFetcher) -> Tensor:
+        assert self.holding is not None
+        return self.holding.assemble(name, self._shard(name, dtype), fetch).to(self.device)
 
     @contextmanager
     def lent(self, values: Mapping[Value, Any]) -> Iterator[None]:

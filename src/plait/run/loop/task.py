@@ -21,6 +21,8 @@ class Task:
     folder: Path
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
+    limit_bytes: int | None = None
+    """Memory that a rank may use; None: nobody knows."""
     stop_step: int | None = None
     """Train up to, not including, this step; None: to the end of the job."""
     resume: Path | None = None

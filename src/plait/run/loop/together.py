@@ -35,6 +35,7 @@ from plait.run.record.evaluate import Kept, Progress, aim_of, evaluate
 from plait.run.record.ledger import Ledger
 from plait.run.record.shares import ShareLog
 from plait.run.start.launch import Seat
+from plait.units import format_bytes
 
 _LATEST = 4
 """Steps by which rank 0, which tells of each at once, may be behind another rank."""
@@ -140,13 +141,19 @@ class Together:
         held_out = self.programs.held_out
         assert held_out is not None
         self._fit_average()
+        state, seat = self._state, self.seat
+        room = state.room(self.task.limit_bytes, self._fetch)
+        if room is not None and seat.rank == 0 and not self.evaluation:
+            seat.emit({"notice": f"evaluation has room for {format_bytes(room)} of other ranks' parameters, which is"
+                       " less than the model: the rest is fetched as it is used, for every batch."})  # fmt: skip
         with (
             self.watch.observer.beside(step, "evaluate"),
             self.machine.averaging.shown(self.task.plan, self._add_up),
             self._average_shown(),
-            self._state.whole_model(self._fetch),
+            state.whole_model(self._fetch, room),
         ):
-            self.evaluation = evaluate(self._state, held_out, self.seat.rank, self.seat.ranks, self._add_up)
+            alike = room is not None
+            self.evaluation = evaluate(state, held_out, seat.rank, seat.ranks, self._add_up, alike=alike)
         if self.ledger is not None:
             self.ledger.write_evaluation({"step": step, "epoch": epoch, "evaluate": self.evaluation})
         self._state.observe(self.evaluation)

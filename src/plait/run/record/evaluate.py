@@ -39,8 +39,13 @@ Sum = Callable[[Tensor], Tensor]
 """Adds a tensor up over all ranks."""
 
 
-def evaluate(state: ModelState, source: Source, rank: int, ranks: int, add_up: Sum) -> dict[str, float]:
-    """`loss` and the job's metrics over `source`."""
+def evaluate(
+    state: ModelState, source: Source, rank: int, ranks: int, add_up: Sum, *, alike: bool = False
+) -> dict[str, float]:
+    """`loss` and the job's metrics over `source`.
+
+    `alike`: every rank runs the model equally often, if need be on a sample that it does not count.
+    """
     job = state.job
     names = job.measured
     sums = torch.zeros(len(names), 2, dtype=torch.float64)
@@ -48,9 +53,10 @@ def evaluate(state: ModelState, source: Source, rank: int, ranks: int, add_up: S
     state.model.eval()
     try:
         with torch.no_grad(), state.job.autocast(state.device.type):
-            for count, fetched in _batches(source, job, rank, ranks):
+            for count, fetched in _batches(source, job, rank, ranks, alike):
                 batch = pytree.tree_map_only(Tensor, state.to_device, fetched)
-                for index, (total, weight) in enumerate(_measure(job, state, batch, count)):
+                found = _measure(job, state, batch, max(count, 1))
+                for index, (total, weight) in enumerate(found if count else ()):
                     sums[index] += torch.tensor([float(total), float(weight)], dtype=torch.float64)
     finally:
         state.model.train(was_training)
@@ -58,27 +64,34 @@ def evaluate(state: ModelState, source: Source, rank: int, ranks: int, add_up: S
     return {name: float(total / weight) for name, (total, weight) in zip(names, sums, strict=True)}
 
 
-def _batches(source: Source, job: Job, rank: int, ranks: int) -> Iterator[tuple[int, Any]]:
-    """This rank's samples with their number, `batch` at a time over all ranks; of a stream, its part of every batch."""
+def _batches(source: Source, job: Job, rank: int, ranks: int, alike: bool) -> Iterator[tuple[int, Any]]:
+    """This rank's samples with their number, `batch` at a time over all ranks; of a stream, its part of every batch.
+
+    `alike`: ranks that have fewer get a sample of others, as 0 samples.
+    """
     if isinstance(source, Stream):
         samples = source.samples(0)
         while chunk := list(itertools.islice(samples, job.batch)):
             sizes = split(len(chunk), ranks)
             own = chunk[sum(sizes[:rank]) : sum(sizes[: rank + 1])]
-            if own:
-                yield len(own), source.collate(own)
+            if own or alike:
+                yield len(own), source.collate(own or chunk[:1])
         return
     assert source.num_samples is not None
     sizes = split(source.num_samples, ranks)
     first, end = sum(sizes[:rank]), sum(sizes[: rank + 1])
     per_rank = max(1, job.batch // ranks)
     parts = [torch.arange(start, min(start + per_rank, end)) for start in range(first, end, per_rank)]
+    counts = [len(ids) for ids in parts]
+    if alike:
+        counts += [0] * (-(-max(sizes) // per_rank) - len(parts))
+        parts += [torch.arange(1)] * (len(counts) - len(parts))
     read = lambda ids: (source.fetch(ids), source.news())  # noqa: E731
     with contextlib.closing(in_order(read, parts, job.workers, job.prefetch)) as batches:
-        for ids, (batch, damaged) in zip(parts, batches, strict=True):
-            if source.damage is not None:
+        for count, (batch, damaged) in zip(counts, batches, strict=True):
+            if source.damage is not None and count:
                 source.damage.add(damaged)
-            yield len(ids), batch
+            yield count, batch
 
 
 def _measure(job: Job, state: ModelState, batch: Any, count: int) -> list[tuple[Any, Any]]:

@@ -19,10 +19,12 @@ from plait.program.program import Program
 from plait.program.simulate.hop_spans import with_hops
 from plait.program.simulate.simulator import simulate
 from plait.search.predict.prediction import MemoryUse, Prediction
-from plait.trace.span import Trace
+from plait.trace.span import Span, Trace
 
 _STEPS = 3
 """Simulated: the last one starts while ranks still end the one before."""
+_BETWEEN = 960_000_000
+"""Ids of spans that are no instruction's: what the host does before a step."""
 _SETTLED = 30
 """Steps that count where who comes first decides what is next, after as many that do not."""
 
@@ -33,7 +35,7 @@ class Exact:
 
     prediction: Prediction
     trace: Trace
-    """Of the last simulated step's kind: one rank for all that do the same."""
+    """Of the last simulated step's kind: one rank for all that do the same. Its steps last what is predicted."""
 
 
 def exact_prediction(
@@ -94,6 +96,7 @@ def exact_prediction(
         limit_bytes=cluster.device.memory_bytes if limit_bytes is None else limit_bytes,
         peak_flops=cluster.device.rate(dtype),
     )
+    trace = _with_host_time(trace, constants.step_s, program.plan.mesh.size)
     return Exact(prediction=prediction, trace=with_hops(trace, program, network))
 
 
@@ -129,3 +132,35 @@ def memory_use(
 def _with_overhead(use: MemoryUse, constants: Calibration) -> MemoryUse:
     pieces = constants.fragmentation * (use.activations + use.buffers)
     return replace(use, overhead=constants.reserve_bytes + pieces)
+
+
+def _with_host_time(trace: Trace, seconds: float, workers: int) -> Trace:
+    """The trace with the time of each step in which no device works, before what is simulated of it.
+
+    All of a step is later by the same time on all ranks, so that nothing comes before what it waits for.
+    """
+    if not seconds:
+        return trace
+    later = [
+        replace(s, start_s=s.start_s + (s.step + 1) * seconds, end_s=s.end_s + (s.step + 1) * seconds)
+        for s in trace.spans
+    ]
+    firsts: dict[tuple[int, int], float] = {}
+    for span in later:
+        if span.lane == "compute" and span.rank < workers:
+            key = (span.rank, span.step)
+            firsts[key] = min(span.start_s, firsts.get(key, span.start_s))
+    for (rank, step), start_s in firsts.items():
+        later.append(
+            Span(
+                rank=rank,
+                step=step,
+                instruction=_BETWEEN,
+                kind="host",
+                name="between steps",
+                lane="compute",
+                start_s=start_s - seconds,
+                end_s=start_s,
+            )
+        )
+    return replace(trace, spans=tuple(later))

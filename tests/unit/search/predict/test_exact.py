@@ -15,6 +15,7 @@ from plait.program.cost.step_times import step_times
 from plait.program.cost.update import update_work, updated_parts
 from plait.program.instructions import Collective, Compute, Send, Update, Wait
 from plait.program.simulate.simulator import simulate
+from plait.report.breakdown import PARTS, breakdown
 from plait.search.predict.exact import exact_prediction, memory_use
 
 A100 = parse_cluster("1x8xA100")
@@ -61,6 +62,18 @@ def test_links_without_a_background_make_ranks_do_their_part() -> None:
     own, background = results
     assert own.exposed_s == pytest.approx(waits, rel=0.01)
     assert background.exposed_s <= own.exposed_s
+
+
+@pytest.mark.parametrize(("plan", "axis"), [("1f1b", "pipe"), ("ddp", "data"), ("zero3", "data")])
+def test_the_breakdown_of_a_predicted_trace_adds_up_to_the_predicted_step(plan: str, axis: str) -> None:
+    """What no device does in a step (data, learning rate, logging) is in both."""
+    program = compiled("gpt", plan, {axis: 2}, 8, 4)
+    assert A100.device.calibration.step_s > 0
+    found = exact_prediction(program, A100, job_of("gpt", 8, 4).build_optimizer, model_flops=1.0)
+    for rank in breakdown(found.trace):
+        assert rank.step_s == pytest.approx(found.prediction.step_s)
+        assert sum(getattr(rank, part) for part in PARTS) == pytest.approx(rank.step_s)
+        assert rank.other_s == pytest.approx(A100.device.calibration.step_s)
 
 
 def test_pipelines_show_their_bubble() -> None:
