@@ -93,7 +93,9 @@ def exhibit() -> Exhibit:
         ],
         tables=[Table(title="Started by", columns=["engine", "ranks", "accuracy", "apart"], rows=rows)],
         texts={"The line": "-import horovod.torch as hvd\n+import plait.horovod as hvd"},
-        seen="" if not isinstance(spark, str) else f"Spark was not tried in this run: {spark}.",
+        seen=f"Spark was not tried in this run: {spark}."
+        if isinstance(spark, str)
+        else "On Spark the same function ran in two barrier tasks of a local session (pyspark, Java 17).",
     )
 
 

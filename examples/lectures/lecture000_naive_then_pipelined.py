@@ -79,7 +79,9 @@ def exhibit() -> Exhibit:
         ],
         pictures=pictures,
         seen="The three train the same thing. Waiting counts everything in which a process does not "
-        "compute, so it is above the bubble by what messages and a shared machine cost.",
+        "compute, so it is above the bubble by what messages and a shared machine cost. GPipe and 1F1B have "
+        "the same bubble; 1F1B remembers fewer micro-batches, and which of the two is faster on two cores "
+        "is a matter of what else they do.",
     )
 
 

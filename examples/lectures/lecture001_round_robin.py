@@ -47,7 +47,7 @@ def exhibit() -> Exhibit:
             )
         ],
         seen="Several groups pay where many small messages wait for each other's latency. Where the wire "
-        "is full there is nothing to win: the bytes are the same.",
+        "is full there is little to win, the latency alone: the bytes are the same.",
     )
 
 

@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import pickle
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
@@ -115,11 +116,16 @@ def run_on(session: Any, task: SparkTask, ranks: int, data: Any = None) -> list[
 
 
 def session_here(master: str | None, ranks: int) -> Any:
-    """The session that there is; else a new one, at `master` or on this host."""
+    """The session that there is; else a new one, at `master` or on this host, where tasks have this Python."""
     spark()
     builder = importlib.import_module("pyspark.sql").SparkSession
     found = builder.getActiveSession()
-    return found or builder.builder.master(master or f"local[{ranks}]").appName("plait").getOrCreate()
+    if found:
+        return found
+    where = master or f"local[{ranks}]"
+    if where.startswith("local"):  # else Spark takes the first python3 on the path, which may know nothing of torch
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    return builder.builder.master(where).appName("plait").getOrCreate()
 
 
 def run_command(request: Request, given: Mapping[str, str], show: Callable[[bytes], None]) -> int:
