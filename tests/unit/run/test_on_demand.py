@@ -53,7 +53,9 @@ def test_it_computes_the_same_with_little_at_hand(room_bytes: int) -> None:
             first = model(tokens)
             num_first = len(alive)
             second = model(tokens)
-    torch.testing.assert_close(first, wanted)  # attention leaves its fused path where torch's functions are watched
+    torch.testing.assert_close(
+        first, wanted
+    )  # attention leaves its fused path where torch's functions are watched
     assert torch.equal(second, first)
     lstm = sum(p.nbytes for name, p in whole.items() if name.startswith("recur"))
     attend = sum(p.nbytes for name, p in whole.items() if name.startswith("attend"))

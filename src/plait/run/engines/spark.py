@@ -123,7 +123,9 @@ def session_here(master: str | None, ranks: int) -> Any:
     if found:
         return found
     where = master or f"local[{ranks}]"
-    if where.startswith("local"):  # else Spark takes the first python3 on the path, which may know nothing of torch
+    if where.startswith(
+        "local"
+    ):  # else Spark takes the first python3 on the path, which may know nothing of torch
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     return builder.builder.master(where).appName("plait").getOrCreate()
 

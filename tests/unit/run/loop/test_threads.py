@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from tests.ranks import jobs
+from tests.unit.run.test_objectives import gan
+from tests.unit.run.test_varying_shapes import job_of as varying
 from tests.unit.run.training import case_job, uncapturable_job
 from torch import Tensor, nn
 
@@ -56,6 +58,22 @@ def test_a_run_is_told_traced_saved_and_gone_on_with(tmp_path: Path) -> None:
     last = plait.train(job, "single", steps=6, out=folder, resume=folder)
     assert [*first.losses, *then.losses, *last.losses] == pytest.approx(list(alone), rel=1e-5)
     assert torch.get_num_threads() == before
+
+
+def test_shapes_that_vary_are_what_one_process_makes_of_them() -> None:
+    found = verify(varying("causal", accumulate=2), "threads", 2, steps=2)
+    assert found.ok, found.first
+
+
+def test_objectives_in_turn_and_averaged_weights_are_those_of_one_process(tmp_path: Path) -> None:
+    exact = plait.Trial(dtype="float64")
+    one = plait.train(gan(), "single", out=tmp_path / "one", trial=exact)
+    two = plait.train(gan(), "threads", 2, out=tmp_path / "two", trial=exact)
+    assert two.losses == pytest.approx(one.losses, rel=1e-9)
+    assert one.averaged and two.averaged.keys() == one.averaged.keys()
+    for wanted, found in ((one.weights, two.weights), (one.averaged, two.averaged)):
+        for name, tensor in wanted.items():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-9, atol=1e-12)
 
 
 class _Root(nn.Module):
