@@ -125,7 +125,7 @@ def session_here(master: str | None, ranks: int) -> Any:
     where = master or f"local[{ranks}]"
     if where.startswith(
         "local"
-    ):  # else Spark takes the first python3 on the path, which may know nothing of torch
+    ):  # by itself Spark takes the first python3 on the path, with or without torch
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     return builder.builder.master(where).appName("plait").getOrCreate()
 
