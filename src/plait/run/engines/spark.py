@@ -123,9 +123,7 @@ def session_here(master: str | None, ranks: int) -> Any:
     if found:
         return found
     where = master or f"local[{ranks}]"
-    if where.startswith(
-        "local"
-    ):  # by itself Spark takes the first python3 on the path, with or without torch
+    if where.startswith("local"):  # by itself it takes the first python3 on the path, torch or not
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     return builder.builder.master(where).appName("plait").getOrCreate()
 
