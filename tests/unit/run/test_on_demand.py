@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from plait.errors import RunError
 from plait.run.hold.on_demand import on_demand, room_beside, same_everywhere
 
+CPU = torch.device("cpu")
+
 
 class Uses(nn.Module):
     """Parameters used in the ways that modules have: by layers, by others' layers, tied, by name, in a loop."""
@@ -49,7 +51,7 @@ def test_it_computes_the_same_with_little_at_hand(room_bytes: int) -> None:
 
     with torch.no_grad():
         wanted = model(tokens)
-        with on_demand(model, shapes, bring, room_bytes):
+        with on_demand(model, CPU, shapes, bring, room_bytes):
             first = model(tokens)
             num_first = len(alive)
             second = model(tokens)
@@ -68,7 +70,7 @@ def test_it_computes_the_same_with_little_at_hand(room_bytes: int) -> None:
 
 def test_values_that_are_read_past_torch_are_no_numbers() -> None:
     model = nn.Linear(3, 3)
-    with on_demand(model, {name: p.shape for name, p in model.named_parameters()}, torch.zeros, 0):
+    with on_demand(model, CPU, {name: p.shape for name, p in model.named_parameters()}, torch.zeros, 0):
         pass
     assert model.weight.shape == (3, 3)
     assert model.weight.isnan().all()
@@ -82,5 +84,5 @@ def test_ranks_that_use_different_parameters_are_told() -> None:
 
 def test_room_counts_memory_once() -> None:
     base = torch.zeros(100)
-    assert room_beside([base, base[:50], 3], torch.device("cpu"), 1000) == (1000 - 400) // 2
-    assert room_beside([base], torch.device("cpu"), 100) == 0
+    assert room_beside([base, base[:50], 3], CPU, 1000) == (1000 - 400) // 2
+    assert room_beside([base], CPU, 100) == 0

@@ -64,12 +64,16 @@ class OnDemand(TorchFunctionMode):
 
 @contextmanager
 def on_demand(
-    model: nn.Module, shapes: Mapping[str, torch.Size], bring: Callable[[str], Tensor], room_bytes: int
+    model: nn.Module,
+    device: torch.device,
+    shapes: Mapping[str, torch.Size],
+    bring: Callable[[str], Tensor],
+    room_bytes: int,
 ) -> Iterator[None]:
-    """Run the model without its parameters, which have their shapes and no values: who reads one past torch's
+    """Run the model without its parameters, which have device and shape and no values: who reads one past torch's
     functions gets NaN."""
     for name, parameter in model.named_parameters():
-        nothing = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
+        nothing = torch.zeros((), dtype=parameter.dtype, device=device)
         if nothing.is_floating_point() or nothing.is_complex():
             nothing.fill_(torch.nan)
         parameter.data = nothing.expand(shapes[name])

@@ -260,7 +260,7 @@ class ModelState:
             return self._assembled(name, named[name].dtype, fetch)
 
         try:
-            with torch.no_grad(), on_demand(self.model, self._shapes, bring, room_bytes):
+            with torch.no_grad(), on_demand(self.model, self.device, self._shapes, bring, room_bytes):
                 yield
             if fetch is not None:
                 same_everywhere(fetch.tell(""))
