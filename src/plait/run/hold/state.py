@@ -231,7 +231,8 @@ class ModelState:
         self.host_memory.settle()
         if self.holding is not None:
             assert fetch is not None
-            self._share_buffers(fetch)
+            with torch.no_grad():
+                self._share_buffers(fetch)
         if room_bytes is not None:
             with self._on_demand(fetch, room_bytes):
                 yield self.model
