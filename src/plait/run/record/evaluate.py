@@ -56,7 +56,9 @@ def evaluate(
             for count, fetched in _batches(source, job, rank, ranks, alike):
                 batch = pytree.tree_map_only(Tensor, state.to_device, fetched)
                 found = _measure(job, state, batch, max(count, 1))
-                for index, (total, weight) in enumerate(found if count else ()):
+                if not count:
+                    continue
+                for index, (total, weight) in enumerate(found):
                     sums[index] += torch.tensor([float(total), float(weight)], dtype=torch.float64)
     finally:
         state.model.train(was_training)
