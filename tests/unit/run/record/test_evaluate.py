@@ -18,7 +18,7 @@ from plait.run.record.evaluate import Progress, evaluate
 CPU = torch.device("cpu")
 
 
-def measured(job: Job, data: Any, ranks: int) -> dict[str, float]:
+def measured(job: Job, data: Any, ranks: int, *, alike: bool = False) -> dict[str, float]:
     """What all ranks together find: each rank's sums, added up here."""
     state = ModelState(job, CPU)
     source = open_data(data, job.collate)
@@ -28,7 +28,7 @@ def measured(job: Job, data: Any, ranks: int) -> dict[str, float]:
         sums.append(own.clone())
         return torch.stack(sums).sum(0)
 
-    found = [evaluate(state, source, rank, ranks, keep) for rank in range(ranks)]
+    found = [evaluate(state, source, rank, ranks, keep, alike=alike) for rank in range(ranks)]
     assert state.model.training  # as it was before
     return found[-1]
 
@@ -48,6 +48,7 @@ def test_each_sample_counts_once(ranks: int, kind: str) -> None:
     samples = unstack((inputs, targets))
     data: Any = samples if kind == "list" else (lambda: iter(samples))
     found = measured(job(), data, ranks)
+    assert measured(job(), data, ranks, alike=True) == found
     with torch.no_grad():
         output = ModelState(job(), CPU).model(inputs)
     assert found["accuracy"] == pytest.approx(float((output.argmax(1) == targets).double().mean()))
@@ -58,6 +59,7 @@ def test_each_sample_counts_once(ranks: int, kind: str) -> None:
 def test_more_ranks_than_samples() -> None:
     data = unstack(vectors(2, 3))
     assert measured(job(), data, 4) == pytest.approx(measured(job(), data, 1))
+    assert measured(job(), data, 4, alike=True) == measured(job(), data, 4)
 
 
 def test_ignored_targets_and_class_weights_count_as_in_the_loss() -> None:
