@@ -12,11 +12,11 @@ from plait.options import Limits
 
 
 def job() -> plait.Job:
-    """Layers of 100 kB, seven samples held out: an even number of ranks has an uneven number of batches."""
+    """Layers of 17 kB, 350 kB in all, seven samples held out: an even number of ranks has an uneven number of batches."""
     return plait.Job(
         model=lambda: nn.Sequential(
             nn.Linear(16, 64),
-            *(layer for _ in range(5) for layer in (nn.Linear(64, 64), nn.Tanh())),
+            *(layer for _ in range(20) for layer in (nn.Linear(64, 64), nn.Tanh())),
             nn.Linear(64, 10),
         ),
         data=lambda: samples(8),
@@ -42,7 +42,7 @@ def test_evaluation_counts_each_sample_where_no_rank_has_room_for_the_model(
         job(),
         plan,
         ranks=2,
-        limits=Limits(memory="210kB"),
+        limits=Limits(memory="820kB"),
         listener=listen,
         settings=settings,
         out=tmp_path / "two",

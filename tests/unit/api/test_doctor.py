@@ -29,7 +29,7 @@ def test_this_machine() -> None:
     assert named(found, "sockets").ok and named(found, "cores").ok
     assert [finding.group for finding in found.findings] == sorted(
         (finding.group for finding in found.findings),
-        key=["environment", "devices", "links", "optional"].index,
+        key=["environment", "devices", "links", "engines", "optional"].index,
     )
     assert all(finding.what and (finding.ok or finding.fix) for finding in found.findings)
 
