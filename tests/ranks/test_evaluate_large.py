@@ -12,11 +12,11 @@ from plait.options import Limits
 
 
 def job() -> plait.Job:
-    """Layers of 17 kB, 350 kB in all, seven samples held out: an even number of ranks has an uneven number of batches."""
+    """Layers of 17 kB, 90 kB in all, seven samples held out: an even number of ranks has an uneven number of batches."""
     return plait.Job(
         model=lambda: nn.Sequential(
             nn.Linear(16, 64),
-            *(layer for _ in range(20) for layer in (nn.Linear(64, 64), nn.Tanh())),
+            *(layer for _ in range(5) for layer in (nn.Linear(64, 64), nn.Tanh())),
             nn.Linear(64, 10),
         ),
         data=lambda: samples(8),
@@ -30,21 +30,19 @@ def job() -> plait.Job:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("plan", ["zero3", "1f1b", "megatron"])
+@pytest.mark.parametrize("plan", ["1f1b", "megatron"])
 def test_evaluation_counts_each_sample_where_no_rank_has_room_for_the_model(
     plan: str, tmp_path: Path
 ) -> None:
     said: list[str] = []
     listen = lambda event: said.append(event["notice"]) if "notice" in event else None  # noqa: E731
     wanted = plait.train(job(), "single", out=tmp_path / "one").evaluation
-    settings = {"sync": {"bucket_mib": 0.02}}  # zero3 gathers a layer at a time
     found = plait.train(
         job(),
         plan,
         ranks=2,
-        limits=Limits(memory="820kB"),
+        limits=Limits(memory="210kB"),
         listener=listen,
-        settings=settings,
         out=tmp_path / "two",
     ).evaluation
     assert found == pytest.approx(wanted, rel=1e-5)
