@@ -12,7 +12,7 @@ from plait.options import Limits
 
 
 def job() -> plait.Job:
-    """Layers of 17 kB, 90 kB in all, seven samples held out: an even number of ranks has an uneven number of batches."""
+    """Layers of 17 kB, 90 kB in all; seven samples held out, so that two ranks have unequal numbers of them."""
     return plait.Job(
         model=lambda: nn.Sequential(
             nn.Linear(16, 64),
