@@ -1,5 +1,6 @@
 """Trained models as other tools take them."""
 
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -61,10 +62,8 @@ def test_onnx_computes_what_the_model_does_for_any_number_of_samples(tmp_path: P
         with pytest.raises(UsageError, match=r"pip install 'plait\[onnx\]'"):
             plait.export(result.folder, to="onnx", job=jobs.dropout())
         return
-    from onnx.reference import ReferenceEvaluator
-
     path = plait.export(result.folder, to="onnx", job=jobs.dropout())
-    evaluator = ReferenceEvaluator(str(path))
+    evaluator = import_module("onnx.reference").ReferenceEvaluator(str(path))
     model = jobs.network()
     model.load_state_dict(result.weights)
     model.eval()
