@@ -58,7 +58,13 @@ def links(
         print(json.dumps(told, indent=1))
         return
     for table in (_times(found), _backends(found)):
-        console.print(table)
+        console.print(
+            table, width=max(console.width, _WIDTH), crop=False, soft_wrap=True
+        )  # numbers are never cut
+
+
+_WIDTH = 120
+"""Columns that the table of times needs, also where less is seen: a file, a narrow window."""
 
 
 def _times(found: "plait.LinkReport") -> Table:

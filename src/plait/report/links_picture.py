@@ -70,11 +70,11 @@ def links_picture(title: str, lines: Lines, about: Mapping[str, str] = MappingPr
         parts.append(
             f'<text x="{x(size):.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{format_bytes(size)}</text>'
         )
-    for crossing, name in crossovers(lines):
-        at = x(crossing)
+    for number, (crossing, name) in enumerate(crossovers(lines)):  # each a line lower: they may be close
+        at, below = x(crossing), _TOP + 10 + 12 * number
         parts.append(
             f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}" stroke="#999" '
-            f'stroke-dasharray="3 3"/><text x="{at + 3:.1f}" y="{_TOP + 10}" font-size="10" fill="#555">'
+            f'stroke-dasharray="3 3"/><text x="{at + 3:.1f}" y="{below}" font-size="10" fill="#555">'
             f"{escape(name)} from {format_bytes(int(crossing))}</text>"
         )
     ends = sorted(((y(points[-1][1]), name) for name, points in lines.items()))
