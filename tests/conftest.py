@@ -15,8 +15,8 @@ from torch.distributions import Distribution
 from tests.captured import SHARED
 
 LONGEST = (
-    "ranks/faults/test_chaos.py", "unit/run/within/test_within_parity_hf.py",
-    "unit/run/pipeline/test_pipeline_parity.py", "ranks/test_launch.py", "ranks/test_examples.py",
+    "ranks/faults/test_chaos.py", "unit/run/test_parity.py", "unit/run/pipeline/test_pipeline_parity.py",
+    "unit/run/within/test_within_parity_hf.py", "ranks/test_launch.py", "ranks/test_examples.py",
     "unit/run/interpret/test_recompute_parity.py", "unit/run/within/test_within_parity.py",
     "unit/run/test_varying_shapes.py", "ranks/plans/test_pipeline.py", "unit/program/place/test_placement_rules.py",
     "ranks/plans/test_within.py", "unit/api/test_api.py", "unit/run/eager/test_against_eager.py",

@@ -67,8 +67,12 @@ def reference_of(
     fp32: bool = False,
     listener: Listener | None = None,
     captures: Captures | None = None,
+    eager: bool = True,
 ) -> Reference:
-    """Run `steps` steps of the plan `single`; `captures` are graphs of this model on this data that are known."""
+    """Run `steps` steps of the plan `single`; `captures` are graphs of this model on this data that are known.
+
+    `eager`: compare it with the user's own code too.
+    """
     tell = listener if listener is not None else (lambda event: None)
     dtype = torch.float32 if fp32 else torch.float64
     job = as_compared(job, steps, fp32)
@@ -86,7 +90,7 @@ def reference_of(
         job=job, steps=steps, dtype=dtype, captures=captures, record=record, rough=rough,
         tolerance=tolerance, weight_tolerance=weight_tolerance, eager=(),
     )  # fmt: skip
-    return _with_eager(known, tell)
+    return _with_eager(known, tell) if eager else replace(known, eager="nobody asked for it")
 
 
 def _run(job: Job, plan: Plan, steps: int, dtype: torch.dtype, captures: Captures) -> Record:

@@ -1,6 +1,5 @@
 """Parity of every plan that cuts tensors with one process, on Hugging Face's models: 3 steps of AdamW with the norm
-clipped, all ranks in this process, shares never equal. GPT-2, Llama and T5 round to float32 by themselves, and are held
-to the tolerances of float32."""
+clipped, all ranks in this process, shares never equal."""
 
 import pytest
 from tests.unit.run.within.within import LARGE_CELLS, assert_equal, check, reference
