@@ -79,6 +79,8 @@ class Segment:
     """Outputs, by position, that can be written to memory of the caller's choice."""
     steps: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Local names in the order in which they are computed, each with the names that are dropped after it."""
+    over: Mapping[str, str] = field(default_factory=dict)
+    """Names of which the value is written over that of another, which nobody reads any more."""
     nodes: tuple[fx.Node, ...] = field(default=(), repr=False, compare=False)
     """The same as nodes of the local graph, for those who ask what they cost."""
 

@@ -226,6 +226,8 @@ class _Life:
         assert number is not None
         for node, dying in segment.steps:
             name = names.get(node) or Value.node(node, number)
+            if node in segment.over:
+                self._drop([Value.node(segment.over[node], number)])
             self._show(name, self.own.storages.get(name, ()))
             self._drop(
                 names.get(other) or Value.node(other, number)

@@ -28,6 +28,7 @@ from plait.graph.ops import lstm as lstm_op
 from plait.graph.ops import random as random_ops
 from plait.graph.ops import scaled as scaled_op
 from plait.program.program import Segment
+from plait.program.segment.in_place import IN_PLACE, OVER_GRADIENT, written_over
 from plait.torch_private.ops import OpOverload, direct_call
 
 _view = direct_call(torch.ops.aten.view.default)
@@ -36,8 +37,8 @@ _view = direct_call(torch.ops.aten.view.default)
 def view_or_copy(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     """A view, or a copy where the kernel before it left other strides than torch's fake kernel had promised.
 
-    `softplus_backward` of a transposed gradient does so in torch 2.13. Graphs write nothing in place: a copy is as
-    good.
+    `softplus_backward` of a transposed gradient does so in torch 2.13. Nobody writes over what a live view shows: a
+    copy is as good.
     """
     try:
         return _view(tensor, size)  # type: ignore[no-any-return]
@@ -75,9 +76,10 @@ def make_segment(
     lines += [f"    [{', '.join(inputs)}] = args", "    args.clear()"] if inputs else []
     lines += [f"    [{', '.join(f'{fill.output}_into' for fill in fills.values())}] = into"] if fills else []
     last_use = _last_uses(nodes, outputs)
+    over = written_over(nodes, outputs, last_use)
     steps: list[tuple[str, tuple[str, ...]]] = []
     for node in nodes:
-        call = _call(node, scope, device)
+        call = _call(node, scope, device, over.get(node))
         if node in fills:
             given = f"{fills[node].output}_into"
             scope["f_mm_out"] = direct_call(torch.ops.aten.mm.out)
@@ -101,6 +103,7 @@ def make_segment(
         flops=sum(node_flops(node) for node in nodes),
         fillable=tuple(outputs.index(fill.output) for fill in fills.values()),
         steps=tuple(steps),
+        over={node.name: operand.name for node, operand in over.items()},
         nodes=tuple(nodes),
     )
 
@@ -181,15 +184,20 @@ def _last_uses(nodes: Sequence[fx.Node], outputs: Iterable[str]) -> dict[fx.Node
     return found
 
 
-def _call(node: fx.Node, scope: dict[str, Any], device: torch.device) -> str:
+def _call(node: fx.Node, scope: dict[str, Any], device: torch.device, over: fx.Node | None = None) -> str:
+    """`over`: the operand that it may write over."""
     if node.target is operator.getitem:
         return f"{node.args[0]}[{node.args[1]!r}]"
-    function = function_of(node.target)
-    name = f"f_{_identifier(node.target)}"
+    target: Any = node.target
+    if over is not None:
+        target = IN_PLACE.get(target) or OVER_GRADIENT[target]
+    function = function_of(target)
+    name = f"f_{_identifier(target)}"
     while scope.setdefault(name, function) is not function:
         name += "_"
     parts = [_literal(arg, scope, device) for arg in node.args]
     parts += [f"{key}={_literal(value, scope, device)}" for key, value in node.kwargs.items()]
+    parts += [f"grad_input={over.name}"] if over is not None and node.target in OVER_GRADIENT else []
     return f"{name}({', '.join(parts)})"
 
 
