@@ -18,10 +18,12 @@ def node_flops(node: fx.Node) -> int:
     if packet in (torch.ops.plait.lstm_layer, torch.ops.plait.lstm_layer_backward):
         return _lstm_flops(node, backward=packet is torch.ops.plait.lstm_layer_backward)
     if packet is torch.ops.plait.attention:
-        q, k, v = (_shape(node.args[i]) for i in range(3))
+        q, *shared = (_shape(node.args[i]) for i in range(3))
+        k, v = (torch.Size((*q[:2], *shape[2:])) for shape in shared)
         return int(sdpa_flop_count(q, k, v))  # type: ignore[no-untyped-call]
     if packet is torch.ops.plait.attention_backward:
-        grad, q, k, v = (_shape(node.args[i]) for i in range(4))
+        grad, q, *shared = (_shape(node.args[i]) for i in range(4))
+        k, v = (torch.Size((*q[:2], *shape[2:])) for shape in shared)
         return int(sdpa_backward_flop_count(grad, q, k, v))  # type: ignore[no-untyped-call]
     if packet is torch.ops.plait.scaled_product:
         return 2 * _shape(node.args[0]).numel() * _shape(node.args[1])[1]

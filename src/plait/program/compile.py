@@ -24,6 +24,7 @@ from plait.program.cost.update import updated_of
 from plait.program.layout import Layout
 from plait.program.local.cross_entropy import without_log_probabilities
 from plait.program.local.ends import ends_of
+from plait.program.local.grouped_heads import with_grouped_heads
 from plait.program.local.local_graph import LocalGraph
 from plait.program.local.localize import localize
 from plait.program.place.place import place
@@ -261,6 +262,7 @@ class _Compiler:
             stages=self.stages.get(key[0]),
         )
         without_log_probabilities(local.graph)
+        with_grouped_heads(local.graph)
         setting, graph, stages = self.plan.memory.recompute, self.graphs[key[0]], self.stages.get(key[0])
         if setting != "none" or checkpointed(local):
             if (

@@ -5,8 +5,9 @@ In: calls of `F.scaled_dot_product_attention` while a model is captured. Out: `p
 graph is captured on CPU fakes whatever that device is). It never draws random numbers and never computes the gradient
 of a mask: attention with dropout, or with a learned bias, is captured as matmul, softmax and dropout instead.
 
-    q [B, H, T, D], k [B, H, S, D], v [B, H, S, E], mask bool (True: look) or float (added), each of its four dims full
-    or 1; out [B, H, T, E], lse [B, H, T] = logsumexp of the scaled and masked scores (float32, or float64 like q).
+    q [B, H, T, D], k [B, G, S, D], v [B, G, S, E]: H / G heads of queries share a key; mask bool (True: look) or float
+    (added), each of its four dims full or 1; out [B, H, T, E], lse [B, H, T] = logsumexp of the scaled and masked
+    scores (float32, or float64 like q). The gradients of k and v have H heads.
 
 Causal means that query t sees keys 0..t, also where T != S. A query that sees no key gives 0. The outputs and gradients
 lie in memory as [B, T, H, D] on every device, so that the graph's views hold everywhere.
@@ -142,7 +143,8 @@ def _fake(
 
 
 def _fake_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty([x.shape[dim] for dim in (0, 2, 1, 3)]).transpose(1, 2) for x in (q, k, v))
+    heads = q.shape[1]
+    return tuple(x.new_empty((x.shape[0], x.shape[2], heads, x.shape[3])).transpose(1, 2) for x in (q, k, v))
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

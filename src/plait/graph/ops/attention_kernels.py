@@ -27,6 +27,7 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     """softmax(q k^T * scale + mask) v, and the logsumexp that the backward needs."""
+    k, v = _repeated(k, q), _repeated(v, q)
     return forward_by(kernel_for(q, k, v, mask, causal), q, k, v, mask, causal, scale)
 
 
@@ -62,7 +63,8 @@ def attention_backward(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v."""
+    """The gradients of q, k and v, of the last two for every head of q."""
+    k, v = _repeated(k, q), _repeated(v, q)
     return backward_by(kernel_for(q, k, v, mask, causal), grad, q, k, v, out, lse, mask, causal, scale)
 
 
@@ -187,6 +189,11 @@ def _seconds(kernel: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> floa
         end.synchronize()
         best = min(best, start.elapsed_time(end) / 1e3)
     return best
+
+
+def _repeated(x: Tensor, q: Tensor) -> Tensor:
+    """Keys or values for every head of q."""
+    return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], 1)
 
 
 def _heads_inside(x: Tensor) -> Tensor:
