@@ -9,11 +9,12 @@ import torch
 from tests.zoo import ZOO
 from torch import Tensor, nn
 
-from plait.errors import PlanError, RunError
+from plait.errors import MisfitError, PlanError, RunError
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.run.hold.host_memory import HostMemory, MemoryLedger
 from plait.run.parallelize import parallelize
+from plait.run.prepare.prepare import prepare
 from plait.run.verify import verify
 
 OFFLOAD = {"memory": {"offload": ["optimizer"]}}
@@ -192,3 +193,15 @@ def test_strides_survive() -> None:
     found = memory.arrive("x")
     assert found is not None and found["t"].stride() == given["t"].stride()
     assert torch.equal(found["t"], given["t"])
+
+
+def test_auto_keeps_on_the_host_what_it_must() -> None:
+    job = ZOO["gpt_tied"].job(batch=4, steps=1, optimizer="adamw", clip_norm=0.5)
+    plan = resolve("single", 1, {"memory": {"offload": "auto"}})
+    chosen = [
+        prepare(job, plan, "cpu", torch.float32, lambda event: None, limit_bytes=limit).plan.memory.offload
+        for limit in (10_000_000, 800_000)
+    ]
+    assert chosen[0] == "none" and chosen[1] != "none"
+    with pytest.raises(MisfitError, match=r"rank 0 needs .* of .*: parameters"):
+        prepare(job, plan, "cpu", torch.float32, lambda event: None, limit_bytes=100_000)
