@@ -11,7 +11,11 @@ pytestmark = pytest.mark.timeout(180)
 
 @pytest.mark.parametrize(
     ("plan", "offload"),
-    [("zero3", ["optimizer", "parameters", "activations"]), ("1f1b", ["optimizer:0.5", "activations"])],
+    [
+        ("zero3", ["optimizer", "gradients:0.5", "parameters", "activations"]),
+        ("zero1", ["gradients"]),
+        ("1f1b", ["gradients", "activations"]),
+    ],
 )
 def test_offload_equals_one_process(plan: str, offload: list[str]) -> None:
     job = ZOO["gpt_tied"].job(batch=4, steps=2, optimizer="adamw", accumulate=2)

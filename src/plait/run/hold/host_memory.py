@@ -146,7 +146,7 @@ class HostMemory:
                 parcel = self.parcels[key] = self._parcel(slots, parcel)
         assert parcel is not None
         there = parcel.there()
-        if self.device.type != "cuda":
+        if not any(tensor.is_cuda for tensor in tensors.values()):
             parcel.take(tensors)
             self._give(parcel, None)
             return there

@@ -65,12 +65,15 @@ class Updates:
     @torch.no_grad()
     def _on_host(self, now: Step, instruction: ins.Update, *, counts: bool) -> None:
         """On a thread: when the gradients have come."""
-        for index in instruction.parts:
-            kept = Value.bucket if now.own.buckets[index].group is None else Value.shard
-            self._copies.wait(now, (kept(index),))
-        with self._one:
-            self._copies.settle(now, (Value.state(instruction.parts[0]),), counters=True)
-            self._make(now, instruction, counts=counts)
+        device, state = self._state.device, (Value.state(instruction.parts[0]),)
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            for index in instruction.parts:
+                kept = Value.bucket if now.own.buckets[index].group is None else Value.shard
+                self._copies.wait(now, (kept(index),))
+            with self._one:
+                self._copies.settle(now, state, counters=True)
+                self._copies.wait(now, state)
+                self._make(now, instruction, counts=counts)
 
     def _make(self, now: Step, instruction: ins.Update, *, counts: bool) -> None:
         buckets = [now.own.buckets[index] for index in instruction.parts] or now.own.buckets
