@@ -5,6 +5,7 @@ computation, and host memory is pinned; nobody waits but the streams for each ot
 the same memory in two places: what is copied is copied at once.
 """
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Mapping
@@ -70,12 +71,14 @@ class MemoryLedger:
     device_bytes: int = 0
     host_bytes: int = 0
     device_peak: int = 0
+    _one: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, *, device: int = 0, host: int = 0) -> None:
-        """Some memory is taken, or (less than 0) given back."""
-        self.device_bytes += device
-        self.host_bytes += host
-        self.device_peak = max(self.device_peak, self.device_bytes)
+        """Some memory is taken, or (less than 0) given back; by any thread."""
+        with self._one:
+            self.device_bytes += device
+            self.host_bytes += host
+            self.device_peak = max(self.device_peak, self.device_bytes)
         for where, used, limit in (
             ("device", self.device_bytes, self.device_limit),
             ("host", self.host_bytes, self.host_limit),
