@@ -30,6 +30,8 @@ _FLOAT64 = 1e-9
 """What parity means in float64, as a share of a tensor's largest value."""
 _BF16 = 2**-6
 """A bf16 number is off by up to 2**-8; a gradient is the sum of a few parts that were rounded so."""
+_MOST_NOISE = 2**-4
+"""Of gradients that were rounded to 16 bits on their way; a sum that misses a part is off by more."""
 FP8 = 2**-2
 """The same of a number of 8 bits, which is off by up to 2**-4."""
 _FP32_WEIGHT_LIMIT = 2e-3
@@ -85,7 +87,10 @@ def reference_of(
     if rough:
         tell({"stage": "one process with its batch halved, for the tolerance"})
         tolerance = {"fp32": FP32, "fp8": FP8}.get(job.precision, _BF16)
-        weight_tolerance = max(tolerance, _self_difference(job, one, steps, record, dtype, captures))
+        of_gradients, of_weights = _self_difference(job, one, steps, record, dtype, captures)
+        if job.precision != "fp32":
+            tolerance = max(tolerance, of_gradients)
+        weight_tolerance = max(tolerance, of_weights)
     known = Reference(
         job=job, steps=steps, dtype=dtype, captures=captures, record=record, rough=rough,
         tolerance=tolerance, weight_tolerance=weight_tolerance, eager=(),
@@ -161,8 +166,9 @@ def _against_eager(known: Reference) -> tuple[Difference, ...] | str:
 
 def _self_difference(
     job: Job, plan: Plan, steps: int, reference: Record, dtype: torch.dtype, captures: Captures
-) -> float:
-    """10 times what one process differs from itself when its batch is halved; noise, not a fault."""
+) -> tuple[float, float]:
+    """From what one process differs from itself when its batch is halved, which is noise: twice that of the first
+    gradients, but no more than a fault would be; 10 times that of the weights."""
     doubled = min(job.accumulate * 2, job.batch)
     halved = run_serially(replace(job, accumulate=doubled), plan, steps, dtype, captures=captures)
     floor = norm(reference.weights.values()) * FP32_FLOOR
@@ -170,4 +176,7 @@ def _self_difference(
         (relative(reference.weights[n], halved.weights[n], floor) for n in reference.weights), default=0.0
     )
     changes_the_model = worst > 1e-2  # batch statistics and random masks depend on the micro-batches
-    return _FP32_WEIGHT_LIMIT if changes_the_model else 10 * worst
+    ours, theirs = reference.gradients[0], halved.gradients[0]
+    least = norm(ours.values()) * FP32
+    off = max((relative(ours[n], theirs[n], least) for n in ours.keys() & theirs.keys()), default=0.0)
+    return min(2 * off, _MOST_NOISE), _FP32_WEIGHT_LIMIT if changes_the_model else 10 * worst
