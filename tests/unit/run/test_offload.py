@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from plait.errors import MisfitError, PlanError, RunError
 from plait.job.job import Job
 from plait.plan.named import resolve
+from plait.program.cost.update import update_work
 from plait.run.hold.host_memory import HostMemory, MemoryLedger
 from plait.run.parallelize import parallelize
 from plait.run.prepare.prepare import prepare
+from plait.run.prepare.programs import Programs
 from plait.run.verify import verify
+from plait.search.predict.exact import memory_use
 
 OFFLOAD = {"memory": {"offload": ["optimizer"]}}
 EVERYTHING = {"memory": {"offload": ["optimizer", "parameters", "activations"]}}
@@ -196,12 +199,15 @@ def test_strides_survive() -> None:
 
 
 def test_auto_keeps_on_the_host_what_it_must() -> None:
-    job = ZOO["gpt_tied"].job(batch=4, steps=1, optimizer="adamw", clip_norm=0.5)
-    plan = resolve("single", 1, {"memory": {"offload": "auto"}})
-    chosen = [
-        prepare(job, plan, "cpu", torch.float32, lambda event: None, limit_bytes=limit).plan.memory.offload
-        for limit in (10_000_000, 800_000)
-    ]
-    assert chosen[0] == "none" and chosen[1] != "none"
+    job = ZOO["mlp"].job(batch=4, steps=1, optimizer="adamw", clip_norm=0.5)
+
+    def prepared(offload: str, limit: int | None) -> Programs:
+        plan = resolve("single", 1, {"memory": {"offload": offload}})
+        return prepare(job, plan, "cpu", torch.float32, lambda event: None, limit_bytes=limit)
+
+    step = prepared("none", None).full_step()
+    needed = int(memory_use(step, 0, update_work(step, 0, job.build_optimizer), at_once=False).total)
+    assert prepared("auto", needed).plan.memory.offload == "none"
+    assert prepared("auto", needed - 1).plan.memory.offload != "none"
     with pytest.raises(MisfitError, match=r"rank 0 needs .* of .*: parameters"):
-        prepare(job, plan, "cpu", torch.float32, lambda event: None, limit_bytes=100_000)
+        prepared("auto", 1000)
