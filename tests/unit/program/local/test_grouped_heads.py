@@ -1,6 +1,7 @@
 """Attention reads keys that heads share as they are: equal numbers, less kept, and nothing else is rewritten."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -56,8 +57,10 @@ def test_a_model_with_grouped_queries_keeps_its_keys_once() -> None:
     for plan, ranks in (("single", 1), ("ddp", 2)):
         program = compile_program({4: graph_of("hf_llama", 4)}, resolve(plan, ranks, {}), (4,), settings)
         nodes = [n for s in program.of(0).segments.values() for n in s.nodes if n.target in KINDS]
-        heads = [
-            tuple(n.args[i].meta["val"].shape[1] for i in ((0, 1) if n.target is KINDS[0] else (1, 2)))
-            for n in nodes
-        ]
-        assert heads and all(keys < queries for queries, keys in heads)
+        assert nodes and all(keys < queries for queries, keys in map(heads_of, nodes))
+
+
+def heads_of(node: Any) -> tuple[int, int]:
+    """Of queries, and of keys."""
+    at = 0 if node.target is KINDS[0] else 1
+    return node.args[at].meta["val"].shape[1], node.args[at + 1].meta["val"].shape[1]
