@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-__all__ = ["TorchDispatchMode", "unheard", "without_modes", "without_row_by_row"]
+__all__ = ["TorchDispatchMode", "heard", "unheard", "without_modes", "without_row_by_row"]
 
 unheard = torch._C.DisableTorchFunction
 """While active, no `TorchFunctionMode` hears of functions that are called."""
+heard = torch._C._EnableTorchFunction
+"""While active, they do so again."""
 
 
 @contextmanager

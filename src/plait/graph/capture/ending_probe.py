@@ -4,16 +4,14 @@ In: an ending, fake tensors of its inputs. Out: the same with what it gives grad
 to be a sum over samples, with leave to run on shares of them.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from plait.graph.capture import probe
 from plait.graph.capture.probe import NoIslandError, made_up
+from plait.graph.capture.rows import is_sum_over_samples
 from plait.graph.ops.ending import Ending, LaterCallError
 from plait.job.generators import kept_generators
 from plait.job.watch import Watch
@@ -72,9 +70,9 @@ class _Tried:
 
 
 def _tried(own: Ending, leaves: list[Tensor], numbers: list[int], in_shares: Ending | None) -> _Tried:
-    versions, drawn, reads = [version_of(leaf) for leaf in leaves], torch.get_rng_state(), _Reads()
+    versions, drawn = [version_of(leaf) for leaf in leaves], torch.get_rng_state()
     held = _held(own)
-    total, _, gradients = own.differentiated(leaves, numbers, reads)
+    total, _, gradients = own.differentiated(leaves, numbers)
     if held != _held(own):
         raise NoIslandError("the objective writes into parameters or buffers")
     if total.device.type == "meta":
@@ -85,7 +83,7 @@ def _tried(own: Ending, leaves: list[Tensor], numbers: list[int], in_shares: End
         raise NoIslandError("the objective draws random numbers")
     wanted = {i for i, gradient in zip(own.asked, gradients, strict=True) if gradient is not None}
     adds_up: bool | None = False
-    if in_shares is not None and not reads.any:
+    if in_shares is not None and _is_sum(in_shares, leaves, numbers):
         whole = replace(in_shares, wanted=tuple(sorted(wanted)))
         adds_up = _adds_up(whole, leaves, numbers)
     return _Tried(dtype=total.dtype, wanted=wanted, adds_up=adds_up)
@@ -96,27 +94,14 @@ def _held(own: Ending) -> list[tuple[int, int]]:
     return [(id(tensor), version_of(tensor)) for tensor in tensors]
 
 
-class _Reads(TorchFunctionMode):
-    """Notes whether values reach Python: what it does then may depend on all samples, whatever numbers show."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.any = False
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        self.any = self.any or getattr(func, "__name__", "") in _READING
-        return func(*args, **(kwargs or {}))
-
-
-_READING = frozenset(
-    {
-        *("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__bool__", "__int__", "__float__"),
-        *("__complex__", "__index__", "__array__", "__contains__", "__format__", "__repr__", "__deepcopy__"),
-    }
-)
-"""Functions that give Python what is in a tensor."""
+def _is_sum(own: Ending, leaves: list[Tensor], numbers: list[int]) -> bool:
+    """Whether it is known of each op that shares of the samples will do."""
+    cut = set(own.sampled)
+    samples, others = (
+        [leaf for i, leaf in enumerate(leaves) if (i in cut) == of_samples] for of_samples in (True, False)
+    )
+    with torch.enable_grad():
+        return is_sum_over_samples(lambda: own.result(leaves, numbers[:-1])[1], samples, others, numbers[-1])
 
 
 def _adds_up(own: Ending, leaves: list[Tensor], numbers: list[int]) -> bool | None:

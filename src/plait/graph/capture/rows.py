@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from plait.torch_private import pytree
-from plait.torch_private.dispatch import TorchDispatchMode
+from plait.torch_private.dispatch import TorchDispatchMode, heard, unheard
 
 
 class _UnknownError(Exception):
@@ -77,11 +78,44 @@ def is_sum_over_samples(
     """Whether all tensors that it returns are sums over `samples`, or depend on none of them."""
     proof = _Proof(samples, others, num_samples)
     try:
-        with proof:
+        with heard(), _Looks(proof), proof:
             found = function()
         return all(proof.of(t).is_of != "rows" for t in pytree.tree_leaves(found) if isinstance(t, Tensor))
     except _UnknownError:
         return False
+
+
+class _Looks(TorchFunctionMode):
+    """Ends where Python sees values beside ops, or how many rows there are where that depends on values."""
+
+    def __init__(self, proof: "_Proof") -> None:
+        super().__init__()
+        self._proof = proof
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(getattr(func, "__self__", None), "__name__", None) or getattr(func, "__name__", "")
+        if name in _VALUES or (name in _COUNTS and isinstance(args[0], Tensor)):
+            kind = self._proof.of(args[0])
+            if kind.is_of != "nothing" and (name in _VALUES or kind.root not in ("samples", None)):
+                raise _UnknownError(name)
+        with unheard():
+            return func(*args, **(kwargs or {}))
+
+
+_VALUES = {
+    "numpy",
+    "__array__",
+    "data",
+    "data_ptr",
+    "untyped_storage",
+    "storage",
+    "__dlpack__",
+    "__deepcopy__",
+}
+"""What gives values without an op."""
+_COUNTS = {"shape", "size", "__len__", "numel", "nelement", "__iter__"}
 
 
 class _Proof(TorchDispatchMode):
@@ -152,10 +186,10 @@ class _Proof(TorchDispatchMode):
     def _of_rows(self, call: _Call, root: Any) -> tuple[Literal["rows", "sum"], Any]:
         name, args, rows = call.name, call.args, self._rows(call)
         if name in _LOSSES:
-            if any(
-                self.of(tensor).is_of != "rows" for tensor in args[:2]
-            ):  # targets numbered by where rows are
-                raise _UnknownError(name)
+            if len(rows) != 2 or any(self.of(tensor).is_of != "rows" for tensor in args[:2]):
+                raise _UnknownError(
+                    name
+                )  # targets numbered by where rows are, or weights that are cut like them
             return ("rows" if call.argument(_LOSSES[name], "reduction", 1) == 0 else "sum"), root
         if torch.Tag.pointwise in call.tags or name == "where":
             self._check_pointwise(call)

@@ -8,7 +8,7 @@ was found to be a sum over samples.
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -65,22 +65,23 @@ class Ending(Island):
             )
         return [total, weight, *(_scaled(inputs[i], found[i], weight) for i in self.wanted)]
 
+    def result(self, leaves: Sequence[Tensor], numbers: Sequence[int]) -> tuple[Any, Any]:
+        """(the batch, what the objective returns)."""
+        (batch, known), state = self.filled(leaves, numbers)
+        with self.as_captured(leaves), _replayed(_Replay(self, known)):
+            whole = _Whole(self.job, self.module)
+            return batch, functional_call(whole, {f"model.{n}": t for n, t in state.items()}, (batch,))
+
     def differentiated(
-        self,
-        inputs: Sequence[Tensor],
-        numbers: Sequence[int],
-        around: AbstractContextManager[Any] | None = None,
+        self, inputs: Sequence[Tensor], numbers: Sequence[int]
     ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-        """Total, weight, and the gradients of total / weight for all that is `asked`; the code runs in `around`."""
+        """Total, weight, and the gradients of total / weight for all that is `asked`."""
         *others, num_samples = numbers
         if self.sampled:
             num_samples = inputs[self.sampled[0]].shape[0] // self.extent
         with torch.enable_grad():
             leaves = [t.detach().requires_grad_(i in self.asked) for i, t in enumerate(inputs)]
-            (batch, known), state = self.filled(leaves, others)
-            with self.as_captured(inputs), _replayed(_Replay(self, known)), around or nullcontext():
-                whole = _Whole(self.job, self.module)
-                result = functional_call(whole, {f"model.{n}": t for n, t in state.items()}, (batch,))
+            batch, result = self.result(leaves, others)
             total, weight = total_and_weight(self.job, batch, num_samples, result)
             mean = result if isinstance(result, Tensor) else total / weight
             gradients: list[Tensor | None] = [None] * len(self.asked)
