@@ -118,9 +118,9 @@ _VALUES = {
 _COUNTS = {"shape", "size", "__len__", "numel", "nelement", "__iter__"}
 
 
-class _Proof(TorchDispatchMode):
+class _Proof(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, samples: Sequence[Tensor], others: Sequence[Tensor], num_samples: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._num_samples = num_samples
         self._kinds: dict[int, tuple[Tensor, _Kind]] = {}
         for number, tensor in enumerate(samples):
