@@ -57,10 +57,9 @@ def links(
         told = {"times": [asdict(e) for e in found.times], "tried": [asdict(e) for e in found.tried]}
         print(json.dumps(told, indent=1))
         return
+    console.width = max(console.width, _WIDTH)  # numbers are never cut
     for table in (_times(found), _backends(found)):
-        console.print(
-            table, width=max(console.width, _WIDTH), crop=False, soft_wrap=True
-        )  # numbers are never cut
+        console.print(table)
 
 
 _WIDTH = 120
