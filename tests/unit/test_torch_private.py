@@ -58,7 +58,7 @@ def is_looked_up(node: ast.Constant) -> bool:
 
 def names_of_ours(all_trees: dict[Path, ast.Module]) -> set[str]:
     """Names with an underscore that the package itself defines."""
-    ours: set[str] = set()
+    ours = {"_asdict", "_fields", "_replace"}  # of named tuples
     for tree in all_trees.values():
         for node in ast.walk(tree):
             for child in ast.iter_child_nodes(node):
