@@ -1,9 +1,9 @@
 """How each random op of torch is made of plait's, whoever asks: one rule an op.
 
 In: an op of torch and its arguments by name. Out: the same distribution, from ops whose numbers belong to samples (see
-`random.py`). A rule is written once, over a `Draw`: in a graph that adds nodes (`graph/rewrite/random_ops.py`), beside eager
-code it computes (`run/eager/draws.py`, and `replay.py`, which takes the numbers of a graph). It never decides which
-numbers these are.
+`random.py`). A rule is written once, over a `Draw`: in a graph that adds nodes (`graph/rewrite/random_ops.py`), beside
+eager code it computes (`run/eager/draws.py`, and `replay.py`, which takes the numbers of a graph). It never decides
+which numbers these are.
 """
 
 import operator
