@@ -258,6 +258,28 @@ def test_fake_quantization(plan: str, ranks: int) -> None:
     _check(_job(_Quantized), plan, ranks)
 
 
+class _Centered(nn.Module):
+    """Its buffer follows a mean over the whole batch, of which every rank has a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 6), nn.Linear(6, 3)
+        self.center: Tensor
+        self.register_buffer("center", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.first(x).tanh()
+        output: Tensor = self.last(found - self.center)
+        with torch.no_grad():
+            self.center.mul_(0.9).add_(found.mean(0), alpha=0.1)
+        return output
+
+
+@pytest.mark.parametrize(("plan", "ranks"), [("ddp", 4), ("megatron", 2)])
+def test_a_mean_of_the_whole_batch(plan: str, ranks: int) -> None:
+    _check(_job(_Centered), plan, ranks)
+
+
 def test_counters_of_a_model_that_runs_eagerly_under_servers() -> None:
     class Counts(nn.Linear):
         def __init__(self) -> None:

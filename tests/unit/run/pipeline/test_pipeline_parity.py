@@ -128,6 +128,24 @@ def test_a_parameter_of_two_stages_of_one_rank(mesh: dict[str, int], zero: int) 
     assert_equal(check(known, "interleaved", mesh=mesh, settings=settings))
 
 
+class Thrice(nn.Module):
+    """Its first layer is used twice by one stage, and again by the next: three summands of one gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.first(self.first(x).tanh()).tanh()).tanh()
+        output: Tensor = self.last(self.first(x).tanh())
+        return output
+
+
+def test_a_parameter_that_one_stage_uses_twice_and_another_once() -> None:
+    known = reference_of(job_of("mlp", 4, model=Thrice), steps=1)
+    assert_equal(check(known, "1f1b", 2, settings={"pipe": {"cut": ["second"]}}))
+
+
 class Added(nn.Module):
     """Parameters whose gradients are one tensor, larger than the gradients that a stage adds up at once."""
 
