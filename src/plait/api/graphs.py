@@ -12,11 +12,11 @@ import torch
 
 from plait.api.inputs.given import given_job
 from plait.cluster.parse import THIS, measured_path, parse_cluster
-from plait.errors import UsageError
+from plait.errors import CaptureError, UsageError
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
 from plait.graph.verdict import Verdict as Verdict
-from plait.graph.verdict import verdict_of
+from plait.graph.verdict import verdict_against, verdict_of
 from plait.job.data.open import open_data
 from plait.job.generators import kept_generators
 from plait.job.job import Job
@@ -87,7 +87,13 @@ def captured(
     _check_batch(batch)
     given, _ = given_job(job, None, args)
     captures, size = Captures(given), batch if batch is not None else -(-given.batch // given.accumulate)
-    return captures.of_size(size), verdict_of(captures, size)
+    try:
+        return captures.of_size(size), verdict_of(captures, size)
+    except CaptureError as error:
+        found = verdict_against(captures, error)
+        if found.why == error.what:
+            raise
+        raise CaptureError(found.why, fix=found.fix, where=found.where or None) from error
 
 
 @kept_generators()

@@ -6,6 +6,7 @@ In: the captures of a job. Out: a `Verdict`.
 from dataclasses import dataclass
 from typing import Literal
 
+from plait.dynamic.counts import Scheduled
 from plait.errors import CaptureError
 from plait.graph.capture.capture import LeafShapes
 from plait.graph.from_job import Captures
@@ -19,6 +20,10 @@ _SHOWN = 4
 _BY_SAMPLE = (
     "wrap a function of one vertex in plait.Vertices, or code for one sample in plait.Batched: samples are then "
     "run together."
+)
+_TOGETHER = (
+    "Nothing has to be done: samples are run together under single, ddp, zero, servers, averaging and hogwild; "
+    "pipelines and tensor plans need one graph."
 )
 _EAGERLY = (
     "move what depends on values out of the step; or leave it: single, ddp, zero and servers run it eagerly."
@@ -48,10 +53,7 @@ def verdict_of(captures: Captures, num_samples: int) -> Verdict:
     try:
         graph = captures.of_size(num_samples)
     except CaptureError as error:
-        by_sample = any(isinstance(leaf, Objects) for leaf in pytree.tree_leaves(captures.example))
-        return Verdict(
-            kind="dynamic", why=error.what, where=error.where or "", fix=_BY_SAMPLE if by_sample else _EAGERLY
-        )
+        return verdict_against(captures, error)
     ops = [str(node.target) for node in graph.ops()]
     islands = sum(op.startswith("plait.island") and "backward" not in op for op in ops)
     parts = (
@@ -76,6 +78,20 @@ def verdict_of(captures: Captures, num_samples: int) -> Verdict:
             why=f"samples differ in shape ({_written(shapes)}); {every} of a shape",
         )
     return Verdict(kind="static", why=every)
+
+
+def verdict_against(captures: Captures, error: CaptureError) -> Verdict:
+    """Of a job that cannot be captured."""
+    parts = {n: p for n, p in captures.job.build_model().named_modules() if isinstance(p, Scheduled)}
+    if parts:
+        told = ", ".join(
+            f"{name or 'the model'} is plait.{type(part).__name__}" for name, part in parts.items()
+        )
+        return Verdict(kind="dynamic", why=f"the graph differs from sample to sample: {told}", fix=_TOGETHER)
+    by_sample = any(isinstance(leaf, Objects) for leaf in pytree.tree_leaves(captures.example))
+    return Verdict(
+        kind="dynamic", why=error.what, where=error.where or "", fix=_BY_SAMPLE if by_sample else _EAGERLY
+    )
 
 
 def _written(shapes: tuple[LeafShapes, ...]) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import plait
+from plait.api.graphs import captured
 from plait.graph.capture import probe
 
 
@@ -101,3 +102,26 @@ def test_objects_are_dynamic_and_the_way_out_is_said() -> None:
     given = job(lambda: Counts(4, 4), trees, collate=lambda samples: ([tree for tree, _ in samples], 0))
     found = plait.verdict(given)
     assert found.kind == "dynamic" and "plait.Batched" in found.fix
+
+
+def test_what_runs_samples_together_already_is_told_so() -> None:
+    class Trees(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tree = plait.Batched(nn.Linear(4, 4))
+
+        def forward(self, samples: list[Any]) -> Tensor:
+            return self.tree([sample.x for sample in samples])
+
+    class Sample:
+        x = torch.ones(4)
+
+    trees = job(Trees, [(Sample(),) for _ in range(4)])
+    found = plait.verdict(trees)
+    assert (
+        found.kind == "dynamic"
+        and "tree is plait.Batched" in found.why
+        and found.fix.startswith("Nothing has")
+    )
+    with pytest.raises(plait.PlaitError, match="tree is plait.Batched"):
+        captured(trees)
