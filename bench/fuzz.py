@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,13 @@ from plait.report.page import page
 from plait.report.record import read_run
 from plait.report.summary import report_json
 from plait.report.text import print_report
-from plait.run.checkpoint.state import OptimizerState, TrainingState
+from plait.run.checkpoint.state import (
+    TrainingState,
+    check_same_options,
+    collect_optimizer,
+    restore_model,
+    restore_optimizer,
+)
 from plait.run.checkpoint.store import load_checkpoint, save_checkpoint
 from plait.search.published.case import read_case_file
 from plait.search.published.predictor import predict_cases
@@ -235,10 +242,15 @@ def fuzz_environment(folder: Path, rng: random.Random) -> None:
 
 
 def fuzz_checkpoint(folder: Path, rng: random.Random) -> None:
-    """A checkpoint, its sums computed anew after the change, so that the content is what is refused."""
-    group = {"lr": 0.1, "betas": [0.9, 0.99], "names": ["w"], "shapes": [[2]]}
+    """A checkpoint, its sums computed anew after the change, so that the content is what is refused; what is read is
+    taken over by a model and its optimizer."""
+    model = torch.nn.Module()
+    model.w = torch.nn.Parameter(torch.zeros(2))
+    model.register_buffer("b", torch.ones(1))
+    adam = torch.optim.Adam(model.parameters(), lr=0.1, betas=(0.9, 0.99))
     weights = {"w": torch.zeros(2), "b": torch.ones(1)}
-    optimizer = OptimizerState(groups=[group], tensors={"w": {"m": torch.ones(2)}}, values={"w": {"n": 1.0}})
+    kept = collect_optimizer(adam, model.named_parameters())
+    optimizer = replace(kept, tensors={"w": {"m": torch.ones(2)}}, values={"w": {"n": 1.0}})
     schedule = {"step": 3, "initial_rates": [0.1]}
     state = TrainingState(
         step=3, parameters={"w": weights["w"]}, buffers={"b": weights["b"]}, aliases={"v": "w"}, transient=("b",),
@@ -257,7 +269,11 @@ def fuzz_checkpoint(folder: Path, rng: random.Random) -> None:
         content = (path / name).read_bytes()
         manifest["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         (path / "complete.json").write_text(json.dumps(manifest))
-    load_checkpoint(folder, on_notice=lambda text: None)
+    found = load_checkpoint(folder, on_notice=lambda text: None)
+    restore_model(model, found)
+    own = [dict(group) for group in adam.param_groups]
+    restore_optimizer(adam, model.named_parameters(), found.optimizer)
+    check_same_options(own, found.optimizer.groups, moved=("lr",) if rng.random() < 0.5 else ("lr", "betas"))
 
 
 TARGETS: Mapping[str, Callable[[Path, random.Random], None]] = {
