@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -166,21 +168,39 @@ def test_another_user_can_neither_join_nor_read_nor_inject_nor_stall(start: Any)
 def test_nor_can_he_where_ranks_serve_share_their_weights_or_speak_over_sockets(
     plan: str, ranks: int, transport: str, tmp_path: Path
 ) -> None:
-    seen: dict[str, Any] = {}
+    once, reading, tried = (tmp_path / name for name in ("once", "reading", "tried"))
 
-    def listener(event: dict[str, Any]) -> None:
-        if "loss" not in event or seen:
-            return
+    def hold_on() -> None:
+        """In the second epoch, when all have met: until the stranger has tried."""
+        if once.exists():
+            reading.touch()
+            _await(tried)
+        once.touch()
+
+    def stranger() -> None:
+        _await(reading)
         pids = [os.getpid(), *_children(os.getpid())]
         seen.update(listening=_listening(pids), done=_try_as_nobody(pids), processes=len(pids))
+        tried.touch()
 
+    seen: dict[str, Any] = {}
+    thread = threading.Thread(target=stranger)
+    thread.start()
     result = plait.train(
-        jobs.plain(), plan, ranks, out=tmp_path / "run", trace=False, settings={"links": {"transport": transport}},
-        listener=listener,
+        replace(jobs.plain(), data=jobs.Marked(jobs.MARK, hold_on), epochs=2), plan, ranks, out=tmp_path / "run",
+        trace=False, settings={"links": {"transport": transport}},
     )  # fmt: skip
+    thread.join()
     assert seen["processes"] > ranks
     assert seen["listening"] == seen["done"] == []
-    assert len(result.losses) == 4
+    assert len(result.losses) == 8
+
+
+def _await(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.01)
 
 
 def _children(pid: int) -> list[int]:
