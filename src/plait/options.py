@@ -65,7 +65,8 @@ class Limits:
     compare_every: int = 100
     """Compare the weights of ranks that hold the same every so many steps; 0: only before a checkpoint."""
     on_bad_loss: OnBadLoss = "stop"
-    """At a loss that is no number: stop; go back to the last checkpoint; go back and leave the step out."""
+    """At a loss that is no number: stop; go back to the last checkpoint; go back and leave the step out. Plans
+    whose workers do not march in step can only stop."""
     detect_nan: bool = False
     """Look for NaN after every piece of a captured step, and name the line and the samples that made the first."""
     spike: float | None = None

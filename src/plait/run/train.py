@@ -27,7 +27,7 @@ from plait.run.join.find import task_of
 from plait.run.link.host_links import HostMesh
 from plait.run.loop.shared_model import check_shared
 from plait.run.loop.task import Task
-from plait.run.parent.again import Again
+from plait.run.parent.again import Again, check_bad_loss
 from plait.run.parent.attempts import Attempts
 from plait.run.parent.outlive import SAVE_EVERY, Outlive, plan_on
 from plait.run.parent.ranks import Main, start_of, threads_per_rank
@@ -104,6 +104,7 @@ def train(
     dtype = torch.float64 if trial.dtype == "float64" else torch.float32
     check_shared(chosen, device)
     check_keep_best(saving.keep_best, job, chosen)
+    check_bad_loss(limits.on_bad_loss, chosen)
     options = _Options(
         device=device, dtype=dtype, resume=resume, begins_again=begins_again, trace=trace,
         saving=saving, limits=limits, trial=trial,

@@ -11,7 +11,7 @@ import torch
 from tests.ranks import jobs
 
 import plait
-from plait.errors import SpoiledError
+from plait.errors import SpoiledError, UsageError
 from plait.program.instructions import Update
 from plait.run.interpret.machine import Machine
 from plait.run.interpret.step import Step
@@ -134,6 +134,13 @@ def test_a_bad_loss_stops_goes_back_or_leaves_the_step_out(ranks: int, tmp_path:
     assert sum("goes back" in notice for notice in told) == 1
     with pytest.raises(SpoiledError):  # the same again
         train("again", None, "back", [])
+
+
+@pytest.mark.parametrize("policy", ["back", "skip"])
+def test_where_a_checkpoint_may_be_spoiled_too_nobody_goes_back(policy: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"--on-bad-loss {policy}: under server-sync"):
+        plait.train(job(), "server-sync", 3, out=tmp_path / "run", limits=plait.Limits(on_bad_loss=policy))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_jump_of_the_loss_is_told(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from tests.ranks import jobs
 
 import plait
+from plait.files.holder import is_alive
 from plait.run.start.launch import Seat, connect, disconnect, launch
 
 _NOBODY = 65534
@@ -204,5 +205,6 @@ def _await(path: Path) -> None:
 
 
 def _children(pid: int) -> list[int]:
+    """Those that live: of one that has ended and was not asked for yet, anybody may open what is empty."""
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for path in tasks for child in path.read_text().split()]
+    return [int(child) for path in tasks for child in path.read_text().split() if is_alive(int(child))]

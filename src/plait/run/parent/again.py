@@ -9,14 +9,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from plait.errors import CheckpointError, SpoiledError
+from plait.errors import CheckpointError, SpoiledError, UsageError
 from plait.files.records import read_records
 from plait.options import Listener, OnBadLoss
+from plait.plan.plan import Plan
 from plait.run.checkpoint.store import locate_checkpoint
 from plait.run.loop.task import Task
 
 _MOST = 5
 """Times that one run goes back: more often, and the host is not fit to be used."""
+
+
+def check_bad_loss(policy: OnBadLoss, plan: Plan) -> None:
+    """Refuse to go back where a checkpoint may hold what a bad loss has spoiled: others save before it is seen."""
+    if policy != "stop" and not plan.agreement.marches:
+        raise UsageError(
+            f"--on-bad-loss {policy}: under {plan.name} workers do not march in step, so the last checkpoint may be"
+            " spoiled when a bad loss is seen.",
+            fix="leave it at stop, and --resume from a checkpoint that you trust; or use a plan that marches in step.",
+        )
 
 
 @dataclass(kw_only=True, slots=True)
