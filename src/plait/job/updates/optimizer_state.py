@@ -1,10 +1,11 @@
 """What an optimizer keeps from step to step, found by one step on fake tensors.
 
 Goes in: a function that builds the user's optimizer, and the names, shapes and dtypes of what it updates. Comes out:
-bytes. Any optimizer of the user's is counted as it is; nothing is allocated and no number is computed. One that looks
-at numbers stops there: state that it would have made afterwards is not seen.
+bytes, or the state by name. Any optimizer of the user's is counted as it is; nothing is allocated and no number is
+computed. One that looks at numbers stops there: state that it would have made afterwards is not seen.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -51,28 +52,44 @@ def optimizer_state(build: Builder, tensors: Sequence[Updated]) -> OptimizerStat
     if not tensors:
         return OptimizerState(optimizer="none", num_bytes=0)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        named = [(entry.name, nn.Parameter(torch.empty(entry.shape, dtype=entry.dtype))) for entry in tensors]
-        optimizer = build(named)
-        count: dict[Any, int] = {}
-        for group in optimizer.param_groups:
-            alike: dict[tuple[torch.Size, torch.dtype], nn.Parameter] = {}
-            for parameter in group["params"]:
-                first = alike.setdefault((parameter.shape, parameter.dtype), parameter)
-                count[first] = count.get(first, 0) + 1
-            group["params"] = list(alike.values())
-            for parameter in group["params"]:
-                parameter.grad = torch.empty_like(parameter)
-        with suppress(
-            Exception
-        ):  # state is made before numbers are looked at; an error is told when it really steps
-            optimizer.step()
-        others = {parameter for _, parameter in named if parameter not in count}
+        optimizer, like = _stepped(build, tensors)
+        count, others = Counter(like.values()), like.keys() - set(like.values())
         found = sum(
             count.get(key, 1) * _num_bytes(kept)
             for key, kept in dict(optimizer.state).items()
             if key not in others  # of tensors that are like one that was stepped
         )
     return OptimizerState(optimizer=type(optimizer).__name__, num_bytes=found)
+
+
+def kept_by_name(build: Builder, tensors: Sequence[Updated]) -> dict[str, dict[str, Any]]:
+    """What is kept of each tensor, as fake tensors and numbers; nothing of those that the step did not come to."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        optimizer, like = _stepped(build, tensors)
+        state = dict(optimizer.state)
+        names = zip(tensors, like.values(), strict=True)
+        return {entry.name: dict(state[first]) for entry, first in names if first in state}
+
+
+def _stepped(
+    build: Builder, tensors: Sequence[Updated]
+) -> tuple[torch.optim.Optimizer, dict[nn.Parameter, nn.Parameter]]:
+    """The optimizer after a step, and for each tensor, in their order, the one that was stepped in its place."""
+    named = [(entry.name, nn.Parameter(torch.empty(entry.shape, dtype=entry.dtype))) for entry in tensors]
+    like = {parameter: parameter for _, parameter in named}
+    optimizer = build(named)
+    for group in optimizer.param_groups:
+        alike: dict[tuple[torch.Size, torch.dtype], nn.Parameter] = {}
+        for parameter in group["params"]:
+            like[parameter] = alike.setdefault((parameter.shape, parameter.dtype), parameter)
+        group["params"] = list(alike.values())
+        for parameter in group["params"]:
+            parameter.grad = torch.empty_like(parameter)
+    with suppress(
+        Exception
+    ):  # state is made before numbers are looked at; an error is told when it really steps
+        optimizer.step()
+    return optimizer, like
 
 
 def _num_bytes(kept: Any) -> int:

@@ -9,9 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from plait.errors import CheckpointError, UsageError
 from plait.job.job import Job
+from plait.job.updates.optimizer_state import Updated, kept_by_name
 from plait.options import Listener
+from plait.run.checkpoint.state import TrainingState
 from plait.run.checkpoint.store import load_checkpoint, locate_checkpoint
 
 
@@ -69,9 +73,39 @@ def _length(of: Mapping[str, Any]) -> str:
     return f"steps={of['steps']}" if of["steps"] is not None else f"epochs={of['epochs']}"
 
 
+def _check_optimizer(state: TrainingState, job: Job, checkpoint: Path) -> None:
+    """Refuse state that the job's optimizer cannot have left: without what it keeps, or of another shape or kind."""
+    updated = [
+        Updated(name=name, shape=tuple(state.parameters[name].shape), dtype=state.parameters[name].dtype)
+        for name in state.optimizer.tensors
+    ]
+    try:
+        expected = kept_by_name(job.build_optimizer, updated)
+    except Exception:  # the job has another optimizer, or other parameters: told where it is built
+        return
+    for name, kept in expected.items():
+        found = state.optimizer.tensors[name]
+        for key, own in kept.items():
+            if not isinstance(own, Tensor):
+                continue
+            there = found.get(key)
+            if (
+                there is None
+                or there.shape != own.shape
+                or there.is_floating_point() != own.is_floating_point()
+            ):
+                has = "nothing" if there is None else f"{tuple(there.shape)} of {there.dtype}"
+                raise CheckpointError(
+                    f"{checkpoint}: the optimizer keeps {key!r} of {name!r} as {tuple(own.shape)} of {own.dtype}; the"
+                    f" checkpoint has {has}",
+                    fix="resume with the job and the checkpoint that were saved.",
+                )
+
+
 def continued_from(checkpoint: Path, job: Job) -> Continued:
     """Where it goes on; refuses a job under which it would not be the same run."""
     state = load_checkpoint(checkpoint)
+    _check_optimizer(state, job, checkpoint)
     for name in ("seed", "batch"):
         before, now = state.extra.get(name), getattr(job, name)
         if before is not None and before != now:

@@ -8,9 +8,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.unit.run.checkpoint.checkpoint_states import damage, remake_manifest, rewrite_state, small_state
+from tests.unit.run.checkpoint.checkpoint_states import (
+    collect,
+    damage,
+    remake_manifest,
+    rewrite_state,
+    small_state,
+)
 from torch import Tensor, nn
 
+import plait
 from plait.errors import CheckpointError
 from plait.run.checkpoint import format as checkpoint_format
 from plait.run.checkpoint.state import (
@@ -18,6 +25,7 @@ from plait.run.checkpoint.state import (
     collect_optimizer,
 )
 from plait.run.checkpoint.store import export_checkpoint, load_checkpoint, save_checkpoint
+from plait.run.parent.resume import continued_from
 
 
 def test_optimizer_with_state_that_is_no_tensor_is_refused_by_name() -> None:
@@ -160,3 +168,35 @@ def test_a_step_that_is_not_the_folders_is_refused(tmp_path: Path) -> None:
     rewrite_state(folder, lambda data: data.update(step=10**12))
     with pytest.raises(CheckpointError, match="1000000000000 steps are done, the name of its folder 4"):
         load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (torch.zeros(3), r"\(3,\) of torch.float32"),
+        (torch.zeros(()), r"\(\) of torch.float32"),
+        (torch.zeros(2, 3, dtype=torch.int64), r"\(2, 3\) of torch.int64"),
+        (None, "nothing"),
+    ],
+)
+def test_state_that_the_optimizer_cannot_have_left_is_refused(
+    changed: Tensor | None, told: str, tmp_path: Path
+) -> None:
+    job = plait.Job(
+        model=lambda: nn.Linear(3, 2), data=[(torch.ones(3), torch.ones(2))] * 4, loss=nn.MSELoss(), batch=2, steps=2, seed=3,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+    )  # fmt: skip
+    model = job.build_model()
+    optimizer = job.build_optimizer(list(model.named_parameters()))
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    folder = save_checkpoint(tmp_path, collect(model, optimizer, step=1))
+    assert continued_from(folder, job).step == 1
+    tensors = load_file(folder / "optimizer.safetensors")
+    del tensors["weight/exp_avg"]
+    if changed is not None:
+        tensors["weight/exp_avg"] = changed
+    save_file(tensors, folder / "optimizer.safetensors")
+    remake_manifest(folder)
+    with pytest.raises(CheckpointError, match=rf"keeps 'exp_avg' of 'weight' as \(2, 3\).*has {told}"):
+        continued_from(folder, job)
