@@ -183,8 +183,8 @@ def test_state_that_the_optimizer_cannot_have_left_is_refused(
     changed: Tensor | None, told: str, tmp_path: Path
 ) -> None:
     job = plait.Job(
-        model=lambda: nn.Linear(3, 2), data=[(torch.ones(3), torch.ones(2))] * 4, loss=nn.MSELoss(), batch=2, steps=2, seed=3,
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+        model=lambda: nn.Linear(3, 2), data=[(torch.ones(3), torch.ones(2))] * 4, loss=nn.MSELoss(), batch=2, steps=2,
+        seed=3, optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
     )  # fmt: skip
     model = job.build_model()
     optimizer = job.build_optimizer(list(model.named_parameters()))
