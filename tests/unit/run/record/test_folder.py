@@ -9,9 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.unit.run.checkpoint.checkpoint_states import small_state
 
-from plait.errors import DiskError, UsageError
+from plait.errors import CheckpointError, DiskError, UsageError
+from plait.run.checkpoint.store import save_checkpoint
 from plait.run.record.folder import discard_if_empty, make_run_folder, write_environment
+from plait.run.record.last_words import room_for_last_words
 from plait.run.record.lock import locked
 
 
@@ -122,3 +125,12 @@ def test_of_a_killed_holder_the_ranks_that_still_end_are_waited_for(tmp_path: Pa
     with locked(tmp_path):  # nobody has asked for it yet: it is dead all the same
         pass
     holder.communicate()
+
+
+def test_a_checkpoint_that_cannot_be_gone_on_from_is_not_recommended(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path / "checkpoints", small_state(4))
+    with pytest.raises(CheckpointError) as caught, room_for_last_words(tmp_path):
+        raise CheckpointError(f"{folder}: it is spoiled")
+    assert caught.value.what == f"{folder}: it is spoiled."
+    with pytest.raises(CheckpointError, match="Saved is step-00000004"), room_for_last_words(tmp_path):
+        raise CheckpointError("the checkpoint of step 9 cannot be written")
