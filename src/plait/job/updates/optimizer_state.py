@@ -53,7 +53,8 @@ def optimizer_state(build: Builder, tensors: Sequence[Updated]) -> OptimizerStat
         return OptimizerState(optimizer="none", num_bytes=0)
     with FakeTensorMode(allow_non_fake_inputs=True):
         optimizer, like = _stepped(build, tensors)
-        count, others = Counter(like.values()), like.keys() - set(like.values())
+        count: Counter[Any] = Counter(like.values())
+        others = like.keys() - count.keys()
         found = sum(
             count.get(key, 1) * _num_bytes(kept)
             for key, kept in dict(optimizer.state).items()
