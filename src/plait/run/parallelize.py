@@ -71,7 +71,9 @@ class Step:
         self._state.lay_beside(programs.full_step().beside)
         compiled = compiled_where_it_pays(plan, programs.full_step(), device)
         self._machine = Machine(rank, self._state, links, Unobserved(), compiled)
-        self._machine.captured = captured_where_it_pays(plan, device, lambda text: tell({"notice": text}))
+        self._machine.segments.captured = captured_where_it_pays(
+            plan, device, lambda text: tell({"notice": text})
+        )
         check_agreement("program", programs.full_step().digest(), plan.ranks)
         check_agreement("initial weights", self._state.digest(), plan.ranks)
         with torch.no_grad():

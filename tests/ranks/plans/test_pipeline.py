@@ -21,7 +21,7 @@ from plait.errors import HangError, JobError, RunError, WorkerError
 from plait.job.job import Job
 from plait.program.instructions import Compute
 from plait.run.checkpoint.store import load_checkpoint
-from plait.run.interpret.machine import Machine
+from plait.run.interpret.segments import Segments
 from plait.run.interpret.step import Step
 from plait.run.link import between, process_links
 from plait.run.link.between import links_between
@@ -126,15 +126,15 @@ def test_a_run_goes_on_under_another_plan(before: Any, after: Any, tmp_path: Pat
 
 def at_stage_1(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> None:
     """Something happens in the backward of stage 1, micro-batch 1, of the third step."""
-    exact = Machine._compute
+    exact = Segments._compute
 
-    def compute(machine: Machine, now: Step, instruction: Compute) -> None:
-        here = (machine.step, instruction.stage, instruction.micro_batch, instruction.kind)
+    def compute(segments: Segments, now: Step, instruction: Compute) -> None:
+        here = (now.number, instruction.stage, instruction.micro_batch, instruction.kind)
         if here == (2, 1, 1, "backward"):
             action()
-        exact(machine, now, instruction)
+        exact(segments, now, instruction)
 
-    monkeypatch.setattr(Machine, "_compute", compute)
+    monkeypatch.setattr(Segments, "_compute", compute)
 
 
 def gpt_job() -> Job:

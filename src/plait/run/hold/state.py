@@ -6,7 +6,7 @@ ways between them and a checkpoint, which always holds whole tensors under the u
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,6 @@ from plait.job.updates.follow import TRAIN_LOSS
 from plait.job.updates.optimizers import Optimizers
 from plait.job.updates.patterns import as_patterns, first_of
 from plait.job.updates.schedules import Schedules
-from plait.plan.plan import PIPE
 from plait.program.value import Value
 from plait.run.checkpoint.state import (
     TrainingState,
@@ -36,8 +35,9 @@ from plait.run.hold.averages import Averages
 from plait.run.hold.holding import Holding, ShardFetcher
 from plait.run.hold.host_memory import HostMemory
 from plait.run.hold.loss_scale import LossScale
-from plait.run.hold.on_demand import on_demand, room_beside, same_everywhere
+from plait.run.hold.on_demand import room_beside
 from plait.run.hold.optimizer_shards import own_optimizer, whole_optimizer
+from plait.run.hold.user_module import UserModule
 from plait.run.setup.agreement import digest_of
 
 
@@ -85,10 +85,8 @@ class ModelState:
         if holding is not None:
             self.parameters = holding.adopt(whole)
             holding.point(self.optimizer, whole)
-            self._let_go()
-            for name, buffer in self.model.named_buffers():
-                _set_buffer(self.model, name, buffer.to(device))
-        self.buffers: dict[str, Tensor] = dict(self.model.named_buffers())
+        self._module = UserModule(self.model, device, self.parameters, self._shapes, holding)
+        self.buffers: dict[str, Tensor] = self._module.buffers
         self.named = [(name, p) for name, p in self.parameters.items() if p.requires_grad]
         self.schedule = job.build_schedule(self.optimizer)
         self.parts = job.parts()
@@ -229,97 +227,12 @@ class ModelState:
         run the module alike.
         """
         self.host_memory.settle()
-        if self.holding is not None:
-            assert fetch is not None
-            with torch.no_grad():
-                self._share_buffers(fetch)
-        if room_bytes is not None:
-            with self._on_demand(fetch, room_bytes):
-                yield self.model
-        elif self.holding is None:
-            with self._at_hand():
-                yield self.model
-        else:
-            assert fetch is not None
-            with torch.no_grad():
-                for name, parameter in self.model.named_parameters():
-                    parameter.data = self._assembled(name, parameter.dtype, fetch)
-            try:
-                yield self.model
-            finally:
-                self._let_go()
+        with self._module.whole(fetch, room_bytes):
+            yield self.model
 
-    @contextmanager
-    def _on_demand(self, fetch: ShardFetcher | None, room_bytes: int) -> Iterator[None]:
-        named = dict(self.model.named_parameters())
-        before = {name: parameter.data for name, parameter in named.items()}
-
-        def bring(name: str) -> Tensor:
-            if fetch is None:
-                return before[name].to(self.device)
-            same_everywhere(fetch.tell(name))
-            return self._assembled(name, named[name].dtype, fetch)
-
-        try:
-            with torch.no_grad(), on_demand(self.model, self.device, self._shapes, bring, room_bytes):
-                yield
-            if fetch is not None:
-                same_everywhere(fetch.tell(""))
-        finally:
-            for name, parameter in named.items():
-                parameter.data = before[name]
-
-    def _assembled(self, name: str, dtype: torch.dtype, fetch: ShardFetcher) -> Tensor:
-        assert self.holding is not None
-        return self.holding.assemble(name, self._shard(name, dtype), fetch).to(self.device)
-
-    @contextmanager
-    def lent(self, values: Mapping[Value, Any]) -> Iterator[None]:
+    def lent(self, values: Mapping[Value, Any]) -> AbstractContextManager[None]:
         """The user's module with the parameters that were gathered, for as long as it runs."""
-        if self.holding is None:
-            yield
-            return
-        for name, parameter in self.model.named_parameters():
-            parameter.data = values[Value.parameter(name)]
-        try:
-            yield
-        finally:
-            self._let_go()
-
-    @contextmanager
-    def _at_hand(self) -> Iterator[None]:
-        """Parameters that lie on the host are on the device, all of them, for a moment."""
-        away = [(p, p.data) for p in self.model.parameters() if p.device.type != self.device.type]
-        for parameter, tensor in away:
-            parameter.data = tensor.to(self.device)
-        try:
-            yield
-        finally:
-            for parameter, tensor in away:
-                parameter.data = tensor
-
-    def _shard(self, name: str, dtype: torch.dtype) -> Tensor:
-        """This rank's shard of a parameter: nothing where another stage has it."""
-        if name in self.parameters:
-            return self.parameters[name].detach()
-        return torch.empty(0, dtype=dtype, device=self.device)
-
-    def _share_buffers(self, fetch: ShardFetcher) -> None:
-        """Take over the buffers that other stages have changed."""
-        assert self.holding is not None
-        layout = self.holding.layout
-        if not layout.buffer_owners:
-            return
-        own = layout.mesh.coordinate(self.holding.rank, PIPE)
-        changed = {n: self.buffers[n].cpu() for n, owner in layout.buffer_owners.items() if owner == own}
-        for rank, told in enumerate(fetch.tell(changed)):
-            for name, value in told.items():
-                if layout.mesh.coordinate(rank, PIPE) == layout.buffer_owners[name]:
-                    self.buffers[name].copy_(value)
-
-    def _let_go(self) -> None:
-        for parameter in self.model.parameters():
-            parameter.data = torch.empty(0, dtype=parameter.dtype, device=self.device)
+        return self._module.lent(values)
 
     def to_checkpoint(self, extra: dict[str, Any], fetch: ShardFetcher | None = None) -> TrainingState:
         """Everything that the next step depends on; where ranks hold shards, all of them must call it."""
@@ -328,9 +241,9 @@ class ModelState:
         optimizer = collect_optimizer(self.optimizer, self.named)
         if self.holding is not None:
             assert fetch is not None
-            self._share_buffers(fetch)
+            self._module.share_buffers(fetch)
             parameters = {
-                name: self.holding.assemble(name, self._shard(name, held.dtype), fetch)
+                name: self.holding.assemble(name, self._module.shard(name, held.dtype), fetch)
                 for name, held in parameters.items()
             }
             optimizer = whole_optimizer(optimizer, self.holding, fetch, self._groups, self._shapes)
@@ -358,7 +271,7 @@ class ModelState:
         if self.holding is None:
             restore_model(self.model, state)
         else:
-            with self._whole():
+            with self._module.shaped():
                 restore_model(self.model, state)
                 self.holding.load(dict(self.model.named_parameters()))
             optimizer = own_optimizer(optimizer, self.holding, self._shapes)
@@ -394,16 +307,6 @@ class ModelState:
             if name in self.parameters or name in self.buffers
         }
 
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """The module with whole parameters for a moment, so that names and shapes are checked as always."""
-        for name, parameter in self.model.named_parameters():
-            parameter.data = torch.empty(self._shapes[name], dtype=parameter.dtype)
-        try:
-            yield
-        finally:
-            self._let_go()
-
 
 def in_float64(job: Job) -> Job:
     """The job with its loss module, which may hold class weights, in float64."""
@@ -415,8 +318,3 @@ def _names_of_groups(
 ) -> list[list[str]]:
     names = {id(parameter): name for name, parameter in parameters.items()}
     return [[names[id(p)] for p in group["params"] if id(p) in names] for group in optimizer.param_groups]
-
-
-def _set_buffer(model: nn.Module, name: str, tensor: Tensor) -> None:
-    path, _, last = name.rpartition(".")
-    model.get_submodule(path)._buffers[last] = tensor

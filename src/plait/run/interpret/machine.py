@@ -7,29 +7,25 @@ generator that yields while another rank has to move first; in a process it neve
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from plait.errors import PlaitError, PlanError
-from plait.graph.ops.random import random_key
+from plait.errors import PlanError
 from plait.job.data.share import Share
-from plait.plan.plan import DATA
 from plait.program import instructions as ins
 from plait.program.program import Program
 from plait.program.segment.compiled import CompiledSegments
-from plait.program.sized import Numbers
 from plait.program.value import TOTAL, WEIGHT, Value
 from plait.run.hold.averaging import Averaging
 from plait.run.hold.gradients import GradientStore
 from plait.run.hold.state import ModelState
-from plait.run.interpret.blame import blame, find_nan
-from plait.run.interpret.captured import CapturedComputes
 from plait.run.interpret.compression import Compressor
 from plait.run.interpret.copies import Copies
 from plait.run.interpret.outcome import Observer, StepOutcome
-from plait.run.interpret.step import Step, Steps, compare_sizes, leaves_of
+from plait.run.interpret.segments import Segments
+from plait.run.interpret.step import Step, Steps, compare_sizes
+from plait.run.interpret.straggler import Straggler
 from plait.run.interpret.sums import Sums
 from plait.run.interpret.traffic import Traffic
 from plait.run.interpret.updates import Updates
@@ -57,10 +53,6 @@ class Machine:
     ) -> None:
         """`post`: messages to and from servers, where there are any."""
         self.rank = rank
-        self.compiled = compiled
-        """Runs segments, where they are compiled; None: as they are written."""
-        self.captured: CapturedComputes | None = None
-        """Runs segments as CUDA graphs, where that is wanted."""
         self.state = state
         self.links = links
         self.observer = observer
@@ -73,11 +65,8 @@ class Machine:
         """Whether an answer of a server may be waited for; else others must move meanwhile."""
         self.outcome: StepOutcome | None = None
         """Of the last step; None where this rank had no samples of its own."""
-        self.slowdown = 1.0
-        """How much longer this rank takes to compute than it needs: for trying out a straggler."""
-        self._owed_ns = 0
-        self.detect_nan = False
-        """Whether what each segment makes is searched for NaN."""
+        self.straggler = Straggler()
+        """How much longer this rank takes to compute than it needs."""
         self.keeps_undo = False
         """Whether a step that does not come to its end can be undone."""
         self.on_update: Callable[[], None] = lambda: None
@@ -93,13 +82,14 @@ class Machine:
         copies = Copies(state, self.store, self._values, self._traffic.keep)
         self._updates = Updates(state, self.store, copies, self._traffic.keep)
         self._steps = Steps(rank, state)
+        self.segments = Segments(rank, state, self.store, self._values, compiled)
+        """Runs what is captured."""
         self.user_code = UserCode(rank, links, state, self.store, self._values)
         """Runs what is not captured."""
         self._now: Step | None = None
         """The step that is executed; None: none yet."""
         self._run: dict[type, Callable[[Step, Any], None]] = {
-            ins.Load: self._load,
-            ins.Compute: self._compute,
+            **self.segments.handlers,
             ins.Stash: self._stash,
             ins.Update: self._update,
             ins.Commit: self._commit,
@@ -203,13 +193,13 @@ class Machine:
                 return
             elif isinstance(instruction, ins.Opaque):
                 entering(step, instruction, False)
-                yield from self.user_code.execute(now, instruction, self.detect_nan)
-                self._delay(start)
+                yield from self.user_code.execute(now, instruction, self.segments.detect_nan)
+                self.straggler.delay(start)
             else:
                 entering(step, instruction, False)
                 self._run[type(instruction)](now, instruction)
                 if isinstance(instruction, ins.Compute):
-                    self._delay(start)
+                    self.straggler.delay(start)
             for name in instruction.frees:
                 self._values.pop(name, None)
             done(step, instruction, start, clock())
@@ -259,80 +249,6 @@ class Machine:
     def _at(self) -> Step:
         assert self._now is not None, "no step is executed"
         return self._now
-
-    def _load(self, now: Step, instruction: ins.Load) -> None:
-        number = instruction.micro_batch
-        assert number is not None
-        share = now.shares[number]
-        for index, leaf in enumerate(leaves_of(share)):
-            self._values[Value.batch(index, number)] = self.state.to_device(leaf)
-        key = Value.key(number)
-        if key not in instruction.frees:  # nobody reads it where the model draws no random numbers
-            self._values[key] = random_key(
-                seed=self.state.job.seed,
-                step=now.number,
-                micro_batch=number,
-                first_sample=share.offset,
-                device=self.state.device,
-            )
-        for axis, coordinate in now.coordinates:
-            self._values[Value.offset(axis, number)] = share.offset if axis == DATA else coordinate
-
-    def _compute(self, now: Step, instruction: ins.Compute) -> None:
-        values = self._values
-        segment = now.own.segments[instruction.segment]
-        run, numbers = self._plain(instruction)
-        if now.own.sized is None and self.compiled is not None:
-            run = self.compiled.run_of(segment)
-        args = [values[name] for name in instruction.reads]
-        kept = list(args) if self.detect_nan else None
-        for name in instruction.frees:  # the segment drops its inputs one by one; nobody else may hold them
-            values.pop(name, None)
-        into: Sequence[Tensor | None] = ()
-        if segment.fillable:
-            wanted = [now.known.places.get(instruction.writes[position]) for position in segment.fillable]
-            into = [self.store.slot(*at) if at else None for at in wanted]
-        try:
-            if self.captured is None or numbers or kept is not None:
-                results = run(args, into, *numbers)
-            else:
-                results = self.captured.run(instruction, run, args, into)
-        except PlaitError:
-            raise
-        except Exception as error:
-            raise blame(
-                error, now, self.rank, instruction, partial(self._again, instruction, kept)
-            ) from error
-        if kept is not None:
-            find_nan(now, self.rank, instruction, results, partial(self._again, instruction, kept))
-        values.update(zip(instruction.writes, results, strict=True))
-
-    def _plain(self, instruction: ins.Compute) -> tuple[Callable[..., tuple[Any, ...]], tuple[Numbers, ...]]:
-        """What runs a segment as it is written, and the numbers that it takes last."""
-        own = self._at.own
-        if own.sized is None or instruction.segment not in own.sized.runs:
-            return own.segments[instruction.segment].run, ()
-        assert instruction.micro_batch is not None
-        return own.sized.runs[instruction.segment], (self._at.numbers[instruction.micro_batch],)
-
-    def _again(self, instruction: ins.Compute, kept: Sequence[Any] | None) -> tuple[Any, ...]:
-        """What a segment makes of the same inputs, in memory of its own; a KeyError where they are gone."""
-        run, numbers = self._plain(instruction)
-        if kept is None:
-            for load in self._at.instructions:  # samples are still there to be loaded
-                if isinstance(load, ins.Load) and load.micro_batch == instruction.micro_batch:
-                    self._load(self._at, load)
-        given = kept if kept is not None else [self._values[name] for name in instruction.reads]
-        into = [None] * len(self._at.own.segments[instruction.segment].fillable)
-        return run(list(given), into, *numbers)
-
-    def _delay(self, start_ns: int) -> None:
-        """Take as much longer as a straggler would; what a sleep takes too long is made up for by the next."""
-        if self.slowdown > 1:
-            now_ns = time.perf_counter_ns()
-            self._owed_ns += round((self.slowdown - 1) * (now_ns - start_ns))
-            time.sleep(max(0, self._owed_ns) / 1e9)
-            self._owed_ns -= time.perf_counter_ns() - now_ns
 
     def _stash(self, now: Step, instruction: ins.Stash) -> None:
         for source, name in zip(instruction.reads, instruction.writes, strict=True):

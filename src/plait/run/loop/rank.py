@@ -139,8 +139,8 @@ class _Rank:
         if isinstance(self.machine, Replicas):
             self.machine.add_others(task, seat, self.program, programs.captures.layout.rows)
         for machine in (self.machine, *getattr(self.machine, "others", ())):
-            machine.detect_nan = task.detect_nan
-            machine.slowdown = task.slow.get(machine.rank, 1.0)
+            machine.segments.detect_nan = task.detect_nan
+            machine.straggler.factor = task.slow.get(machine.rank, 1.0)
 
     def run(self) -> dict[str, Any]:
         """Begin, work, end."""
@@ -216,8 +216,10 @@ class _Rank:
             self._notice(f"segment {segment} {how}.")
 
         if self.program.of(self.seat.rank).serve is None:
-            self.machine.compiled = compiled_where_it_pays(self.task.plan, self.program, device, left, told)
-            self.machine.captured = captured_where_it_pays(self.task.plan, device, self._notice)
+            self.machine.segments.compiled = compiled_where_it_pays(
+                self.task.plan, self.program, device, left, told
+            )
+            self.machine.segments.captured = captured_where_it_pays(self.task.plan, device, self._notice)
 
     def _notice(self, text: str) -> None:
         if self.seat.rank == 0:

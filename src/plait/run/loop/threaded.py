@@ -37,7 +37,7 @@ class Replicas(Machine):
 
     def add_others(self, task: Task, seat: Seat, program: Program, rows: Rows) -> None:
         """Make the other ranks ready; what they compute with is given to them before every step."""
-        self.rows, self.captured = rows, None  # a CUDA graph is captured by one thread alone
+        self.rows, self.segments.captured = rows, None  # a CUDA graph is captured by one thread alone
         self._watches, others = list[Watch](), list[Machine]()
         for rank in range(1, task.plan.mesh.size):
             device = device_of(task.device, rank)
@@ -47,7 +47,7 @@ class Replicas(Machine):
             state.narrow, state.averages = self.state.narrow, None
             self._watches.append(Watch.of(task, seat, device, rank))
             links = ThreadLinks(self._meetings, rank)
-            others.append(Machine(rank, state, links, self._watches[-1].observer, self.compiled))
+            others.append(Machine(rank, state, links, self._watches[-1].observer, self.segments.compiled))
         self.others = others
 
     def write_traces(self, task: Task, seat: Seat, program: Program) -> None:

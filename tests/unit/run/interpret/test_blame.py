@@ -70,7 +70,7 @@ def run(data: list[Any], plan: str, ranks: int, detect_nan: bool = False, **sett
     assert programs.capture_error is None
     all_ranks = SerialRanks(job, programs, torch.float32)
     for machine in all_ranks.machines:
-        machine.detect_nan = detect_nan
+        machine.segments.detect_nan = detect_nan
     all_ranks.run(0)
 
 
@@ -162,7 +162,7 @@ def test_code_that_runs_eagerly_is_named_too(plan: str, ranks: int, island: bool
     assert (programs.capture_error is None) == island
     all_ranks = SerialRanks(job, programs, torch.float32)
     for machine in all_ranks.machines:
-        machine.detect_nan = nan
+        machine.segments.detect_nan = nan
     with pytest.raises(StepError) as caught:
         all_ranks.run(0)
     error, (lines, first) = caught.value, inspect.getsourcelines(Picky)

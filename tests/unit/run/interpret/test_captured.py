@@ -46,7 +46,7 @@ class Again:
 def trained(captured: CapturedComputes | None, name: str, **settings: Any) -> tuple[list[float], Step]:
     job = ZOO[name].job(6, 1, optimizer="adamw", num_samples=24, clip_norm=0.5, **settings)
     step = parallelize(job, "single")
-    step._machine.captured = captured
+    step._machine.segments.captured = captured
     source = step._programs.captures.source
     batches = [source.fetch(torch.arange(6) + 6 * (n % 4)) for n in range(7)]
     return [step(batch) for batch in batches], step
@@ -89,7 +89,7 @@ def test_memory_that_moves_is_captured_again_then_given_up() -> None:
     captured = CapturedComputes(again, "on", told.append)
     job = ZOO["mlp"].job(6, 1, num_samples=24)
     step, plain = parallelize(job, "single"), parallelize(job, "single")
-    step._machine.captured = captured
+    step._machine.segments.captured = captured
     batch = step._programs.captures.source.fetch(torch.arange(6))
     values = step._machine._values
     for number in range(11):

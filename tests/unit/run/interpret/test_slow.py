@@ -20,7 +20,7 @@ def test_a_slowed_rank_sleeps_for_a_multiple_of_what_it_computes(monkeypatch: py
     job, plan = ZOO["mlp"].job(batch=8, steps=1), resolve("ddp", 2)
     programs = prepare(job, plan, "cpu", torch.float32, lambda event: None)
     ranks = SerialRanks(job, programs, torch.float32)
-    ranks.machines[1].slowdown = 3.0
+    ranks.machines[1].straggler.factor = 3.0
     clock_ns, slept_ns = itertools.count(0, 1_000_000), [0]
 
     def sleep(seconds: float) -> None:

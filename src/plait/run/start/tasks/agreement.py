@@ -6,7 +6,7 @@ In: what two tasks are about to do. Out: nothing, or an error in one line that n
 from collections.abc import Mapping
 from typing import Any
 
-from plait.errors import PlaitError, UsageError
+from plait.errors import UsageError
 from plait.run.start.tasks.members import Other
 
 
@@ -21,11 +21,6 @@ def compare(facts: Mapping[str, Any], other: Other) -> None:
                 f"{_brief(found.get(name))}, not {_brief(facts[name])}.",
                 fix="start the same command, with the same files and versions, on all hosts.",
             )
-
-
-def of_task(error: PlaitError, other: Other) -> PlaitError:
-    error.what = f"task {other.task} on {other.host}: {error.what}"
-    return error
 
 
 def name_tasks(found: Any) -> str:

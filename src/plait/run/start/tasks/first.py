@@ -4,6 +4,7 @@ In: a place, a token. Out: a `First`, through which `launch` starts rounds of ra
 until the process ends. What contradicts itself is told here, in one line, and the others end without a word.
 """
 
+import math
 import os
 import socket
 import threading
@@ -21,12 +22,11 @@ from plait.run.join.token import ports_of
 from plait.run.start.board import Board
 from plait.run.start.child import describe
 from plait.run.start.memory_file import anonymous_file
-from plait.run.start.tasks.agreement import compare, name_tasks, of_task
+from plait.run.start.tasks.agreement import compare, name_tasks
 from plait.run.start.tasks.members import Members, Other
 from plait.run.start.tasks.open_round import Lines, OpenRound, tell_board
 from plait.run.start.tasks.remote import RemoteProcess
 from plait.run.start.tasks.trunk import Arrivals, Trunk
-from plait.run.start.watch.failure import revive
 from plait.run.wire.door import Door
 from plait.run.wire.frames import pack
 from plait.run.wire.reach import Reach, Secret
@@ -54,7 +54,6 @@ class First:
         self.on_interrupt: Callable[[int], None] = lambda number: None
         """Is told when another task is asked to stop."""
         self._token = token
-        self._changed = threading.Condition()
         self._round: OpenRound | None = None
         self._seats = Lines()
         """Those of tasks which are ranks themselves."""
@@ -63,50 +62,38 @@ class First:
         self._door = Door(host, ports_of(token), token, self._receive)
         self.address = self._door.address
         try:
-            self._wait(
+            self.members.wait(
                 lambda: len(self.others) == place.tasks - 1,
                 patience_s,
-                lambda: (
+                lambda: self._late(
                     f"{name_tasks(set(range(1, place.tasks)) - set(self.others))} of {place.tasks} did not come within "
                     f"{patience_s:g} s"
-                    + (
-                        f" ({self._door.turned_away} connections knew no token)"
-                        if self._door.turned_away
-                        else ""
-                    )
-                    + "."
+                    + (f" ({away} connections knew no token)" if (away := self._door.turned_away) else "")
                 ),
             )
         except BaseException:
             self.close()  # nobody may find a first task that has given up
             raise
 
-    def _wait(self, is_over: Callable[[], bool], patience_s: float, told: Callable[[], str]) -> None:
-        """Wait for other tasks; an error where one is lost or says why it cannot."""
-        deadline = time.monotonic() + patience_s
-        with self._changed:
-            while not is_over():
-                for other in self.members.present():
-                    if other.error is not None:
-                        raise of_task(revive(other.error), other)
-                    if other.lost is not None:
-                        raise RunError(f"task {other.task} on {other.host} is gone: {other.lost}.")
-                if time.monotonic() > deadline:
-                    raise UsageError(
-                        told(),
-                        fix="start all of them with the same token (docs/hosts.md), on hosts that reach "
-                        f"{self.address[0]}; PLAIT_JOIN_S gives them more time.",
-                    )
-                self._changed.wait(0.1)
+    def _strangers(self) -> str:
+        count = self._door.turned_away
+        return f" ({count} connections knew no token)" if count else ""
+
+    def _late(self, what: str) -> UsageError:
+        return UsageError(
+            f"{what}.",
+            fix="start all of them with the same token (docs/hosts.md), on hosts that reach "
+            f"{self.address[0]}; PLAIT_JOIN_S gives them more time.",
+        )
 
     def begin(self, facts: Mapping[str, Any], patience_s: float) -> None:
         """All tasks are about to do the same; or the error that says what differs."""
-        self._wait(
+        self.members.wait(
             lambda: all(other.facts is not None for other in self.others.values()),
             patience_s,
-            lambda: (
+            lambda: self._late(
                 f"{name_tasks(t for t, o in self.others.items() if o.facts is None)} did not come so far within "
-                f"{patience_s:g} s."
+                f"{patience_s:g} s"
             ),
         )
         for other in self.members.present():
@@ -165,7 +152,7 @@ class First:
         secret = Secret(token=self._token, host=self.address[0], beside=(0, 0))
         switchboard = Switchboard([near])
         switchboard.start()
-        with self._changed:
+        with self.members.changed:
             self._seats.connect(switchboard)
         return RunStore(far.detach(), 0, timeout_s, reach=Reach(0, secret, timeout_s))
 
@@ -187,7 +174,7 @@ class First:
             for rank in seats[other.task]
         }
         arrivals = {o.task: Arrivals(folder, o.task) for o in members} if folder is not None else {}
-        self._wait(lambda: all(other.is_ready for other in members), float("inf"), str)
+        self.members.wait(lambda: all(other.is_ready for other in members), math.inf, lambda: self._late(""))
         self._round = OpenRound(number=self._count, processes=processes, board=board, arrivals=arrivals)
         marker = folder / f".shared-{token_hex(8)}" if folder is not None else None
         over = threading.Event()
@@ -216,7 +203,8 @@ class First:
                 raise
         finally:
             over.set()
-            self._collect(_FILES_S if is_right else _LAST_FILES_S)
+            self.members.tell({"op": "over"})
+            self.members.await_end(_FILES_S if is_right else _LAST_FILES_S)
             self._round = None
             for arrival in arrivals.values():
                 arrival.close()
@@ -229,32 +217,22 @@ class First:
         """Lines of other hosts' ranks go to this switchboard."""
         found = self._round
         assert found is not None
-        with self._changed:
+        with self.members.changed:
             found.lines.connect(switchboard)
-
-    def _collect(self, patience_s: float) -> None:
-        """Wait until the others' ranks are gone and their files are here."""
-        self.members.tell({"op": "over"})
-        deadline = time.monotonic() + patience_s
-        with self._changed:
-            while time.monotonic() < deadline:
-                if all(other.is_done or other.lost is not None for other in self.members.present()):
-                    return
-                self._changed.wait(0.1)
 
     def _receive(self, hello: dict[str, Any], made: socket.socket) -> dict[str, Any] | None:
         if hello.get("op") == "line":
             return self._take_line(hello, made)
         if hello.get("op") == "seat":
             made.sendall(pack({}))
-            with self._changed:
+            with self.members.changed:
                 self._seats.add(int(hello["rank"]), made)
             return None
         task, host = hello.get("task"), str(hello.get("host"))[:200]
         if hello.get("op") != "join" or not isinstance(task, int) or not 0 < task < self.place.tasks:
             made.close()
             return None
-        with self._changed:
+        with self.members.changed:
             known = self.others.get(task)
             if known is not None and (known.lost is None or self._facts is None):
                 return {"refused": f"task {task} is here already."}
@@ -265,7 +243,7 @@ class First:
             return None
 
     def _take_line(self, hello: dict[str, Any], made: socket.socket) -> dict[str, Any] | None:
-        with self._changed:
+        with self.members.changed:
             found = self._round
             if (
                 found is None
@@ -284,11 +262,11 @@ class First:
                 self._take(other, head, body)
         except (OSError, RunError, KeyError, TypeError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            with self._changed:
+            with self.members.changed:
                 other.lost = f"its host does not answer any more ({reason})"
                 if self._round is not None:
                     self._round.lose(other)
-                self._changed.notify_all()
+                self.members.changed.notify_all()
 
     def _take(self, other: Other, head: dict[str, Any], body: bytes) -> None:
         op, found = head["op"], self._round
@@ -301,7 +279,7 @@ class First:
             if found is not None and head["round"] == found.number:
                 found.take(head, body)
         else:
-            with self._changed:
+            with self.members.changed:
                 if op == "here":
                     other.clock_ns, other.clock_error_ns = int(head["clock_ns"]), int(head["error_ns"])
                     self.others[other.task] = other
@@ -321,4 +299,4 @@ class First:
                     self.on_interrupt(int(head["number"]))
                 else:
                     raise ValueError(op)
-                self._changed.notify_all()
+                self.members.changed.notify_all()

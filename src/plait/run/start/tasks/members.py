@@ -4,13 +4,17 @@ In: tasks that came, that were lost, that came back. Out: which ranks each has i
 """
 
 import socket
-from collections.abc import Collection, Mapping
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from plait.errors import PlaitError, RunError, UsageError
 from plait.run.join.place import Place
 from plait.run.start.tasks.trunk import Trunk
+from plait.run.start.watch.failure import revive
 
 
 @dataclass(kw_only=True, slots=True)
@@ -39,6 +43,12 @@ class Other:
     is_returning: bool = False
     """Whether it came while the run was under way, and waits to be taken in."""
 
+    def failure(self, told: Mapping[str, Any]) -> PlaitError:
+        """The error that it told of, in its name."""
+        error = revive(told)
+        error.what = f"task {self.task} on {self.host}: {error.what}"
+        return error
+
 
 @dataclass(kw_only=True, slots=True)
 class Members:
@@ -47,6 +57,8 @@ class Members:
     place: Place
     others: dict[int, Other] = field(default_factory=dict)
     """By task; also those that are lost."""
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    """Is notified when one of them has told something new."""
     _room: dict[int, int] = field(default_factory=dict)
     """Ranks that each task can have, once some were lost."""
     _counts: dict[int, int] = field(default_factory=dict)
@@ -56,6 +68,29 @@ class Members:
         """Those that the run counts on; one of them may have been lost a moment ago."""
         dropped = {task for task, room in self._room.items() if not room}
         return [o for t, o in sorted(self.others.items()) if t not in dropped and not o.is_returning]
+
+    def wait(self, is_over: Callable[[], bool], patience_s: float, late: Callable[[], UsageError]) -> None:
+        """Wait for other tasks; an error where one is lost or says why it cannot, `late` where time is up."""
+        deadline = time.monotonic() + patience_s
+        with self.changed:
+            while not is_over():
+                for other in self.present():
+                    if other.error is not None:
+                        raise other.failure(other.error)
+                    if other.lost is not None:
+                        raise RunError(f"task {other.task} on {other.host} is gone: {other.lost}.")
+                if time.monotonic() > deadline:
+                    raise late()
+                self.changed.wait(0.1)
+
+    def await_end(self, patience_s: float) -> None:
+        """Wait until the others' ranks are gone and their files are here, for so long."""
+        deadline = time.monotonic() + patience_s
+        with self.changed:
+            while time.monotonic() < deadline:
+                if all(other.is_done or other.lost is not None for other in self.present()):
+                    return
+                self.changed.wait(0.1)
 
     def tell(self, head: dict[str, Any]) -> None:
         """All that are present hear it; those that cannot are found lost by whoever listens to them."""
