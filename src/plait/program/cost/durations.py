@@ -16,24 +16,17 @@ from plait.program.cost.collective_time import Travel, collective_travel, level_
 from plait.program.cost.held import held_up
 from plait.program.cost.op_key import compress_key, op_key, transfer_key, work_key
 from plait.program.cost.op_time import node_work, op_seconds
+from plait.program.cost.traffic import filled_in_place, memory_bytes
 from plait.program.cost.update import UpdateWork
 from plait.program.instructions import (
-    Accumulate,
     Collective,
     Compress,
     Compute,
     Copy,
     Decompress,
     Exchange,
-    Finish,
-    Flatten,
     Instruction,
-    Join,
-    Keep,
     Load,
-    Lookahead,
-    Mix,
-    Momentum,
     Opaque,
     Pull,
     Push,
@@ -41,12 +34,9 @@ from plait.program.instructions import (
     Recv,
     Send,
     Serve,
-    SquareSum,
-    Stash,
     Update,
 )
 from plait.program.program import Program
-from plait.program.value import Value
 
 
 class Durations:
@@ -70,7 +60,7 @@ class Durations:
         self._segments: dict[tuple[int, str], float] = {}
         self._transfers: dict[tuple[object, ...], Travel] = {}
         self._held: dict[int, dict[int, float]] = {}
-        self._filled = [_filled_in_place(program, index) for index in range(len(program.classes))]
+        self._filled = [filled_in_place(own) for own in program.classes]
 
     def duration(self, rank: int, instruction: Instruction) -> float:
         """Seconds that an instruction takes, without waiting."""
@@ -103,9 +93,10 @@ class Durations:
             )
             if timed is not None:
                 return timed
-        traffic = self._traffic(rank, instruction)
+        member = self._program.members[rank]
+        traffic = memory_bytes(self._program.of(rank), instruction, self._filled[member])
         if isinstance(instruction, Serve) and "push" in instruction.handlers:
-            return self._updates[self._program.members[rank]].seconds(self._device, self._busy)
+            return self._updates[member].seconds(self._device, self._busy)
         constants = self._device.calibration
         return traffic / (self._device.memory_bandwidth * constants.memory_share) + constants.kernel_s
 
@@ -277,49 +268,3 @@ class Durations:
             return True
         reach = self._reach(group)
         return reach.outer.background if reach.hosts > 1 else reach.inner.background
-
-    def _traffic(self, rank: int, instruction: Instruction) -> float:
-        """Bytes that pass through the device's memory."""
-        own = self._program.of(rank)
-        if isinstance(instruction, Accumulate):
-            bucket = own.buckets[instruction.bucket]
-            if not instruction.fresh:
-                return 3.0 * bucket.num_bytes
-            if bucket.axis is None and not bucket.tied:
-                return 0.0
-            filled = self._filled[self._program.members[rank]]
-            copied = [
-                own.values[n].num_bytes for n in instruction.reads if n in own.values and n not in filled
-            ]
-            return 2.0 * sum(copied)
-        if isinstance(instruction, Compress | Decompress):
-            return 3.0 * own.buckets[instruction.bucket].num_bytes
-        if isinstance(instruction, Keep | Join):
-            bucket = own.buckets[instruction.bucket]
-            parts = 1 if bucket.group is None else bucket.group.chunks
-            return 3.0 * bucket.num_bytes / parts
-        if isinstance(instruction, SquareSum | Finish):
-            passes = 1 if isinstance(instruction, SquareSum) else 0
-            passes += 3 if isinstance(instruction, Finish) and (
-                instruction.clip or instruction.late_weight
-            ) else 0  # fmt: skip
-            return float(passes * sum(bucket.num_bytes for bucket in own.buckets))
-        if isinstance(instruction, Serve):
-            return 3.0 * sum(flat.num_bytes for flat in own.averages)
-        if isinstance(instruction, Flatten | Lookahead | Momentum | Mix):
-            flat = own.averages[instruction.flat]
-            return (2.0 if isinstance(instruction, Flatten) else 3.0) * flat.num_bytes
-        if isinstance(instruction, Stash):
-            return 2.0 * sum(own.values[name].num_bytes for name in instruction.reads if name in own.values)
-        return 0.0
-
-
-def _filled_in_place(program: Program, index: int) -> frozenset[Value]:
-    """Gradients that matrix products write straight into a bucket."""
-    own = program.classes[index]
-    found: set[Value] = set()
-    for instruction in own.instructions:
-        if isinstance(instruction, Compute):
-            segment = own.segments[instruction.segment]
-            found.update(instruction.writes[position] for position in segment.fillable)
-    return frozenset(found)

@@ -7,11 +7,9 @@ nothing is left, a server has one instruction for the whole run.
 import os
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from plait.errors import SpoiledError
@@ -37,6 +35,7 @@ from plait.run.link.wire import Post
 from plait.run.loop.apart import AWAITS_SAVE, Apart
 from plait.run.loop.keeper import Keeper
 from plait.run.loop.rescue import Rescue
+from plait.run.loop.server_gradients import join_parts, write_parts
 from plait.run.loop.shared_model import SharedModel
 from plait.run.loop.task import Task
 from plait.run.loop.threaded import Replicas
@@ -272,11 +271,11 @@ class _Rank:
                 if rescue.is_asked and task.holds_all:  # between two updates, each of which is a whole step
                     return keeper.hand_over(seat)
         self.state.steps_done = service.reached
-        _write_parts(task, service.shard, gradients)
+        write_parts(task, service.shard, gradients)
         for _ in keeper.close():
             patience.wait(service.streams.taken)
         if service.shard == 0:
-            _join_parts(task, self.state, len(gradients))
+            join_parts(task, self.state, len(gradients))
         self.watch.write(task, seat, self.program, self.state.steps_done)
         counted: dict[str, Any] = {"bytes_sent": service.streams.sent_bytes}
         if service.shard == 0:
@@ -298,24 +297,3 @@ class _Patience:
             os.sched_yield()
         else:
             time.sleep(_SLEEP_S)
-
-
-def _write_parts(task: Task, shard: int, gradients: list[dict[str, Tensor]]) -> None:
-    """For verification: this server's shard of every update's gradients."""
-    for number, entry in enumerate(gradients):
-        save_file({name: part.contiguous() for name, part in entry.items()}, _part(task, number, shard))
-
-
-def _join_parts(task: Task, state: ModelState, count: int) -> None:
-    """Put the parts of all servers together; the others have written theirs before they gave up their state."""
-    for number in range(count):
-        parts = [load_file(_part(task, number, shard)) for shard in range(task.plan.sync.servers)]
-        whole = parts[0]
-        if state.holding is not None:
-            layout = state.holding.layout
-            whole = {name: layout.assemble(name, [part[name] for part in parts]) for name in parts[0]}
-        save_file(whole, task.folder / f"gradients-{number:06d}.safetensors")
-
-
-def _part(task: Task, number: int, shard: int) -> Path:
-    return task.folder / f"gradients-{number:06d}-of-server-{shard}.safetensors"
