@@ -224,17 +224,13 @@ _FORMAT = Format(
 )
 
 
-def plan_from(values: Mapping[str, Any], where: str, named: Named = MappingProxyType({})) -> Plan:
-    """A plan from plain values: what they do not say is as in the plan that they name."""
-    return _plan_in(Document(values=values, where=where), named)
-
-
 def read_plan(path: Path, named: Named = MappingProxyType({})) -> Plan:
-    """A plan from a YAML file; `named` are the plans that it may name. A problem is told with its line."""
+    """A plan from a YAML file; what it does not say is as in the plan of `named` that it names. A problem is told with
+    its line."""
     return _plan_in(read_yaml(path, _FORMAT), named)
 
 
-def parse_plan(text: str, named: Named) -> Plan:
+def parse_plan(text: str, named: Named = MappingProxyType({})) -> Plan:
     """A plan from the text of such a file."""
     return _plan_in(parse_yaml(text, "the plan", _FORMAT), named)
 

@@ -10,7 +10,7 @@ from plait.plan.ddp import ddp
 from plait.plan.decisions import SCHEDULE_NAMES, Sync
 from plait.plan.mesh import Mesh
 from plait.plan.named import NAMED, resolve
-from plait.plan.plan import DATA, Plan, plan_from, read_plan, with_settings
+from plait.plan.plan import DATA, Plan, parse_plan, read_plan, with_settings
 from plait.plan.single import single
 from plait.program.stage.schedules import SCHEDULES
 from plait.run.setup.device import check_suits_device
@@ -38,8 +38,8 @@ def test_a_plan_file_is_readable() -> None:
 
 
 def test_a_plan_file_may_leave_settings_out() -> None:
-    assert plan_from({"plan": "ddp", "mesh": {"data": 2}}, "here") == ddp(2)
-    assert plan_from({"plan": "ddp", "mesh": {"data": 2}, "sync": None}, "here").sync == Sync()
+    assert parse_plan("{plan: ddp, mesh: {data: 2}}") == ddp(2)
+    assert parse_plan("{plan: ddp, mesh: {data: 2}, sync: null}").sync == Sync()
 
 
 def test_settings_replace_what_they_name() -> None:
@@ -72,15 +72,15 @@ def test_settings_replace_what_they_name() -> None:
         (lambda: Mesh(axes=((DATA, 0),)), "axis data=0", "data=1 or more"),
         (lambda: Mesh(axes=((DATA, "two"),)), "axis data=two", "data=1 or more"),  # type: ignore[arg-type]
         (lambda: Mesh(axes=((DATA, 2), (DATA, 2))), "names an axis twice: data, data", "each axis once"),
-        (lambda: plan_from({"mesh": {}}, "x.yaml"), "x.yaml: `plan` is missing", "plan: NAME"),
+        (lambda: parse_plan("mesh: {}"), "the plan, line 1: `plan` is missing", "plan: NAME"),
         (
-            lambda: plan_from({"plan": "ddp", "mash": 1}, "x.yaml"),
+            lambda: parse_plan("{plan: ddp, mash: 1}"),
             "unknown key 'mash'",
             "use plan, mesh, sync",
         ),
         (
-            lambda: plan_from({"plan": "ddp", "mesh": 4}, "x.yaml"),
-            "x.yaml: mesh=4: expected a table",
+            lambda: parse_plan("{plan: ddp, mesh: 4}"),
+            "the plan, line 1: mesh=4: expected a table",
             "mesh: {axis: size}",
         ),
     ],

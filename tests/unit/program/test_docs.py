@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from docs.pictures.hops import HOPS, draw_hops
 from docs.pictures.models import PICTURES
 from docs.pictures.scene import Bar, Row, make_scene
@@ -15,7 +14,7 @@ from docs.pictures.tensors import Tensor
 from docs.pictures.timelines import TIMELINES
 from tests.unit.program.one_op import one_op, run_on_ranks
 
-from plait.plan.plan import plan_from
+from plait.plan.plan import parse_plan
 from plait.program.local import lowering
 from plait.program.place.placement import AxisShares, parse_strategy
 from plait.program.place.propagate import candidates
@@ -76,7 +75,7 @@ def test_the_strategies_of_a_product_are_those_of_the_page() -> None:
 
 def test_the_placement_file_of_the_page_can_be_read() -> None:
     (text,) = blocks("yaml")
-    (said,) = plan_from(yaml.safe_load(text), "placements.md").placements
+    (said,) = parse_plan(text).placements
     assert said.parameter("blocks.3.mlp.2.weight") == "S(1)"
     assert said.ops == (("forward _log_softmax 1", "R -> R"),)
 

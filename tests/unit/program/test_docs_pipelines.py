@@ -4,10 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 from docs.pictures.timelines import MICRO_BATCHES, RANKS, TIMELINES, draw_timeline, table
 
-from plait.plan.plan import plan_from
+from plait.plan.plan import parse_plan
 from plait.program.stage.schedules import SCHEDULES
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -40,4 +39,4 @@ def test_the_bubble_of_the_page() -> None:
 
 def test_the_plan_file_of_the_page_can_be_read() -> None:
     (text,) = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
-    assert plan_from(yaml.safe_load(text), "pipelines.md").pipe.cut == ("blocks.3", "blocks.6", "blocks.9")
+    assert parse_plan(text).pipe.cut == ("blocks.3", "blocks.6", "blocks.9")

@@ -5,19 +5,20 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from tests.unit.run.within.within import assert_refused
 from tests.zoo import ZOO
 
 from plait.errors import PlanError
 from plait.plan.named import resolve
-from plait.plan.plan import plan_from
+from plait.plan.plan import parse_plan
 from plait.run.prepare.prepare import prepare
 
 
 def notices(name: str, plan: str | Mapping[str, Any], ranks: int | None = None, **more: Any) -> str:
     """What a person is told when a case is prepared under a plan, or under the contents of a plan file."""
     events: list[dict[str, Any]] = []
-    given = plan if isinstance(plan, str) else plan_from(plan, "plan.yaml")
+    given = plan if isinstance(plan, str) else parse_plan(yaml.safe_dump(plan))
     chosen = resolve(given, ranks, more.get("settings"), more.get("mesh"))
     prepare(ZOO[name].job(batch=16), chosen, "cpu", torch.float32, events.append)
     return " ".join(text for event in events for text in event["notices"])

@@ -3,14 +3,13 @@
 from dataclasses import replace
 
 import pytest
-import yaml
 from tests.unit.program.compiled import graph_of
 
 from plait.errors import PlanError
 from plait.job.order import shares
 from plait.plan.named import resolve
 from plait.plan.placements import AxisPlacements
-from plait.plan.plan import Plan, plan_from
+from plait.plan.plan import Plan, parse_plan
 from plait.program.place.place import place
 from plait.program.place.propagate import Placements
 from plait.search.place.cost import cost_of
@@ -81,7 +80,7 @@ def test_what_a_person_wrote_comes_first_and_is_kept() -> None:
 
 def test_a_resolved_plan_is_a_file_that_says_the_same() -> None:
     plan, _ = resolve_placements(graph_of("gpt_tied", 4), resolve("megatron", 2))
-    read = plan_from(yaml.safe_load(plan.to_yaml()), "a file")
+    read = parse_plan(plan.to_yaml())
     assert read == plan
     assert resolve_placements(graph_of("gpt_tied", 4), read)[0].placements == plan.placements
 
