@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from plait.torch_private import pytree
 from plait.torch_private.dispatch import TorchDispatchMode, heard, unheard
+from plait.torch_private.ops import schema_of
 
 
 class _UnknownError(Exception):
@@ -153,7 +154,7 @@ class _Proof(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = (str(func), tuple(kind.key for kind in kinds), _told(args), _told(given))
         if all(kind.is_of == "nothing" for kind in kinds):
             found = _Kind("nothing", key)
-        elif func._schema.is_mutable or len(made) == 0 or torch.Tag.nondeterministic_seeded in func.tags:
+        elif schema_of(func).is_mutable or len(made) == 0 or torch.Tag.nondeterministic_seeded in func.tags:
             raise _UnknownError(name)
         else:
             call = _Call(name=name, tags=func.tags, args=args, kwargs=given, tensors=tensors, made=made[0])

@@ -56,6 +56,9 @@ class Accumulate(Instruction):
     kind: TimeKind = "backward"
     bucket: int
     fresh: bool
+    begins: bool
+    """Whether it is the first of a step: scalars that no bucket carries are copied then, else added, also where the
+    bucket is given back after every micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

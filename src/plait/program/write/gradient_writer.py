@@ -141,7 +141,7 @@ class GradientWriter:
             len(self.travelling) == IN_FLIGHT or index in [other for other, *_ in self.travelling]
         ):
             self._settle()
-        self.put(index, reads, number, fresh=fresh or pooled)
+        self.put(index, reads, number, fresh=fresh or pooled, begins=fresh)
         if scattered and (send or pooled):
             self._start_scatter(index, number)
             self.travelling.append((index, fresh or not pooled, number))
@@ -158,7 +158,9 @@ class GradientWriter:
             while len(self.summing) > (in_order if self.builder.plan.sync.overlap else 0):
                 self.builder.wait(Value.bucket(self.summing.pop(0)), number)
 
-    def put(self, index: int, reads: tuple[Value, ...], number: int | None, *, fresh: bool) -> None:
+    def put(
+        self, index: int, reads: tuple[Value, ...], number: int | None, *, fresh: bool, begins: bool
+    ) -> None:
         """Put values into a bucket, and nothing else."""
         self.writer.add(
             Accumulate(
@@ -167,6 +169,7 @@ class GradientWriter:
                 writes=(Value.bucket(index),),
                 bucket=index,
                 fresh=fresh,
+                begins=begins,
                 micro_batch=number,
             )
         )

@@ -181,7 +181,8 @@ class PipelineWriter:
                 self._accumulate(index, reads, entry.number)
 
     def _accumulate(self, index: int, reads: tuple[Value, ...], number: int | None) -> None:
-        self.builder.gradients.put(index, reads, number, fresh=index not in self.filled)
+        first = index not in self.filled
+        self.builder.gradients.put(index, reads, number, fresh=first, begins=first)
         self.filled.add(index)
 
     def _nothing_elsewhere(self) -> None:

@@ -162,8 +162,8 @@ class GradientStore:
         self.flat(bucket)
         return self._views[bucket][position]
 
-    def add(self, bucket: Bucket, tensors: list[Tensor], *, fresh: bool) -> None:
-        """Gradients, then the bucket's scalars, then scalars that no bucket carries."""
+    def add(self, bucket: Bucket, tensors: list[Tensor], *, fresh: bool, begins: bool) -> None:
+        """Gradients, then the bucket's scalars, then scalars that no bucket carries; `begins`: the first of a step."""
         count = len(bucket.shapes)
         gradients, scalars = tensors[:count], tensors[count : count + len(bucket.scalars)]
         loose = tensors[count + len(bucket.scalars) :]
@@ -179,7 +179,7 @@ class GradientStore:
                 self._views[bucket] = self._own(bucket, gradients)
             else:
                 self._views[bucket] = _added(self._views[bucket], gradients)
-        if loose and fresh:
+        if loose and begins:
             self._loose = [tensor.clone() for tensor in loose]
         elif loose:
             foreach.add_(self._loose, loose)

@@ -72,7 +72,7 @@ class Sums:
         tensors = [self._values[name] for name in instruction.reads]
         for name in instruction.frees:
             self._values.pop(name, None)
-        self._store.add(bucket, tensors, fresh=instruction.fresh)
+        self._store.add(bucket, tensors, fresh=instruction.fresh, begins=instruction.begins)
         self._values[instruction.writes[0]] = None
 
     def compress(self, now: Step, instruction: ins.Compress) -> None:

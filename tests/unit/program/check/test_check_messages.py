@@ -52,7 +52,7 @@ def stage_program(pipeline: Sequence[Instruction], stage: int, micro_batches: in
                 replace(again, writes=(*again.writes, gradient)),
                 Accumulate(
                     id=len(made) + 1, name="bucket 0", kind="backward", reads=(gradient,), writes=(BUCKET,),
-                    frees=(gradient,), bucket=0, fresh=number == 0, micro_batch=number, stage=stage,
+                    frees=(gradient,), bucket=0, fresh=number == 0, begins=number == 0, micro_batch=number, stage=stage,
                 ),
             ]  # fmt: skip
         else:
