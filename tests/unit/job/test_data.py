@@ -240,13 +240,21 @@ def test_huggingface_collate_ragged_rows_streams_and_splits() -> None:
     with pytest.raises(DataError, match=r"'tokens' has rows of different shapes \(\(1,\), \(2,\)\)"):
         open_data(data).fetch(ids(0, 1))
 
-    def pad(samples: list[dict[str, Tensor]]) -> Tensor:
-        return torch.nn.utils.rnn.pad_sequence([sample["tokens"] for sample in samples], batch_first=True)
+    def pad(samples: list[dict[str, list[int]]]) -> Tensor:
+        longest = max(len(sample["tokens"]) for sample in samples)
+        return torch.tensor(
+            [sample["tokens"] + [0] * (longest - len(sample["tokens"])) for sample in samples]
+        )
 
     assert open_data(data, pad).fetch(ids(0, 2)).tolist() == [[1, 0, 0], [4, 5, 6]]
     stream = open_data(data.to_iterable_dataset(), pad)
     assert stream.num_samples is None
     assert stream.fetch(ids(0, 1)).tolist() == [[1, 0], [2, 3]]
+
+    def stack(samples: list[dict[str, Tensor]]) -> Tensor:
+        return torch.nn.utils.rnn.pad_sequence([sample["tokens"] for sample in samples], batch_first=True)
+
+    assert open_data(data.with_format("torch"), stack).fetch(ids(0, 2)).tolist() == [[1, 0, 0], [4, 5, 6]]
     with pytest.raises(DataError, match="several splits"):
         open_data(datasets.DatasetDict({"train": data}))
 

@@ -1,7 +1,8 @@
 """Hugging Face datasets objects, recognized without importing that package.
 
 Goes in: a Dataset or an IterableDataset of `datasets`. Comes out: a Source of dict batches with tensors
-(whole numbers as int64, fractions as float32, as its torch format has them). Never downloads anything.
+(whole numbers as int64, fractions as float32, as its torch format has them); a collate of the user's is given
+rows as the dataset itself has them, as in a DataLoader. Never downloads anything.
 """
 
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ def huggingface(data: Any, collate: Collate | None) -> Source:
             f"the data is {describe(data)}: several splits.", fix="choose one, for example dataset['train']."
         )
     if not hasattr(data, "__len__"):
-        formatted = data.with_format("torch")
+        formatted = data if collate is not None else data.with_format("torch")
 
         def restart(epoch: int) -> Any:
             if hasattr(formatted, "set_epoch"):
@@ -41,10 +42,9 @@ def huggingface(data: Any, collate: Collate | None) -> Source:
 
         return Stream(restart, collate, seek if hasattr(formatted, "skip") else None)
     kind = data.format["type"]
-    formatted = data if kind is not None else data.with_format("torch")
     if collate is not None or kind not in (None, "torch"):
-        return Samples(formatted, collate)
-    return Table(formatted)
+        return Samples(data, collate)
+    return Table(data if kind is not None else data.with_format("torch"))
 
 
 class Table(Source):
