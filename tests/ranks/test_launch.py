@@ -1,6 +1,7 @@
 """Real worker processes: what comes back, how failures read, and that nothing is left behind."""
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -72,6 +73,33 @@ def test_workers_have_their_threads_no_stdin_and_their_own_group() -> None:
         return [torch.get_num_threads(), os.read(0, 1).decode(), os.getpgid(0) == os.getpid()]
 
     assert launch(main, ranks=2, threads_per_rank=2) == [[2, "", True]] * 2
+
+
+def test_what_the_parent_left_to_collect_is_not_collected_by_workers() -> None:
+    """Its destructors may need threads that a fork does not have."""
+
+    class Left:
+        def __init__(self) -> None:
+            self.own = self
+            self.pid = os.getpid()
+
+        def __del__(self) -> None:
+            collected.append(os.getpid() != self.pid)
+
+    collected: list[bool] = []
+
+    def main(seat: Seat) -> list[bool]:
+        gc.collect()
+        return list(collected)
+
+    gc.disable()
+    try:
+        Left()
+        assert launch(main, ranks=2) == [[], []]
+    finally:
+        gc.enable()
+        gc.collect()
+    assert collected == [False]
 
 
 def test_events_arrive_in_order_and_do_not_block_the_worker() -> None:

@@ -153,7 +153,7 @@ def test_a_rank_that_does_not_move_is_told_with_its_host_and_what_others_wait_in
     os.kill(int(ranks[0]), signal.SIGSTOP)
     (code, _, complaint), (_, _, other) = ended(tasks, timeout_s=60)
     assert code == 1 and other == ""
-    assert f"rank 1 on {socket.gethostname()}" in complaint and "rank 0 waits in 'wait for 0/" in complaint, (
+    assert f"rank 1 on {socket.gethostname()}" in complaint and "rank 0 waits in 'wait for " in complaint, (
         complaint
     )
 

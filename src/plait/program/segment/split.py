@@ -141,8 +141,9 @@ class _Splitter:
     def _stage(self, stage: int, is_home: bool) -> StageGraph:
         demand = self.demands[stage]
         nodes = sorted(demand.nodes, key=self.order.__getitem__)
-        forward = [node for node in nodes if node.meta["phase"] != "backward"]
-        backward = [node for node in nodes if node.meta["phase"] == "backward"]
+        late = self._late(nodes, demand)
+        forward = [node for node in nodes if node not in late]
+        backward = [node for node in nodes if node in late]
         sent = {
             name
             for (direction, _), names in demand.sends.items()
@@ -168,6 +169,21 @@ class _Splitter:
             },
             has_total=is_home,
         )
+
+    def _late(self, nodes: Sequence[fx.Node], demand: _Demand) -> set[fx.Node]:
+        """The backward's, and views that it makes again of what a later stage has computed."""
+        come = {
+            name
+            for (direction, _), names in demand.receives.items()
+            if direction == "backward"
+            for name in names
+        }
+        late: set[fx.Node] = set()
+        for node in nodes:
+            reads_late = any(used in late or used.name in come for used in node.all_input_nodes)
+            if node.meta["phase"] == "backward" or reads_late:
+                late.add(node)
+        return late
 
     def _sorted(self, names: Mapping[str, None]) -> tuple[str, ...]:
         return tuple(sorted(names, key=lambda name: self.order[self.by_name[name]]))

@@ -12,6 +12,7 @@ interpreters are started instead.
 """
 
 import ctypes
+import gc
 import json
 import multiprocessing
 import os
@@ -85,6 +86,7 @@ def start_forked(main: Main, child: Child, read_end: int, close: list[int]) -> P
     """Fork one worker; `close` names the parent's descriptors that it must not keep."""
 
     def enter() -> None:
+        gc.freeze()  # what the parent has left to collect stays its own: destructors may need threads that it alone has
         for file in close:
             os.close(file)
         sys.exit(run_child(child, main))

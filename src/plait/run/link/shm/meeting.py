@@ -104,8 +104,9 @@ class Meeting:
         finally:
             self._lock.release()
             for task in ended:
-                if task.first.told is not None:
-                    task.first.told(None if task.first.is_done else self._error)
+                tell, task.first.told = task.first.told, None  # so that nothing keeps the tensors of what is done
+                if tell is not None:
+                    tell(None if task.first.is_done else self._error)
 
     def give_up(self, error: BaseException) -> None:
         """Let the others know that this rank does not go on, for another reason than what it waits for here."""
