@@ -161,7 +161,7 @@ def test_complaint_24_a_dead_server_ends_the_run_with_a_way_back(tmp_path: Path)
     assert "a server is gone" in caught.value.what
     assert f"--resume {tmp_path}" in str(caught.value.fix)
     saved = load_checkpoint(tmp_path).step
-    assert saved in (10, 20, 30, 40, 50)
+    assert saved >= 10 and saved % 10 == 0
     assert f"step-{saved:08d}" in str(caught.value.fix)
     steps = replace(slow_job(), steps=saved + 4)
     result = plait.train(steps, "ddp", 2, out=tmp_path, resume=tmp_path, trace=False)

@@ -188,3 +188,26 @@ class Inverted(nn.Module):
 def test_ops_that_return_nothing() -> None:
     known = reference_of(job_of("mlp", 4, model=Inverted), steps=1)
     assert_equal(check(known, "1f1b", 2))
+
+
+class Hooked(nn.Module):
+    """The backward of its first layer reads what its second has computed, in another shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(16, 8), nn.Linear(8, 8), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shown: list[Tensor] = []
+        h = self.first(x).view(-1, 2, 4)
+        h.register_hook(lambda gradient: gradient * (1 + shown[0]))
+        k = self.second(h.flatten(1).tanh())
+        shown.append(k.detach().view(-1, 2, 4))
+        output: Tensor = self.last(k.tanh())
+        return output
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+def test_a_backward_that_reads_a_view_of_what_a_later_stage_has(schedule: str) -> None:
+    known = reference_of(job_of("mlp", 4, model=Hooked), steps=1)
+    assert_equal(check(known, schedule, 2, settings={"pipe": {"cut": ["second"]}}))
