@@ -104,7 +104,10 @@ class Meeting:
         finally:
             self._lock.release()
             for task in ended:
-                tell, task.first.told = task.first.told, None  # so that nothing keeps the tensors of what is done
+                tell, task.first.told = (
+                    task.first.told,
+                    None,
+                )  # so that nothing keeps the tensors of what is done
                 if tell is not None:
                     tell(None if task.first.is_done else self._error)
 
