@@ -21,7 +21,8 @@ from plait.run.checkpoint.store import load_checkpoint
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("leaves_no_process")]
 
-STEPS, BATCH, EVERY = 40, 8, 3
+STEPS, BATCH, EVERY = 240, 8, 3
+"""Long enough to be killed long before its end."""
 
 
 class Numbers(torch.utils.data.Dataset[Tensor]):
@@ -31,7 +32,7 @@ class Numbers(torch.utils.data.Dataset[Tensor]):
         return STEPS * BATCH
 
     def __getitem__(self, index: int) -> Tensor:
-        time.sleep(0.004 if index % 7 == 0 else 0.0005)
+        time.sleep(0.006 if index % 7 == 0 else 0.001)
         return torch.tensor(index)
 
 
