@@ -6,10 +6,11 @@ an earlier one has left, so that it travels while the device computes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from plait.program.instructions import Compute, Copy, Instruction, Wait
 from plait.program.value import Value, ValueKind
+from plait.program.write.writer import Rewriter
 
 AT_HAND = 3
 """Parcels of a kind that are on the device at once, at least: one is in use, one leaves, one comes."""
@@ -160,26 +161,21 @@ def _place(stretches: Sequence[_Stretch], places: _Places) -> None:
 
 
 def _merged(instructions: Sequence[Instruction], places: _Places) -> list[Instruction]:
-    made: list[Instruction] = []
-    new_id: dict[int, int] = {}
+    made = Rewriter()
     copies: dict[int, int] = {}
-
-    def add(instruction: Instruction) -> int:
-        made.append(replace(instruction, id=len(made)))
-        return len(made) - 1
 
     def fetch(position: int) -> None:
         for copy in places.fetched.get(position, ()):
-            copies[id(copy)] = add(copy)
+            copies[id(copy)] = made.add(copy)
 
     fetch(-1)
     for position, instruction in enumerate(instructions):
         for copy in places.awaited.get(position, ()):
-            add(Wait(name=f"wait to {copy.name}", of=copies[id(copy)], reads=copy.writes, writes=copy.writes))
-        if isinstance(instruction, Wait):
-            instruction = replace(instruction, of=new_id[instruction.of])
-        new_id[instruction.id] = add(instruction)
+            made.add(
+                Wait(name=f"wait to {copy.name}", of=copies[id(copy)], reads=copy.writes, writes=copy.writes)
+            )
+        made.again(instruction)
         for copy in places.left.get(position, ()):
-            add(copy)
+            made.add(copy)
         fetch(position)
-    return made
+    return made.instructions

@@ -8,9 +8,9 @@ needs of them is kept before they leave.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from plait.program.instructions import Finish, Instruction, SquareSum, Update, Wait
+from plait.program.instructions import Finish, Instruction, SquareSum, Update
 from plait.program.value import Value
-from plait.program.write.writer import Writer
+from plait.program.write.writer import Rewriter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,8 +57,7 @@ def with_parts(
     """
     at = next(i for i, entry in enumerate(instructions) if isinstance(entry, Update))
     last = _last_uses(instructions[:at], parts) if early else [-1] * len(parts)
-    made = Writer()
-    new_id: dict[int, int] = {}
+    made = Rewriter()
     on_host: list[int] = []
 
     def update(index: int) -> None:
@@ -71,9 +70,7 @@ def with_parts(
             for index in [index for index, place in enumerate(last) if place < 0]:
                 update(index)
             continue
-        if isinstance(instruction, Wait):
-            instruction = replace(instruction, of=new_id[instruction.of])
-        new_id[instruction.id] = made.add(instruction)
+        made.again(instruction)
         for index in [index for index, place in enumerate(last) if place == position]:
             update(index)
     for started in on_host:
@@ -93,16 +90,13 @@ def with_squares(instructions: Sequence[Instruction], parts: Sequence[Part]) -> 
     for position, instruction in enumerate(instructions):
         if not isinstance(instruction, Finish | SquareSum | Update):
             last |= {gone[v]: position for v in (*instruction.reads, *instruction.writes) if v in gone}
-    made = Writer()
-    new_id: dict[int, int] = {}
+    made = Rewriter()
     squares: list[Value] = []
     for position, instruction in enumerate(instructions):
-        if isinstance(instruction, Wait):
-            instruction = replace(instruction, of=new_id[instruction.of])
         if isinstance(instruction, Finish | SquareSum):
             kept = tuple(value for value in instruction.reads if value not in gone)
             instruction = replace(instruction, reads=(*kept, *squares))
-        new_id[instruction.id] = made.add(instruction)
+        made.again(instruction)
         for index in [index for index, place in last.items() if place == position]:
             if clip is not None and clip.norms:
                 squares.append(Value.scalar(f"squares of part {index}"))

@@ -66,3 +66,18 @@ class Writer:
             self.add(
                 replace(instruction, of=at[instruction.of]) if isinstance(instruction, Wait) else instruction
             )
+
+
+class Rewriter(Writer):
+    """Writes instructions again that have ids already, with others between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._at: dict[int, int] = {}
+        """By their old ids."""
+
+    def again(self, instruction: Instruction) -> None:
+        """The same, in its new place."""
+        if isinstance(instruction, Wait):
+            instruction = replace(instruction, of=self._at[instruction.of])
+        self._at[instruction.id] = self.add(instruction)
