@@ -89,3 +89,15 @@ def test_only_gradients_that_are_summed_alike_and_of_one_dtype_share_a_bucket(
     monkeypatch.setitem(meta, "val", meta["val"].float())
     other = make_buckets(graph, sums, layout, plan)
     assert alone(other, names[2]) and not alone(other, names[1])
+
+
+@pytest.mark.parametrize("ranks", [1, 2], ids=["not summed", "summed"])
+def test_gradients_of_several_stages_share_no_bucket(ranks: int) -> None:
+    """A rank that runs two stages has all gradients of one before the other's backward has begun."""
+    graph, plan = graph_of("mlp", 7), resolve("ddp" if ranks > 1 else "single", ranks)
+    placed = [placed_on_data(graph, (4, 3)[:ranks])]
+    sums = sums_of(graph, [ends_of(graph, p) for p in placed], [p.axis for p in placed])
+    stage_of = {name: int(name.split(".")[0]) // 4 for name in graph.gradients}
+    made = make_buckets(graph, sums, make_layout(graph, placed, plan, sums), plan, stage_of)
+    stages = [{stage_of[name] for name in bucket.parameters} for bucket in made]
+    assert stages == [{1}, {0}]
