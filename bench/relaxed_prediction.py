@@ -22,6 +22,7 @@ _STEPS = 48
 def predicted_samples_per_s(job: plait.Job, plan: Plan, folder: Path, slow: Mapping[int, float]) -> float:
     """Samples a second with stragglers."""
     steps = prepare(job, plan, "cpu", torch.float32, lambda event: None).round()
-    durations = slowed(measured_durations(read_trace(folder), steps), slow)
-    rounds = -(-_STEPS // len(steps))
-    return job.batch * steps_per_s(simulate(steps, durations, steps=rounds * len(steps)), plan.mesh.size)
+    measured = measured_durations(read_trace(folder), steps)
+    count = -(-_STEPS // len(steps)) * len(steps)
+    trace = simulate(steps, slowed(measured.duration, slow), steps=count, own_part=measured.own_part)
+    return job.batch * steps_per_s(trace, plan.mesh.size)

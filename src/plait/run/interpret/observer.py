@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from plait.latest import Latest
-from plait.program.instructions import Collective, Handler, Instruction, Pull, Serve, Wait
+from plait.program.instructions import Collective, Exchange, Handler, Instruction, Pull, Serve, Wait
 from plait.program.program import Program
 from plait.run.link.background import HopSpan
 from plait.trace.recorder import Recorder
@@ -76,7 +76,7 @@ class WorkerObserver:
         self._base = 0
         self._num_programs = 0
         self._bases = Latest[int, tuple[int, Program]](_PROGRAMS)
-        self._started: dict[int, int] = {}
+        self._started: dict[int, int | None] = {}
         self._hops: dict[str, int] = {}
         """Ids of messages of collectives, by their names."""
         self._handles: tuple[Handler, int] = ("update", 0)
@@ -151,9 +151,12 @@ class WorkerObserver:
             self._started[instruction.id] = start_ns
             self.record(step, self._base + _STARTING + instruction.id, start_ns, end_ns)
             return
+        if isinstance(instruction, Exchange):  # what counts is how long it takes to send
+            self._started[instruction.id] = None
         if isinstance(instruction, Wait):
             began = self._started.pop(instruction.of, start_ns)
-            self.record(step, self._base + instruction.of, began, end_ns)
+            if began is not None:
+                self.record(step, self._base + instruction.of, began, end_ns)
         elif self._clock is not None:
             assert self._began is not None
             self.record(step, self._base + instruction.id, self._began, self._clock.mark())

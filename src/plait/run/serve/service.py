@@ -155,14 +155,15 @@ class Service:
         if head.kind is MessageKind.PAUSE:
             self.workers[rank].paused_at = head.step
             return
+        if head.kind is MessageKind.PULL:  # no work before it may be answered
+            self.workers[rank].asks.append(head)
+            return
         self.on_work(_HANDLERS[head.kind], head.step)
         match head.kind:
             case MessageKind.STATE:
                 self.states[rank - self.plan.mesh.size, head.step] = message.clone()
             case MessageKind.SQUARES:
                 self.holder.take(rank - self.plan.mesh.size, head, message)
-            case MessageKind.PULL:
-                self.workers[rank].asks.append(head)
             case MessageKind.BYE:
                 self.reached = max(self.reached, head.step)
                 self.workers[rank].shares = head.shares
@@ -229,7 +230,6 @@ _HANDLERS: dict[MessageKind, Handler] = {
     MessageKind.PUSH: "push",
     MessageKind.BUFFERS: "buffers",
     MessageKind.SKIP: "skip",
-    MessageKind.PULL: "pull",
     MessageKind.BYE: "bye",
     MessageKind.SQUARES: "squares",
     MessageKind.STATE: "state",

@@ -209,7 +209,7 @@ def test_a_measured_trace_can_be_simulated_again(tmp_path: Path) -> None:
     result = plait.train(job, "ddp", 2, out=tmp_path / "run")
     trace = read_trace(result.folder)
     program = compiled(plait.resolve("ddp", 2))
-    again = simulate(program, measured_durations(trace, program))
+    again = simulate(program, measured_durations(trace, program).duration)
     names = {(span.rank, span.instruction): span.name for span in trace.spans}
     assert {(span.rank, span.instruction): span.name for span in again.spans}.items() <= names.items()
     for rank in (0, 1):
@@ -226,7 +226,7 @@ def test_waiting_is_no_duration_of_a_collective(instructions: tuple[Instruction,
         return 10.0 if (rank, instruction.name) == (1, "first") else DURATIONS[instruction.name]
 
     program = program_of(instructions, instructions)
-    learned = measured_durations(simulate(program, duration, steps=2), program)
+    learned = measured_durations(simulate(program, duration, steps=2), program).duration
     assert learned(0, instructions[1]) == learned(1, instructions[1]) == 3.0  # rank 0 stood there for longer
     assert times(simulate(program, learned)) == times(simulate(program, duration))
 
@@ -317,7 +317,7 @@ def test_durations_of_messages_are_learned_from_a_trace() -> None:
     program = program_of_schedule("1f1b", SCHEDULES["1f1b"](3, 1, 5))
     truth = durations(Costs(forward=2.0, input=1.0, weight=1.0), message=0.5)
     trace = simulate(program, truth, steps=2)
-    learned = measured_durations(trace, program)
+    learned = measured_durations(trace, program).duration
     for rank in range(3):
         for instruction in program.of(rank).instructions:
             if isinstance(instruction, Compute | Send):

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 import torch
-from bench.measured import slowed, steps_per_s
+from bench.measured import measured_durations, slowed, steps_per_s
 from tests.ranks import jobs
 from torch import nn
 
@@ -17,6 +17,7 @@ from plait.program.check.soundness import check_program
 from plait.program.instructions import (
     Accumulate,
     Compute,
+    Exchange,
     Instruction,
     Outcome,
     Pull,
@@ -153,3 +154,22 @@ def test_every_push_of_every_worker_is_handled() -> None:
     handled = Counter(span.rank for span in trace.spans if span.name == "push")
     assert handled == dict.fromkeys((2, 3), 2 * 5 * len(program.buckets))
     assert sum(span.name == "update" for span in trace.spans) == 2 * 5
+
+
+@pytest.mark.parametrize("name", ["server-sync", "server-async", "server-stale", "easgd"])
+def test_what_servers_and_workers_take_is_learned_from_a_trace(name: str) -> None:
+    """Waiting for each other is not part of it: a straggler can be tried on what was learned without one."""
+    program = program_of(name, 4, bucket_mib=8.0)
+    seconds = {Compute: 5.0, Push: 0.5, Pull: 0.25, Exchange: 0.5, Serve: 1.0}
+
+    def duration(rank: int, instruction: Instruction) -> float:
+        return 0.0 if isinstance(instruction, Pull) and rank < 3 else seconds.get(type(instruction), 0.0)
+
+    def own_part(rank: int, started: Instruction) -> float:
+        return 0.75 if isinstance(started, Pull | Exchange) else 0.0
+
+    learned = measured_durations(simulate(program, duration, steps=40, own_part=own_part), program)
+    for slow in ({}, {1: 3.0}):
+        wanted = simulate(program, slowed(duration, slow), steps=40, own_part=own_part)
+        found = simulate(program, slowed(learned.duration, slow), steps=40, own_part=learned.own_part)
+        assert steps_per_s(found, 3) == pytest.approx(steps_per_s(wanted, 3), rel=0.02)
