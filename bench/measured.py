@@ -85,9 +85,7 @@ def measured_durations(trace: Trace, program: Program | Sequence[Program]) -> Me
         lasts_s = 0.0 if isinstance(instruction, Wait | Pull) else means.get(_key(rank, instruction), 0.0)
         return lasts_s + (between_s[rank] if instruction.id == 0 else 0.0)
 
-    return Measured(
-        duration=duration, own_part=lambda rank, started: fetched.get(_key(rank, started), 0.0)
-    )
+    return Measured(duration=duration, own_part=lambda rank, started: fetched.get(_key(rank, started), 0.0))
 
 
 def _transfers(
@@ -210,12 +208,7 @@ def _between_s(trace: Trace, known: Known, rank: int) -> float:
     """Time of a worker's step in which no instruction runs; a median, for a trace leaves out the middle of a run."""
     beside = ("evaluate", "checkpoint")
     line = sorted(
-        (
-            span
-            for span in trace.spans
-            if span.rank == rank
-            and (_is_own(span, known) or span.kind in beside)
-        ),
+        (span for span in trace.spans if span.rank == rank and (_is_own(span, known) or span.kind in beside)),
         key=lambda span: (span.start_s, span.end_s),
     )
     begins = [0, *(at for at, (a, b) in enumerate(pairwise(line), start=1) if a.step != b.step)]
