@@ -1,7 +1,8 @@
 """How fast a job runs under a plan on a cluster, and whether it fits, without running it.
 
 In: a job, a plan, a cluster. Out: a `Predicted`. Without a cluster it is this machine: as `measure` found it, else
-measured shortly, and the parts of the step are timed on it.
+measured shortly, and the parts of the step are timed on it. So they are for a cluster that `measure` found on machines
+like this one, such as the hosts that it is one of.
 """
 
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from plait.job.job import Job
 from plait.options import Listener, Trial
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
+from plait.run.measure.machine import processor_name
 from plait.run.measure.predict import Predicted, predict_job
 from plait.run.prepare.fits import parse_memory
 from plait.run.prepare.rules import check_emulation
@@ -69,8 +71,8 @@ def predict(
         devices = emulated(machine, network)
     if known is None and cluster is not None:
         chosen = _on(devices, plan, ranks, mesh, of_plan)
-    time_on = device if known is None else None
-    found = predict_job(given, chosen, devices, time_on=time_on, limit_bytes=limit, tell=tell)
+    is_here = known is None or (device == "cpu" and known.device.name == processor_name())
+    found = predict_job(given, chosen, devices, time_on=device if is_here else None, limit_bytes=limit, tell=tell)
     if known is None:
         remember(replace(machine, device=replace(machine.device, timed=found.cluster.device.timed)))
     return found

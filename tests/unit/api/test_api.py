@@ -1,7 +1,8 @@
 """What the command line can, Python can: small jobs through every function, values out, nothing printed."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import plait
 from plait.api import auto, machine, predict
 from plait.cluster.parse import parse_cluster
 from plait.errors import CaptureError, PlanError, UsageError
+from plait.run.measure.machine import processor_name
 from plait.run.measure.predict import predict_job
 
 CPUS = parse_cluster("2xcpu")
@@ -89,6 +91,21 @@ def test_a_plan_without_ranks_is_predicted_on_the_whole_cluster() -> None:
     assert plait.predict(given, "megatron", mesh={"tensor": 2}, cluster="8xA100").prediction.plan.ranks == 2
     assert plait.predict(given, "single", cluster="8xA100").prediction.plan.ranks == 1
     assert plait.predict(given, plait.resolve("ddp", 4), cluster="8xA100").prediction.plan.ranks == 4
+
+
+def test_parts_are_timed_for_a_cluster_that_was_measured_on_machines_like_this_one() -> None:
+    hosts = replace(CPUS, name="measured", hosts=2)
+    here = replace(hosts, device=replace(hosts.device, name=processor_name()))
+    told: list[str] = []
+
+    def listener(event: Mapping[str, Any]) -> None:
+        told.append(str(event["stage"]))
+
+    timed = plait.predict(job(), "local-sgd", 2, cluster=here, listener=listener)
+    assert "timing the parts of a step" in told and timed.cluster.device.timed
+    told.clear()
+    assert not plait.predict(job(), "ddp", 2, cluster=hosts, listener=listener).cluster.device.timed
+    assert told and "timing the parts of a step" not in told
 
 
 def test_a_choice_says_what_it_takes(tmp_path: Path) -> None:

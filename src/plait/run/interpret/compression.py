@@ -18,6 +18,11 @@ from plait.run.link.links import Links
 GUESS_SEED = 20190531
 """Of powersgd's first guesses, which must be the same on all ranks."""
 
+_SAMPLE = 1 << 14
+"""Gradients of a bucket, at least, that tell how large the largest are."""
+_MARGIN = 64
+"""Of the sample, more than are expected among the largest: where few are kept, chance decides how many those are."""
+
 
 class Compressor:
     """What one rank remembers of its compressed buckets from step to step."""
@@ -105,7 +110,7 @@ class Compressor:
 
     def _largest(self, bucket: Bucket, flat: Tensor, kept: int) -> Tensor:
         """The largest values and their places; the rest stays here."""
-        places = torch.topk(flat.abs(), kept, sorted=False).indices
+        places = _largest_places(flat.abs(), kept)
         message = flat.new_empty(kept * (bucket.dtype.itemsize + INDEX.itemsize), dtype=torch.uint8)
         split = kept * bucket.dtype.itemsize
         message[:split].view(bucket.dtype).copy_(flat[places])
@@ -123,6 +128,20 @@ class Compressor:
             assert bucket.axis is not None
             self._rooms[bucket, part] = self._links.buffer(count, dtype, device, bucket.axis)
         return self._rooms[bucket, part]
+
+
+def _largest_places(sizes: Tensor, kept: int) -> Tensor:
+    """Where the largest are, those that are no numbers first, as `torch.topk` says. On a processor that takes as long as
+    a sort; so a sample tells what is surely too small, and the largest are looked for among the rest."""
+    if not sizes.is_cpu or sizes.numel() < 2 * _SAMPLE:
+        return torch.topk(sizes, kept, sorted=False).indices
+    sample = sizes[:: sizes.numel() // _SAMPLE | 1]  # odd, so that rows of a matrix are met at all of their columns
+    expected = kept * len(sample) // sizes.numel()
+    low = torch.topk(sample, min(len(sample), 2 * expected + _MARGIN), sorted=False).values.amin()
+    near = (sizes < low).logical_not_().nonzero().view(-1)
+    if len(near) < kept:
+        return torch.topk(sizes, kept, sorted=False).indices
+    return near[torch.topk(sizes[near], kept, sorted=False).indices]
 
 
 def _opened(gathered: Tensor, kept: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:

@@ -5,8 +5,10 @@ residuals of the fits, foreign load, start-up. Ranks are measured while all of t
 """
 
 import os
+import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from statistics import mean, median
@@ -50,6 +52,15 @@ class Measured:
     """For people: when, under which load, how well the fits hold."""
 
 
+def processor_name() -> str:
+    """A core of this machine, by the number and the model of all: what is measured of it is called so, here and on any
+    machine like it."""
+    model = platform.machine()
+    with suppress(OSError), open("/proc/cpuinfo") as file:
+        model = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), model)
+    return f"cpu core, 1 of {os.cpu_count()} ({model})"
+
+
 def measure_machine(device: str, tell: Listener) -> Measured:
     """Measure the processors of this host, or its CUDA devices."""
     foreign = foreign_cores()
@@ -86,7 +97,7 @@ def _processors(tell: Listener, foreign: float) -> Measured:
     )
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks
     chip = Device(
-        name="cpu core", memory_bytes=memory_bytes,
+        name=processor_name(), memory_bytes=memory_bytes,
         peak_flops={"float32": best, "float64": _products(rates, "float64")[0]},
         memory_bandwidth=mean(r.copy_rate for r in rates), calibration=calibration,
     )  # fmt: skip

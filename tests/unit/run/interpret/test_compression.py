@@ -101,6 +101,35 @@ def test_lossless_settings_equal_one_rank(overlap: bool, bucket_mib: float) -> N
             torch.testing.assert_close(record.weights[name], tensor, rtol=1e-9, atol=1e-11)
 
 
+def _even(count: int) -> Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(1))
+
+
+HARD = {
+    "even": _even,
+    "all large ones at one place": lambda count: torch.arange(count).flip(0).float() ** 4,
+    "large where no sample is taken": lambda count: (torch.arange(count) % 3 == 1).float() * 9 + _even(count) / 9,
+    "mostly zero": lambda count: torch.where(torch.arange(count) % 999 == 5, _even(count), 0.0),
+    "no numbers among them": lambda count: torch.where(torch.arange(count) % 2000 == 7, torch.nan, _even(count)),
+    "none of them a number": lambda count: torch.full((count,), torch.nan),
+}
+
+
+@pytest.mark.parametrize("case", HARD)
+@pytest.mark.parametrize("keep", [0.0001, 0.01, 0.6])
+def test_the_largest_of_many_are_those_of_torch(case: str, keep: float) -> None:
+    bucket = Bucket(parameters=("a",), shapes=((40_001,),), dtype=torch.float32, axis="data")
+    sync = Sync(compress="topk", compress_keep=keep)
+    flat = HARD[case](bucket.num_elements)
+    kept = round(keep * bucket.num_elements)
+    message = Compressor(NoLinks()).compress(bucket, flat.clone(), sync, 0, None)
+    sent = message[: kept * 4].view(torch.float32)
+    wanted = torch.topk(flat.abs(), kept).values
+    assert torch.equal(sent.abs().sort(descending=True).values.nan_to_num(nan=-1.0), wanted.nan_to_num(nan=-1.0))
+    places = message[kept * 4 :].view(torch.int32).long()
+    assert len(places.unique()) == kept and torch.equal(flat[places].nan_to_num(), sent.nan_to_num())
+
+
 @pytest.mark.parametrize(("method", "digits"), [("fp16", 2.0**-10), ("bf16", 2.0**-7)])
 def test_casts_lose_only_digits(method: str, digits: float) -> None:
     job = ZOO["mlp"].job(batch=7, steps=1)
