@@ -17,8 +17,8 @@ def compare(facts: Mapping[str, Any], other: Other) -> None:
     for name in facts:
         if found.get(name) != facts[name]:
             raise UsageError(
-                f"task {other.task} on {other.host} has another {name} than task 0: "
-                f"{_brief(found.get(name))}, not {_brief(facts[name])}.",
+                f"task {other.task} on {other.host} has {'other' if name in ('steps', 'epochs') else 'another'} {name} "
+                f"than task 0: {_brief(found.get(name))}, not {_brief(facts[name])}.",
                 fix="start the same command, with the same files and versions, on all hosts.",
             )
 
