@@ -72,7 +72,9 @@ def predict(
     if known is None and cluster is not None:
         chosen = _on(devices, plan, ranks, mesh, of_plan)
     is_here = known is None or (device == "cpu" and known.device.name == processor_name())
-    found = predict_job(given, chosen, devices, time_on=device if is_here else None, limit_bytes=limit, tell=tell)
+    found = predict_job(
+        given, chosen, devices, time_on=device if is_here else None, limit_bytes=limit, tell=tell
+    )
     if known is None:
         remember(replace(machine, device=replace(machine.device, timed=found.cluster.device.timed)))
     return found

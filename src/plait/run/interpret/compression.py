@@ -131,11 +131,13 @@ class Compressor:
 
 
 def _largest_places(sizes: Tensor, kept: int) -> Tensor:
-    """Where the largest are, those that are no numbers first, as `torch.topk` says. On a processor that takes as long as
-    a sort; so a sample tells what is surely too small, and the largest are looked for among the rest."""
+    """Where the largest are, those that are no numbers first, as `torch.topk` has them. It takes as long as a sort on a
+    processor; so a sample tells what is surely too small, and the largest are looked for among the rest."""
     if not sizes.is_cpu or sizes.numel() < 2 * _SAMPLE:
         return torch.topk(sizes, kept, sorted=False).indices
-    sample = sizes[:: sizes.numel() // _SAMPLE | 1]  # odd, so that rows of a matrix are met at all of their columns
+    sample = sizes[
+        :: sizes.numel() // _SAMPLE | 1
+    ]  # odd, so that rows of a matrix are met at all of their columns
     expected = kept * len(sample) // sizes.numel()
     low = torch.topk(sample, min(len(sample), 2 * expected + _MARGIN), sorted=False).values.amin()
     near = (sizes < low).logical_not_().nonzero().view(-1)

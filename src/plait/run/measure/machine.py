@@ -57,7 +57,9 @@ def processor_name() -> str:
     machine like it."""
     model = platform.machine()
     with suppress(OSError), open("/proc/cpuinfo") as file:
-        model = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), model)
+        model = next(
+            (line.partition(":")[2].strip() for line in file if line.startswith("model name")), model
+        )
     return f"cpu core, 1 of {os.cpu_count()} ({model})"
 
 

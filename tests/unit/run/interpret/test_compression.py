@@ -108,9 +108,13 @@ def _even(count: int) -> Tensor:
 HARD = {
     "even": _even,
     "all large ones at one place": lambda count: torch.arange(count).flip(0).float() ** 4,
-    "large where no sample is taken": lambda count: (torch.arange(count) % 3 == 1).float() * 9 + _even(count) / 9,
+    "large where no sample is taken": lambda count: (
+        (torch.arange(count) % 3 == 1).float() * 9 + _even(count) / 9
+    ),
     "mostly zero": lambda count: torch.where(torch.arange(count) % 999 == 5, _even(count), 0.0),
-    "no numbers among them": lambda count: torch.where(torch.arange(count) % 2000 == 7, torch.nan, _even(count)),
+    "no numbers among them": lambda count: torch.where(
+        torch.arange(count) % 2000 == 7, torch.nan, _even(count)
+    ),
     "none of them a number": lambda count: torch.full((count,), torch.nan),
 }
 
@@ -125,7 +129,9 @@ def test_the_largest_of_many_are_those_of_torch(case: str, keep: float) -> None:
     message = Compressor(NoLinks()).compress(bucket, flat.clone(), sync, 0, None)
     sent = message[: kept * 4].view(torch.float32)
     wanted = torch.topk(flat.abs(), kept).values
-    assert torch.equal(sent.abs().sort(descending=True).values.nan_to_num(nan=-1.0), wanted.nan_to_num(nan=-1.0))
+    assert torch.equal(
+        sent.abs().sort(descending=True).values.nan_to_num(nan=-1.0), wanted.nan_to_num(nan=-1.0)
+    )
     places = message[kept * 4 :].view(torch.int32).long()
     assert len(places.unique()) == kept and torch.equal(flat[places].nan_to_num(), sent.nan_to_num())
 
