@@ -203,7 +203,9 @@ def _operation(opts: Any) -> str:
     op = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
     found = next((name for known, name in _OPERATIONS if op == known), None)
     if found is None:
-        raise PlanError(f"{BACKEND} does not know {opts.reduceOp.op.name}.", fix="use a sum, mean, product, min or max.")
+        raise PlanError(
+            f"{BACKEND} does not know {opts.reduceOp.op.name}.", fix="use a sum, mean, product, min or max."
+        )
     return found
 
 
