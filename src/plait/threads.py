@@ -8,8 +8,10 @@ import ctypes
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from plait.errors import RunError
 
@@ -17,6 +19,10 @@ _LOOK_S = 1.0
 """Between two looks at a thread that has not begun: short, for a process that was stopped meanwhile."""
 _LOOKS = 10
 """Until it is given up."""
+_WAITING = 20
+"""Code that may compute for a second may wait for so many."""
+_SOONEST_S = 0.05
+"""Between two looks at how long code has computed."""
 MEMORY_FIX = (
     "leave it more memory (ulimit -v, a container's limit), or raise its limit of threads (ulimit -u)."
 )
@@ -80,24 +86,41 @@ class TooLongError(Exception):
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Leave Python code that does not end in so many seconds by a `TooLongError`; a call into C is waited for."""
-    caller, guard, done = threading.get_ident(), threading.Lock(), False
+    """Leave Python code that takes more processor time than this by a `TooLongError`; a call into C is waited for.
 
-    def leave() -> None:
+    Its own time, not the clock's: what it computes must not depend on who else uses the machine.
+    """
+    caller, over, guard = threading.get_ident(), threading.Event(), threading.Lock()
+    now = _time_of(caller)
+    ends, waits = now() + seconds, time.monotonic() + _WAITING * seconds
+
+    def watch() -> None:
+        while (left := ends - now()) > 0 and time.monotonic() < waits:
+            if over.wait(max(left, _SOONEST_S)):
+                return
         with guard:
-            if not done:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(caller), ctypes.py_object(TooLongError)
-                )
+            if not over.is_set():
+                _leave_by(caller, TooLongError)
 
-    timer = threading.Timer(seconds, leave)
-    timer.daemon = True
-    timer.start()
+    start_thread(threading.Thread(target=watch, daemon=True))
     try:
         yield
     except TooLongError:
         raise TooLongError(f"it did not end in {seconds:g} s") from None
     finally:
         with guard:
-            done = True
-        timer.cancel()
+            over.set()
+            _leave_by(caller, None)
+
+
+def _time_of(thread: int) -> Callable[[], float]:
+    """The processor time that a thread has used; the clock's where the system does not tell."""
+    if sys.platform == "linux":
+        return partial(time.clock_gettime, time.pthread_getcpuclockid(thread))
+    return time.monotonic
+
+
+def _leave_by(thread: int, error: type[Exception] | None) -> None:
+    """Raise it in another thread, soon; None: what was to be raised and was not yet, is not."""
+    raised = ctypes.py_object(error) if error is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)

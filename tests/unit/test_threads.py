@@ -1,12 +1,13 @@
 """A thread begins, or there is an error: nobody waits for one that died before it could begin."""
 
 import threading
+import time
 
 import pytest
 
 from plait import threads
 from plait.errors import RunError
-from plait.threads import start_thread
+from plait.threads import TooLongError, at_most, start_thread
 
 
 def test_a_thread_is_started() -> None:
@@ -38,3 +39,18 @@ def test_a_thread_that_cannot_be_made_is_an_error(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(threading, name, refuse)
     with pytest.raises(RunError, match="no thread could be started"):
         start_thread(threading.Thread())
+
+
+def test_code_is_left_by_its_own_time_not_by_the_clocks() -> None:
+    """A busy machine makes everything take longer: that decides nothing."""
+    with at_most(0.3):
+        time.sleep(0.5)
+    with pytest.raises(TooLongError, match=r"0\.1 s"), at_most(0.1):
+        while True:
+            pass
+
+
+def test_code_that_waits_for_ever_is_left_too() -> None:
+    with pytest.raises(TooLongError), at_most(0.01):
+        while True:
+            time.sleep(0.001)

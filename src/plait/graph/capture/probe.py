@@ -19,7 +19,7 @@ from plait.torch_private.autograd import version_of
 from plait.torch_private.dispatch import without_modes
 
 PROBE_S = 5.0
-"""A module runs on made-up numbers in milliseconds, or its loop may never end on them."""
+"""Of processor time: a module runs on made-up numbers in milliseconds, or its loop may never end on them."""
 
 
 VALUES = (0.0, None, 1.0)

@@ -30,9 +30,12 @@ _NOTES: dict[str, Any] = {
 }
 """What we keep on a node, and what it is where nothing is known."""
 _TORCH = str(Path(torch.__file__).parent)
-_PACKAGE = str(Path(__file__).parent.parent)
-_CAPTURE = tuple(str(Path(_PACKAGE) / room) for room in ("capture", "rewrite"))
-_STAND_INS = str(Path(_PACKAGE) / "capture" / "stand_ins.py")
+_PACKAGE = Path(__file__).parent.parent.parent
+_CAPTURE = tuple(str(_PACKAGE / "graph" / room) for room in ("capture", "rewrite"))
+_BETWEEN = tuple(
+    str(_PACKAGE / room) for room in ("graph/ops", "torch_private", "graph/capture/stand_ins.py")
+)
+"""What stands in for functions that the user's code calls."""
 
 
 class Marks:
@@ -171,10 +174,10 @@ def _running_line() -> tuple[str, int] | None:
     while frame.f_back is not None:
         frame = frame.f_back
         filename = frame.f_code.co_filename
-        if filename == _STAND_INS or (filename.startswith(_CAPTURE) and not entered):
+        if filename.startswith(_BETWEEN) or (filename.startswith(_CAPTURE) and not entered):
             continue
         entered = True
-        if filename.startswith(_PACKAGE):
+        if filename.startswith(str(_PACKAGE)):
             return None
         if not filename.startswith((_TORCH, "<")):
             return filename, frame.f_lineno
