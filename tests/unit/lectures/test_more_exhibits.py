@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import sparse_verses
 from examples.lectures import lecture000_folds as folds
 from examples.lectures import lecture000_gpt3_days as gpt3
 from examples.lectures import lecture000_naive_then_pipelined as naive
@@ -26,6 +27,7 @@ from examples.lectures import lecture004_locked_async_hogwild as locked
 from examples.lectures import lecture004_pipelines as pipelines
 from examples.lectures import lecture004_server_bottleneck as bottleneck
 from examples.lectures.exhibit import Exhibit
+from examples.lectures.runs import trained
 from examples.lectures.slurm import NoSlurmError
 
 import plait
@@ -126,9 +128,7 @@ def test_one_step_an_epoch_hardly_moves() -> None:
     found = {}
     for name in ("mini-batch, B = 64", "batch, B = all"):
         batch, shuffle, lr = batch_sizes.VARIANTS[name]
-        with batch_sizes.trained(
-            batch_sizes.job(batch, shuffle=shuffle, lr=lr), "single", trace=False
-        ) as result:
+        with trained(batch_sizes.job(batch, shuffle=shuffle, lr=lr), "single", trace=False) as result:
             found[name] = (len(result.losses), result.evaluation["accuracy"])
     (many, learned), (few, not_yet) = found.values()
     assert (many, few) == (69, 3)
@@ -153,7 +153,7 @@ def test_alpas_choice_keeps_cut_operators_within_a_host() -> None:
 def test_the_lecture_extrapolates_147_days(monkeypatch: pytest.MonkeyPatch) -> None:
     """With steps of 30.8 s, 300 billion tokens take 34 days, as published."""
     best = SimpleNamespace(step_s=30.8, utilization=0.5, plan=resolve("ddp", 2))
-    monkeypatch.setattr(gpt3.plait, "choose", lambda **_: SimpleNamespace(best=best))
+    monkeypatch.setattr(plait, "choose", lambda **_: SimpleNamespace(best=best))
     larger, minutes, days, predicted_days = (float(number.ours) for number in gpt3.exhibit().numbers)
     assert (round(larger), round(minutes / 1000), round(days)) == (530, 212, 147)
     assert predicted_days == pytest.approx(gpt3.PUBLISHED_DAYS, rel=0.01)
@@ -178,7 +178,7 @@ def test_several_groups_pay_where_latency_decides() -> None:
         cluster = emulated(parse_cluster("2xV100"), emulation)
         one, five = (
             plait.predict(
-                round_robin.job(), "ddp", settings=round_robin.settings(groups), cluster=cluster
+                bucket_sizes.job(), "ddp", settings=round_robin.settings(groups), cluster=cluster
             ).prediction.step_s
             for groups in (1, 5)
         )
@@ -196,7 +196,7 @@ def test_bubbles_are_the_lectures() -> None:
 
 
 def test_who_waits_computes_what_one_process_does_and_who_does_not_still_learns() -> None:
-    job = replace(locked.job(), epochs=None, steps=40, evaluate=None, metrics={})
+    job = replace(sparse_verses.job(), epochs=None, steps=40, evaluate=None, metrics={})
     found = {
         plan: run_serially(job, resolve(plan, ranks), 40, torch.float32).losses
         for plan, (_, ranks) in locked.PLANS.items()
