@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 
 class Objects(list[Any]):
@@ -22,10 +23,42 @@ class Objects(list[Any]):
         return Objects(found) if isinstance(at, slice) else found
 
 
+class _Replaced(TorchFunctionMode):
+    """While objects are copied, tensors in them become what a function makes of them."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._function = function
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is not Tensor.__deepcopy__:
+            return function(*args, **(kwargs or {}))
+        tensor, memo = args
+        if id(tensor) not in memo:
+            memo[id(tensor)] = self._function(tensor)
+        return memo[id(tensor)]
+
+
+def map_objects(function: Callable[[Tensor], Tensor], objects: Objects) -> Objects:
+    """Copies of objects with every tensor in them replaced; what cannot be copied stays as it is."""
+    try:
+        with _Replaced(function):
+            return Objects(copy.deepcopy(list(objects)))
+    except Exception:  # of the objects' own making, such as a lock inside, or depth
+        return objects
+
+
 def with_objects(batch: Any) -> Any:
-    """The batch with every list or tuple that holds neither tensors nor numbers as `Objects`, which are lists."""
+    """The batch with every list of what is no tensor as `Objects`, which are lists.
+
+    A list or tuple that holds neither tensors nor numbers is one, and so are a list of dataclasses and one of trees.
+    """
+    if type(batch) is list and batch and all(map(_is_dataclass, batch)):
+        return Objects(batch)
     if type(batch) in (list, tuple):
-        if next(tensors_in(batch), None) is None and not any(isinstance(item, int | float) for item in batch):
+        numbers = [isinstance(item, int | float) for item in batch]
+        mixed = any(isinstance(item, tuple | list) for item in batch)  # trees, of which some are a leaf
+        if (mixed or not any(numbers)) and next(tensors_in(batch), None) is None:
             return Objects(batch)
         return type(batch)(with_objects(item) for item in batch)
     if isinstance(batch, dict):
@@ -45,11 +78,13 @@ def copied(tree: MutableMapping[Any, Any], function: Callable[[Any], Any]) -> An
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
     """Every tensor in the tree, in the order in which it is written down."""
-    if isinstance(tree, Tensor):
-        yield tree
-    else:
-        for child in _children(tree):
-            yield from tensors_in(child)
+    left = [tree]
+    while left:  # no recursion: a sample may be nested as deep as it likes
+        now = left.pop()
+        if isinstance(now, Tensor):
+            yield now
+        else:
+            left.extend(reversed(list(_children(now))))
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
@@ -65,7 +100,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
         return [map_tensors(function, item) for item in tree]
     if isinstance(tree, MutableMapping):
         return copied(tree, lambda value: map_tensors(function, value))
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+    if _is_dataclass(tree):
         fields = [field.name for field in dataclasses.fields(tree) if field.init]
         return dataclasses.replace(
             tree, **{name: map_tensors(function, getattr(tree, name)) for name in fields}
@@ -109,5 +144,9 @@ def _children(tree: Any) -> Iterator[Any]:
         yield from tree
     elif isinstance(tree, Mapping):
         yield from tree.values()
-    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+    elif _is_dataclass(tree):
         yield from (getattr(tree, field.name) for field in dataclasses.fields(tree))
+
+
+def _is_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)

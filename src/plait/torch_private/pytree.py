@@ -27,13 +27,15 @@ __all__ = [
 
 def know_dataclasses(tree: Any) -> Any:
     """The same tree; dataclasses in it are containers from now on."""
-    if isinstance(tree, tuple | list):
-        for item in tree:
-            know_dataclasses(item)
-    elif isinstance(tree, dict):
-        know_dataclasses(list(tree.values()))
-    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type) and type(tree) not in SUPPORTED_NODES:
-        others = [field.name for field in dataclasses.fields(tree) if not field.init]
-        register_dataclass(type(tree), drop_field_names=others)
-        know_dataclasses([getattr(tree, field.name) for field in dataclasses.fields(tree) if field.init])
+    left = [tree]
+    while left:
+        now = left.pop()
+        if isinstance(now, tuple) or type(now) is list:
+            left.extend(now)
+        elif isinstance(now, dict):
+            left.extend(now.values())
+        elif dataclasses.is_dataclass(now) and not isinstance(now, type) and type(now) not in SUPPORTED_NODES:
+            others = [field.name for field in dataclasses.fields(now) if not field.init]
+            register_dataclass(type(now), drop_field_names=others)
+            left.extend(getattr(now, field.name) for field in dataclasses.fields(now) if field.init)
     return tree

@@ -1,5 +1,6 @@
 """Models whose graph differs by sample are ordinary jobs: exact against one vertex, one sample after the other."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch.utils.data import Dataset
 
 import plait
 from plait.errors import DataError
+from plait.job.data.open import open_data
 
 
 class Tree:
@@ -61,6 +63,79 @@ def job(model: type[nn.Module]) -> plait.Job:
 def test_shares_of_trees_are_exact(model: type[nn.Module], plan: str) -> None:
     proof = plait.verify(job(model), plan, 2, serial=True, steps=2)
     assert proof.ok, proof
+
+
+@dataclass
+class Node:
+    """A tree as people write it: with floating inputs, which a proof in float64 has to widen."""
+
+    input: Tensor
+    children: list["Node"]
+
+    @staticmethod
+    def of(nested: Any) -> "Node":
+        if not isinstance(nested, tuple):
+            return Node(torch.full((5,), float(nested)), [])
+        children = [Node.of(part) for part in nested]
+        return Node(torch.stack([child.input for child in children]).mean(0), children)
+
+
+class Sum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.seen = nn.Linear(5, 6), nn.Linear(6, 6)
+
+    def forward(self, own: Tensor, states: Tensor) -> Tensor:
+        return torch.tanh(self.own(own) + self.seen(states).sum(0))
+
+
+class OfObjects(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tree = plait.Vertices(Sum(), state=6)
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, samples: list[Node]) -> Tensor:
+        roots = self.tree(samples).roots
+        assert isinstance(roots, Tensor)
+        return self.out(roots)
+
+
+class OfTuples(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tree = plait.Batched(Recursive())
+
+    def forward(self, samples: list[Any]) -> Tensor:
+        assert all(isinstance(sample, tuple) for sample in samples)
+        return self.tree(samples)
+
+
+def _kept(samples: list[Any]) -> tuple[list[Any], Tensor]:
+    return [tree for tree, _ in samples], torch.tensor([label for _, label in samples])
+
+
+@pytest.mark.parametrize(("model", "collate"), [(OfObjects, None), (OfObjects, _kept), (OfTuples, None)])
+def test_objects_with_tensors_and_nested_tuples_are_samples(model: type[nn.Module], collate: Any) -> None:
+    nested = trees(3, *(2 + index % 4 for index in range(12)))
+    torch.manual_seed(0)
+    made = plait.Job(
+        model=model(), loss=nn.CrossEntropyLoss(), batch=3, collate=collate,
+        data=[(Node.of(tree) if model is OfObjects else tree, at % 3) for at, tree in enumerate(nested)],
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )  # fmt: skip
+    proof = plait.verify(made, "ddp", 2, serial=True, steps=1)
+    assert proof.ok, proof
+
+
+def test_a_sample_may_be_nested_as_deep_as_it_likes() -> None:
+    deep: Any = 3
+    for number in range(20_000):
+        deep = (deep, number)
+    for collate in (None, _kept):
+        source = open_data([(deep, 0), ((1, 2), 1), ((1, (2, 3)), 1)], collate)
+        batch = source.fetch(torch.tensor([1, 0]))
+        assert list(batch[0])[0] == (1, 2) and batch[0][1] is deep and batch[1].tolist() == [1, 0]
 
 
 def test_pipelines_and_tensors_are_refused_with_the_reason() -> None:

@@ -15,6 +15,7 @@ from torch.utils.data import default_collate
 from plait.errors import DataError
 from plait.job.batch import Objects, describe, no_rows, with_objects
 from plait.job.data.damage import Damage
+from plait.job.data.trees import LOOKED_AT, Tree, fields, tree_fields, with_trees
 from plait.job.origin import called
 from plait.torch_private import pytree
 
@@ -57,6 +58,7 @@ class Samples(Source):
         self._get_many = getattr(samples, "__getitems__", None)
         self._among: Sequence[int] | None = None
         self._empty: Any = None
+        self._trees: frozenset[int] | None = None
         self.damage: Damage = Damage()
 
     @property
@@ -69,9 +71,18 @@ class Samples(Source):
     def fetch(self, ids: Tensor) -> Any:
         if len(ids) == 0:
             if self._empty is None:
-                self._empty = no_rows(collated(self._collate, self._read([self._ids()[0]])))
+                self._empty = no_rows(self._collated([self._ids()[0]]))
             return self._empty
-        return collated(self._collate, self._read(ids.tolist()))
+        return self._collated(ids.tolist())
+
+    def _collated(self, ids: list[int]) -> Any:
+        samples = self._read(ids)
+        if self._collate is None:
+            if self._trees is None and any(fields(sample, depth=1) for sample in samples):
+                # a batch alone does not tell: its own may be alike by chance
+                self._trees = tree_fields(self._read(list(self._ids()[:LOOKED_AT])))
+            samples = [with_trees(sample, self._trees) for sample in samples]
+        return collated(self._collate, samples)
 
     def _read(self, ids: list[int]) -> list[Any]:
         if self._get_many is not None:
@@ -227,7 +238,7 @@ def collated(collate: Collate | None, samples: list[Any]) -> Any:
     if collate is not None:
         with called(f"collate(...) of {len(samples)} samples", kind=DataError):
             made = collate(samples)
-        return with_objects(pytree.know_dataclasses(made))
+        return pytree.know_dataclasses(with_objects(made))
     try:
         return with_objects(_gathered(samples))
     except (TypeError, RuntimeError, ValueError) as error:
@@ -252,4 +263,4 @@ def _gathered(samples: list[Any]) -> Any:
             first, "__array__"
         ):
             raise
-        return Objects(samples)
+        return Objects(sample.nested if isinstance(sample, Tree) else sample for sample in samples)

@@ -17,7 +17,6 @@ from plait.job.data.source import Source
 from plait.job.dtypes import default_dtype
 from plait.run.eager.step import seeded
 from plait.run.hold.state import ModelState
-from plait.torch_private import pytree
 from plait.torch_private.modules import BatchNorm
 
 
@@ -57,7 +56,7 @@ def fit_batch_norm(
 
 def _see(state: ModelState, share: Share, step: int, micro_batch: int) -> None:
     """A forward pass in training; an objective may differentiate inside."""
-    job, batch = state.part(step), pytree.tree_map_only(Tensor, state.to_device, share.batch)
+    job, batch = state.part(step), state.placed(share.batch)
     with (
         torch.set_grad_enabled(job.objective is not None),
         seeded(state, step, micro_batch),

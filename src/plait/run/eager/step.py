@@ -24,7 +24,6 @@ from plait.run.eager.company import Company
 from plait.run.eager.draws import SampleDraws
 from plait.run.eager.statistics import WholeStatistics
 from plait.run.hold.state import ModelState
-from plait.torch_private import pytree
 from plait.torch_private.intercept import Takers, intercepted
 
 
@@ -50,7 +49,7 @@ def run_eagerly(
             company.leave()
     else:
         takers = _takers(state, share, model, step, micro_batch, company)
-        batch = pytree.tree_map_only(Tensor, state.to_device, share.batch)
+        batch = state.placed(share.batch)
         frozen = [(name, p) for name, p in named.items() if not p.requires_grad]
         job = state.part(step)
         with (

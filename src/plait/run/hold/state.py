@@ -8,12 +8,14 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from plait.errors import CheckpointError
+from plait.job.batch import Objects, map_objects
 from plait.job.copies import copy_of, in_dtype
 from plait.job.dtypes import leaf_dtype, scalar_dtype
 from plait.job.job import Job
@@ -39,6 +41,7 @@ from plait.run.hold.on_demand import room_beside
 from plait.run.hold.optimizer_shards import own_optimizer, whole_optimizer
 from plait.run.hold.user_module import UserModule
 from plait.run.setup.agreement import digest_of
+from plait.torch_private import pytree
 
 
 class ModelState:
@@ -200,6 +203,15 @@ class ModelState:
         computes.wait_stream(self._copies)
         placed.record_stream(computes)
         return placed
+
+    def placed(self, batch: Any) -> Any:
+        """A batch whose tensors are on this rank's device, in the dtypes that the model takes.
+
+        Tensors in objects stay as they are, as in the user's own loop; a run in float64 is ours, and widens them too.
+        """
+        if self.asked == torch.float64:
+            batch = pytree.tree_map_only(Objects, partial(map_objects, self.to_device), batch)
+        return pytree.tree_map_only(Tensor, self.to_device, batch)
 
     def room(self, limit_bytes: int | None, fetch: ShardFetcher | None) -> int | None:
         """Bytes of other parameters for which every rank has room beside what it holds; None: for all of them."""

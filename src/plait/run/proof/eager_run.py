@@ -36,7 +36,6 @@ from plait.run.eager.step import seed_of, trained_alone
 from plait.run.hold.state import ModelState
 from plait.run.prepare.programs import Programs
 from plait.run.proof.serial_run import Record
-from plait.torch_private import pytree
 from plait.torch_private.intercept import intercepted
 
 
@@ -110,7 +109,7 @@ def _gradients(
     job, trained = state.part(step), state.trained_in(step)
     graphs = [_graph_of(programs.captures, batch, size) for batch, size in zip(batches, sizes, strict=True)]
     nodes = [_nodes_of(programs, batch, size) for batch, size in zip(batches, sizes, strict=True)]
-    placed = [pytree.tree_map_only(Tensor, state.to_device, batch) for batch in batches]
+    placed = [state.placed(batch) for batch in batches]
     known = [weight_of(graph, batch) for graph, batch in zip(graphs, placed, strict=True)]
     loss, whole = 0.0, 0.0
     kept: list[Tensor | None] = [None] * len(state.named)

@@ -24,7 +24,6 @@ from plait.job.order import split
 from plait.job.reading import total_and_weight
 from plait.plan.plan import Plan
 from plait.run.hold.state import ModelState
-from plait.torch_private import pytree
 
 
 class _Saved(msgspec.Struct):
@@ -54,7 +53,7 @@ def evaluate(
     try:
         with torch.no_grad(), state.job.autocast(state.device.type):
             for count, fetched in _batches(source, job, rank, ranks, alike):
-                batch = pytree.tree_map_only(Tensor, state.to_device, fetched)
+                batch = state.placed(fetched)
                 found = _measure(job, state, batch, max(count, 1))
                 if not count:
                     continue
