@@ -135,7 +135,7 @@ def test_a_sample_may_be_nested_as_deep_as_it_likes() -> None:
     for collate in (None, _kept):
         source = open_data([(deep, 0), ((1, 2), 1), ((1, (2, 3)), 1)], collate)
         batch = source.fetch(torch.tensor([1, 0]))
-        assert list(batch[0])[0] == (1, 2) and batch[0][1] is deep and batch[1].tolist() == [1, 0]
+        assert batch[0][0] == (1, 2) and batch[0][1] is deep and batch[1].tolist() == [1, 0]
 
 
 def test_pipelines_and_tensors_are_refused_with_the_reason() -> None:

@@ -1,7 +1,7 @@
 """Fields of samples that are trees: nested tuples or lists that differ from sample to sample.
 
-Goes in: samples, each a tuple of fields. Comes out: which fields are trees, and samples in which they are kept whole, so
-that a batch has them in a list. Nested numbers that are alike in all samples are columns, as torch collates them.
+Goes in: samples, each a tuple of fields. Comes out: which fields are trees, and samples in which they are kept whole
+so that a batch has them in a list. Nested numbers that are alike in all samples are columns, as torch collates them.
 """
 
 from typing import Any
