@@ -22,6 +22,9 @@
 A message says what is wrong, with the numbers; `fix` says what to do about it.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class PlaitError(Exception):
     """What went wrong, and how to mend it."""
@@ -33,6 +36,12 @@ class PlaitError(Exception):
 
     def __str__(self) -> str:
         return self.what if self.fix is None else f"{self.what}\nFix: {self.fix}"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The nearest of the names that there are, to begin a fix with; nothing where none is near."""
+    near = get_close_matches(word, list(known), n=1)
+    return f"did you mean {near[0]!r}? " if near else ""
 
 
 def located(error: Exception, where: str) -> Exception:

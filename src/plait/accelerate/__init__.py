@@ -7,5 +7,15 @@ As there, `batch_size` is that of one process unless `split_batches`. State is s
 
 from plait.accelerate.accelerator import Accelerator
 from plait.accelerate.functions import DistributedType, set_seed, skip_first_batches
+from plait.accelerate.processes import PartialState
+from plait.accelerate.settings import DataLoaderConfiguration, DistributedDataParallelKwargs
 
-__all__ = ["Accelerator", "DistributedType", "set_seed", "skip_first_batches"]
+__all__ = [
+    "Accelerator",
+    "DataLoaderConfiguration",
+    "DistributedDataParallelKwargs",
+    "DistributedType",
+    "PartialState",
+    "set_seed",
+    "skip_first_batches",
+]

@@ -1,28 +1,35 @@
 """The `Accelerator` of a script: its processes, and its model, optimizer, data and scheduler among them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from safetensors.torch import save_model
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from plait.accelerate import checkpoints
-from plait.accelerate.functions import DistributedType, device_of, skip_first_batches
+from plait.accelerate.functions import gather_object, is_of_tensors, skip_first_batches
+from plait.accelerate.processes import PartialState
+from plait.accelerate.settings import (
+    DataLoaderConfiguration,
+    DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
+    ProjectConfiguration,
+)
 from plait.accelerate.steppers import Optimizer, Scheduler
 from plait.accelerate.trackers import Trackers
 from plait.errors import UsageError
 from plait.job.batch import map_tensors
 from plait.job.order import split
-from plait.run.own_loop import ShareLoader, gathered, padded
+from plait.run.own_loop import ShareLoader
 from plait.run.start.launch import disconnect
-from plait.run.wrap import Wrapped, join_ranks
+from plait.run.wrap import Wrapped
 
 
-class Accelerator:
+class Accelerator(PartialState):
     """A script's processes, and its model, optimizer, data and scheduler among them."""
 
     def __init__(
@@ -33,11 +40,20 @@ class Accelerator:
         gradient_accumulation_steps: int = 1,
         cpu: bool = False,
         step_scheduler_with_optimizer: bool = True,
-        project_dir: str | None = None,
+        project_dir: str | Path | None = None,
         log_with: Any = None,
+        dataloader_config: DataLoaderConfiguration | None = None,
+        project_config: ProjectConfiguration | None = None,
+        gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
+        kwargs_handlers: Sequence[Any] | None = None,
         **others: Any,
     ) -> None:
         unknown = [name for name, value in others.items() if value is not None]
+        unknown += [
+            f"kwargs_handlers=[{type(one).__name__}(...)], "
+            for one in kwargs_handlers or ()
+            if not isinstance(one, DistributedDataParallelKwargs)
+        ]
         if unknown:
             raise UsageError(
                 f"Accelerator({', '.join(unknown)}=...) is not known here.",
@@ -47,11 +63,15 @@ class Accelerator:
             raise UsageError(
                 f"mixed_precision={mixed_precision!r} is not known here.", fix="use 'bf16' or 'no'."
             )
+        super().__init__(cpu=cpu)
         self.mixed_precision = mixed_precision or "no"
-        self.device = device_of(cpu)
-        self.process_index, self.num_processes = join_ranks(self.device)
-        self.split_batches, self.project_dir = split_batches, project_dir
-        self.gradient_accumulation_steps = gradient_accumulation_steps
+        self.project_configuration = project_config or ProjectConfiguration(project_dir=project_dir)
+        self.split_batches = split_batches or (
+            dataloader_config is not None and dataloader_config.split_batches
+        )
+        plugin = gradient_accumulation_plugin or GradientAccumulationPlugin()
+        self.gradient_accumulation_steps = plugin.num_steps or gradient_accumulation_steps
+        self._ends_with_data = plugin.sync_with_dataloader
         self.sync_gradients = True
         """Whether the pass that is under way completes the gradients."""
         self.step = 0
@@ -64,36 +84,14 @@ class Accelerator:
         self.scaler, self.optimizer_step_was_skipped = None, False  # of fp16, which is refused
 
     @property
-    def is_main_process(self) -> bool:
-        """Rank 0 of all."""
-        return self.process_index == 0
+    def project_dir(self) -> str | Path | None:
+        """Of checkpoints that are numbered."""
+        return self.project_configuration.project_dir
 
     @property
-    def local_process_index(self) -> int:
-        """This rank's number on its host."""
-        return self.device.index or 0 if self.device.type == "cuda" else self.process_index
-
-    @property
-    def is_local_main_process(self) -> bool:
-        """The first of its host."""
-        return self.local_process_index == 0
-
-    @property
-    def is_last_process(self) -> bool:
-        """The last of all."""
-        return self.process_index == self.num_processes - 1
-
-    @property
-    def use_distributed(self) -> bool:
-        """Whether there are others."""
-        return self.num_processes > 1
-
-    @property
-    def distributed_type(self) -> DistributedType:
-        """By Accelerate's names."""
-        if not self.use_distributed:
-            return DistributedType.NO
-        return DistributedType.MULTI_GPU if self.device.type == "cuda" else DistributedType.MULTI_CPU
+    def logging_dir(self) -> str | Path | None:
+        """Of loggers."""
+        return self.project_configuration.logging_dir or self.project_dir
 
     def prepare(self, *parts: Any, device_placement: Any = None) -> Any:
         """Models, optimizers, DataLoaders and schedulers, in the order in which they are given."""
@@ -106,13 +104,23 @@ class Accelerator:
         if isinstance(part, DataLoader):
             return self.prepare_data_loader(part)
         if isinstance(part, torch.optim.Optimizer):
-            self._optimizers.append(Optimizer(part, self))
-            return self._optimizers[-1]
+            return self.prepare_optimizer(part)
         if hasattr(part, "step") and hasattr(part, "state_dict"):
-            times = 1 if self.split_batches or not self._steps_schedulers else self.num_processes
-            self._schedulers.append(Scheduler(part, self, times))
-            return self._schedulers[-1]
+            return self.prepare_scheduler(part)
         return part
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
+    ) -> Optimizer:
+        """Steps where gradients are complete."""
+        self._optimizers.append(Optimizer(optimizer, self))
+        return self._optimizers[-1]
+
+    def prepare_scheduler(self, scheduler: Any) -> Scheduler:
+        """Steps with the optimizer."""
+        times = 1 if self.split_batches or not self._steps_schedulers else self.num_processes
+        self._schedulers.append(Scheduler(scheduler, self, times))
+        return self._schedulers[-1]
 
     def prepare_model(self, model: nn.Module, device_placement: bool | None = None) -> Wrapped:
         """Gradients of `model` are those of all ranks' samples."""
@@ -135,7 +143,7 @@ class Accelerator:
     @contextmanager
     def accumulate(self, *models: nn.Module) -> Iterator[None]:
         """Gradients are summed over ranks, and optimizers step, every so many times and at the end of the data."""
-        at_end = any(loader.is_read and loader.at_end for loader in self._loaders)
+        at_end = self._ends_with_data and any(loader.is_read and loader.at_end for loader in self._loaders)
         self.step = 0 if at_end else self.step + 1
         self.sync_gradients = at_end or self.step % self.gradient_accumulation_steps == 0
         with self.no_sync(*models) if not self.sync_gradients else nullcontext():
@@ -165,12 +173,13 @@ class Accelerator:
         if self.sync_gradients:
             nn.utils.clip_grad_value_(parameters, clip_value)
 
-    def gather(self, tree: Any) -> Any:
-        """Tensors of all ranks one after the other along dim 0, in which they may differ."""
-        return map_tensors(gathered, tree)
-
     def gather_for_metrics(self, tree: Any, use_gather_object: bool = False) -> Any:
-        """The same: no sample is repeated. A loss that is repeated for a batch counts for the samples of this rank."""
+        """The same: no sample is repeated. A loss that is repeated for a batch counts for the samples of this rank.
+
+        Lists of other things than tensors are put one after the other.
+        """
+        if use_gather_object or not is_of_tensors(tree):
+            return gather_object(tree)
         read = next((loader for loader in reversed(self._loaders) if loader.is_read and loader.sizes), None)
         if read is not None:
             usual = split(read.batch_size, self.num_processes)[self.process_index]
@@ -178,54 +187,10 @@ class Accelerator:
             tree = map_tensors(lambda t: t[:own] if t.dim() and t.shape[0] == usual else t, tree)
         return self.gather(tree)
 
-    def pad_across_processes(
-        self, tree: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False
-    ) -> Any:
-        """Tensors as long as the longest rank's along `dim`."""
-        return map_tensors(lambda tensor: padded(tensor, dim, pad_index, pad_first), tree)
-
-    def reduce(self, tree: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """The sum or the mean over ranks."""
-
-        def reduced(tensor: Tensor) -> Tensor:
-            whole = tensor.detach().clone()
-            if self.use_distributed:
-                dist.all_reduce(whole)
-            return whole * scale / (self.num_processes if reduction == "mean" else 1)
-
-        return map_tensors(reduced, tree)
-
     def autocast(self) -> AbstractContextManager[Any]:
         """Where computing in short floats is wanted."""
         wanted = self.mixed_precision == "bf16"
         return torch.autocast(self.device.type, torch.bfloat16) if wanted else nullcontext()
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """On the main process alone."""
-        if self.is_main_process:
-            print(*args, **kwargs)
-
-    def wait_for_everyone(self) -> None:
-        """All ranks come here before any goes on."""
-        if self.use_distributed:
-            dist.all_reduce(torch.zeros(1, device=self.device))
-
-    @contextmanager
-    def main_process_first(self) -> Iterator[None]:
-        """The main process before all others."""
-        if not self.is_main_process:
-            self.wait_for_everyone()
-        try:
-            yield
-        finally:
-            if self.is_main_process:
-                self.wait_for_everyone()
-
-    local_main_process_first = main_process_first
-
-    def on_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that does nothing elsewhere."""
-        return lambda *args, **kwargs: function(*args, **kwargs) if self.is_main_process else None
 
     def unwrap_model(self, model: nn.Module, keep_fp32_wrapper: bool = True) -> nn.Module:
         """The user's own."""
@@ -251,15 +216,41 @@ class Accelerator:
             "objects": self._custom,
         }
 
-    def save_state(self, output_dir: str | Path, **unused: Any) -> str:
-        """Everything that was prepared, and the generators of every rank."""
-        checkpoints.save(Path(output_dir), self._kept(), self._loaders, self.process_index)
+    def save_state(self, output_dir: str | Path | None = None, **unused: Any) -> str:
+        """Everything that was prepared, and the generators of every rank; older ones go as the project says."""
+        folder = (
+            Path(output_dir)
+            if output_dir is not None
+            else checkpoints.next_folder(self.project_configuration)
+        )
         self.wait_for_everyone()
-        return str(output_dir)
+        if output_dir is None and self.is_main_process:
+            checkpoints.make_room(self.project_configuration)
+        checkpoints.save(folder, self._kept(), self._loaders, self.process_index)
+        self.wait_for_everyone()
+        return str(folder)
 
-    def load_state(self, input_dir: str | Path, **unused: Any) -> None:
-        """What `save_state` wrote, on any number of ranks."""
-        checkpoints.load(Path(input_dir), self._kept(), self._loaders, self.process_index)
+    def load_state(self, input_dir: str | Path | None = None, **unused: Any) -> None:
+        """What `save_state` wrote, on any number of ranks; without a name, the project's newest."""
+        folder = Path(input_dir) if input_dir is not None else checkpoints.newest(self.project_dir)
+        checkpoints.load(folder, self._kept(), self._loaders, self.process_index)
+
+    def save_model(
+        self,
+        model: nn.Module,
+        save_directory: str | Path,
+        max_shard_size: Any = None,
+        safe_serialization: bool = True,
+    ) -> None:
+        """The weights with the user's own names, as one file: model.safetensors, or pytorch_model.bin."""
+        if not self.is_main_process:
+            return
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        if safe_serialization:
+            save_model(self.unwrap_model(model), str(folder / "model.safetensors"))
+        else:
+            torch.save(self.get_state_dict(model), folder / "pytorch_model.bin")
 
     def save(self, value: Any, path: str | Path, **unused: Any) -> None:
         """torch.save on the main process."""
@@ -273,10 +264,17 @@ class Accelerator:
         self.step = 0
         return (None,) * len(objects)
 
+    clear = free_memory
+
+    @contextmanager
+    def join_uneven_inputs(self, joinables: Any = None, even_batches: bool | None = None) -> Iterator[None]:
+        """Nothing is to be done: a rank whose share is empty still takes part."""
+        yield
+
     def init_trackers(self, project_name: str, config: Any = None, init_kwargs: Any = None) -> None:
         """Start the loggers that `log_with` names, on the main process; they write into `project_dir`."""
         if self.is_main_process:
-            self._trackers.begin(project_name, self.project_dir, config)
+            self._trackers.begin(project_name, self.logging_dir, config)
 
     def log(self, values: Any, step: int | None = None, log_kwargs: Any = None) -> None:
         """Numbers, by name, to all loggers."""

@@ -1,13 +1,57 @@
 """What `save_state` writes and `load_state` reads: states of what was prepared, and every rank's generator."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from plait.accelerate.settings import ProjectConfiguration
 from plait.errors import UsageError
 from plait.run.own_loop import ShareLoader
+
+
+def next_folder(project: ProjectConfiguration) -> Path:
+    """Where a project's next checkpoint goes: after all that are there."""
+    if not project.automatic_checkpoint_naming or project.project_dir is None:
+        raise UsageError(
+            "save_state() was not told where to.",
+            fix="name a folder, or ProjectConfiguration(project_dir=..., automatic_checkpoint_naming=True).",
+        )
+    before = _numbered(project.project_dir)
+    number = max([project.iteration, *(found + 1 for found in before)])
+    project.iteration = number + 1
+    return Path(project.project_dir) / "checkpoints" / f"checkpoint_{number}"
+
+
+def make_room(project: ProjectConfiguration) -> None:
+    """Delete the oldest, so that one more is as many as the project allows; tells which."""
+    assert project.project_dir is not None
+    before = list(_numbered(project.project_dir).values())
+    most = len(before) + 1 if project.total_limit is None else project.total_limit
+    for old in before[: max(len(before) + 1 - most, 0)]:
+        print(f"{old} is deleted: total_limit={project.total_limit}.")
+        shutil.rmtree(old)
+
+
+def newest(project_dir: str | Path | None) -> Path:
+    """The project's last checkpoint."""
+    found = [] if project_dir is None else list(_numbered(project_dir).values())
+    if not found:
+        raise UsageError(
+            f"{project_dir} holds no checkpoint_0, ...", fix="name a folder that save_state wrote."
+        )
+    return found[-1]
+
+
+def _numbered(project_dir: str | Path) -> dict[int, Path]:
+    """A project's checkpoints, oldest first."""
+    found = {
+        path.name.removeprefix("checkpoint_"): path
+        for path in (Path(project_dir) / "checkpoints").glob("checkpoint_*")
+    }
+    return dict(sorted((int(number), path) for number, path in found.items() if number.isdigit()))
 
 
 def save(

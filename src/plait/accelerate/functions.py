@@ -2,14 +2,18 @@
 
 import os
 import random
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
 import numpy
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from plait.errors import UsageError
 from plait.run.own_loop import ShareLoader
+from plait.run.wire.tell import tell
 
 
 class DistributedType(StrEnum):
@@ -32,6 +36,26 @@ def set_seed(seed: int, *unused: Any) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
+
+
+def gather_object(own: Any) -> list[Any]:
+    """Lists of all ranks, one after the other: of numbers, texts, tensors, and lists and dicts of them."""
+    shares = tell(list(own)) if dist.is_initialized() else [list(own)]
+    return [entry for share in shares for entry in share]
+
+
+def broadcast_object_list(objects: list[Any], from_process: int = 0) -> list[Any]:
+    """The entries of that rank's list, on all ranks, in place."""
+    if dist.is_initialized():
+        objects[:] = tell(objects)[from_process]
+    return objects
+
+
+def is_of_tensors(tree: Any) -> bool:
+    """Whether all that it holds are tensors."""
+    if isinstance(tree, list | tuple):
+        return all(map(is_of_tensors, tree))
+    return all(map(is_of_tensors, tree.values())) if isinstance(tree, Mapping) else isinstance(tree, Tensor)
 
 
 def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:

@@ -5,7 +5,7 @@ In: a reference such as `path.py:function`. Out: nothing, or an error with what 
 
 from pathlib import Path
 
-from plait.errors import UsageError
+from plait.errors import UsageError, did_you_mean
 
 
 def file_of(reference: str) -> Path | None:
@@ -20,5 +20,6 @@ def check_file(path: Path) -> None:
         beside = sorted(file.name for file in path.parent.glob("*.py")) if path.parent.is_dir() else []
         nearby = f"; {path.parent} has {', '.join(beside[:8])}" if beside else ""
         raise UsageError(
-            f"there is no file {path}{nearby}.", fix="check the path; it is taken from the current folder."
+            f"there is no file {path}{nearby}.",
+            fix=f"{did_you_mean(path.name, beside)}check the path; it is taken from the current folder.",
         )

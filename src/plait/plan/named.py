@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from plait.errors import PlanError
+from plait.errors import PlanError, did_you_mean
 from plait.plan.ddp import ddp
 from plait.plan.decisions import Links
 from plait.plan.domain import domain
@@ -188,10 +187,9 @@ def _with_mesh(plan: Plan, mesh: Mapping[str, int]) -> Plan:
 def _check_axes(mesh: Mesh) -> None:
     unknown = [name for name, _ in mesh.axes if name not in AXES]
     if unknown:
-        close = get_close_matches(unknown[0], AXES, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
         raise PlanError(
-            f"no plan can use the mesh axis {unknown[0]!r}.", fix=f"{hint}the axes are {', '.join(AXES)}."
+            f"no plan can use the mesh axis {unknown[0]!r}.",
+            fix=f"{did_you_mean(unknown[0], AXES)}the axes are {', '.join(AXES)}.",
         )
 
 
@@ -211,6 +209,4 @@ def _check_placements(plan: Plan) -> None:
 
 
 def _choices(name: str) -> str:
-    close = get_close_matches(name, NAMED, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}choose one of {', '.join(NAMED)}, or give a .yaml file."
+    return f"{did_you_mean(name, NAMED)}choose one of {', '.join(NAMED)}, or give a .yaml file."

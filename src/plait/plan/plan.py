@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from plait.errors import PlanError
+from plait.errors import PlanError, did_you_mean
 from plait.files.document import Document, Format, parse_yaml, read_yaml
 from plait.files.shape import given_in, partial_of, shaped
 from plait.plan.agreement import AGREEMENTS, Agreement
@@ -268,7 +268,8 @@ def with_settings(plan: Plan, settings: Mapping[str, Any]) -> Plan:
             *(f"{group}.{name}" for group, names in known.items() for name in sorted(names)),
         ]
         raise PlanError(
-            f"the plan has no setting {', '.join(unknown)}.", fix="use one of " + ", ".join(choices) + "."
+            f"the plan has no setting {', '.join(unknown)}.",
+            fix=f"{did_you_mean(unknown[0], choices)}use one of {', '.join(choices)}.",
         )
     checked: Any = shaped(Document(values={"plan": plan.name, **settings}, where="settings"), _FILE, _FORMAT)
     return _changed(plan, checked)

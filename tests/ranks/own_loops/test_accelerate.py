@@ -7,13 +7,21 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import plait
-from plait.accelerate import Accelerator, DistributedType, skip_first_batches
+from plait.accelerate import (
+    Accelerator,
+    DataLoaderConfiguration,
+    DistributedDataParallelKwargs,
+    DistributedType,
+    skip_first_batches,
+)
 from plait.accelerate.logging import get_logger
+from plait.accelerate.utils import GradientAccumulationPlugin, ProjectConfiguration
 from plait.errors import UsageError
 
 pytestmark = pytest.mark.timeout(120)
@@ -81,10 +89,20 @@ def script(folder: str) -> dict[str, Any]:
     again.load_state(folder)
     rest = [len(x) for x, _ in skip_first_batches(train, 4)]
     kind = accelerator.distributed_type == DistributedType.MULTI_CPU
+    rank = accelerator.process_index
+    triggers = [accelerator.check_trigger()]
+    if rank == 1:
+        accelerator.set_trigger()
+    triggers += [accelerator.check_trigger(), accelerator.check_trigger()]
+    with accelerator.split_between_processes({"x": [1, 2, 3]}, apply_padding=True) as own:
+        words = accelerator.gather_for_metrics([f"{rank}: {own['x']}"])
+    only = accelerator.on_process(process_index=1)(lambda: "here")()
+    accelerator.save_model(model, folder)
     return {
         "weights": weights, "norms": norms, "seen": seen, "lr": scheduler.get_last_lr(), "rest": rest, "kind": kind,
         "sum": float(accelerator.reduce(torch.tensor(1.0 + accelerator.process_index))), "epoch": train.epoch,
         "size": sum(losses) / len(losses), "padded": whole, "told": "".join(told),
+        "triggers": triggers, "words": words, "only": only,
     }  # fmt: skip
 
 
@@ -118,6 +136,8 @@ def test_a_script_of_accelerates(tmp_path: Path) -> None:
         assert found["sum"] == 3.0 and found["kind"]
         assert found["size"] == pytest.approx(expected["size"], rel=1e-9)  # each sample counts once
         assert found["padded"] == [[0.0, 1.0, -1.0], [0.0, 1.0, 2.0]]
+        assert found["triggers"] == [False, True, False] and found["only"] == (None, "here")[rank]
+        assert found["words"] == ["0: [1, 2]", "1: [3, 3]"]
         assert found["told"] == ("once\nall\n" if rank == 0 else "all\n")
         assert found["rest"] == ([2, 1] if rank == 0 else [2, 0]) and found["epoch"] == 2
         for name, value in expected["model"].state_dict().items():
@@ -125,16 +145,49 @@ def test_a_script_of_accelerates(tmp_path: Path) -> None:
                 torch.tensor(found["weights"][name], dtype=value.dtype), value, rtol=1e-9, atol=1e-12
             )
 
+    saved = load_file(tmp_path / "state" / "model.safetensors")
+    assert saved["0.weight"].tolist() == found["weights"]["0.weight"]
     rows = (tmp_path / "state" / "tracked" / "metrics.csv").read_text().splitlines()
     assert rows == ["step,name,value", "3,loss,0.5", "3,seen/all,21.0"]
 
 
 def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="kwargs_handlers"):
-        Accelerator(kwargs_handlers=[])
+    with pytest.raises(UsageError, match="SimpleNamespace"):
+        Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(), SimpleNamespace()])
+    with pytest.raises(UsageError, match="fsdp_plugin"):
+        Accelerator(fsdp_plugin=1)
+    with pytest.raises(UsageError, match="dispatch_batches"):
+        DataLoaderConfiguration(dispatch_batches=True)
+    with pytest.raises(UsageError, match="where to"):
+        Accelerator(cpu=True).save_state()
     with pytest.raises(UsageError, match="comet_ml is not known"):
         Accelerator(log_with="comet_ml")
     with pytest.raises(UsageError, match="fp16"):
         Accelerator(mixed_precision="fp16")
     with pytest.raises(UsageError, match="holds no state"):
         Accelerator(cpu=True).load_state(tmp_path)
+
+
+def test_checkpoints_of_a_project(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def started() -> tuple[Accelerator, nn.Linear]:
+        project = ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True, total_limit=2)
+        plugin = GradientAccumulationPlugin(num_steps=3, sync_with_dataloader=False)
+        accelerator = Accelerator(cpu=True, project_config=project, gradient_accumulation_plugin=plugin)
+        assert accelerator.gradient_accumulation_steps == 3 and accelerator.logging_dir == str(tmp_path)
+        model = nn.Linear(1, 1)
+        accelerator.prepare(model)
+        return accelerator, model
+
+    accelerator, model = started()
+    for number in range(3):
+        nn.init.constant_(model.weight, number)
+        accelerator.save_state()
+    assert "checkpoint_0 is deleted: total_limit=2" in capsys.readouterr().out
+    accelerator, model = started()
+    accelerator.load_state()
+    assert model.weight.item() == 2
+    assert accelerator.save_state().endswith("checkpoint_3")  # nothing of the run before is written over
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "checkpoint_2",
+        "checkpoint_3",
+    ]

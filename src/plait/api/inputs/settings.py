@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from plait.errors import UsageError
+from plait.errors import UsageError, did_you_mean
 from plait.files.document import Format, parse_yaml
 from plait.plan.plan import SETTINGS
 
@@ -51,7 +51,7 @@ def parse_settings(entries: Sequence[str]) -> dict[str, Any]:
         elif key in _JOB_KEYS or (key in _PLAN_KEYS and key not in _PLAN_GROUPS):
             found[key] = value
         else:
-            raise UsageError(f"--set {key}: there is no such setting.", fix=_known())
+            raise UsageError(f"--set {key}: there is no such setting.", fix=_known(key))
     return found
 
 
@@ -100,9 +100,9 @@ def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     of_job = {key: value for key, value in settings.items() if key not in _PLAN_KEYS}
     unknown = next((key for key in of_job if key not in _JOB_KEYS), None)
     if unknown is not None:
-        raise UsageError(f"there is no setting {unknown!r}.", fix=_known())
+        raise UsageError(f"there is no setting {unknown!r}.", fix=_known(unknown))
     return of_job, of_plan
 
 
-def _known() -> str:
-    return f"of the job: {', '.join(_JOB_KEYS)}; of the plan: {', '.join(SETTINGS)}."
+def _known(key: str) -> str:
+    return f"{did_you_mean(key, (*_JOB_KEYS, *SETTINGS))}of the job: {', '.join(_JOB_KEYS)}; of the plan: {', '.join(SETTINGS)}."

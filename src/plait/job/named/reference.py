@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from plait.errors import JobError, PlaitError, UsageError
+from plait.errors import JobError, PlaitError, UsageError, did_you_mean
 from plait.files.source import check_file, file_of
 from plait.job.batch import describe
 from plait.job.job import Job
@@ -67,7 +67,9 @@ def _named(reference: str) -> tuple[Any, str]:
         others = _functions(module)
         raise UsageError(
             f"{source} has no function {name!r}; it has {', '.join(others) if others else 'no functions'}.",
-            fix=f"write {source}:{others[0]}." if others else "define `def job() -> plait.Job` in it.",
+            fix=f"{did_you_mean(name, others)}write {source}:FUNCTION with one that returns a plait.Job."
+            if others
+            else "define `def job() -> plait.Job` in it.",
         )
     return found, f"{source}:{name}"
 

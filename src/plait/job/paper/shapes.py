@@ -6,11 +6,10 @@ In: `gpt:layers=96,hidden=12288,heads=96` or a well-known name, with or without 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from plait.errors import JobError
+from plait.errors import JobError, did_you_mean
 
 Family = Literal["gpt", "bert", "llama"]
 Attention = Literal["fused", "plain"]
@@ -157,10 +156,9 @@ def read_shape(text: str) -> Shape:
     name, _, rest = text.partition(":")
     name = name.strip()
     if name not in KNOWN:
-        close = get_close_matches(name, KNOWN, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
         raise JobError(
-            f"there is no model on paper called {name!r}.", fix=f"{hint}choose one of {', '.join(KNOWN)}."
+            f"there is no model on paper called {name!r}.",
+            fix=f"{did_you_mean(name, KNOWN)}choose one of {', '.join(KNOWN)}.",
         )
     base = KNOWN[name]
     types = {field.name: type(getattr(base, field.name)) for field in fields(base) if field.name != "family"}
