@@ -16,6 +16,10 @@ SYSTEMS = ("fsdp2", "megatron", "torchtitan", "deepspeed", "accelerate")
 """Other systems that a plan can be written for."""
 Listener = Callable[[dict[str, Any]], None]
 """Is told of everything that a person may want to see while it goes on."""
+Searching = Literal["grid", "random", "optuna", "asha"]
+"""How the arguments of trials are chosen."""
+Exported = Literal["safetensors", "state_dict", "huggingface", "onnx"]
+"""What trained weights can be written as."""
 OnBadLoss = Literal["stop", "back", "skip"]
 """What is done about a step whose loss is no number."""
 

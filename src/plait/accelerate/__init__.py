@@ -1,7 +1,8 @@
 """Accelerate's names: `from plait.accelerate import Accelerator` in a script that was written for Accelerate.
 
 In: processes that torchrun, srun, mpirun or `plait.launch` started, one a rank; or one alone. Out: its calls, exact: a
-rank's loss weighs what it is a mean of, no sample is repeated to make shares equal, and metrics see each sample once.
+rank's loss weighs what it is a mean of (one that is a sum is averaged, as there), no sample is repeated to make shares
+equal, and metrics see each sample once.
 As there, `batch_size` is that of one process unless `split_batches`. State is saved without pickles of objects.
 """
 

@@ -129,7 +129,7 @@ class Accelerator(PartialState):
         placed = model.to(self.device) if self._places else model
         if self.mixed_precision == "bf16":
             placed.forward = torch.autocast(self.device.type, torch.bfloat16)(placed.forward)
-        self._models.append(Wrapped(placed))
+        self._models.append(Wrapped(placed, averages_sums=True))
         return self._models[-1]
 
     def prepare_data_loader(

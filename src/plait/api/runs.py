@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from plait.api.inputs.trust import check_remembered
 from plait.errors import UsageError
 from plait.job.data.open import open_data
 from plait.job.job import Job
+from plait.options import Exported
 from plait.run.checkpoint.state import restore_model
 from plait.run.checkpoint.store import export_checkpoint, load_checkpoint
 
@@ -37,7 +38,7 @@ _EXAMPLES = 2
 def export(
     folder: str | Path,
     *,
-    to: Literal["safetensors", "state_dict", "huggingface", "onnx"] = "safetensors",
+    to: Exported = "safetensors",
     out: str | Path | None = None,
     job: Job | str | None = None,
     trust_job: bool = False,

@@ -26,7 +26,7 @@ from plait.files.write import write_whole
 from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.job.named.reference import check_arguments
-from plait.options import Listener
+from plait.options import Listener, Searching
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.report.record import read_run
@@ -34,8 +34,6 @@ from plait.report.tries_page import Curve, tries_page
 from plait.run.record.evaluate import aim_of
 from plait.run.record.lock import locked
 
-Searching = Literal["grid", "random", "optuna", "asha"]
-"""How the arguments of trials are chosen."""
 _LOOKED_AT = 10
 """Arguments with which a job may fail before the try is refused."""
 _RUNGS = 3

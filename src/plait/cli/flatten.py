@@ -89,12 +89,17 @@ def _options(group: Any, texts: Mapping[str, Text]) -> list[inspect.Parameter]:
             continue
         text = texts.get(field.name)
         kind = text.type if text is not None else hints[field.name]
-        default = field.default if field.default not in (None, MISSING, False) else None
+        is_flag = kind is bool
+        assert text is not None or not is_flag or field.default is False, (
+            f"--{field.name} would change nothing"
+        )
+        default = "" if field.default in (None, MISSING) or is_flag else f" \\[default: {field.default}]"
         option = typer.Option(
-            *((text.option,) if text is not None and text.option is not None else ()),
-            help=(text.help if text is not None else None) or helps.get(field.name, ""),
-            metavar=text.metavar if text is not None else None,
-            show_default=str(default) if default is not None else False,
+            text.option if text is not None and text.option else "--" + field.name.replace("_", "-"),
+            help=((text.help if text is not None else None) or helps.get(field.name, "")) + default,
+            metavar=text.metavar if text is not None else "" if is_flag else None,
+            show_default=False,
+            rich_help_panel=(group.__doc__ or "").partition("\n")[0].rstrip("."),
         )
         found.append(
             inspect.Parameter(

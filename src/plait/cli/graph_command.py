@@ -32,10 +32,13 @@ def graph(
     html: Annotated[Path | None, typer.Option(help="Draw it as a page that opens offline.")] = None,
     placements: Annotated[
         bool,
-        typer.Option("--placements", help="Show where every tensor is under a plan, and what is exchanged."),
+        typer.Option(
+            "--placements", metavar="", help="Show where every tensor is under a plan, and what is exchanged."
+        ),
     ] = False,
     rewrite: Annotated[
-        bool, typer.Option("--rewrite", help="Compare it with a cheaper equal graph, found by rules.")
+        bool,
+        typer.Option("--rewrite", metavar="", help="Compare it with a cheaper equal graph, found by rules."),
     ] = False,
     how: How,
     arg: ArgOption = None,
@@ -51,7 +54,7 @@ def graph(
         raise UsageError(
             "--plan, --ranks, --mesh and --set say how a step is run.", fix="add --placements to see it."
         )
-    look_first(job, how.plan)
+    look_first(job, how)
     args = parse_arguments(arg or ())
     progress = plain_console(
         to_stderr=json_

@@ -16,6 +16,7 @@ import plait
 from plait.cli.console import plain_console
 from plait.cli.options import JsonOption
 from plait.errors import UsageError
+from plait.options import Exported
 from plait.units import format_bytes, format_seconds
 
 
@@ -67,7 +68,7 @@ def compare(
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder or a checkpoint.")],
     to: Annotated[
-        str, typer.Option("--to", help="safetensors, state_dict, huggingface or onnx.")
+        Exported, typer.Option("--to", help="Weights as a file, or the model for another tool.")
     ] = "safetensors",
     out: Annotated[
         Path | None, typer.Option(help="The file or folder to write; beside the run by default.")
@@ -80,9 +81,13 @@ def export(
     ] = None,
     trust_job: Annotated[
         bool,
-        typer.Option(help="Build the model of the job that the folder names, even if changed or another's."),
+        typer.Option(
+            "--trust-job",
+            metavar="",
+            help="Build the model of the job that the folder names, even if changed or another's.",
+        ),
     ] = False,
 ) -> None:
     """Write the trained weights under the model's own names, or the model as other tools take it."""
-    path = plait.export(folder, to=to, out=out, job=job, trust_job=trust_job)  # type: ignore[arg-type]
+    path = plait.export(folder, to=to, out=out, job=job, trust_job=trust_job)
     plain_console().print(f"wrote {path}")

@@ -13,7 +13,7 @@ import plait
 from plait.api.inputs.settings import parse_arguments
 from plait.cli.console import plain_console, prints_aside
 from plait.cli.flatten import flattened
-from plait.cli.options import TEXTS, ArgOption, DeviceOption, How, JobArgument, JsonOption
+from plait.cli.options import TEXTS, ArgOption, DeviceOption, How, JobArgument, JsonOption, look_first
 
 
 @flattened(TEXTS)
@@ -30,6 +30,7 @@ def lr(
     json_: JsonOption = False,
 ) -> None:
     """Train JOB for some steps with a learning rate that grows, and tell which one to use."""
+    look_first(job, how)
     told = plain_console(to_stderr=json_)
     with prints_aside(json_):
         found = plait.find_lr(

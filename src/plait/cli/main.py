@@ -66,7 +66,9 @@ app = typer.Typer(
 def _plait(
     version: Annotated[
         bool,
-        typer.Option("--version", help="Print the version and end.", is_eager=True, callback=_tell_version),
+        typer.Option(
+            "--version", metavar="", help="Print the version and end.", is_eager=True, callback=_tell_version
+        ),
     ] = False,
 ) -> None:
     """Train one unmodified PyTorch model in every way the field knows."""

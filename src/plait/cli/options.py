@@ -4,15 +4,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from plait.api.inputs.settings import parse_settings
+from plait.api.inputs.settings import parse_settings, split_settings
 from plait.cli.flatten import Text
 from plait.errors import UsageError
 from plait.files.source import check_file, file_of
-from plait.plan.named import NAMED, check_known
+from plait.plan.named import NAMED, resolve
 
 JobArgument = Annotated[
     str,
@@ -24,19 +24,38 @@ ArgOption = Annotated[
     list[str] | None,
     typer.Option("--arg", metavar="NAME=VALUE", help="An argument of the job's function: lr=3e-4."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
-DeviceOption = Annotated[str, typer.Option("--device", help="Of this machine: cpu or cuda.")]
+JsonOption = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON for a program to read.")]
+DeviceName = Literal["cpu", "cuda"]
+DeviceOption = Annotated[DeviceName, typer.Option("--device", help="Where it computes.")]
 
+_ENGINES = "On other hosts"
 EngineOption = Annotated[
     str | None,
-    typer.Option(help="Have it started by torchrun, mpi, slurm, ray or spark; or shown for kubernetes."),
+    typer.Option(
+        help="Have it started by torchrun, mpi, slurm, ray or spark; or shown for kubernetes.",
+        rich_help_panel=_ENGINES,
+    ),
 ]
-HostsOption = Annotated[int, typer.Option(help="With --engine: hosts that share the ranks.")]
+HostsOption = Annotated[
+    int, typer.Option(help="With --engine: hosts that share the ranks.", rich_help_panel=_ENGINES)
+]
 EngineSetOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="KEY=VALUE", help="An option of the engine: time=1:00:00; or a .yaml file of them."),
+    typer.Option(
+        metavar="KEY=VALUE",
+        help="An option of the engine: time=1:00:00; or a .yaml file of them.",
+        rich_help_panel=_ENGINES,
+    ),
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="With --engine: show what would be started.")]
+DryRunOption = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        metavar="",
+        help="With --engine: show what would be started.",
+        rich_help_panel=_ENGINES,
+    ),
+]
 EmulateOption = Annotated[
     str | None, typer.Option(help="A network between hosts: bandwidth=1Gbit,latency=1ms,hosts=2x2.")
 ]
@@ -44,7 +63,7 @@ EmulateOption = Annotated[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class How:
-    """The plan, as commands take it."""
+    """The plan."""
 
     plan: str | None = None
     """A plan's name or a .yaml file."""
@@ -66,13 +85,13 @@ class How:
         return self != How()
 
 
-def look_first(job: str | None, plan: str | None, *, auto: bool = False) -> None:
-    """Refuse what can be refused at once: a job that is not there, a plan that does not exist. torch takes seconds."""
+def look_first(job: str | None, how: How, *, auto: bool = False) -> None:
+    """Refuse what can be refused at once: a job that is not there, a plan that is none. torch takes seconds."""
     path = None if job is None else file_of(job)
     if path is not None:
         check_file(path)
-    if plan is not None and not (auto and plan == "auto"):
-        check_known(plan)
+    if not (auto and how.plan == "auto"):
+        resolve(how.plan, how.ranks, split_settings(how.settings)[1], how.mesh)
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -114,6 +133,13 @@ TEXTS: Mapping[str, Text] = {
     "plan": Text(type=str, help=f"A name ({', '.join(NAMED)}), a .yaml file; `plait run` also takes `auto`."),
     "mesh": Text(type=str, metavar="AXIS=N,...", read=parse_mesh),
     "settings": Text(type=list[str], metavar="KEY=VALUE", read=parse_settings, option="--set"),
+    "check": Text(
+        type=bool,
+        option="--no-check",
+        metavar="",
+        read=lambda off: not off,
+        help="Do not hold the captured step against the model's own code once, before the run.",
+    ),
     "slow": Text(type=list[str], metavar="RANK=FACTOR", read=parse_slow),
 }
 """Fields that are written in a way of their own."""

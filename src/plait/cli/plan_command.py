@@ -22,6 +22,7 @@ from plait.cli.options import (
     EngineOption,
     EngineSetOption,
     HostsOption,
+    How,
     JsonOption,
     look_first,
     parse_counts,
@@ -51,7 +52,7 @@ def plan_(
     batch: Annotated[int | None, typer.Option(help="Samples a step, over all devices.")] = None,
     search: Search,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Say why the first plan beats the second.")
+        bool, typer.Option("--explain", metavar="", help="Say why the first plan beats the second.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Write the first plan to this file.")] = None,
     export: Annotated[
@@ -61,7 +62,8 @@ def plan_(
         str | None, typer.Option(metavar="N,N,...", help="A scaling table over these numbers of devices.")
     ] = None,
     same_batch: Annotated[
-        bool, typer.Option("--same-batch", help="With --scale: one batch for all, not one a device.")
+        bool,
+        typer.Option("--same-batch", metavar="", help="With --scale: one batch for all, not one a device."),
     ] = False,
     svg: Annotated[Path | None, typer.Option(help="With --scale: draw it to this file.")] = None,
     set_: Annotated[
@@ -81,7 +83,7 @@ def plan_(
     if engine is not None:
         asked = Asked(engine=engine, hosts=hosts, ranks=search.ranks, settings=tuple(engine_set or ()))
         raise typer.Exit(start(asked, COMMAND_LINE, dry_run=dry_run, name="plan", out=None, runs=False))
-    look_first(job, search.plan)
+    look_first(job, How(plan=search.plan))
     if (svg is not None or same_batch) and scale is None:
         raise UsageError("--svg and --same-batch belong to a scaling table.", fix="add --scale 1,2,4,8.")
     if export is not None and export not in SYSTEMS:

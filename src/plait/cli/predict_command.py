@@ -56,7 +56,7 @@ def predict(
 
     A plan without --ranks or --mesh is predicted on the whole of --cluster.
     """
-    look_first(job, how.plan)
+    look_first(job, how)
     with prints_aside(json_), waiting(plain_console(to_stderr=json_), f"reading {job}") as say:
         found = plait.predict(
             job, how.plan, how.ranks, mesh=how.mesh, settings=how.settings, args=parse_arguments(arg or ()),

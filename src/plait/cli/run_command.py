@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 import plait
+from plait.api.display.loggers import loggers
 from plait.api.display.progress import show_progress
 from plait.api.inputs.settings import parse_arguments
 from plait.api.inputs.stored import SAVED, stored_saving, stored_settings
@@ -25,6 +26,7 @@ from plait.cli.flatten import flattened
 from plait.cli.options import (
     TEXTS,
     ArgOption,
+    DeviceName,
     DryRunOption,
     EngineOption,
     EngineSetOption,
@@ -76,14 +78,22 @@ def run(
         int | None, typer.Option(help="Damaged samples that are told and left out before a run fails.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/NAME-TIME by default.")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="cpu (the default) or cuda.")] = None,
+    device: Annotated[DeviceName | None, typer.Option(help="Of this machine; cpu by default.")] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Continue the run in this folder, on any number of ranks.")
     ] = None,
     trust_job: Annotated[
-        bool, typer.Option(help="Resume with the job that the folder names, even if changed or another's.")
+        bool,
+        typer.Option(
+            "--trust-job",
+            metavar="",
+            help="Resume with the job that the folder names, even if changed or another's.",
+        ),
     ] = False,
-    trace: Annotated[bool, typer.Option(help="Record every instruction of every rank.")] = True,
+    no_trace: Annotated[
+        bool,
+        typer.Option("--no-trace", metavar="", help="Do not record every instruction of every rank."),
+    ] = False,
     engine: EngineOption = None,
     hosts: HostsOption = 1,
     engine_set: EngineSetOption = None,
@@ -99,7 +109,8 @@ def run(
         asked = Asked(engine=engine, hosts=hosts, ranks=how.num_ranks, settings=tuple(engine_set or ()))
         name = Path((job or str(resume)).split(":")[0]).stem
         raise typer.Exit(start(asked, COMMAND_LINE, dry_run=dry_run, name=name, out=out or resume))
-    look_first(job, how.plan, auto=True)
+    look_first(job, How() if resume is not None else how, auto=True)
+    loggers(saving.log)
     told, is_silent = plain_console(to_stderr=json_), speaks_elsewhere()
     with (
         prints_aside(json_),
@@ -114,7 +125,7 @@ def run(
         reading = {k: v for k, v in own_settings if v is not None}
         options: dict[str, Any] = {
             "plan": how.plan, "ranks": how.ranks, "mesh": how.mesh, "settings": {**how.settings, **reading},
-            "args": parse_arguments(arg or ()), "steps": steps, "out": out, "trace": trace, "listener": heard,
+            "args": parse_arguments(arg or ()), "steps": steps, "out": out, "trace": not no_trace, "listener": heard,
             "limits": limits, "trial": trial,
         }  # fmt: skip
         if resume is not None:
@@ -129,7 +140,7 @@ def run(
         if result.stopped == "interrupted":
             raise InterruptedRunError
         raise typer.Exit(0)
-    if trace:
+    if not no_trace:
         write_or_tell(
             lambda: plait.write_page(result.folder), lambda text: print(f"notice: {text}", file=sys.stderr)
         )

@@ -32,6 +32,7 @@ from plait.cli.options import (
 )
 from plait.cli.run_command import InterruptedRunError
 from plait.errors import UsageError
+from plait.options import Searching
 
 
 @flattened(TEXTS)
@@ -50,7 +51,7 @@ def try_(
         int, typer.Option(help="Train on all but one part of the data, for each of so many.")
     ] = 1,
     search: Annotated[
-        str, typer.Option(help="grid, random, optuna, or asha: losers are stopped early.")
+        Searching, typer.Option(help="How arguments are chosen; asha stops losers early.")
     ] = "grid",
     trials: Annotated[int, typer.Option(help="How many; a grid has its own number.")] = 20,
     metric: Annotated[str, typer.Option(help="What is compared: loss, accuracy, min:perplexity.")] = "loss",
@@ -74,7 +75,7 @@ def try_(
     told = plain_console(to_stderr=json_)
     if not arg:
         raise UsageError("there is nothing to try.", fix="say what: --arg lr=1e-4,3e-4,1e-3.")
-    look_first(job, how.plan)
+    look_first(job, how)
 
     def say(event: dict[str, Any]) -> None:
         told.print(event["told"], highlight=False, soft_wrap=True, markup=False)
@@ -82,7 +83,7 @@ def try_(
     with prints_aside(json_), _told_how_to_go_on():
         tuned = plait.tune(
             job, how.plan, how.ranks, args=parse_arguments(arg), mesh=how.mesh, settings=how.settings, folds=folds,
-            search=search, trials=trials, metric=metric, seed=seed, steps=steps, parallel=parallel, out=out,  # type: ignore[arg-type]
+            search=search, trials=trials, metric=metric, seed=seed, steps=steps, parallel=parallel, out=out,
             device=device, engine=engine, hosts=hosts, engine_set=engine_set or (), listener=say,
         )  # fmt: skip
     if json_:

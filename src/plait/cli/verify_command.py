@@ -49,8 +49,12 @@ def verify(
     how: How,
     arg: ArgOption = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps to compare.")] = 3,
-    fp32: Annotated[bool, typer.Option("--fp32", help="Compare in float32 instead of float64.")] = False,
-    serial: Annotated[bool, typer.Option("--serial", help="All ranks in this process; 64 are fine.")] = False,
+    fp32: Annotated[
+        bool, typer.Option("--fp32", metavar="", help="Compare in float32 instead of float64.")
+    ] = False,
+    serial: Annotated[
+        bool, typer.Option("--serial", metavar="", help="All ranks in this process; 64 are fine.")
+    ] = False,
     device: DeviceOption = "cpu",
     emulate: EmulateOption = None,
     engine: EngineOption = None,
@@ -64,7 +68,7 @@ def verify(
         asked = Asked(engine=engine, hosts=hosts, ranks=how.num_ranks, settings=tuple(engine_set or ()))
         name = Path(job.split(":")[0]).stem
         raise typer.Exit(start(asked, COMMAND_LINE, dry_run=dry_run, name=name, out=None, runs=False))
-    look_first(job, how.plan)
+    look_first(job, how)
     is_silent, console = not serial and speaks_elsewhere(), plain_console(to_stderr=json_)
     with prints_aside(json_), show_progress(console, quiet=json_ or is_silent) as listener:
         outcome = plait.verify(

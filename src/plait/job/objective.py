@@ -6,7 +6,7 @@ Never reads a tensor's values, so it also works on fake tensors while a graph is
 
 from collections.abc import Callable
 from numbers import Real
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -30,6 +30,15 @@ def forward(model: Callable[..., Any], batch: Any) -> tuple[Any, Any]:
             fix="return a tensor from forward(), or use objective=(model, batch) -> scalar.",
         )
     return output, target
+
+
+def refuse_no_gradient(num_trained: int) -> NoReturn:
+    """Nothing would be learned."""
+    raise JobError(
+        f"the loss has no gradient with respect to any of the model's {num_trained} trained tensors.",
+        fix="compute it from the model's output, by ops that have a gradient: argmax, rounding, .item(), .detach() and "
+        "torch.no_grad() have none.",
+    )
 
 
 def checked(noun: str, result: Any, *, numbers: bool = False) -> Tensor | tuple[Tensor, Tensor]:

@@ -49,12 +49,21 @@ class RunRecord:
     """What the run has outlived, and what is missing or could not be read, a sentence each."""
 
 
+_OF_A_RUN = ("environment.json", "plan.yaml", "metrics.jsonl", "trace", "checkpoints", "totals.json")
+"""What runs leave; one that was killed early, or whose files were taken away, has some of it."""
+
+
 def read_run(run_dir: Path) -> RunRecord:
     """Everything that is readable in a run folder."""
     folder = Path(run_dir)
     if not folder.is_dir():
         raise UsageError(
             f"there is no run folder {folder}.", fix="give the folder that `plait run` printed when it ended."
+        )
+    if any(folder.iterdir()) and not any((folder / name).exists() for name in _OF_A_RUN):
+        raise UsageError(
+            f"{folder} is no run folder: it has none of {', '.join(_OF_A_RUN)}.",
+            fix="give the folder that `plait run` printed when it ended.",
         )
     notes: list[str] = []
     plan = _plan_text(folder / "plan.yaml", notes)

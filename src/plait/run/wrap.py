@@ -75,9 +75,11 @@ def equalize(module: nn.Module) -> None:
 class Wrapped(nn.Module):
     """A module whose gradients are those of all ranks' samples together; `module` is the user's own."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, averages_sums: bool = False) -> None:
+        """`averages_sums`: losses that are sums are averaged over ranks, as DistributedDataParallel does with all."""
         super().__init__()
         self.module = module
+        self._averages_sums = averages_sums
         first = next(module.parameters(), None)
         if first is None or not any(parameter.requires_grad for parameter in module.parameters()):
             raise UsageError(
@@ -251,7 +253,7 @@ def _fraction(loss: Tensor, model: Wrapped, company: Company) -> float:
     weight = float(num_samples) if reading is None or reading.weight is None else reading.weight
     rows = company.gather("weight", torch.tensor([weight, float(adds_up)], dtype=torch.float64))
     if adds_up:
-        return 1.0 if num_samples else 0.0
+        return (1.0 / model.ranks if model._averages_sums else 1.0) if num_samples else 0.0
     whole = float(rows[:, 0].sum())
     return weight / whole if whole > 0 else 0.0
 

@@ -90,6 +90,10 @@ def script(folder: str) -> dict[str, Any]:
     rest = [len(x) for x, _ in skip_first_batches(train, 4)]
     kind = accelerator.distributed_type == DistributedType.MULTI_CPU
     rank = accelerator.process_index
+    summed = nn.Linear(2, 1)
+    ready = Accelerator(cpu=True).prepare(summed)
+    rows = torch.full((2 - rank, 2), 1.0 + rank)
+    (ready(rows).sum() / 3 * accelerator.num_processes).backward()  # as scripts undo an average over ranks
     triggers = [accelerator.check_trigger()]
     if rank == 1:
         accelerator.set_trigger()
@@ -103,6 +107,7 @@ def script(folder: str) -> dict[str, Any]:
         "sum": float(accelerator.reduce(torch.tensor(1.0 + accelerator.process_index))), "epoch": train.epoch,
         "size": sum(losses) / len(losses), "padded": whole, "told": "".join(told),
         "triggers": triggers, "words": words, "only": only,
+        "summed": summed.weight.grad.tolist(),
     }  # fmt: skip
 
 
@@ -137,6 +142,7 @@ def test_a_script_of_accelerates(tmp_path: Path) -> None:
         assert found["size"] == pytest.approx(expected["size"], rel=1e-9)  # each sample counts once
         assert found["padded"] == [[0.0, 1.0, -1.0], [0.0, 1.0, 2.0]]
         assert found["triggers"] == [False, True, False] and found["only"] == (None, "here")[rank]
+        assert found["summed"] == [[pytest.approx((2 * 1.0 + 2.0) / 3)] * 2]
         assert found["words"] == ["0: [1, 2]", "1: [3, 3]"]
         assert found["told"] == ("once\nall\n" if rank == 0 else "all\n")
         assert found["rest"] == ([2, 1] if rank == 0 else [2, 0]) and found["epoch"] == 2

@@ -47,10 +47,10 @@ def test_fields_are_options() -> None:
     heard: list[dict[str, Any]] = []
     app = application(heard)
     assert CliRunner().invoke(app, ["x"]).exit_code == 0
-    assert CliRunner().invoke(app, ["x", "--limit-s", "1", "--no-is-loud", "--size", "a=3"]).exit_code == 0
+    assert CliRunner().invoke(app, ["x", "--limit-s", "2.5", "--is-loud", "--size", "a=3"]).exit_code == 0
     assert CliRunner().invoke(app, ["x", "--hidden", "1"]).exit_code == 2
     assert heard[0] == {"name": "x", "group": Group(), "given": {"name"}}
-    assert heard[1]["group"] == Group(limit_s=1.0, is_loud=False, sizes={"a": 3})
+    assert heard[1]["group"] == Group(limit_s=2.5, is_loud=True, sizes={"a": 3})
     assert heard[1]["given"] == {"name", "limit_s", "is_loud", "sizes"}, "also where it is the default"
 
 
@@ -58,7 +58,7 @@ def test_help_is_the_docstring_and_shows_the_default(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("COLUMNS", "150")
     monkeypatch.setenv("NO_COLOR", "1")
     text = CliRunner().invoke(application([]), ["--help"]).output
-    for words in ("--limit-s", "How long it may take.", "2.5", "--no-is-loud", "--size", "NAME=N"):
+    for words in ("--limit-s", "How long it may take.", "[default: 2.5]", "--is-loud", "--size", "NAME=N"):
         assert words in text
 
 
@@ -67,4 +67,4 @@ def test_every_field_has_help(group: Any) -> None:
     told = docstrings(group)
     assert set(told) == {entry.name for entry in fields(group)}
     assert all(text.endswith(".") or "1=3" in text or text[-1].isalnum() for text in told.values())
-    assert set(TEXTS) <= {entry.name for kind in (How, Trial) for entry in fields(kind)}
+    assert set(TEXTS) <= {entry.name for kind in (How, Trial, Limits) for entry in fields(kind)}

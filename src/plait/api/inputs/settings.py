@@ -105,4 +105,5 @@ def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
 
 
 def _known(key: str) -> str:
-    return f"{did_you_mean(key, (*_JOB_KEYS, *SETTINGS))}of the job: {', '.join(_JOB_KEYS)}; of the plan: {', '.join(SETTINGS)}."
+    near = did_you_mean(key, (*_JOB_KEYS, *SETTINGS))
+    return f"{near}of the job: {', '.join(_JOB_KEYS)}; of the plan: {', '.join(SETTINGS)}."

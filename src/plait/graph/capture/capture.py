@@ -31,6 +31,7 @@ from plait.job.batch import Objects
 from plait.job.copies import copy_of
 from plait.job.dtypes import scalar_dtype
 from plait.job.job import Job
+from plait.job.objective import refuse_no_gradient
 from plait.torch_private.fake import FakeTensorMode
 
 LeafShapes = tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -104,7 +105,10 @@ def _capture(
     islands.begin(model)
     try:
         refuse_late_hooks(model)
-        return merge(explore(one_way))
+        graph = merge(explore(one_way))
+        if not graph.gradients:
+            refuse_no_gradient(len(subject.trainable))
+        return graph
     except (JobError, CaptureError):
         raise
     except Exception as error:

@@ -9,8 +9,10 @@ but the import and that one function.
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,7 +22,7 @@ from plait.files.source import check_file, file_of
 from plait.job.batch import describe
 from plait.job.job import Job
 from plait.job.named.arguments import bound_arguments
-from plait.job.origin import where
+from plait.job.origin import told
 
 _DEFAULT = "job"
 
@@ -148,11 +150,16 @@ def _guarded(function: Callable[[], Any], noun: str) -> Any:
     except PlaitError:
         raise
     except (Exception, SystemExit) as error:
-        line = where(error)
         raise JobError(
-            f"{noun} failed{f' at {line}' if line else ''}: {type(error).__name__}: {error}",
-            fix="mend that line; arguments of the job's function are given with --arg NAME=VALUE.",
+            f"{noun} failed{told(error)}",
+            fix=f"{_meant(error)}mend that line; arguments of the function are given by --arg NAME=VALUE.",
         ) from error
+
+
+def _meant(error: BaseException) -> str:
+    """What a field that no Job has was to be."""
+    odd = re.search(r"\bJob\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    return did_you_mean(odd[1], [field.name for field in fields(Job)]) if odd else ""
 
 
 def _functions(module: ModuleType) -> list[str]:

@@ -6,11 +6,12 @@ which dims of its random numbers hold samples. What cannot work at all is told b
 
 import contextlib
 import sys
+import traceback
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from plait.errors import JobError, PlaitError
 from plait.graph.ops.random import random_key
@@ -84,9 +85,23 @@ def try_eagerly(job: Job, batch: Any, num_samples: int, more: Any, num_more: int
         )
     assert error is not None
     raise JobError(
-        f"the model or its loss failed on the first samples{told(error)}",
-        fix=fix_of(error, "mend that line, or the shapes of what it is given."),
+        f"the model or its loss failed on the first samples{_inside(error)}{told(error)}",
+        fix=fix_of(error, "mend that line, or the shapes and dtypes of what it is given."),
     ) from error
+
+
+def _inside(error: BaseException) -> str:
+    """In which module, and what it was given, where one of torch's own was called without a line of the user's."""
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        module = frame.f_locals.get("self")
+        if frame.f_code.co_name == "forward" and isinstance(module, nn.Module):
+            given = [
+                f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+                for value in frame.f_locals.values()
+                if isinstance(value, Tensor)
+            ]
+            return f" in {module}, which was given {', '.join(given)}" if not list(module.children()) else ""
+    return ""
 
 
 @kept_generators()
