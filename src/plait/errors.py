@@ -22,7 +22,7 @@
 A message says what is wrong, with the numbers; `fix` says what to do about it.
 """
 
-from collections.abc import Iterable
+import collections.abc
 from difflib import get_close_matches
 
 
@@ -38,7 +38,7 @@ class PlaitError(Exception):
         return self.what if self.fix is None else f"{self.what}\nFix: {self.fix}"
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: collections.abc.Iterable[str]) -> str:
     """The nearest of the names that there are, to begin a fix with; nothing where none is near."""
     near = get_close_matches(word, list(known), n=1)
     return f"did you mean {near[0]!r}? " if near else ""

@@ -85,6 +85,7 @@ def test_what_the_command_line_can_python_can() -> None:
         spelled = {
             "set_": "settings",
             "arg": "args",
+            "no_trace": "trace",
             "scale": "counts",
             "export": "to",
             "folders": "runs",
@@ -115,6 +116,8 @@ def test_import_is_quick() -> None:
         "import sys, plait\n"
         "from plait.cli.main import call\n"
         "assert call(['run', '--help']) == 0 and call(['run']) == 2 and call(['graph', 'x.py', '--mesh', 'a']) == 2\n"
+        "for typo in ('--mesh=dta=2', '--set=sync.buckt=1', '--log=csw', '--device=gpu', '--ranks=0'):\n"
+        "    assert call(['run', __import__('plait.errors').errors.__file__, typo]) == 2, typo\n"
         "assert 'torch' not in sys.modules and 'scipy' not in sys.modules, 'imported'"
     )
     done = subprocess.run(

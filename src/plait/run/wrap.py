@@ -251,8 +251,9 @@ def _fraction(loss: Tensor, model: Wrapped, company: Company) -> float:
         reading.weight is None or (reading.counts is None and reading.weight == model.divisor)
     )
     weight = float(num_samples) if reading is None or reading.weight is None else reading.weight
-    rows = company.gather("weight", torch.tensor([weight, float(adds_up)], dtype=torch.float64))
-    if adds_up:
+    told = [weight, float(adds_up and num_samples > 0)]
+    rows = company.gather("weight", torch.tensor(told, dtype=torch.float64))
+    if bool(rows[:, 1].any()):  # on another rank a count of all may look like one of its own samples
         return (1.0 / model.ranks if model._averages_sums else 1.0) if num_samples else 0.0
     whole = float(rows[:, 0].sum())
     return weight / whole if whole > 0 else 0.0

@@ -113,7 +113,7 @@ def test_a_missing_module_or_function_says_what_there_is(
     path = write(folder, "some_job.py")
     with pytest.raises(UsageError, match="no function 'jbo'; it has job, other, nothing, ready") as caught:
         load_job(f"{path}:jbo")
-    assert caught.value.fix == f"write {path}:job."
+    assert caught.value.fix == f"did you mean 'job'? write {path}:FUNCTION with one that returns a plait.Job."
     with pytest.raises(UsageError, match="it has no functions"):
         load_job(write(folder, "bare.py", "x = 1"))
     with pytest.raises(UsageError, match="there is no module no_such_module"):
