@@ -152,9 +152,9 @@ class PartialState:
     def _part(self, inputs: Any, apply_padding: bool) -> Any:
         if isinstance(inputs, Mapping):
             if len({len(value) for value in inputs.values()}) > 1:
-                sizes = {name: len(value) for name, value in inputs.items()}
+                lengths = {name: len(value) for name, value in inputs.items()}
                 raise UsageError(
-                    f"entries of {sizes} cannot be split alike.", fix="give lists of one length."
+                    f"entries of {lengths} cannot be split alike.", fix="give lists of one length."
                 )
             return {name: self._part(value, apply_padding) for name, value in inputs.items()}
         sizes = split(len(inputs), self.num_processes)
