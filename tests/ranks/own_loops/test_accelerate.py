@@ -107,7 +107,7 @@ def script(folder: str) -> dict[str, Any]:
         "sum": float(accelerator.reduce(torch.tensor(1.0 + accelerator.process_index))), "epoch": train.epoch,
         "size": sum(losses) / len(losses), "padded": whole, "told": "".join(told),
         "triggers": triggers, "words": words, "only": only,
-        "summed": [parameter.grad.tolist() for parameter in summed.parameters() if parameter.grad is not None][0],
+        "summed": next(one.grad.tolist() for one in summed.parameters() if one.grad is not None),
     }  # fmt: skip
 
 
