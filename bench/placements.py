@@ -23,7 +23,8 @@ from plait.job.job import Job
 from plait.plan.plan import Plan
 from plait.plan.tensor import megatron, tensor
 from plait.program.place.place import place
-from plait.search.place.cost import Cost, cost_of
+from plait.search.place.cost import Cost, flow_cost
+from plait.search.place.flow import Flow
 from plait.search.place.resolve import resolve_placements
 from plait.units import format_bytes
 
@@ -82,7 +83,7 @@ def choose(name: str, graph: Graph, plan: Plan) -> tuple[Cost, float]:
     resolved, notices = resolve_placements(graph, plan)
     seconds = time.process_time() - start_s
     placed = {p.axis.name: p for p in place(graph, resolved, (graph.num_samples,))}
-    cost = cost_of(graph, placed["tensor"].axis, placed["tensor"])
+    cost = flow_cost(Flow(graph, placed["tensor"].axis), placed["tensor"])
     collectives = ", ".join(f"{count} {kind}" for kind, count in sorted(cost.collectives.items()))
     print(
         f"  {name:8} {seconds:7.1f} s {format_bytes(cost.num_bytes):>11} sent "

@@ -230,7 +230,6 @@ class _Distributed:
     """What `DistributedOptimizer` adds to the class of an optimizer."""
 
     _settings: tuple[Op, torch.dtype | None, float]
-    _synchronized: bool
     _skips: bool
     param_groups: list[dict[str, Any]]
 
@@ -250,7 +249,6 @@ class _Distributed:
             parts = flat.split([gradient.numel() for gradient in gradients])  # type: ignore[no-untyped-call]
             for gradient, part in zip(gradients, parts, strict=True):
                 gradient.copy_(part.view_as(gradient))
-        self._synchronized = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -266,7 +264,6 @@ class _Distributed:
         if not self._skips:
             with torch.no_grad():
                 self.synchronize()
-        self._synchronized = False
         return super().step(closure)  # type: ignore[misc]
 
 
@@ -284,5 +281,5 @@ def DistributedOptimizer(  # noqa: N802
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), {})
     made: Any = optimizer
     made._settings = (op, compression, 1.0)
-    made._synchronized = made._skips = False
+    made._skips = False
     return made

@@ -1,8 +1,8 @@
 """Every rule holds in all cases that are tried; rules that are not true are caught."""
 
 import pytest
+from tests.unit.rewrite.counterexamples import counterexample
 
-from plait.rewrite.proof import counterexample
 from plait.rewrite.rule import Rule
 from plait.rewrite.rules import RULES
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from plait.plan.decisions import Compression
 from plait.program.instructions.base import Instruction, Lane, TimeKind
 from plait.program.value import Value
 
@@ -76,7 +75,6 @@ class Compress(Instruction):
 
     kind: TimeKind = "backward"
     bucket: int
-    method: Compression
     part: int = 0
     """Of powersgd: 0 the left factors, 1 the right ones, which need the sum of the left ones."""
 
@@ -87,7 +85,6 @@ class Decompress(Instruction):
 
     kind: TimeKind = "update"
     bucket: int
-    method: Compression
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

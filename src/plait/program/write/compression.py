@@ -141,7 +141,7 @@ class CompressedSums:
             reads = [self._sum(travelling, part) for part in range(len(travelling.parts))]
             self._writer.add(
                 Decompress(
-                    name=f"decompress bucket {index}", bucket=index, method=self._plan.sync.compress,
+                    name=f"decompress bucket {index}", bucket=index,
                     reads=tuple(reads), writes=(Value.bucket(index),),
                 )
             )  # fmt: skip
@@ -154,7 +154,7 @@ class CompressedSums:
         self._writer.add(
             Compress(
                 name=f"compress bucket {index}" + (f", part {part}" if part else ""), bucket=index,
-                method=sync.compress, part=part, reads=reads, writes=(value,), micro_batch=travelling.micro_batch,
+                part=part, reads=reads, writes=(value,), micro_batch=travelling.micro_batch,
             )
         )  # fmt: skip
         assert travelling.bucket.axis is not None

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -118,9 +117,6 @@ def _rank(seat: Seat, backend: str, folder: Path) -> list[str]:
             found.append(str(error).splitlines()[0][:120] or type(error).__name__)
     dist.destroy_process_group()
     return found
-
-
-Cell = Callable[[int, int, torch.device], bool]
 
 
 def _message(rank: int, ranks: int, device: torch.device) -> bool:

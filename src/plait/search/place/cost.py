@@ -8,14 +8,13 @@ from pieces is not kept, and is gathered again in the backward.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import fx
 
-from plait.graph.graph import Graph
 from plait.program.place.conversion_cost import conversion_bytes
-from plait.program.place.placement import AxisShares, Partial, Placement, R, Replicate, Shard, Strategy
+from plait.program.place.placement import Partial, Placement, R, Replicate, Shard, Strategy
 from plait.program.place.propagate import Placements
 from plait.program.place.rules.base import aten, ours
 from plait.search.place.flow import Flow, Tensor, is_cut, value_of
@@ -104,13 +103,6 @@ def _halo_bytes(flow: Flow, node: fx.Node, strategy: Strategy) -> float:
 
 def _is_shard(placement: Placement) -> bool:
     return isinstance(placement, Shard)
-
-
-def cost_of(
-    graph: Graph, axis: AxisShares, placements: Placements, others: Sequence[Placements] = ()
-) -> Cost:
-    """The cost of placements along an axis."""
-    return flow_cost(Flow(graph, axis, others), placements)
 
 
 def flow_cost(flow: Flow, placements: Placements) -> Cost:

@@ -9,7 +9,7 @@ from torch import nn
 from plait.program.place.conversion_cost import conversion_bytes
 from plait.program.place.placement import P, Placement, R, Shard
 from plait.search.place.complete import complete
-from plait.search.place.cost import cost_of, flow_cost
+from plait.search.place.cost import flow_cost
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,6 @@ def test_a_conversion_is_paid_once_however_many_read_it() -> None:
     weight = next(node for node, name in flow.parameters.items() if name == "0.weight")
     whole = complete(flow, {}, {})
     placements = complete(flow, {weight: Shard(0)}, whole.strategies)
-    cost = cost_of(graph, flow.axis, placements)
+    cost = flow_cost(flow, placements)
     assert cost.collectives == {"all_gather": 1}
     assert cost.num_bytes == 16 * 16 * 4 / 2

@@ -12,7 +12,8 @@ from plait.plan.placements import AxisPlacements
 from plait.plan.plan import Plan, parse_plan
 from plait.program.place.place import place
 from plait.program.place.propagate import Placements
-from plait.search.place.cost import cost_of
+from plait.search.place.cost import flow_cost
+from plait.search.place.flow import Flow
 from plait.search.place.resolve import resolve_again, resolve_placements
 
 
@@ -37,7 +38,7 @@ def test_the_pattern_is_reached_from_its_entries(name: str, sequence: bool) -> N
     """Four all-reduces a layer after `compile`'s own propagation, or as many reduce-scatters."""
     plan = resolve("megatron", 2, {"tensor": {"sequence": sequence}})
     said, reached, notices = placed(name, plan, "tensor")
-    kinds = cost_of(graph_of(name, 4), reached.axis, reached).collectives
+    kinds = flow_cost(Flow(graph_of(name, 4), reached.axis), reached).collectives
     layers = {"mlp": 2, "gpt_tied": 10, "hf_llama": 10}[name]
     assert kinds["reduce_scatter" if sequence and name != "mlp" else "all_reduce"] == layers
     assert len(said.parameters) <= 10 and len(said.ops) <= 20
@@ -52,7 +53,7 @@ def test_the_search_says_what_it_found(mesh: dict[str, int]) -> None:
     _, by_pattern, _ = placed("gpt", resolve("megatron", None, None, mesh), "tensor")
     _, by_search, notices = placed("gpt", resolve("tensor", None, None, mesh), "tensor")
     graph = graph_of("gpt", 4)
-    pattern, found = (cost_of(graph, p.axis, p) for p in (by_pattern, by_search))
+    pattern, found = (flow_cost(Flow(graph, p.axis), p) for p in (by_pattern, by_search))
     assert "placements by search (proven least" in notices[1]
     assert found.num_bytes < pattern.num_bytes and found.memory_bytes <= pattern.memory_bytes * (1 + 1e-6)
 
@@ -109,7 +110,7 @@ def test_more_memory_than_megatron_needs_saves_bytes() -> None:
     sent = []
     for limit in (None, "800KiB"):
         _, reached, _ = placed("gpt", resolve("tensor", 2, {"memory": {"limit": limit}}), "tensor")
-        sent.append(cost_of(graph, reached.axis, reached).num_bytes)
+        sent.append(flow_cost(Flow(graph, reached.axis), reached).num_bytes)
     assert sent[1] < sent[0]
 
 

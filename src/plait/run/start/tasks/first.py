@@ -67,8 +67,7 @@ class First:
                 patience_s,
                 lambda: self._late(
                     f"{name_tasks(set(range(1, place.tasks)) - set(self.others))} of {place.tasks} did not come within "
-                    f"{patience_s:g} s"
-                    + (f" ({away} connections knew no token)" if (away := self._door.turned_away) else "")
+                    f"{patience_s:g} s{self._strangers()}"
                 ),
             )
         except BaseException:
