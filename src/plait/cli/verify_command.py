@@ -102,9 +102,7 @@ def print_verification(outcome: "Verification", console: Console, *, json_output
     for notice in outcome.notices:
         console.print(f"notice: {notice}", highlight=False, soft_wrap=True)
     if outcome.ok:
-        also = ", which is what your own code computes in a plain loop" if outcome.eager else ""
-        told = f": the plan computes what one process computes{also}."
-        console.print(Text.assemble(("equal", "green"), told), soft_wrap=True)
+        console.print(Text.assemble(("equal", "green"), f": {_said(outcome)}."), soft_wrap=True)
     for sides, first in ((_EAGER, outcome.eager_first), (_PLAN, outcome.first)):
         if first is not None:
             told = (
@@ -112,6 +110,16 @@ def print_verification(outcome: "Verification", console: Console, *, json_output
                 f"{first.largest:.3e} over a tolerance of {first.tolerance:.0e}."
             )
             console.print(Text.assemble(("not equal", "red"), told), soft_wrap=True)
+
+
+def _said(outcome: "Verification") -> str:
+    """What was proven."""
+    own = "what your own code computes in a plain loop" if outcome.eager else ""
+    if outcome.deviation is None:
+        return "the plan computes what one process computes" + (own and f", which is {own}")
+    return "processes compute what all ranks of the plan compute in one" + (
+        own and f"; one rank alone computes {own}"
+    )
 
 
 def _as_json(outcome: "Verification") -> dict[str, object]:
@@ -131,6 +139,7 @@ def _as_json(outcome: "Verification") -> dict[str, object]:
         "steps": outcome.steps,
         "dtype": outcome.dtype,
         "serial": outcome.serial,
+        "deviation": outcome.deviation,
         "differences": [entry(difference) for difference in outcome.differences],
         "first": entry(outcome.first),
         "eager": [entry(difference) for difference in outcome.eager],

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from math import inf
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
+import scipy  # its parts are imported when they are first used
 
 from plait.graph.cost import value_bytes
 from plait.rewrite.price import Priced
@@ -153,8 +152,8 @@ def _without_circles(classes: Classes, allowed: list[list[int]], order: Sequence
         for source in classes.ways[own][index].tensors
     ]
     rows, columns = zip(*pairs, strict=True) if pairs else ((), ())
-    links = csr_array((np.ones(len(pairs)), (rows, columns)), shape=(len(allowed), len(allowed)))
-    _, label = connected_components(links, directed=True, connection="strong")
+    links = scipy.sparse.csr_array((np.ones(len(pairs)), (rows, columns)), shape=(len(allowed), len(allowed)))
+    _, label = scipy.sparse.csgraph.connected_components(links, directed=True, connection="strong")
     kept = [
         [
             index

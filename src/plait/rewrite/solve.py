@@ -7,10 +7,10 @@ every machine. On the graphs of `bench/rewrite.py` what is found there is what 2
 
 from collections.abc import Mapping, Sequence
 from math import inf
+from typing import Any
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
+import scipy  # its parts are imported when they are first used
 
 from plait.graph.cost import value_bytes
 from plait.rewrite.price import Priced
@@ -57,11 +57,11 @@ def solve(
     before = sum(_stored(own, written[own], classes, priced) for own in order if own in written)
     constrain({c: s for c, s in enumerate(size) if s}, 0.0, max(memory * before, 1.0))
     width = len(columns)
-    result = milp(
+    result = scipy.optimize.milp(
         cost,
-        constraints=LinearConstraint(_matrix(rows, width), low, high),
+        constraints=scipy.optimize.LinearConstraint(_matrix(rows, width), low, high),
         integrality=np.ones(width),
-        bounds=Bounds(0, 1),
+        bounds=scipy.optimize.Bounds(0, 1),
         options={
             "node_limit": 1,
             "mip_rel_gap": _GAP,
@@ -83,8 +83,8 @@ def _stored(own: int, index: int, classes: Classes, priced: Priced) -> float:
     return 0.0 if word in ("in", "t", "slice", "view") else float(value_bytes(priced.values[own]))
 
 
-def _matrix(rows: Sequence[Mapping[int, float]], width: int) -> csr_array:
+def _matrix(rows: Sequence[Mapping[int, float]], width: int) -> Any:
     data = [value for row in rows for value in row.values()]
     columns = [column for row in rows for column in row]
     starts = np.cumsum([0, *(len(row) for row in rows)])
-    return csr_array((data, columns, starts), shape=(len(rows), width))
+    return scipy.sparse.csr_array((data, columns, starts), shape=(len(rows), width))

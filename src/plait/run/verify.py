@@ -51,6 +51,8 @@ class Verification:
     """The same of one process against the user's own code in a plain loop; empty: not compared, as a notice says."""
     eager_first: Difference | None = None
     """The first tensor in which one process differs from the user's own code."""
+    deviation: str | None = None
+    """Why one rank computes something else, so that processes were compared with all ranks in one process."""
 
     @property
     def ok(self) -> bool:
@@ -158,6 +160,7 @@ def _compared(
         eager_first=None
         if isinstance(eager, str)
         else next((difference for difference in eager if not difference.ok), None),
+        deviation=deviation,
     )
 
 

@@ -62,16 +62,25 @@ def test_where_a_step_goes() -> None:
     assert "other: evaluation, checkpoints, host work" in " ".join(text.split())
 
 
-def test_verify() -> None:
+@pytest.mark.parametrize(
+    ("deviation", "said"),
+    [
+        (None, "the plan computes what one process computes, which is what your own"),
+        ("it averages", "all ranks of the plan"),
+    ],
+)
+def test_verify(deviation: str | None, said: str) -> None:
     differs = SimpleNamespace(
         kind="gradient", name=f"{LONG} at step 3", largest=1.2e-13, tolerance=1e-9, ok=True
     )
     outcome: Any = SimpleNamespace(
         plan=resolve("zero3", 8), serial=True, steps=3, dtype="float64", eager=[differs], differences=[differs],
         ok=True, notices=(), eager_first=None, first=None, reason=None,
+        deviation=deviation,
     )  # fmt: skip
     text = shown(lambda console: print_verification(outcome, console, json_output=False))
     check(text.partition("equal: ")[0], "sides", "what", "difference", "tolerance", "where")
+    assert said in " ".join(text.split())
 
 
 def test_plan() -> None:

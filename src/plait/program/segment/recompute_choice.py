@@ -10,9 +10,8 @@ import math
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+import scipy  # its parts are imported when they are first used
 import torch
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from torch import fx
 
 from plait.errors import PlanError
@@ -179,11 +178,13 @@ def _leading_to(last: int, arcs: dict[tuple[int, int], int], first: int) -> set[
     """After the greatest flow from `first` to `last`: from where more could still get to `last`."""
     shape = (last + 1, last + 1)
     rows, columns = ([arc[side] for arc in arcs] for side in (0, 1))
-    capacity = csr_matrix((list(arcs.values()), (rows, columns)), shape=shape, dtype="int32")
-    flow = maximum_flow(capacity, first, last).flow
-    left = csr_matrix(capacity.astype("int64") - flow.astype("int64"))
+    capacity = scipy.sparse.csr_matrix((list(arcs.values()), (rows, columns)), shape=shape, dtype="int32")
+    flow = scipy.sparse.csgraph.maximum_flow(capacity, first, last).flow
+    left = scipy.sparse.csr_matrix(capacity.astype("int64") - flow.astype("int64"))
     left.eliminate_zeros()
-    reached = breadth_first_order(csr_matrix(left.T), last, return_predecessors=False)
+    reached = scipy.sparse.csgraph.breadth_first_order(
+        scipy.sparse.csr_matrix(left.T), last, return_predecessors=False
+    )
     return {int(found) for found in reached}
 
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import sparse
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+import scipy  # its parts are imported when they are first used
 
 from plait.program.place.conversion_cost import PER_SHARD, conversion_bytes
 from plait.program.place.placement import Placement, R, Replicate, Shard
@@ -114,7 +113,7 @@ class _Model:
         scale = _LARGEST_COST / max(*self.costs, 1e-9)
         costs = np.array(self.costs) * scale
         equal = low == high
-        relaxed = linprog(
+        relaxed = scipy.optimize.linprog(
             costs, matrix[~equal], high[~equal], matrix[equal], high[equal], (0, 1), method="highs"
         )
         if relaxed.x is None:
@@ -124,11 +123,11 @@ class _Model:
         integrality = np.zeros(len(costs))
         integrality[: self.num_binary] = 1
         left = max(limits.seconds - (time.perf_counter() - start), 1.0)
-        return milp(
+        return scipy.optimize.milp(
             c=costs,
-            constraints=LinearConstraint(matrix, low, high),
+            constraints=scipy.optimize.LinearConstraint(matrix, low, high),
             integrality=integrality,
-            bounds=Bounds(0, upper),
+            bounds=scipy.optimize.Bounds(0, upper),
             options={"time_limit": left, "mip_rel_gap": 1e-6},
         )
 
@@ -141,7 +140,11 @@ class _Model:
             low.append(lower)
             high.append(upper)
         shape = (len(self.rows), len(self.costs))
-        return sparse.csr_array((data, (row_index, column_index)), shape=shape), np.array(low), np.array(high)
+        return (
+            scipy.sparse.csr_array((data, (row_index, column_index)), shape=shape),
+            np.array(low),
+            np.array(high),
+        )
 
     def _column(self, cost: float, sent: float = 0.0) -> int:
         self.costs.append(cost)

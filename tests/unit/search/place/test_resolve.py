@@ -118,7 +118,7 @@ def test_complaint_21_a_solver_that_finds_nothing_leaves_the_pattern(monkeypatch
     class Nothing:
         x, status, message = None, 1, "Time limit reached."
 
-    monkeypatch.setattr("plait.search.place.solve.milp", lambda **_: Nothing)
+    monkeypatch.setattr("scipy.optimize.milp", lambda **_: Nothing)
     _, by_pattern, _ = placed("gpt", resolve("megatron", 2), "tensor")
     _, reached, notices = placed("gpt", resolve("tensor", 2), "tensor")
     assert reached.strategies == by_pattern.strategies
