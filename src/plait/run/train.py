@@ -279,7 +279,6 @@ def _follow(party: Follower, job: Job, chosen: Plan, options: _Options) -> Resul
             )
         except Exception as error:
             party.fail(error)
-            raise
 
         def make(found: Round) -> tuple[Main, int, Start]:
             nonlocal programs

@@ -62,12 +62,27 @@ def test_the_first_host_has_everything_and_one_voice(tmp_path: Path) -> None:
     assert not list(folder.rglob(".*"))
 
 
-def test_what_differs_between_hosts_is_told_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        (["--set", "batch=12"], ["--set", "batch=24"], "has another batch than task 0: 24, not 12"),
+        (["--ranks", "3"], ["--ranks", "3"], "3 ranks, which 2 tasks of PLAIT_TASK cannot share equally"),
+        (["--ranks", "2"], ["--ranks", "3"], "3 ranks, which 2 tasks of PLAIT_TASK cannot share equally"),
+    ],
+)
+def test_what_differs_between_hosts_is_told_once(
+    first: list[str], second: list[str], told: str, tmp_path: Path
+) -> None:
+    """By task 0, before another one ends: engines end all tasks with the first that does."""
     command = [*PLAIT, "run", jobs.reference("plain"), "--plan", "ddp", "--out", str(tmp_path / "run")]
-    tasks = start_tasks(command, 2, ROOT, differing=(["--set", "batch=12"], ["--set", "batch=24"]))
-    (code, _, complaint), (other_code, *others) = ended(tasks, timeout_s=60)
-    assert code == 2 and other_code == 1
-    assert "has another batch than task 0: 24, not 12" in complaint and others == ["", ""]
+    tasks = start_tasks(command, 2, ROOT, differing=(first, second))
+    try:
+        tasks[1].wait(timeout=60)
+    finally:
+        tasks[0].kill()
+    (_, _, complaint), (other_code, *others) = ended(tasks, timeout_s=60)
+    assert told in complaint and complaint.count("Error: ") == 1, complaint
+    assert other_code == 1 and others == ["", ""]
     assert not (tmp_path / "run").exists()
 
 

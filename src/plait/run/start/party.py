@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from plait.errors import EchoError, UsageError
+from plait.errors import UsageError
 from plait.job.job import Job
 from plait.plan.plan import Plan
 from plait.run.join.find import find_place
@@ -90,12 +90,6 @@ def join(place: Place, ranks: int, *, outlives: bool = False) -> First | Followe
     From then on this process ends when what started it is gone: it asks all to save and end, or, where the run
     `outlives` a host, it is lost to the others.
     """
-    try:
-        place.ranks_each(ranks)
-    except UsageError as error:
-        if place.is_first:
-            raise
-        raise EchoError(f"task 0 has told why: {error.what}") from error
     if os.getpid() not in _joined:
         if place.mark is not None:
             told = f"{place.engine}, which started task {place.task}, is gone: the task ends."
@@ -103,7 +97,15 @@ def join(place: Place, ranks: int, *, outlives: bool = False) -> First | Followe
         token = run_token(place, os.environ, Path.home())
         make = First if place.is_first else Follower
         _joined[os.getpid()] = make(place, token, os.environ, patience_s(os.environ))
-    return _joined[os.getpid()]
+    party = _joined[os.getpid()]
+    try:
+        place.ranks_each(ranks)
+    except UsageError as error:  # told once all are there: who ends before takes task 0 along, under most engines
+        if isinstance(party, Follower):
+            party.fail(error)
+        with telling(party):
+            raise
+    return party
 
 
 def meet(backend: GroupKind, timeout_s: float) -> Place | None:

@@ -7,7 +7,7 @@ import torch
 from tests.ranks import jobs
 
 import plait
-from plait.errors import EchoError, PlanError, UsageError
+from plait.errors import PlanError, UsageError
 
 BATCH_SCRIPT = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
 ONE_TASK = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "RANK": "0", "WORLD_SIZE": "1"}
@@ -16,16 +16,6 @@ ONE_TASK = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "RANK": "0", "WORL
 def put(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-
-
-@pytest.mark.parametrize(("rank", "error"), [("0", UsageError), ("1", EchoError)])
-def test_more_ranks_than_torchrun_started_are_refused_by_one_of_them(
-    rank: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    put({"RANK": rank, "WORLD_SIZE": "2"}, monkeypatch)
-    with pytest.raises(error, match="4 ranks, but torchrun started 2 tasks"):
-        plait.train(jobs.plain(), "ddp", 4, out=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_task_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

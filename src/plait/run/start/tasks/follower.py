@@ -9,9 +9,10 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from plait.errors import EchoError, RunError, UsageError
 from plait.files.scratch import scratch_folder
@@ -32,6 +33,8 @@ _CLOCK_READINGS = 16
 """Of which the fastest there and back is taken."""
 _LINE_S = 30.0
 """For task 0 to answer once it was reached."""
+_TELLS_S = 5.0
+"""For task 0 to say what is wrong and end, when it has told the others that it will."""
 _CALL_S = 0.2
 """Between two rounds of calls for task 0."""
 
@@ -117,7 +120,7 @@ class Follower:
         except OSError as error:
             raise self.lost(error) from error
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> NoReturn:
         """This task cannot go on; task 0 tells it."""
         self.say({"op": "failed", "error": describe(error)})
         while True:
@@ -128,8 +131,18 @@ class Follower:
     def _ended(self, head: Mapping[str, Any]) -> Any:
         if head["error"] is not None:
             error = revive(head["error"])
+            self._outstay()
             raise EchoError(f"task 0 has told why: {error.what}")
         return head["summary"]
+
+    def _outstay(self) -> None:
+        """Let task 0 say what is wrong and end: most engines end all tasks with the first that does."""
+        patience_s = self.trunk.socket.gettimeout()
+        self.trunk.socket.settimeout(_TELLS_S)
+        with suppress(OSError):
+            while True:
+                self._waiting += self.trunk.read()
+        self.trunk.socket.settimeout(patience_s)
 
     def follow(
         self,
