@@ -53,11 +53,11 @@ class Shipped:
                 return cls(word=word, content=path.read_bytes())
         return None
 
-    def arguments(self, given: Sequence[str], folder: Path) -> list[str]:
+    def arguments(self, given: Sequence[str], folder: Path, cwd: str) -> list[str]:
         """The arguments on this host: with the file where it was, if that is the same here, else with a copy."""
         path = Path(self.word.partition(":")[0])
         with suppress(OSError):
-            if sha256(path.read_bytes()).digest() == sha256(self.content).digest():
+            if sha256(Path(cwd, path).read_bytes()).digest() == sha256(self.content).digest():
                 return list(given)
         copy = folder / path.name
         copy.write_bytes(self.content)
@@ -75,14 +75,14 @@ class HostTask:
         cwd: str,
         entry: str | None = None,
     ) -> None:
-        """`entry`: Python to run instead of plait's command line."""
+        """`cwd`: where it runs, if that is here; `entry`: Python to run instead of plait's command line."""
         self._scratch = ExitStack()
         folder = self._scratch.enter_context(scratch_folder())
-        given = shipped.arguments(arguments, folder) if shipped is not None else arguments
+        given = shipped.arguments(arguments, folder, cwd) if shipped is not None else arguments
         self._process = subprocess.Popen(
             [sys.executable, "-c", _GUARD + (entry or _ENTRY), *given],
             env={**os.environ, **variables},
-            cwd=cwd if Path(cwd).is_dir() else None,
+            cwd=cwd if os.path.isdir(cwd) and os.access(cwd, os.X_OK) else None,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -12,7 +12,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -62,6 +62,8 @@ class SparkTask:
     """Python to run instead of plait's command line."""
     given: bytes = b""
     """What the task finds in the file that PLAIT_GIVEN names."""
+    cwd: str = field(default_factory=os.getcwd)
+    """The driver's folder, in which tasks run where they see it: files are where the command said."""
 
     def __call__(self, rows: Iterator[Any]) -> Iterator[Ended]:
         """On an executor."""
@@ -85,7 +87,7 @@ class SparkTask:
                 "PLAIT_ROWS": json.dumps({"path": str(folder / "rows"), "counts": counts, "own": task}),
             }
             with closing(
-                HostTask(self.arguments, variables, self.shipped, os.getcwd(), self.entry)
+                HostTask(self.arguments, variables, self.shipped, self.cwd, self.entry)
             ) as process:
                 said, code = b"", None
                 while code is None:

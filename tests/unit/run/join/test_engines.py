@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from plait.cli.engine import without_engine
 from plait.cli.main import call
 from plait.errors import UsageError
+from plait.run.engines.host import HostTask, Shipped
 from plait.run.engines.kubernetes import manifest
 from plait.run.engines.launchers import mpi, torchrun
 from plait.run.engines.request import Request
@@ -108,3 +110,26 @@ def test_dry_runs_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> N
     assert call(["run", "job.py", "--engine", "nothing", "--dry-run"]) == 2
     assert call(["run", "job.py", "--engine", "mpi", "--hosts", "2", "--ranks", "3", "--dry-run"]) == 2
     assert "3 ranks cannot be spread over 2 hosts" in capsys.readouterr().err
+
+
+def test_a_task_on_another_host_runs_where_the_command_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the job's file as it lies there; where that folder is not here, with a copy of the file."""
+    (tmp_path / "job.py").write_text("beside = 1")
+    monkeypatch.chdir(tmp_path)
+    shipped = Shipped.of(["run", "job.py:job", "--out", "a"])
+    assert shipped is not None
+    monkeypatch.chdir("/")
+    said = b""
+    entry = "import os, sys; print(os.getcwd(), *sys.argv[1:])"
+    with closing(HostTask(["run", "job.py:job"], {}, shipped, str(tmp_path), entry)) as task:
+        code = None
+        while code is None:
+            piece, code = task.read(1.0)
+            said += piece
+    assert (code, said.decode()) == (0, f"{tmp_path} run job.py:job\n")
+    (tmp_path / "copies").mkdir()
+    elsewhere = shipped.arguments(["run", "job.py:job"], tmp_path / "copies", "/no/such/folder")
+    assert elsewhere == ["run", f"{tmp_path}/copies/job.py:job"]
+    assert (tmp_path / "copies" / "job.py").read_text() == "beside = 1"
