@@ -86,9 +86,7 @@ class SparkTask:
                 "PLAIT_VALUE": str(folder / "value"),
                 "PLAIT_ROWS": json.dumps({"path": str(folder / "rows"), "counts": counts, "own": task}),
             }
-            with closing(
-                HostTask(self.arguments, variables, self.shipped, self.cwd, self.entry)
-            ) as process:
+            with closing(HostTask(self.arguments, variables, self.shipped, self.cwd, self.entry)) as process:
                 said, code = b"", None
                 while code is None:
                     piece, code = process.read(_LOOK_S)

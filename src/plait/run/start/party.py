@@ -100,7 +100,9 @@ def join(place: Place, ranks: int, *, outlives: bool = False) -> First | Followe
     party = _joined[os.getpid()]
     try:
         place.ranks_each(ranks)
-    except UsageError as error:  # told once all are there: who ends before takes task 0 along, under most engines
+    except (
+        UsageError
+    ) as error:  # told once all are there: who ends before takes task 0 along, under most engines
         if isinstance(party, Follower):
             party.fail(error)
         with telling(party):
