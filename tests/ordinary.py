@@ -883,6 +883,34 @@ def lora() -> nn.Module:
 
 
 @case()
+class UnregisteredTensors(Base):
+    """Constants of the constructor that are neither parameters nor buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = torch.linspace(0, 1, 6)
+        self.fixed = [nn.Linear(6, 6)]
+
+    def middle(self, h: Tensor) -> Tensor:
+        out: Tensor = self.fixed[0](h + self.shift).tanh()
+        return out
+
+
+@case()
+class RebindsBuffer(Base):
+    """The backward needs what the buffer was before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(6))
+
+    def middle(self, h: Tensor) -> Tensor:
+        out = (h * self.scale).tanh()
+        self.scale = self.scale * 0.9 + 0.1 * h.detach().mean(0)
+        return out
+
+
+@case()
 class UnusedParameter(Base):
     def __init__(self) -> None:
         super().__init__()

@@ -5,6 +5,7 @@ memory of what they show; each part of a split lies in what was split; an op wit
 """
 
 import operator
+from collections.abc import Iterator
 
 import torch
 from torch import fx
@@ -23,6 +24,14 @@ def shows_input(node: fx.Node) -> bool:
         made = node.args[0]
         return isinstance(made, fx.Node) and is_view(made.target)
     return bool(node.all_input_nodes) and is_view(node.target)
+
+
+def users_through_views(node: fx.Node) -> Iterator[fx.Node]:
+    """Who reads a node, also through views of it; the views too."""
+    for user in node.users:
+        yield user
+        if user.op == "call_function" and shows_input(user):
+            yield from users_through_views(user)
 
 
 def owner_of(node: fx.Node) -> fx.Node:

@@ -26,13 +26,16 @@ from plait.graph.graph import BatchLayout, Graph, Input, depends_on
 from plait.graph.rewrite.clean import clean
 from plait.graph.rewrite.functional import functionalize, mutates
 from plait.graph.rewrite.marks import settle
+from plait.graph.rewrite.new_nodes import call
 from plait.graph.rewrite.random_ops import rewrite_random
+from plait.graph.rewrite.shared_statistics import part_shared_statistics
+from plait.graph.storage import users_through_views
 from plait.job.batch import Objects
 from plait.job.copies import copy_of
 from plait.job.dtypes import scalar_dtype
 from plait.job.job import Job
 from plait.job.objective import refuse_no_gradient
-from plait.torch_private.fake import FakeTensorMode
+from plait.torch_private.fake import FakeTensor, FakeTensorMode
 
 LeafShapes = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
@@ -58,9 +61,14 @@ def capture(
             fix="let `collate` make tensors of them, or leave them out.",
         )
     own = islands if islands is not None else Islands(job)
+    real = False
     while True:
         try:
-            return _capture(job, layout, constants, shapes, num_samples, device_type, own)
+            return _capture(job, layout, constants, shapes, num_samples, device_type, own, real)
+        except _NoValueError as error:
+            if real:
+                raise CaptureError(str(error), fix="make it in the forward, or keep it in a buffer.") from error
+            real = True
         except CaptureError as error:
             if not own.grow(error):
                 raise own.cause or error from error
@@ -74,9 +82,10 @@ def _capture(
     num_samples: int,
     device_type: str,
     islands: Islands,
+    real: bool,
 ) -> Graph:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    model = fake_model(job, mode)
+    model = fake_model(job, mode, real)
     model.train()
     for buffer in model.buffers():
         buffer.constant = None  # type: ignore[attr-defined]  # its value changes: Python must not read it
@@ -109,16 +118,23 @@ def _capture(
         if not graph.gradients:
             refuse_no_gradient(len(subject.trainable))
         return graph
-    except (JobError, CaptureError):
+    except (JobError, CaptureError, _NoValueError):
         raise
     except Exception as error:
         raise explain(error) from error
 
 
-def fake_model(job: Job, mode: FakeTensorMode) -> nn.Module:
-    """The job's model with fake parameters; built for real only where its constructor needs values."""
+class _NoValueError(Exception):
+    """A step uses a tensor that was made without values, and is neither a parameter nor a buffer."""
+
+
+def fake_model(job: Job, mode: FakeTensorMode, real: bool = False) -> nn.Module:
+    """The job's model with fake parameters; built for real only where its constructor needs values, or with `real`.
+
+    What it holds besides parameters and buffers has values then.
+    """
     job = job if job.weights is None else replace(job, weights=None)  # whose values nobody asks for here
-    if isinstance(job.model, nn.Module):
+    if real or isinstance(job.model, nn.Module):
         model = job.build_model()
     else:
         try:
@@ -163,9 +179,15 @@ def _assemble(subject: Subject, traced: Traced, module: fx.GraphModule) -> Graph
     output = next(node for node in graph.nodes if node.op == "output")
     total, weight, *gradients = output.args[0]
     gradients, flags = gradients[: len(traced.reached)], gradients[len(traced.reached) :]
+    _keep_for_backward(graph, [name in new_buffers for name in (*parameters, *buffers)])
     refuse_sparse_gradients(dict(zip(traced.reached, gradients, strict=True)))
     output.args = ((total, weight, *new_buffers.values(), *gradients, *flags),)
     clean(module)
+    for node in graph.nodes:
+        if node.op == "get_attr" and isinstance(node.meta["constant"], FakeTensor):
+            shape = tuple(node.meta["constant"].shape)
+            raise _NoValueError(f"the step uses a tensor of shape {shape} that an earlier one made without values.")
+    part_shared_statistics(graph)
     settle(graph)
     key = [node for node in graph.nodes if node.op == "placeholder"][-2]
     _make_random_numbers_ours(graph, key)
@@ -214,6 +236,17 @@ def _make_random_numbers_ours(graph: fx.Graph, key: fx.Node) -> None:
             "which would depend on how the batch is split.",
             fix="use rand, randn, dropout or bernoulli to have it captured; plans single and ddp run it eagerly.",
         )
+
+
+def _keep_for_backward(graph: fx.Graph, changes: list[bool]) -> None:
+    """Read a copy of what gets a new value where the backward needs the old one, as it may run after the change."""
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    for node, changed in zip(placeholders, changes, strict=False):
+        if changed and any(user.meta["phase"] == "backward" for user in users_through_views(node)):
+            with graph.inserting_after(placeholders[-1]):
+                kept = call(graph, torch.ops.aten.clone.default, (node,), next(iter(node.users)))
+            kept.meta["phase"] = "forward"
+            node.replace_all_uses_with(kept, delete_user_cb=lambda user, own=kept: user is not own)
 
 
 def _take_writes(graph: fx.Graph, held: list[str]) -> dict[str, fx.Node]:

@@ -84,18 +84,20 @@ class _Objective(nn.Module):
         super().__init__()
         self.subject = subject
         self.model = subject.model
+        self.rebound: list[tuple[Tensor, Tensor]] = []
 
     def forward(self, batch: Any) -> Any:
         given = dict(self.model.named_buffers())
         result = self.subject.islands.objective_of(self.model, batch, self.subject.num_samples)
-        for name, buffer in self.model.named_buffers():
-            before = given.get(name)
-            if (
-                before is not None and before is not buffer
-            ):  # `self.average = ...`: as if it were written in place
-                with torch.no_grad():
-                    before.copy_(buffer)
+        found = [(given.get(name), buffer) for name, buffer in self.model.named_buffers()]
+        self.rebound = [(old, new) for old, new in found if old is not None and old is not new]
         return result
+
+    def write(self) -> None:
+        """`self.average = ...`, as if it were written in place, when the backward has read what was there before."""
+        with torch.no_grad():
+            for before, buffer in self.rebound:
+                before.copy_(buffer)
 
 
 def trace(
@@ -170,6 +172,8 @@ class _Trace:
             tangent = torch.ones((), dtype=scalars)
             self.tangent = next(iter(nodes_of([tangent])))
             gradients = self._differentiate(tail, tangent.to(tail.total.dtype), flat)
+            self.marks.phase = "forward"
+            self.wrapper.write()
             return [total, weight, *gradients, *self.decisions.flags]
 
     @contextmanager

@@ -147,13 +147,16 @@ def settle(graph: fx.Graph) -> None:
     """Give every backward node the name, module and line of the forward op that it belongs to."""
     first: dict[int, fx.Node] = {}
     last: fx.Node | None = None
+    begun = False
     for node in graph.nodes:
         for key, default in _NOTES.items():
             node.meta.setdefault(key, default)
+        begun = begun or node.meta["phase"] == "backward"
         if node.op == "call_function" and node.meta["phase"] == "forward":
-            first.setdefault(node.meta["number"], node)
             node.meta["origin"] = node.name
-            last = node
+            if not begun:  # after it, only what buffers are set to
+                first.setdefault(node.meta["number"], node)
+                last = node
     by_name = {node.name: node for node in graph.nodes}
     for node in graph.nodes:
         if node.meta["phase"] != "backward":

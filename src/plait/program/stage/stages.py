@@ -15,7 +15,7 @@ from plait.errors import PlanError
 from plait.graph.cost import node_flops, value_bytes
 from plait.graph.graph import Graph
 from plait.graph.storage import is_item, shows_input
-from plait.nodes import ancestors
+from plait.program.stage.changing import changing, settle, uncut
 from plait.program.stage.cut_by_cost import Room, real_users, starts_by_cost
 from plait.program.stage.where import Stages, described, texts_of
 
@@ -40,16 +40,18 @@ def assign_stages(
     forward = _forward(graph, free)
     backward_cost = _backward_costs(graph)
     costs = [op_cost(node) + backward_cost.get(node.name, 0.0) for node in forward]
+    groups = changing(graph)
     if cut:
         starts = _starts_by_module(forward, num_stages, cut)
     elif not starts:
+        places = uncut(groups, forward, places)
         starts = starts_by_cost(forward, costs, num_stages, places, room, _memory(graph, forward))
     stage_of: dict[fx.Node, int] = {}
     for index, node in enumerate(forward):
         stage_of[node] = sum(index >= start for start in starts)
-    _keep_buffers_together(graph, stage_of)
+    homes = settle(groups, stage_of)
     _assign_backward(graph, free, stage_of)
-    return described(graph, free, stage_of, num_stages, costs, forward, starts)
+    return described(graph, free, stage_of, num_stages, costs, forward, starts, homes)
 
 
 def forward_ops(graph: Graph) -> tuple[str, ...]:
@@ -152,22 +154,3 @@ def _assign_backward(graph: Graph, free: set[fx.Node], stage_of: dict[fx.Node, i
         if own is None:
             own = min(later) if later else max((stage_of[s] for s in sources), default=0)
         stage_of[node] = min([own, *later])
-
-
-def _keep_buffers_together(graph: Graph, stage_of: dict[fx.Node, int]) -> None:
-    """Run what only makes the new value of a buffer where it comes from: the stage that reads a buffer changes it."""
-    nodes = graph.nodes()
-    needed = ancestors(nodes[name] for name in (graph.total, graph.weight, *graph.gradients.values()))
-    for made in graph.new_buffers.values():
-        chain: set[fx.Node] = set()
-        sources: set[int] = set()
-        stack = [nodes[made]]
-        while stack:
-            node = stack.pop()
-            if node in needed and node in stage_of:
-                sources.add(stage_of[node])
-            elif node.op == "call_function" and node not in needed and node not in chain:
-                chain.add(node)
-                stack += node.all_input_nodes
-        if sources:
-            stage_of |= {node: max(sources) for node in chain if node in stage_of}

@@ -12,6 +12,7 @@ from torch import fx
 
 from plait.graph.graph import Graph
 from plait.graph.storage import is_item, shows_input
+from plait.program.stage.changing import check_homes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,8 +50,12 @@ def described(
     costs: Sequence[float],
     forward: Sequence[fx.Node],
     starts: Sequence[int],
+    homes: Mapping[str, int],
 ) -> Stages:
-    """`free` are ops that any stage can compute; `forward` those that are counted, with their `costs`."""
+    """`free` are ops that any stage can compute; `forward` those that are counted, with their `costs`.
+
+    `homes`: the stages of changed buffers that are known already.
+    """
     nodes = graph.nodes()
     runs: dict[fx.Node, set[int]] = {node: {stage} for node, stage in stage_of.items()}
     gradients: dict[str, dict[int, tuple[fx.Node, ...]]] = {}
@@ -69,7 +74,13 @@ def described(
                 wanted |= runs.get(user, set())
     for leaving in (nodes[graph.total], nodes[graph.weight]):
         runs[leaving] = runs.get(leaving) or {num_stages - 1}
+    made = {name: nodes[node] for name, node in graph.new_buffers.items()}
+    homes = {name: homes.get(name, max(runs.get(node, ()), default=0)) for name, node in made.items()}
+    for name, node in made.items():
+        if node in free:
+            runs[node].add(homes[name])
     _spread(graph, free, runs)
+    check_homes(graph, homes, runs)
     per_stage = [0.0] * num_stages
     for node, cost in zip(forward, costs, strict=True):
         per_stage[stage_of[node]] += cost
@@ -80,7 +91,7 @@ def described(
             entry.name: _reading(nodes[entry.node], runs, gradients.get(entry.name, {}))
             for entry in graph.inputs_of("parameter")
         },
-        buffers={name: max(runs[nodes[made]], default=0) for name, made in graph.new_buffers.items()},
+        buffers=homes,
         gradients=gradients,
         starts=tuple(starts),
         ops=texts_of(forward),
