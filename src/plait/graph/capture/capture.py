@@ -67,7 +67,9 @@ def capture(
             return _capture(job, layout, constants, shapes, num_samples, device_type, own, real)
         except _NoValueError as error:
             if real:
-                raise CaptureError(str(error), fix="make it in the forward, or keep it in a buffer.") from error
+                raise CaptureError(
+                    str(error), fix="make it in the forward, or keep it in a buffer."
+                ) from error
             real = True
         except CaptureError as error:
             if not own.grow(error):
@@ -186,7 +188,9 @@ def _assemble(subject: Subject, traced: Traced, module: fx.GraphModule) -> Graph
     for node in graph.nodes:
         if node.op == "get_attr" and isinstance(node.meta["constant"], FakeTensor):
             shape = tuple(node.meta["constant"].shape)
-            raise _NoValueError(f"the step uses a tensor of shape {shape} that an earlier one made without values.")
+            raise _NoValueError(
+                f"the step uses a tensor of shape {shape} that an earlier one made without values."
+            )
     part_shared_statistics(graph)
     settle(graph)
     key = [node for node in graph.nodes if node.op == "placeholder"][-2]

@@ -1,8 +1,8 @@
 """Buffers that a step changes, in a pipeline: one stage reads such a buffer and makes its new value.
 
 In: a graph. Out: for every changed buffer, what has to run together, as ops that nothing else waits for follow the
-others; and between which ops no stage may begin. The next micro-batch's forward in an earlier stage cannot wait for what
-this one's makes in a later stage.
+others; and between which ops no stage may begin. An earlier stage's forward of the next micro-batch cannot wait for
+what a later stage makes of this one.
 """
 
 import operator
@@ -45,7 +45,9 @@ def changing(graph: Graph) -> list[Changing]:
             chain=chain,
             sources=frozenset(_maker(node) for node in edge & needed if node.op == "call_function"),
             readers=frozenset(
-                node for node in users_through_views(given[name]) if node in needed and node.meta["phase"] != "backward"
+                node
+                for node in users_through_views(given[name])
+                if node in needed and node.meta["phase"] != "backward"
             ),
         )
         for other in [other for other in found if other.names & one.names]:

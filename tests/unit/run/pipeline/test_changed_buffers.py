@@ -15,9 +15,7 @@ from plait.run.proof.serial_run import run_serially
 
 def job(model: Any) -> Job:
     made = torch.Generator().manual_seed(0)
-    data = [
-        (torch.randn(8, generator=made), torch.randint(0, 3, (), generator=made)) for _ in range(12)
-    ]
+    data = [(torch.randn(8, generator=made), torch.randint(0, 3, (), generator=made)) for _ in range(12)]
     return Job(
         model=model,
         data=data,
