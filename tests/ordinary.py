@@ -900,6 +900,8 @@ class UnregisteredTensors(Base):
 class RebindsBuffer(Base):
     """The backward needs what the buffer was before."""
 
+    scale: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("scale", torch.ones(6))

@@ -250,7 +250,8 @@ def _keep_for_backward(graph: fx.Graph, changes: list[bool]) -> None:
             with graph.inserting_after(placeholders[-1]):
                 kept = call(graph, torch.ops.aten.clone.default, (node,), next(iter(node.users)))
             kept.meta["phase"] = "forward"
-            node.replace_all_uses_with(kept, delete_user_cb=lambda user, own=kept: user is not own)
+            node.replace_all_uses_with(kept)
+            kept.args = (node,)
 
 
 def _take_writes(graph: fx.Graph, held: list[str]) -> dict[str, fx.Node]:

@@ -60,5 +60,6 @@ def _part(graph: fx.Graph, node: fx.Node) -> None:
                 scaled = call(graph, aten.mul.Tensor, (before, kept), made)
             with graph.inserting_after(scaled):
                 new = call(graph, aten.add.Tensor, (scaled, made), made)
-            made.replace_all_uses_with(new, delete_user_cb=lambda user, own=new: user is not own)
+            made.replace_all_uses_with(new)
+            new.args = (scaled, made)
     node.args = tuple(args)

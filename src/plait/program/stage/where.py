@@ -74,9 +74,9 @@ def described(
                 wanted |= runs.get(user, set())
     for leaving in (nodes[graph.total], nodes[graph.weight]):
         runs[leaving] = runs.get(leaving) or {num_stages - 1}
-    made = {name: nodes[node] for name, node in graph.new_buffers.items()}
-    homes = {name: homes.get(name, max(runs.get(node, ()), default=0)) for name, node in made.items()}
-    for name, node in made.items():
+    new = {name: nodes[node] for name, node in graph.new_buffers.items()}
+    homes = {name: homes.get(name, max(runs.get(node, ()), default=0)) for name, node in new.items()}
+    for name, node in new.items():
         if node in free:
             runs[node].add(homes[name])
     _spread(graph, free, runs)

@@ -48,6 +48,8 @@ class Siamese(nn.Module):
 class Rebinds(nn.Module):
     """The backward needs the value that the buffer had."""
 
+    scale: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(8, 6), nn.Linear(6, 3)
@@ -62,6 +64,8 @@ class Rebinds(nn.Module):
 
 class ReadsTwice(nn.Module):
     """A stage can begin after the last use of the buffer alone."""
+
+    scale: Tensor
 
     def __init__(self) -> None:
         super().__init__()
