@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from plait.files.write import cannot_write, write_whole
+from plait.files.write import cannot_write, open_to_append, ordinary, write_whole
 
 _SUM = re.compile(r', "sum": "([0-9a-f]{8})"\}$')
 _FLUSH_EVERY_S = 1.0
@@ -75,7 +75,7 @@ def read_records(path: Path) -> Records:
     lines: list[str] = []
     numbers: list[int] = []
     problems: list[tuple[int, str]] = []
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+    with open(path, encoding="utf-8", errors="replace", newline="\n", opener=ordinary) as file:
         for number, text in enumerate(file, start=1):
             line = text.rstrip("\n")
             if not line.strip():
@@ -103,7 +103,7 @@ class RecordFile:
             if len(content) != path.stat().st_size:
                 write_whole(path, content)
         self._path = path
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._file = open_to_append(path)
         self._waiting = bytearray()
         self._flushed_s = time.monotonic()
 

@@ -5,8 +5,10 @@ numbers, and what was there before. It never leaves half a file under a name tha
 reserve, which is given up so that the last words of a run on a full disk still fit.
 """
 
+import errno
 import os
 import shutil
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -57,6 +59,34 @@ def cannot_write(path: Path, error: OSError, num_bytes: int) -> DiskError:
     )
 
 
+def ordinary(path: str | Path, flags: int) -> int:
+    """A descriptor of a file; an OSError where it is a pipe, at whose end nobody may be, or a device without an end."""
+    file = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is no ordinary file")
+    return file
+
+
+def open_own(path: Path, flags: int) -> int:
+    """A file to write to, at this very place, made where there is none. A folder that was handed over may hold a link to
+    another file of this user instead: an OSError that says so."""
+    try:
+        return ordinary(path, flags | os.O_CREAT | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, f"it is a link to {os.readlink(path)}") from None
+        raise
+
+
+def open_to_append(path: Path) -> int:
+    """The same, for records; a `DiskError` where it cannot be."""
+    try:
+        return open_own(path, os.O_WRONLY | os.O_APPEND)
+    except OSError as error:
+        raise cannot_write(path, error, 0) from error
+
+
 def free_bytes(folder: Path) -> int | None:
     """Room on the disk of a folder, or of the one in which it is to be made; None: nobody knows."""
     while not folder.exists() and folder != folder.parent:
@@ -69,8 +99,8 @@ def free_bytes(folder: Path) -> int | None:
 
 def hold_reserve(folder: Path) -> None:
     """Take a little room now, for what is to be told should there be none later."""
-    with suppress(OSError):
-        (folder / _RESERVE).write_bytes(bytes(_RESERVE_BYTES))
+    with suppress(OSError), open(open_own(folder / _RESERVE, os.O_WRONLY | os.O_TRUNC), "wb") as file:
+        file.write(bytes(_RESERVE_BYTES))
 
 
 def release_reserve(folder: Path) -> None:

@@ -64,16 +64,18 @@ def takes_optimizer(schedule: Callable[..., Any], optimizer: Optimizer) -> bool:
     return False
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class _Plateau(msgspec.Struct):
     best: float
-    num_bad_epochs: int
-    cooldown_counter: int
-    last_epoch: int
+    num_bad_epochs: _Count
+    cooldown_counter: _Count
+    last_epoch: _Count
     rates: list[float]
 
 
 class _Saved(msgspec.Struct):
-    step: Annotated[int, msgspec.Meta(ge=0, le=2**31)]
     initial_rates: list[float]
     plateau: _Plateau | None = None
 
@@ -144,8 +146,8 @@ class Schedule:
                         group[key] = scheduled[key]
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able; rates are a function of the step, so this serves to check and to place, not to restore."""
-        told: dict[str, Any] = {"step": self._position, "initial_rates": list(self.initial_rates)}
+        """JSON-able; rates are a function of the step, so this serves to check, and to restore what was measured."""
+        told: dict[str, Any] = {"initial_rates": list(self.initial_rates)}
         scheduler = self._scheduler
         if isinstance(scheduler, ReduceLROnPlateau):
             told["plateau"] = {key: getattr(scheduler, key) for key in _FOLLOWED} | {
@@ -153,8 +155,8 @@ class Schedule:
             }
         return told
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to the saved step; refuse a state that was saved with other initial rates."""
+    def load_state_dict(self, state: Mapping[str, Any], steps_done: int) -> None:
+        """Go on after so many steps; refuse a state that was saved with other initial rates."""
         found = shaped(Document(values=state, where="the saved schedule"), _Saved, _FORMAT)
         saved = tuple(found.initial_rates)
         if saved != self.initial_rates:
@@ -164,20 +166,35 @@ class Schedule:
                 fix="resume with the job that was saved, or start a new run.",
             )
         if self.follows:
-            self._load_plateau(found.plateau)
-        elif self._builds_scheduler:
-            self._advance(found.step)
-        self._position = found.step
+            self._load_plateau(found.plateau, steps_done)
 
-    def _load_plateau(self, saved: _Plateau | None) -> None:
+    def _load_plateau(self, saved: _Plateau | None, steps_done: int) -> None:
         self._scheduler = None
         scheduler = self._built()
-        if saved is None:
+        assert isinstance(scheduler, ReduceLROnPlateau)
+        if saved is None and not steps_done:
             return
+        if saved is None or not self._can_have_left(saved, scheduler, steps_done):
+            held = "nothing of it" if saved is None else "what it cannot have measured"
+            raise JobError(
+                f"the schedule follows what is measured; after {steps_done} steps the checkpoint holds {held}.",
+                fix="resume with the job and the checkpoint that were saved.",
+            )
         for key in _FOLLOWED:
             setattr(scheduler, key, getattr(saved, key))
         for group, rate in zip(scheduler.optimizer.param_groups, saved.rates, strict=True):
             group["lr"] = rate
+
+    def _can_have_left(self, saved: _Plateau, scheduler: ReduceLROnPlateau, steps_done: int) -> bool:
+        """Rates only fall, it looks at most once a step, and has not run out of patience."""
+        initial = self.initial_rates
+        falls = len(saved.rates) == len(initial) and all(
+            0 <= rate <= first for rate, first in zip(saved.rates, initial, strict=True)
+        )
+        is_number = not math.isnan(saved.best)
+        is_patient = saved.num_bad_epochs <= min(scheduler.patience, saved.last_epoch)
+        is_warm = saved.cooldown_counter <= scheduler.cooldown
+        return falls and is_number and is_patient and is_warm and saved.last_epoch <= steps_done
 
     def _rate(self, step: int) -> float:
         assert self._schedule is not None

@@ -168,7 +168,7 @@ def _lead(
             raise
         chosen, job = programs.plan, programs.whole
         num_samples = programs.captures.source.num_samples
-        for change in continued.changes(job, num_samples):
+        for change in continued.changes(job, chosen, num_samples):
             say(f"resume: {change}")
         outlive = _outlive(options, chosen, tell)
         task = _task(

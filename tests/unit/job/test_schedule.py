@@ -123,7 +123,7 @@ def test_the_state_survives_json_and_an_optimizer_that_was_loaded(name: str) -> 
     resumed_optimizer = sgd(0.4, 0.04)
     resumed = Schedule(FACTORIES[name], resumed_optimizer)
     resumed_optimizer.load_state_dict(saved_optimizer)
-    resumed.load_state_dict(saved)
+    resumed.load_state_dict(saved, 8)
     for step, row in zip((8, 9, 10), expected, strict=True):
         resumed.apply(resumed_optimizer, step)
         assert rates_of(resumed_optimizer) == list(row)
@@ -132,7 +132,7 @@ def test_the_state_survives_json_and_an_optimizer_that_was_loaded(name: str) -> 
 def test_a_state_with_other_initial_rates_is_refused() -> None:
     saved = Schedule(warm_up, sgd(0.1)).state_dict()
     with pytest.raises(JobError, match=r"\[0.2\]; the saved schedule started with \[0.1\]"):
-        Schedule(warm_up, sgd(0.2)).load_state_dict(saved)
+        Schedule(warm_up, sgd(0.2)).load_state_dict(saved, 0)
 
 
 def test_the_users_optimizer_is_left_alone() -> None:
@@ -206,12 +206,12 @@ def test_a_plateau_depends_on_what_was_measured_and_is_saved_with_it() -> None:
     schedule.observe(3.0)
     assert schedule.rates(2) == (0.1,)
     resumed = made()
-    resumed.load_state_dict(json.loads(json.dumps(schedule.state_dict())))
+    resumed.load_state_dict(json.loads(json.dumps(schedule.state_dict())), 2)
     for one in (schedule, resumed):
         one.observe(2.0)
         one.observe(2.5)
     assert resumed.rates(3) == schedule.rates(3) == pytest.approx((0.01,))
     assert not Schedule(lambda step: 0.1, sgd(0.1)).follows
     fresh = made()
-    fresh.load_state_dict(json.loads(json.dumps(made().state_dict())))
+    fresh.load_state_dict(json.loads(json.dumps(made().state_dict())), 0)
     assert fresh.rates(0) == (1.0,), "nothing was measured yet: the best is infinity"

@@ -49,15 +49,15 @@ class Schedules:
         """JSON-able."""
         return {name: one.state_dict() for name, one in self._of.items()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to the saved step."""
+    def load_state_dict(self, state: Mapping[str, Any], steps_done: int) -> None:
+        """Go on after so many steps of the run."""
         if set(state) != set(self._of):
             raise JobError(
                 f"the job has the optimizers {sorted(self._of)}; the saved schedules are of {sorted(state)}.",
                 fix="resume with the job that was saved, or start a new run.",
             )
         for name, one in self._of.items():
-            one.load_state_dict(state[name])
+            one.load_state_dict(state[name], steps_done)
 
 
 Given = Callable[..., Any] | Mapping[str, Callable[..., Any] | None] | Sequence[Callable[..., Any] | None]

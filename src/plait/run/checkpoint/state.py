@@ -76,8 +76,12 @@ class TrainingState:
                 )
             if alias in self.parameters or alias in self.buffers:
                 raise CheckpointError(f"{alias!r} is tied to {canonical!r} and also held on its own")
-        if self.average and self.average.keys() != self.parameters.keys() | self.buffers.keys():
-            raise CheckpointError("the averaged tensors are not those of the model")
+        if bool(self.average) != bool(self.averaged) or self.averaged > self.step:
+            raise CheckpointError(
+                f"{len(self.average)} averaged tensors, taken {self.averaged} times in {self.step} steps, cannot be"
+            )
+        if self.average:
+            _check_shapes("averaged tensor", _shapes(self.parameters | self.buffers), _shapes(self.average))
         if unknown := sorted(set(self.transient) - self.buffers.keys()):
             raise CheckpointError(f"{unknown[0]!r} is listed as transient and is not a buffer")
 
@@ -123,7 +127,16 @@ def collect_model(
 
 def restore_model(model: nn.Module, state: TrainingState) -> None:
     """Copy parameters and buffers into `model`; on any difference in names or shapes nothing is changed."""
-    parameters, buffers, _, _ = collect_model(model)
+    parameters, buffers, aliases, transient = collect_model(model)
+    for what, own, theirs in (
+        ("ties", aliases, state.aliases),
+        ("leaves out of its state_dict", set(transient), set(state.transient)),
+    ):
+        if own != theirs:
+            raise CheckpointError(
+                f"the model {what} {own or 'nothing'}, that of the checkpoint {theirs or 'nothing'}",
+                fix="resume with the model that was saved.",
+            )
     for kind, mine, saved in (
         ("parameter", parameters, state.parameters),
         ("buffer", buffers, state.buffers),

@@ -5,9 +5,13 @@ starts high, halves with every step whose gradients overflow (which is skipped),
 """
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
-from plait.errors import RunError
+import msgspec
+
+from plait.errors import CheckpointError, RunError
+from plait.files.document import Document, Format
+from plait.files.shape import shaped
 
 _FIRST = 2.0**16
 """As torch's GradScaler begins."""
@@ -15,6 +19,15 @@ _DOUBLE_AFTER = 2000
 """Steps in a row without overflow, as torch's GradScaler does."""
 _LEAST = 2.0**-24
 """With a smaller factor the gradients are not too large, they are broken."""
+
+
+_FORMAT = Format(noun="a loss scale", error=CheckpointError, fix="take another checkpoint.")
+
+
+class _Saved(msgspec.Struct):
+    factor: Annotated[float, msgspec.Meta(ge=_LEAST, le=2.0**127)]
+    good: Annotated[int, msgspec.Meta(ge=0, lt=_DOUBLE_AFTER)]
+    skipped: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class LossScale:
@@ -48,4 +61,5 @@ class LossScale:
 
     def load(self, state: dict[str, Any]) -> None:
         """From one."""
-        self.factor, self._good, self.skipped = state["factor"], state["good"], state["skipped"]
+        found = shaped(Document(values=state, where="the saved loss scale"), _Saved, _FORMAT)
+        self.factor, self._good, self.skipped = found.factor, found.good, found.skipped

@@ -291,7 +291,7 @@ class ModelState:
         own = [dict(group) for group in self.optimizer.param_groups]
         restore_optimizer(self.optimizer, self.named, optimizer)
         check_same_options(own, optimizer.groups, moved=self.schedule.moved)
-        self.schedule.load_state_dict(state.schedule)
+        self.schedule.load_state_dict(state.schedule, state.step)
         self._load_averages(state)
         self.steps_done = state.step
         if self.loss_scale is not None and "loss_scale" in state.extra:

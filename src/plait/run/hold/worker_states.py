@@ -8,13 +8,16 @@ the mean, with the optimizer state of the first. Any other plan takes just these
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.errors import RunError
+from plait.errors import CheckpointError, RunError
+from plait.files.document import Document, Format
+from plait.files.shape import shaped
 from plait.plan.plan import Plan
 from plait.program.program import Spec
 from plait.run.checkpoint.state import TrainingState, collect_optimizer, restore_optimizer
@@ -22,6 +25,38 @@ from plait.run.hold.averaging import Averaging
 from plait.run.hold.state import ModelState
 from plait.run.link.messages import pack, room, unpack
 from plait.run.wire.tell import tell
+
+
+class Workers(msgspec.Struct):
+    """What a checkpoint says of workers that each have weights of their own."""
+
+    rule: str
+    """How they agree."""
+    count: Annotated[int, msgspec.Meta(ge=0, le=2**20)]
+    """Of those whose weights it holds."""
+    numbers: list[dict[str, dict[str, int | float | bool | None]]]
+    """What the optimizer of each keeps as plain numbers, by parameter and key."""
+
+
+_FORMAT = Format(
+    noun="workers of a checkpoint", error=CheckpointError, fix="resume from another checkpoint."
+)
+
+
+def workers_of(saved: TrainingState) -> Workers | None:
+    """Those of a checkpoint, all of them; None: it is of a plan under which all have the same weights."""
+    about = saved.extra.get("workers")
+    if about is None and not saved.beside:
+        return None
+    found = shaped(Document(values=about, where="the saved workers"), Workers, _FORMAT)
+    held = {name.partition("/")[0] for name in saved.beside if name.startswith("worker ")}
+    if held != {f"worker {rank}" for rank in range(found.count)} or len(found.numbers) != found.count:
+        raise CheckpointError(
+            f"the checkpoint is of {found.count} workers, and holds weights of {len(held)} and numbers of"
+            f" {len(found.numbers)}",
+            fix=_FORMAT.fix,
+        )
+    return found
 
 
 def with_workers(
@@ -61,22 +96,24 @@ def restore_workers(
     saved: TrainingState, state: ModelState, averaging: Averaging, plan: Plan, rank: int
 ) -> None:
     """Give this worker back what it had; `state` has been loaded with the mean."""
-    about = saved.extra.get("workers")
-    if not plan.agreement.averages or about is None or about["rule"] != plan.sync.rule:
+    about = workers_of(saved)
+    if not plan.agreement.averages or about is None or about.rule != plan.sync.rule:
         return
-    _copy(averaging.center, _within(saved.beside, "center/"))
-    _copy(averaging.velocity, _within(saved.beside, "velocity/"))
-    if about["count"] != plan.mesh.size:
+    _copy(averaging.center, saved.beside, "center/")
+    if plan.agreement.mix == "outer":
+        _copy(averaging.velocity, saved.beside, "velocity/")
+    if about.count != plan.mesh.size:
         return
     own = _within(saved.beside, f"worker {rank}/")
-    _copy({name: p.detach() for name, p in state.parameters.items()}, _within(own, "parameter/"))
-    _copy(state.buffers, _within(own, "buffer/"))
-    _copy(averaging.velocity, _within(own, "velocity/"))
+    _copy({name: p.detach() for name, p in state.named}, own, "parameter/")
+    _copy(state.buffers, own, "buffer/")
+    if plan.agreement.mix == "elastic":
+        _copy(averaging.velocity, own, "velocity/")
     tensors: dict[str, dict[str, Tensor]] = {}
     for joined, tensor in _within(own, "optimizer/").items():
         name, _, key = joined.rpartition("/")
         tensors.setdefault(name, {})[key] = tensor
-    optimizer = replace(saved.optimizer, tensors=tensors, values=about["numbers"][rank])
+    optimizer = replace(saved.optimizer, tensors=tensors, values=about.numbers[rank])
     restore_optimizer(state.optimizer, state.named, optimizer)
 
 
@@ -129,6 +166,14 @@ def _within(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _copy(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
-    for name, source in sources.items():
-        targets[name].copy_(source)
+def _copy(targets: Mapping[str, Tensor], beside: Mapping[str, Tensor], prefix: str) -> None:
+    """Each from what lies beside the model; all of them, or an error."""
+    sources = _within(beside, prefix)
+    for name in targets.keys() | sources.keys():
+        mine, theirs = (tuple(of[name].shape) if name in of else "none" for of in (targets, sources))
+        if mine != theirs:
+            raise CheckpointError(
+                f"{prefix}{name!r} of the workers differs: the model has {mine}, the checkpoint has {theirs}",
+                fix=_FORMAT.fix,
+            )
+        targets[name].copy_(sources[name])

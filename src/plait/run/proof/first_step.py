@@ -59,6 +59,8 @@ def check_capture(job: Job, programs: Programs) -> str | None:
         return f"capture not checked: the model's own code fails{told(error)}"
     finally:
         torch.set_num_threads(threads)
+    if found is None:
+        return "capture not checked: gradients overflow float16 in the first step, which is skipped."
     wrong = [difference for difference in found if not difference.ok]
     if wrong:
         _refuse(wrong)
@@ -66,12 +68,15 @@ def check_capture(job: Job, programs: Programs) -> str | None:
     return f"capture checked: gradients equal eager's to {largest:.0e}."
 
 
-def _differences(job: Job, programs: Programs) -> list[Difference]:
+def _differences(job: Job, programs: Programs) -> list[Difference] | None:
+    """None: the loss scale that a run begins with is too large, as it may well be."""
     captures = programs.captures
     eager = run_eager(job, 1, captures.dtype, captures)
     rewritten = "on" if programs.compiler.rewrites else "off"  # what is checked is what runs
     single = resolve("single", 1, {"rewrite": rewritten})
     record = run_serially(job, single, 1, captures.dtype, captures=captures)
+    if job.precision == "fp16" and not all(bool(g.isfinite().all()) for g in record.gradients[0].values()):
+        return None
     short = any(g.dtype in (torch.bfloat16, torch.float16) for g in eager.gradients[0].values())
     tolerance = _ROUGH_TOLERANCE if short or job.precision != "fp32" else _TOLERANCE
     tolerance = FP8 if job.precision == "fp8" else tolerance

@@ -6,9 +6,10 @@ every rank.
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import torch
@@ -26,11 +27,14 @@ from plait.plan.plan import Plan
 from plait.run.hold.state import ModelState
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
 class _Saved(msgspec.Struct):
-    best: float | None = None
-    since_best: int = 0
-    kept: float | None = None
-    kept_step: int | None = None
+    best: float | None
+    since_best: _Count
+    kept: float | None
+    kept_step: _Count | None
 
 
 _FORMAT = Format(noun="progress", error=CheckpointError, fix="take another checkpoint.")
@@ -118,7 +122,7 @@ class Aim:
     def improves(self, value: float, best: float | None) -> bool:
         """Whether a value is better than the best so far."""
         sign = 1.0 if self.mode == "max" else -1.0
-        return best is None or sign * value > sign * best
+        return best is None or math.isnan(best) or sign * value > sign * best
 
 
 _FALLS = ("loss", "error", "perplexity", "mae", "mse", "rmse", "wer", "cer", "bpc", "nll")
@@ -217,5 +221,8 @@ class Progress:
         self.best, self.since_best = found.best, found.since_best
 
 
-def _saved(state: dict[str, Any]) -> _Saved:
+def _saved(state: Any) -> _Saved:
+    """Of a run that never measured, nothing."""
+    if state == {}:
+        return _Saved(best=None, since_best=0, kept=None, kept_step=None)
     return shaped(Document(values=state, where="the saved progress"), _Saved, _FORMAT)

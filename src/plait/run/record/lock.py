@@ -17,7 +17,7 @@ from pathlib import Path
 
 from plait.errors import UsageError
 from plait.files.holder import LOCK_NAME, holder_of
-from plait.files.write import cannot_write
+from plait.files.write import cannot_write, open_own
 
 _LEFT_S = 10.0
 """For the ranks of a run whose parent was killed to be gone, as is promised, and more."""
@@ -30,7 +30,7 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold the folder for the block; nobody else may write to it meanwhile."""
     path = folder / LOCK_NAME
     try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = open_own(path, os.O_RDWR)
     except OSError as error:
         raise UsageError(
             f"{folder} cannot be locked: {path.name}: {error.strerror}.",

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from plait.files.records import append, read_records, sealed
+from plait.files.write import open_to_append
 
 _NAME = "shares.jsonl"
 
@@ -52,7 +53,7 @@ class ShareLog:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._rank, self._path = rank, folder / _NAME
-        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._file = open_to_append(self._path)
 
     def write(self, event: Mapping[str, Any]) -> None:
         """Append a record in one call of the system, so that records of several workers do not mix."""

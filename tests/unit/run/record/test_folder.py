@@ -6,16 +6,19 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from tests.unit.run.checkpoint.checkpoint_states import small_state
 
 from plait.errors import CheckpointError, DiskError, UsageError
+from plait.files.records import RecordFile, read_records
 from plait.run.checkpoint.store import save_checkpoint
 from plait.run.record.folder import discard_if_empty, make_run_folder, write_environment
 from plait.run.record.last_words import room_for_last_words
 from plait.run.record.lock import locked
+from plait.run.record.shares import ShareLog
 
 
 def test_names_do_not_clash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +102,32 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
         make_run_folder(tmp_path, "mlp", resuming=False)
     assert str(tmp_path / "run") in str(caught.value.fix)
     assert make_run_folder(tmp_path / "run", "mlp", resuming=False) == tmp_path / "run"
+
+
+@pytest.mark.parametrize("name", ["run.lock", ".reserve", "metrics.jsonl", "shares.jsonl"])
+def test_a_folder_that_was_handed_over_is_no_way_to_other_files(name: str, tmp_path: Path) -> None:
+    secret, folder = tmp_path / "secret", tmp_path / "run"
+    secret.write_text("precious")
+    folder.mkdir()
+
+    def writes() -> None:
+        with locked(folder), room_for_last_words(folder):
+            RecordFile(folder / "metrics.jsonl").close()
+            ShareLog(folder, 0).close()
+
+    (folder / name).symlink_to(secret)
+    with suppress(UsageError, DiskError) if name == ".reserve" else pytest.raises(
+        (UsageError, DiskError), match=f"{name}.* a link to .*secret"
+    ):
+        writes()
+    assert secret.read_text() == "precious"
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)  # and none that waits for ever
+    with suppress(UsageError, DiskError):
+        writes()
+    if name == "metrics.jsonl":
+        with pytest.raises(OSError, match="no ordinary file"):
+            read_records(folder / name)
 
 
 def test_a_disk_without_room_for_the_lock_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
