@@ -1,5 +1,6 @@
 """One task of a run that an engine has started: it says who it is, trains, and writes what it has to say."""
 
+import gc
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ def main() -> None:
 
     code, said = be_the_run(next(case for case in CASES if case.name == name), Path(folder), bool(resume))
     (Path(place) / f"told-{task}.json").write_bytes(said)
+    gc.freeze()  # as the command line does
     is_interrupted = json.loads(said).get("stopped") == "interrupted"
     sys.exit(
         _INTERRUPTED if is_interrupted else code

@@ -69,8 +69,8 @@ def ordinary(path: str | Path, flags: int) -> int:
 
 
 def open_own(path: Path, flags: int) -> int:
-    """A file to write to, at this very place, made where there is none. A folder that was handed over may hold a link to
-    another file of this user instead: an OSError that says so."""
+    """A file to write to, at this very place, made where there is none. A folder that was handed over may hold a link
+    to another file of this user instead: an OSError that says so."""
     try:
         return ordinary(path, flags | os.O_CREAT | os.O_NOFOLLOW)
     except OSError as error:

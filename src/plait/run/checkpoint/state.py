@@ -128,15 +128,12 @@ def collect_model(
 def restore_model(model: nn.Module, state: TrainingState) -> None:
     """Copy parameters and buffers into `model`; on any difference in names or shapes nothing is changed."""
     parameters, buffers, aliases, transient = collect_model(model)
-    for what, own, theirs in (
-        ("ties", aliases, state.aliases),
-        ("leaves out of its state_dict", set(transient), set(state.transient)),
-    ):
-        if own != theirs:
-            raise CheckpointError(
-                f"the model {what} {own or 'nothing'}, that of the checkpoint {theirs or 'nothing'}",
-                fix="resume with the model that was saved.",
-            )
+    if aliases != state.aliases or set(transient) != set(state.transient):
+        raise CheckpointError(
+            f"the model ties {aliases} and leaves {transient} out of its state_dict; the checkpoint says"
+            f" {state.aliases} and {state.transient}",
+            fix="resume with the model that was saved.",
+        )
     for kind, mine, saved in (
         ("parameter", parameters, state.parameters),
         ("buffer", buffers, state.buffers),

@@ -38,9 +38,7 @@ class Workers(msgspec.Struct):
     """What the optimizer of each keeps as plain numbers, by parameter and key."""
 
 
-_FORMAT = Format(
-    noun="workers of a checkpoint", error=CheckpointError, fix="resume from another checkpoint."
-)
+_FORMAT = Format(noun="workers of a checkpoint", error=CheckpointError, fix="resume from another checkpoint.")
 
 
 def workers_of(saved: TrainingState) -> Workers | None:

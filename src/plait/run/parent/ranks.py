@@ -72,9 +72,20 @@ def run_ranks(
 
 
 def threads_per_rank(ranks: int, party: First | Follower | None) -> int:
-    """This host's processors, shared among the ranks that are on it: `ranks` of this task, and those of others."""
-    here = ranks if party is None else ranks * party.place.local_tasks
-    return max(1, (os.cpu_count() or 1) // max(1, here))
+    """This host's processors, shared among the ranks that are on it: `ranks` of this task, and those of others. No more
+    than this task may use, and than the user allows (`OMP_NUM_THREADS`), as with one rank."""
+    place = None if party is None else party.place
+    here = ranks * (place.local_tasks if place is not None else 1)
+    least = [(os.cpu_count() or 1) // max(1, here)]
+    if hasattr(os, "sched_getaffinity"):
+        least.append(len(os.sched_getaffinity(0)) // max(1, ranks))
+    allowed = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    is_torchruns = (
+        place is not None and place.engine == "torchrun" and place.local_tasks > 1
+    )  # which sets it to 1
+    if allowed.isdecimal() and not is_torchruns:
+        least.append(int(allowed))
+    return max(1, min(least))
 
 
 def start_of(programs: Programs) -> Start:

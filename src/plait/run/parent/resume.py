@@ -69,7 +69,9 @@ class Continued:
         workers = said.workers
         if workers is not None and (workers.rule, workers.count) != (plan.sync.rule, plan.mesh.size):
             held = f"{workers.count} workers under {workers.rule}"
-            found.append(f"{held} had weights of their own, which are left: all go on from what they agreed on.")
+            found.append(
+                f"{held} had weights of their own, which are left: all go on from what they agreed on."
+            )
         return found
 
 

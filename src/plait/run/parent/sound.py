@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import torch
 from torch import Tensor
 
 from plait.errors import CheckpointError
@@ -72,7 +71,9 @@ def check_sound(state: TrainingState, job: Job, where: Path) -> list[str]:
     if job.average is not None:
         due = sum(job.average.is_due(step) for step in range(state.step))
         if due != state.averaged:
-            odd.append(f"averages were taken {state.averaged} times; the job would have taken them {due} times.")
+            odd.append(
+                f"averages were taken {state.averaged} times; the job would have taken them {due} times."
+            )
     if job.precision == "fp16" and "loss_scale" not in state.extra:
         odd.append("the checkpoint holds no loss scale: it is looked for anew.")
     return odd
@@ -134,7 +135,9 @@ def _told(value: Any) -> str:
 
 def _not_finite(state: TrainingState) -> list[str]:
     """Names of tensors that hold NaN; or infinity, which of all only a mask may hold, and that is a buffer."""
-    optimizer = {f"{name}/{key}": t for name, held in state.optimizer.tensors.items() for key, t in held.items()}
+    optimizer = {
+        f"{name}/{key}": t for name, held in state.optimizer.tensors.items() for key, t in held.items()
+    }
     spoiled = []
     for held in (state.parameters, state.buffers, state.average, state.beside, optimizer):
         for name, tensor in held.items():

@@ -26,7 +26,6 @@ from plait.job.reading import total_and_weight
 from plait.plan.plan import Plan
 from plait.run.hold.state import ModelState
 
-
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,17 @@ def test_state_that_the_optimizer_cannot_have_left_is_refused(
     optimizer = job.build_optimizer(list(model.named_parameters()))
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    folder = save_checkpoint(tmp_path, collect(model, optimizer, step=1))
+    said = {
+        "seed": 3,
+        "batch": 2,
+        "epochs": None,
+        "steps": 2,
+        "shuffle": True,
+        "drop_last": False,
+        "num_samples": 4,
+    }
+    extra = said | {"progress": {}, "plan": "single"}
+    folder = save_checkpoint(tmp_path, replace(collect(model, optimizer, step=1), extra=extra))
     assert continued_from(folder, job).step == 1
     tensors = load_file(folder / "optimizer.safetensors")
     del tensors["weight/exp_avg"]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from plait import Job, Until
 from plait.job.data.open import open_data
 from plait.run.hold.state import ModelState
-from plait.run.record.evaluate import Progress, evaluate
+from plait.run.record.evaluate import Kept, Progress, evaluate
 
 CPU = torch.device("cpu")
 
@@ -108,5 +108,5 @@ def test_progress_survives_a_checkpoint() -> None:
     first.reached({"loss": 1.0})
     first.reached({"loss": 1.0})
     second = Progress(Until(patience=2))
-    second.load(first.state())
+    second.load(first.state() | Kept(None).state())
     assert second.reached({"loss": 1.0}) == "loss has not improved on 1 for 2 evaluations"

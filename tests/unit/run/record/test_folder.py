@@ -116,8 +116,10 @@ def test_a_folder_that_was_handed_over_is_no_way_to_other_files(name: str, tmp_p
             ShareLog(folder, 0).close()
 
     (folder / name).symlink_to(secret)
-    with suppress(UsageError, DiskError) if name == ".reserve" else pytest.raises(
-        (UsageError, DiskError), match=f"{name}.* a link to .*secret"
+    with (
+        suppress(UsageError, DiskError)
+        if name == ".reserve"
+        else pytest.raises((UsageError, DiskError), match=f"{name}.* a link to .*secret")
     ):
         writes()
     assert secret.read_text() == "precious"
@@ -145,7 +147,7 @@ def test_of_a_killed_holder_the_ranks_that_still_end_are_waited_for(tmp_path: Pa
         "import os, sys, time; from pathlib import Path; from plait.run.record.lock import locked\n"
         "with locked(Path(sys.argv[1])):\n"
         "    if os.fork(): print('held', flush=True); time.sleep(60)\n"
-        "    else: time.sleep(1.0)"
+        "    else: time.sleep(1.0); os._exit(0)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None and holder.stdout.readline() == "held\n"
