@@ -70,6 +70,7 @@ def _mapped(numbers: Sequence[Any], tensors: Sequence[Any]) -> Call:
 WORDS: Mapping[str, Word] = MappingProxyType(
     {
         "mm": Word(tensors=2, call=lambda n, t: (aten.mm.default, (t[0], t[1]))),
+        "bmm": Word(tensors=2, call=lambda n, t: (aten.bmm.default, (t[0], t[1]))),
         "addmm": Word(tensors=3, call=lambda n, t: (aten.addmm.default, (t[0], t[1], t[2]))),
         "t": Word(tensors=1, call=lambda n, t: (aten.t.default, (t[0],))),
         "add": Word(tensors=2, call=lambda n, t: (aten.add.Tensor, (t[0], t[1]))),
@@ -84,6 +85,11 @@ WORDS: Mapping[str, Word] = MappingProxyType(
             numbers=("String",),
             tensors=1,
             call=lambda n, t: (aten.view.default, (t[0], [int(size) for size in n[0].split(",") if size])),
+        ),
+        "perm": Word(
+            numbers=("String",),
+            tensors=1,
+            call=lambda n, t: (aten.permute.default, (t[0], [int(dim) for dim in n[0].split(",")])),
         ),
         "rowsum": Word(tensors=1, call=lambda n, t: (aten.sum.dim_IntList, (t[0], [0], True))),
         "pad": Word(tensors=1, call=lambda n, t: (aten.constant_pad_nd.default, (t[0], [1, 1, 1, 1]))),

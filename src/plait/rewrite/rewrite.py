@@ -13,6 +13,7 @@ from plait.cluster.cluster import Device
 from plait.graph.graph import Graph
 from plait.program.cost.op_time import node_work
 from plait.rewrite.build import build
+from plait.rewrite.constants import CONSTANT, with_constants
 from plait.rewrite.extract import extract
 from plait.rewrite.price import graph_seconds, price
 from plait.rewrite.rule import Rule
@@ -105,6 +106,8 @@ def rewrite(
     reason, count = reason_against(graph), sum(1 for _ in graph.ops())
     if reason is not None:
         return Rewritten(graph=graph, before=count, before_s=0.0, after_s=0.0, took_s=0.0, reason=reason)
+    given = graph
+    graph, constants = with_constants(given)
     terms = read_terms(graph)
     classes = saturate(terms, rules)
     nodes = graph.nodes()
@@ -116,15 +119,16 @@ def rewrite(
     roots += [classes.of_term[terms.of_node[nodes[entry.node]]] for entry in graph.inputs]
     choice = extract(classes, priced, roots, written, memory)
     made = build(graph, terms, classes, choice, written)
-    before_s, after_s = graph_seconds(graph, device), graph_seconds(made, device)
+    before_s, after_s = graph_seconds(given, device), graph_seconds(made, device)
+    used = rules_used(classes, choice, written, TOLD) | ({CONSTANT: constants} if constants else {})
     if after_s >= before_s:
-        made, after_s = graph, before_s
+        made, after_s = given, before_s
     return Rewritten(
         graph=made,
         before=count,
         before_s=before_s,
         after_s=after_s,
-        rules=rules_used(classes, choice, written, TOLD),
+        rules=used,
         took_s=time.monotonic() - began,
     )
 

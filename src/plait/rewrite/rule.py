@@ -92,6 +92,8 @@ HEADER = "\n".join(
         ),
         "(rule ((= c (mm a b)) (= x (shape a)) (= y (shape b)))"
         " ((set (shape c) (vec-of (vec-get x 0) (vec-get y 1)))))",
+        "(rule ((= c (bmm a b)) (= x (shape a)) (= y (shape b)))"
+        " ((set (shape c) (vec-of (vec-get x 0) (vec-get x 1) (vec-get y 2)))))",
         "(rule ((= c (t a)) (= x (shape a))) ((set (shape c) (vec-of (vec-get x 1) (vec-get x 0)))))",
         "(rule ((= c (add a b)) (= x (shape a))) ((set (shape c) x)))",
         "(rule ((= c (scale s a)) (= x (shape a))) ((set (shape c) x)))",

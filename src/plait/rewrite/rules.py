@@ -193,6 +193,55 @@ SCALING = (
         shapes={"a": "mn*"},
         numbers={"f": (0.5, -2.0), "s": ("-1", "1,-1")},
     ),
+    Rule(
+        name="a batch of products scaled by its left sides",
+        given=("(scale s (bmm a b))",),
+        gives=("(bmm (scale s a) b)",),
+        shapes={"a": "bmk", "b": "bkn"},
+        numbers={"s": (0.5, -2.0)},
+    ),
+    Rule(
+        name="a batch of products scaled by its right sides",
+        given=("(scale s (bmm a b))",),
+        gives=("(bmm a (scale s b))",),
+        shapes={"a": "bmk", "b": "bkn"},
+        numbers={"s": (0.5, -2.0)},
+    ),
+    Rule(
+        name="a batch of products of what is scaled",
+        given=("(bmm (scale s a) b)",),
+        gives=("(scale s (bmm a b))",),
+        shapes={"a": "bmk", "b": "bkn"},
+        numbers={"s": (0.5, -2.0)},
+    ),
+    Rule(
+        name="a batch of products with what is scaled",
+        given=("(bmm a (scale s b))",),
+        gives=("(scale s (bmm a b))",),
+        shapes={"a": "bmk", "b": "bkn"},
+        numbers={"s": (0.5, -2.0)},
+    ),
+    Rule(
+        name="in another order and scaled",
+        given=("(scale f (perm p a))",),
+        gives=("(perm p (scale f a))",),
+        shapes={"a": "lmn"},
+        numbers={"f": (0.5, -2.0), "p": ("0,2,1", "2,0,1")},
+    ),
+    Rule(
+        name="scaled and in another order",
+        given=("(perm p (scale f a))",),
+        gives=("(scale f (perm p a))",),
+        shapes={"a": "lmn"},
+        numbers={"f": (0.5, -2.0), "p": ("0,2,1", "2,0,1")},
+    ),
+    Rule(
+        name="scaled and viewed",
+        given=("(view s (scale f a))",),
+        gives=("(scale f (view s a))",),
+        shapes={"a": "mn"},
+        numbers={"f": (0.5, -2.0), "s": ("-1", "1,-1")},
+    ),
 )
 """Of numbers that tensors are multiplied with."""
 

@@ -80,7 +80,7 @@ def solve(
 def _stored(own: int, index: int, classes: Classes, priced: Priced) -> float:
     """Bytes that a way writes; a view writes none."""
     word = classes.ways[own][index].word
-    return 0.0 if word in ("in", "t", "slice", "view") else float(value_bytes(priced.values[own]))
+    return 0.0 if word in ("in", "t", "perm", "slice", "view") else float(value_bytes(priced.values[own]))
 
 
 def _matrix(rows: Sequence[Mapping[int, float]], width: int) -> Any:

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 import torch
@@ -86,7 +86,7 @@ def read_terms(graph: Graph) -> Terms:
         if node.op != "call_function":
             found.add(node, Term("in", (number,), ()), known)
             continue
-        if node.target in _VIEWS and _shape(node) == _shape(node.args[0]):
+        if node.target in (*_VIEWS, aten.expand.default) and _shape(node) == _shape(node.args[0]):
             found.of_node[node] = found.of_node[node.args[0]]
             continue
         found.add(node, _term(node, found, known), known)
@@ -124,17 +124,20 @@ def _word(node: fx.Node) -> tuple[str, tuple[Any, ...]]:
         return "op", _signature(node)
     if target is aten.mm.default:
         return "mm", ()
+    if target is aten.bmm.default:
+        return "bmm", ()
     if target is aten.addmm.default and _shape(args[0]) == (value.shape[1],):
         return "addmm", ()
     if target is aten.t.default and value.ndim == 2:
         return "t", ()
-    if value.ndim == 2 and target in (aten.transpose.int, aten.permute.default) and _swaps(node):
-        return "t", ()
+    if target in (aten.transpose.int, aten.permute.default):
+        order = _order_of(node)
+        return ("t", ()) if order == [1, 0] else ("perm", (",".join(map(str, order)),))
     if target is aten.add.Tensor and len(args) == 2 and _all_like(node):
         return "add", ()
     if target is aten.cat.default and (dim := _joined_dim(node)) is not None:
         return "cat", (dim,)
-    if target is aten.mul.Tensor and (factor := _factor(node)) is not None:
+    if target in (aten.mul.Tensor, aten.div.Tensor) and (factor := _factor(node)) is not None:
         return "scale", (factor,)
     if target is aten.slice.Tensor and (bounds := _bounds(node)) is not None:
         return "slice", bounds
@@ -180,6 +183,8 @@ def _factor(node: fx.Node) -> float | None:
     same = isinstance(source, fx.Node) and source.meta["val"].dtype == node.meta["val"].dtype
     if not same or isinstance(factor, bool) or not isinstance(factor, (int, float)):
         return None
+    if node.target is aten.div.Tensor:
+        factor = 1 / factor if factor else inf
     return float(factor) if node.meta["val"].is_floating_point() and isfinite(factor) else None
 
 
@@ -234,11 +239,15 @@ def _all_like(node: fx.Node) -> bool:
     )
 
 
-def _swaps(node: fx.Node) -> bool:
-    dims = node.args[1] if node.target is aten.permute.default else node.args[1:]
-    return [int(dim) % 2 for dim in dims] in ([0, 1], [1, 0]) and (  # type: ignore[union-attr,arg-type]
-        node.target is aten.transpose.int or [int(dim) % 2 for dim in dims] == [1, 0]  # type: ignore[union-attr,arg-type]
-    )
+def _order_of(node: fx.Node) -> list[int]:
+    """The dims of a node's source in the order in which it has them."""
+    ndim, dims = node.meta["val"].ndim, node.args[1:]
+    if node.target is aten.permute.default:
+        return [int(dim) % ndim for dim in dims[0]]  # type: ignore[union-attr,arg-type]
+    one, two = (int(dim) % ndim for dim in dims)  # type: ignore[arg-type]
+    order = list(range(ndim))
+    order[one], order[two] = two, one
+    return order
 
 
 def _bounds(node: fx.Node) -> tuple[int, int, int] | None:

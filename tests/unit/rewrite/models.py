@@ -47,6 +47,37 @@ class Language(nn.Module):
         return self.head(self.blocks(self.embed(tokens)))
 
 
+class Scores(nn.Module):
+    """Attention by hand: its scores, many for few features, are divided by a number."""
+
+    def __init__(self, width: int = 8, heads: int = 2) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.heads = heads
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v)
+        )
+        shares = torch.softmax(q @ k.transpose(-1, -2) / 3.0, -1)
+        return (shares @ v).transpose(1, 2).flatten(2)
+
+
+class Masked(nn.Module):
+    """A product with what depends on nothing: a mask and positions, made anew in every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.tril(torch.ones(8, 8)) * 0.5
+        positions = torch.sin(torch.arange(len(x) * 8).reshape(len(x), 8) / 3.0)
+        return self.layer(x + positions) @ mask
+
+
 class Wide(nn.Module):
     """(X W1) W2 with a middle that is wider than both ends."""
 

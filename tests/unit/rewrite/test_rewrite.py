@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.rewrite.models import Branches, Convolutions, Joined, Towers, Wide, job_of, language_job
+from tests.unit.rewrite.models import (
+    Branches,
+    Convolutions,
+    Joined,
+    Masked,
+    Scores,
+    Towers,
+    Wide,
+    job_of,
+    language_job,
+)
 from torch import fx
 
 from plait.cluster.devices import DEVICES
@@ -21,6 +31,7 @@ from plait.plan.plan import with_settings
 from plait.program.cost.op_time import op_name
 from plait.rewrite import extract
 from plait.rewrite.choose import settled_for
+from plait.rewrite.constants import CONSTANT
 from plait.rewrite.rewrite import Rewritten, rewrite
 from plait.run.proof.compare import compare
 from plait.run.proof.serial_run import Record, run_serially
@@ -120,6 +131,30 @@ def test_a_wide_middle_is_multiplied_first() -> None:
     assert not any(256 in node.meta["val"].shape and 32 in node.meta["val"].shape for node in products)
 
 
+def test_what_divides_scores_divides_what_they_are_made_of() -> None:
+    graph = Captures(job_of(Scores, 64, 8, out=(64, 8))).of_size(32)
+    made = rewrite(graph, CPU)
+
+    def scaled(graph: Graph) -> list[int]:
+        nodes = [
+            n for n in graph.ops() if op_name(n.target) in ("mul", "div") and len(n.all_input_nodes) == 1
+        ]
+        return [n.meta["val"].numel() for n in nodes]
+
+    scores = 32 * 2 * 64 * 64
+    assert scaled(graph).count(scores) == 2  # forward and backward
+    assert scores not in scaled(made.graph) and any("a batch of products" in name for name in made.rules)
+
+
+def test_what_depends_on_nothing_is_computed_once() -> None:
+    graph = Captures(job_of(Masked, 8, out=(8,))).of_size(32)
+    made = rewrite(graph, CPU)
+    assert count(graph)["tril"] == count(graph)["sin"] == 1
+    assert count(made.graph)["tril"] == count(made.graph)["sin"] == 0 and CONSTANT in made.rules
+    kept = [node.meta["constant"] for node in made.graph.graph.nodes if node.op == "get_attr"]
+    assert any(torch.equal(value, torch.tril(torch.ones(8, 8)) * 0.5) for value in kept)
+
+
 def test_what_the_model_joins_itself_is_merged() -> None:
     graph = Captures(job_of(Towers, 8, out=(8,))).of_size(32)
     made = rewrite(graph, CPU)
@@ -155,6 +190,9 @@ def test_gradients_of_convolutions_are_merged_past_what_was_added_before() -> No
         (Joined, (8,), "1f1b"),
         (Convolutions, (4, 6, 6), "zero3"),
         (Branches, (4, 5, 5), "ddp"),
+        (Scores, (64, 8), "ddp"),
+        (Masked, (8,), "ddp"),
+        (Masked, (8,), "1f1b"),
     ],
 )
 def test_what_is_merged_computes_what_it_did(model: Any, shape: tuple[int, ...], plan: str) -> None:
