@@ -6,6 +6,7 @@ line of it a record or a problem that is named by its number. A kill at any mome
     {"step": 3, "epoch": 0, "loss": 0.52, "sum": "9f3a1c22"}
 """
 
+import errno
 import json
 import os
 import re
@@ -139,9 +140,13 @@ class RecordFile:
 
 
 def append(file: int, data: bytes, path: Path, *, alone: bool) -> None:
-    """Append all of it; where there is no room, and nobody else appends to the file, none of it."""
-    written, before = 0, os.fstat(file).st_size if alone else 0
+    """Append all of it; where there is no room, and nobody else appends to the file, none of it. A file that somebody
+    has removed takes no more: what is written to it is lost."""
+    status = os.fstat(file)
+    written, before = 0, status.st_size
     try:
+        if data and not status.st_nlink:
+            raise OSError(errno.ENOENT, "it was removed meanwhile")
         while written < len(data):
             written += os.write(file, data[written:])
     except OSError as error:

@@ -86,3 +86,13 @@ def test_flushed_lines_are_there_before_the_end(tmp_path: Path) -> None:
         assert (tmp_path / "metrics.jsonl").read_text() == ""
         file.flush()
         assert json.loads((tmp_path / "metrics.jsonl").read_text())["step"] == 0
+
+
+def test_a_file_that_was_removed_meanwhile_is_told(tmp_path: Path) -> None:
+    file = RecordFile(tmp_path / "metrics.jsonl")
+    file.write({"step": 0})
+    file.flush()
+    (tmp_path / "metrics.jsonl").unlink()
+    file.write({"step": 1})
+    with pytest.raises(DiskError, match="metrics.jsonl cannot be written: it was removed meanwhile"):
+        file.close()

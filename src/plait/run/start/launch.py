@@ -28,7 +28,15 @@ from plait.run.setup.interfaces import choose_interfaces
 from plait.run.start.board import Board
 from plait.run.start.child import Main, Seat
 from plait.run.start.guardian import Guardian
-from plait.run.start.processes import Crew, Start, choose_start, close_crew, end_crew, start_crew
+from plait.run.start.processes import (
+    Crew,
+    Start,
+    choose_start,
+    close_crew,
+    end_crew,
+    require_files,
+    start_crew,
+)
 from plait.run.start.tasks.first import First
 from plait.run.start.watch.interrupts import Interrupts
 from plait.run.start.watch.limits import Interrupted, Limits
@@ -92,9 +100,14 @@ def launch(
             after.callback(os.close, secret)
             remote = stack.enter_context(party.round(crew.board, run_dir, told or {}, resume))
         stack.callback(end_crew, crew)
-        lines = start_crew(
-            crew, main, how, threads=threads_per_rank, guardian=guardian, local=local, secret=secret
-        )
+        require_files(len(local))
+        try:
+            lines = start_crew(
+                crew, main, how, threads=threads_per_rank, guardian=guardian, local=local, secret=secret
+            )
+        except OSError as error:
+            begun = f"rank {len(crew.processes)} of {ranks} cannot be started: {error.strerror}."
+            raise RunError(begun, fix="allow more processes (ulimit -u) and memory, or use fewer ranks.") from error
         crew.processes.extend(remote)
         switchboard = Switchboard(lines)
         after.callback(switchboard.close)  # after the workers, who would otherwise complain of its loss

@@ -17,6 +17,7 @@ import json
 import multiprocessing
 import os
 import re
+import resource
 import signal
 import socket
 import sys
@@ -30,6 +31,7 @@ from typing import Literal
 
 import cloudpickle
 
+from plait.errors import UsageError
 from plait.processes import start_program, wait_for
 from plait.run.start.board import Board
 from plait.run.start.child import Child, Main, run_child
@@ -42,6 +44,8 @@ Start = Literal["auto", "fork", "spawn"]
 
 _END_S = 5.0
 """For workers that were killed to be gone."""
+_FILES, _FILES_A_RANK = 8, 8
+"""Open at most beside those that are: for the run, and for each of its ranks."""
 _OMP_PAUSE_SOFT = 1
 """`omp_pause_soft` of OpenMP 5.0: threads go, settings stay."""
 _ENTRY = (
@@ -158,6 +162,21 @@ class Crew:
     """What they are doing."""
     ranks: int
     """How many there are to be, those of other hosts included."""
+
+
+def require_files(ranks: int) -> None:
+    """Refuse where this process may not have as many files open as so many ranks take; where the system lets it, allow
+    it more."""
+    needed = len(os.listdir("/dev/fd")) + _FILES + _FILES_A_RANK * ranks
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UsageError(
+            f"this process may have {hard} files open; with {ranks} ranks it needs {needed}.",
+            fix=f"ulimit -n {needed}, or use fewer ranks.",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def start_crew(
