@@ -148,8 +148,8 @@ class Schedule:
     def state_dict(self) -> dict[str, Any]:
         """JSON-able; rates are a function of the step, so this serves to check, and to restore what was measured."""
         told: dict[str, Any] = {"initial_rates": list(self.initial_rates)}
-        scheduler = self._scheduler
-        if isinstance(scheduler, ReduceLROnPlateau):
+        if self.follows:
+            scheduler = self._built()
             told["plateau"] = {key: getattr(scheduler, key) for key in _FOLLOWED} | {
                 "rates": [float(group["lr"]) for group in scheduler.optimizer.param_groups]
             }

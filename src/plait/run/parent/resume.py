@@ -67,7 +67,8 @@ class Continued:
         if _length(said) != _length(job):
             found.append(f"the run ends with {_length(job)}; it was begun with {_length(said)}.")
         workers = said.workers
-        if workers is not None and (workers.rule, workers.count) != (plan.sync.rule, plan.mesh.size):
+        kept = (plan.sync.rule, plan.mesh.size)
+        if workers is not None and workers.count and (workers.rule, workers.count) != kept:
             held = f"{workers.count} workers under {workers.rule}"
             found.append(
                 f"{held} had weights of their own, which are left: all go on from what they agreed on."
