@@ -107,7 +107,9 @@ def launch(
             )
         except OSError as error:
             begun = f"rank {len(crew.processes)} of {ranks} cannot be started: {error.strerror}."
-            raise RunError(begun, fix="allow more processes (ulimit -u) and memory, or use fewer ranks.") from error
+            raise RunError(
+                begun, fix="allow more processes (ulimit -u) and memory, or use fewer ranks."
+            ) from error
         crew.processes.extend(remote)
         switchboard = Switchboard(lines)
         after.callback(switchboard.close)  # after the workers, who would otherwise complain of its loss
