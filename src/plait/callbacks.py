@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plait.errors import UsageError, did_you_mean
 from plait.options import Listener
 
 
@@ -121,6 +122,16 @@ class Callback:
 
     One that raises is told of, with its traceback in the run folder, and not called again: the run goes on.
     """
+
+    def __init_subclass__(cls) -> None:
+        """Refuse a method that would never be called."""
+        known = [name for name in vars(Callback) if name.startswith("on_")]
+        for name in vars(cls):
+            if name.startswith("on_") and name not in known:
+                raise UsageError(
+                    f"{cls.__name__}.{name} would never be called: there is no such event.",
+                    fix=f"{did_you_mean(name, known)}the methods are {', '.join(known)}.",
+                )
 
     def on_start(self, event: Started) -> None:
         """Before the first step."""

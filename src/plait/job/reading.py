@@ -49,11 +49,11 @@ class Reading:
     """What is counted, where it is known; None: something that the user's code has counted."""
 
 
-def read_loss(loss: Tensor, num_samples: int) -> Reading | None:
-    """What the loss of a share of `num_samples` samples is."""
+def read_loss(loss: Tensor, num_samples: int, whole: float | None = None) -> Reading | None:
+    """What the loss of a share of `num_samples` samples is; a sum over `whole`, what all shares count, is a sum."""
     if loss.grad_fn is None:
         return None
-    found = _read(loss.grad_fn, num_samples)
+    found = _read(loss.grad_fn, num_samples, whole)
     if found is not None and found.counts is None and found.weight is not None and found.weight <= 1:
         nothing = float(loss.detach()) == 0.0  # a count of nothing that was kept from being 0
         found = Reading(0.0) if nothing else found if found.weight == 1 else None
@@ -91,7 +91,7 @@ def total_and_weight(
     return torch.where(weight > 0, result * weight, torch.zeros_like(result)), weight
 
 
-def _read(node: Any, num_samples: int) -> Reading | None:
+def _read(node: Any, num_samples: int, whole: float | None) -> Reading | None:
     name = type(node).__name__
     if name in _LABELS and saved(node, "reduction") == _MEAN:
         target, weight = saved(node, "target"), saved(node, "weight")
@@ -107,14 +107,16 @@ def _read(node: Any, num_samples: int) -> Reading | None:
         return Reading(None)
     behind = _behind(node)
     if name.startswith("DivBackward") and len(behind) == 1 and _adds_up(behind[0]):
-        return _divided(saved(node, "other"), num_samples)
+        return _divided(saved(node, "other"), num_samples, whole)
     if name.startswith((*_SAME, *_SCALED)) and len(behind) == 1:
-        return _read(behind[0], num_samples)
+        return _read(behind[0], num_samples, whole)
     if name.startswith(_ADDED):
-        found = [_read(entry, num_samples) for entry in behind if not _is_penalty(entry)]
+        found = [_read(entry, num_samples, whole) for entry in behind if not _is_penalty(entry)]
         first = found[0] if found else None
         if len(found) < len(behind) and (first is None or first.weight is None):
             return None  # a penalty beside a sum would be counted once a share
+        if any(entry is not None and entry.weight is None for entry in found):
+            return Reading(None) if all(_is_of_whole(entry, whole) for entry in found) else None
         return first if first is not None and all(_alike(first, entry) for entry in found[1:]) else None
     return None
 
@@ -123,11 +125,20 @@ def _behind(node: Any) -> list[Any]:
     return [following for following, _ in node.next_functions if following is not None]
 
 
-def _divided(divisor: Tensor, num_samples: int) -> Reading | None:
+def _is_of_whole(reading: Reading | None, whole: float | None) -> bool:
+    """Whether it is a sum, or one that was divided by so many times what all shares count (labels times classes)."""
+    if reading is None or reading.weight is None or not whole:
+        return reading is not None and reading.weight is None
+    return reading.counts is None and reading.weight % whole == 0
+
+
+def _divided(divisor: Tensor, num_samples: int, whole: float | None) -> Reading | None:
     """A sum by a count of something in the share is a mean; by a number that does not follow the share, a sum."""
     if divisor.numel() != 1:
         return None
     count = float(divisor)
+    if count == whole:
+        return Reading(None)
     if is_number(divisor):
         return Reading(count) if count > 0 and count % num_samples == 0 else Reading(None)
     return Reading(count) if 0 <= count <= 1 or count == int(count) else None

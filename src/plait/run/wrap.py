@@ -246,10 +246,8 @@ def _fraction(loss: Tensor, model: Wrapped, company: Company) -> float:
     """What this rank's loss weighs in that of all; a sum counts whole, one over no samples not at all."""
     num_samples = model._num_samples
     assert num_samples is not None
-    reading = read_loss(loss, num_samples)
-    adds_up = reading is not None and (
-        reading.weight is None or (reading.counts is None and reading.weight == model.divisor)
-    )
+    reading = read_loss(loss, num_samples, model.divisor)
+    adds_up = reading is not None and reading.weight is None
     weight = float(num_samples) if reading is None or reading.weight is None else reading.weight
     told = [weight, float(adds_up and num_samples > 0)]
     rows = company.gather("weight", torch.tensor(told, dtype=torch.float64))

@@ -99,6 +99,7 @@ def trained(trainer: Any, model: Any, folder: str, batch: int, **more: Any) -> d
 
 CASES: list[tuple[Any, dict[str, Any]]] = [
     (language, {"gradient_accumulation_steps": 2}),
+    (language, {"label_smoothing_factor": 0.1}),
     (Classes, {"remove_unused_columns": False}),
 ]
 
@@ -119,10 +120,14 @@ def test_a_trainer_on_two_ranks_trains_as_on_one(tmp_path: Path) -> None:
     ]
     for found in plait.launch(on_two, 2, str(tmp_path / "two")):
         for mine, theirs in zip(found, expected, strict=True):
+            smoothed = mine is found[1]  # transformers smooths labels in float32
             for key in ("weights", "resumed"):
                 for own, other in zip(mine[key], theirs[key], strict=True):
-                    close(own, other)
+                    if smoothed:
+                        assert torch.allclose(torch.tensor(own), torch.tensor(other), rtol=1e-3, atol=1e-4)
+                    else:
+                        close(own, other)
             assert mine["losses"] == [
                 pytest.approx(pair, rel=1e-4) for pair in theirs["losses"]
             ]  # rounded by transformers
-            assert mine["measured"] == pytest.approx(theirs["measured"], rel=1e-6)
+            assert mine["measured"] == pytest.approx(theirs["measured"], rel=1e-4 if smoothed else 1e-6)

@@ -270,3 +270,9 @@ def test_a_result_has_history_and_model(tmp_path: Path) -> None:
     measured = torch.stack([model(row).argmax() == label for row, label in given.data]).float().mean()
     assert float(measured) == pytest.approx(result.evaluation["accuracy"])
     assert torch.equal(state, torch.get_rng_state()), "the caller's random numbers are as they were"
+
+
+def test_a_method_that_would_never_be_called_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"Mine.on_evaluate would never be called") as caught:
+        type("Mine", (plait.Callback,), {"on_evaluate": lambda self, event: None})
+    assert "did you mean 'on_evaluation'?" in str(caught.value)
