@@ -46,6 +46,7 @@ Options that belong together are values: `Saving`, `Limits` and `Trial` of a run
 `PlaitError`s that say what is wrong and how to fix it.
 """
 
+import random as _random
 import sys as _sys
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING, Any
@@ -270,7 +271,9 @@ def __getattr__(name: str) -> Any:
         return _import_module(f"plait.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'plait' has no attribute {name!r}")
+    before = _random.getstate()
     found = getattr(_import_module(f"plait.{_HOME[name]}"), name)
+    _random.setstate(before)  # rich draws a number when it is imported
     if isinstance(found, type):
         _shown_in_help(found)
     globals()[name] = found

@@ -126,6 +126,13 @@ def test_import_is_quick() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_looking_up_a_name_draws_no_random_number() -> None:
+    told = (
+        "import random, plait\nbefore = random.getstate()\nplait.compare\nassert random.getstate() == before"
+    )
+    subprocess.run([sys.executable, "-c", told], timeout=60, check=True)
+
+
 def test_systems_are_those_that_can_be_written_for() -> None:
     assert tuple(EXPORTERS) == SYSTEMS
 

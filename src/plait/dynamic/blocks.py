@@ -58,7 +58,7 @@ class _Chain:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Kind:
+class _BlockKind:
     """Blocks that are alike, in one recording."""
 
     parts: tuple[Signature, ...]
@@ -88,7 +88,7 @@ def condensed(recording: Recording, results: Iterable[int]) -> Condensed:
     needed[taken[outside]] = True
     needed[list(results)] = True
 
-    kinds: list[_Kind] = []
+    kinds: list[_BlockKind] = []
     first_taken = np.cumsum(counts) - counts
     ends = np.append(starts[1:], len(tokens))
     for head in np.unique(tokens[starts]):
@@ -116,7 +116,7 @@ def _starts(tokens: Array, begins: Array, signatures: Signatures) -> Array:
 
 def _alike(
     parts: tuple[Signature, ...], at: Array, firsts: Array, taken: Array, maker: Array, first_taken: Array
-) -> list[_Kind]:
+) -> list[_BlockKind]:
     """The blocks at `at` by how their parts are connected: nearly always in one way."""
     num_made = [len(part.makes) for part in parts]
     offsets = np.cumsum([0, *num_made])
@@ -134,7 +134,7 @@ def _alike(
         same = (wired[left] == wiring).all(1)
         rows, left = left[same], left[~same]
         found.append(
-            _Kind(
+            _BlockKind(
                 parts=parts,
                 wiring=tuple(wiring.tolist()),
                 takes=values[rows][:, wiring < 0],
@@ -144,7 +144,7 @@ def _alike(
     return found
 
 
-def _renumbered(recording: Recording, kinds: Sequence[_Kind], needed: Array) -> Condensed:
+def _renumbered(recording: Recording, kinds: Sequence[_BlockKind], needed: Array) -> Condensed:
     now = np.full(recording.num_values, -1, dtype=np.int64)
     total, told, firsts, takes = 0, [], [], []
     for kind in kinds:
@@ -172,7 +172,7 @@ def _renumbered(recording: Recording, kinds: Sequence[_Kind], needed: Array) -> 
     )
 
 
-def _signature(kind: _Kind, wanted: Array, signatures: Signatures) -> tuple[Signature, Array]:
+def _signature(kind: _BlockKind, wanted: Array, signatures: Signatures) -> tuple[Signature, Array]:
     """The signature of such blocks, and which values it makes: all that were ever wanted of them."""
     if len(kind.parts) == 1:
         return kind.parts[0], np.ones_like(wanted)

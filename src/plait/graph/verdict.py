@@ -13,7 +13,7 @@ from plait.graph.from_job import Captures
 from plait.job.batch import Objects
 from plait.torch_private import pytree
 
-Kind = Literal["static", "static for each shape", "static in parts", "dynamic"]
+VerdictKind = Literal["static", "static for each shape", "static in parts", "dynamic"]
 """What the graph of a step depends on: nothing; shapes; values, in some modules; the sample or its values."""
 _SHOWN = 4
 """Shapes that are written out."""
@@ -34,7 +34,7 @@ _EAGERLY = (
 class Verdict:
     """What kind of graph a job's step is."""
 
-    kind: Kind
+    kind: VerdictKind
     why: str
     """A sentence."""
     where: str = ""

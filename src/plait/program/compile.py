@@ -121,23 +121,14 @@ def compile_program(
             # of a gradient that may be absent, one rank alone has to know
             layout = replace(layout, groups=tuple(replace(group, whole=True) for group in layout.groups))
     compiler = _Compiler(graphs, chosen, plan, micro_batches, given, ends, sums, layout, settings, stages)
-    classes: list[RankProgram] = []
-    index_of: dict[object, int] = {}
-    members = []
-    for rank in range(plan.mesh.size):
-        shares_of_rank = tuple(units[plan.data_coordinate(rank)] for units in given)
-        own = (plan.mesh.coordinate(rank, PIPE), shares_of_rank)
-        if own not in index_of:
-            index_of[own] = len(classes)
-            classes.append(compiler.rank(rank))
-        members.append(index_of[own])
+    classes, members = compiler.ranks()
     weights = [graphs[size].static_weight for size in micro_batches]
     program = Program(
         plan=plan,
         micro_batches=tuple(graphs[key].num_samples for key in micro_batches),
         shares=given,
-        classes=tuple(classes),
-        members=tuple(members),
+        classes=classes,
+        members=members,
         layout=layout,
         gathered=tuple(entry for p in placed if p.axis.size > 1 for entry in p.gathered),
         notices=first.notices,
@@ -189,6 +180,21 @@ class _Compiler:
         self.sums, self.layout, self.settings, self.stages = sums, layout, settings, stages
         self.again: dict[tuple[int, tuple[int, ...]], Again] = {}
         self._parts: dict[object, tuple[LocalGraph, tuple[StageGraph, ...]]] = {}
+
+    def ranks(self) -> tuple[tuple[RankProgram, ...], tuple[int, ...]]:
+        """What each class of ranks with equal stages and shares does, and the class of each rank."""
+        plan = self.plan
+        classes: list[RankProgram] = []
+        index_of: dict[object, int] = {}
+        members = []
+        for rank in range(plan.mesh.size):
+            shares = tuple(units[plan.data_coordinate(rank)] for units in self.shares)
+            own = (plan.mesh.coordinate(rank, PIPE), shares)
+            if own not in index_of:
+                index_of[own] = len(classes)
+                classes.append(self.rank(rank))
+            members.append(index_of[own])
+        return tuple(classes), tuple(members)
 
     def rank(self, rank: int) -> RankProgram:
         """What the ranks with the same samples and stages as `rank` do."""

@@ -23,7 +23,7 @@ class _UnknownError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _TensorKind:
     """What a tensor is to the samples."""
 
     is_of: Literal["nothing", "rows", "sum"]
@@ -123,23 +123,23 @@ class _Proof(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, samples: Sequence[Tensor], others: Sequence[Tensor], num_samples: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._num_samples = num_samples
-        self._kinds: dict[int, tuple[Tensor, _Kind]] = {}
+        self._kinds: dict[int, tuple[Tensor, _TensorKind]] = {}
         for number, tensor in enumerate(samples):
-            self._set(tensor, _Kind("rows", ("input", number), "samples"))
+            self._set(tensor, _TensorKind("rows", ("input", number), "samples"))
         for number, tensor in enumerate(others):
-            self._set(tensor, _Kind("nothing", ("other", number)))
+            self._set(tensor, _TensorKind("nothing", ("other", number)))
         self._given = list(self._kinds.values())
 
-    def of(self, tensor: Tensor) -> _Kind:
+    def of(self, tensor: Tensor) -> _TensorKind:
         """What was found; a tensor that nobody made here is another name of what is known, or was there before."""
         if id(tensor) not in self._kinds:
             if tensor.numel() == 0:
                 raise _UnknownError("an empty tensor")
             same = [kind for other, kind in self._given if _is_same(tensor, other)]
-            self._set(tensor, same[0] if same else _Kind("nothing", ("constant", id(tensor))))
+            self._set(tensor, same[0] if same else _TensorKind("nothing", ("constant", id(tensor))))
         return self._kinds[id(tensor)][1]
 
-    def _set(self, tensor: Tensor, kind: _Kind) -> None:
+    def _set(self, tensor: Tensor, kind: _TensorKind) -> None:
         self._kinds[id(tensor)] = (tensor, kind)  # which is kept, so that nothing else gets its id
 
     def __torch_dispatch__(
@@ -153,15 +153,15 @@ class _Proof(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kinds = [self.of(tensor) for tensor in tensors]
         key = (str(func), tuple(kind.key for kind in kinds), _told(args), _told(given))
         if all(kind.is_of == "nothing" for kind in kinds):
-            found = _Kind("nothing", key)
+            found = _TensorKind("nothing", key)
         elif schema_of(func).is_mutable or len(made) == 0 or torch.Tag.nondeterministic_seeded in func.tags:
             raise _UnknownError(name)
         else:
             call = _Call(name=name, tags=func.tags, args=args, kwargs=given, tensors=tensors, made=made[0])
             is_of, root = self._rule(call)
-            found = _Kind(is_of, key, root)
+            found = _TensorKind(is_of, key, root)
         for number, tensor in enumerate(made):
-            self._set(tensor, _Kind(found.is_of, (found.key, number), found.root))
+            self._set(tensor, _TensorKind(found.is_of, (found.key, number), found.root))
         return result
 
     def _rule(self, call: _Call) -> tuple[Literal["rows", "sum"], Any]:

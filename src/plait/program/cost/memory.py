@@ -17,7 +17,7 @@ from plait.plan.plan import PIPE
 from plait.program.cost.places import storages_in_place
 from plait.program.instructions import Accumulate, Collective, Compute, Copy, Instruction, Update
 from plait.program.program import Program, RankProgram, Storage
-from plait.program.value import Value
+from plait.program.value import Value, ValueKind
 
 _UNSEEN = frozenset({"parameter", "buffer", "bucket", "chunk", "shard"})
 """Kinds of values that have their memory all the time."""
@@ -58,32 +58,13 @@ def step_memory(program: Program, rank: int = 0) -> StepMemory:
     own = program.of(rank)
     if own.serve is not None:
         return _server_memory(program, own)
-    layout, coordinates = program.layout, program.layout.coordinates(rank)
-    itemsize = {
-        value.name: spec.dtype.itemsize for value, spec in own.values.items() if value.kind == "parameter"
-    }
-    if layout.groups:
-        parts = [
-            (group.num_elements if layout.zero < 3 else group.chunk_elements) * group.dtype.itemsize
-            for group in layout.groups
-            if program.plan.mesh.coordinate(rank, PIPE) in group.owners or not layout.owners
-        ]
-        parameters = sum(parts)
-    else:
-        parameters = sum(
-            torch.Size(layout.local_shape(name, coordinates)).numel() * itemsize.get(name, 4)
-            for name in layout.parameters
-            if layout.is_held(name, rank)
-        )
-    kept, travelling = 0, []
-    for bucket in own.buckets:
-        pooled = bucket.group is not None and layout.zero >= 2
-        kept += (
-            bucket.group.chunk_elements * bucket.dtype.itemsize
-            if pooled and bucket.group is not None
-            else bucket.num_bytes
-        )
-        travelling += [max(b.num_bytes for b in own.buckets if b.group is not None)] if pooled else []
+    layout = program.layout
+    pooled = [b.group for b in own.buckets if b.group is not None] if layout.zero >= 2 else []
+    kept = sum(
+        bucket.group.chunk_elements * bucket.dtype.itemsize if bucket.group in pooled else bucket.num_bytes
+        for bucket in own.buckets
+    )
+    largest = max((b.num_bytes for b in own.buckets if b.group in pooled), default=0)
     loose = {i for i, b in enumerate(own.buckets) if b.axis is None and not b.tied and b.group is None}
     life = _Life(own, frozenset(loose), storages_in_place(own, layout.zero))
     for instruction in own.instructions:
@@ -95,26 +76,18 @@ def step_memory(program: Program, rank: int = 0) -> StepMemory:
     }
     in_place = 0 < layout.zero < 3  # a chunk is gathered to where all of its group stays
     return StepMemory(
-        parameters=parameters - (0 if in_place else sum(away.values())),
+        parameters=_parameter_bytes(program, rank) - (0 if in_place else sum(away.values())),
         gradients=kept,
-        travelling=sum(sorted(travelling)[-2:]),
+        travelling=min(2, len(pooled)) * largest,
         gathered=life.peak_gathered if layout.zero == 3 else 0,
         activations=life.peak,
         flat_gradients=kept - sum(own.buckets[index].num_bytes for index in loose),
         together=life.peak_together,
         fetched=life.peak_fetched,
         parameters_away=sum(away.values()),
-        state_away=sum(
-            i.num_bytes
-            for i in own.instructions
-            if isinstance(i, Copy) and i.way == "out" and i.reads[0].kind == "state"
-        )
+        state_away=_sent_away(own, "state")
         + sum(i.state_bytes for i in own.instructions if isinstance(i, Update)),
-        gradients_away=sum(
-            i.num_bytes
-            for i in own.instructions
-            if isinstance(i, Copy) and i.way == "out" and i.reads[0].kind in ("bucket", "shard")
-        ),
+        gradients_away=_sent_away(own, "bucket", "shard"),
         last_part=max(
             (
                 sum(own.buckets[index].num_bytes for index in i.parts)
@@ -124,6 +97,31 @@ def step_memory(program: Program, rank: int = 0) -> StepMemory:
             default=0 if any(isinstance(i, Update) and i.parts for i in own.instructions) else None,
         ),
     )
+
+
+def _parameter_bytes(program: Program, rank: int) -> int:
+    """What a rank holds of the parameters."""
+    own, layout, coordinates = program.of(rank), program.layout, program.layout.coordinates(rank)
+    if layout.groups:
+        return sum(
+            (group.num_elements if layout.zero < 3 else group.chunk_elements) * group.dtype.itemsize
+            for group in layout.groups
+            if program.plan.mesh.coordinate(rank, PIPE) in group.owners or not layout.owners
+        )
+    itemsize = {
+        value.name: spec.dtype.itemsize for value, spec in own.values.items() if value.kind == "parameter"
+    }
+    return sum(
+        torch.Size(layout.local_shape(name, coordinates)).numel() * itemsize.get(name, 4)
+        for name in layout.parameters
+        if layout.is_held(name, rank)
+    )
+
+
+def _sent_away(own: RankProgram, *kinds: ValueKind) -> int:
+    """Bytes of values that go to the host."""
+    copies = (i for i in own.instructions if isinstance(i, Copy) and i.way == "out")
+    return sum(i.num_bytes for i in copies if i.reads[0].kind in kinds)
 
 
 def at_hand_bytes(own: RankProgram) -> int:

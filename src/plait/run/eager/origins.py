@@ -22,7 +22,7 @@ from plait.torch_private.dispatch import TorchDispatchMode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class Origin:
     """A line of code that ran."""
 
     line: str | None
@@ -40,12 +40,12 @@ class Place:
         return f"{self.line or 'its own code'}{inside}{f': {named}' if named else ''}"
 
 
-def place_of(error: BaseException, model: nn.Module) -> Place:
+def origin_of(error: BaseException, model: nn.Module) -> Origin:
     """Where an exception came from."""
-    return _place(list(traceback.walk_tb(error.__traceback__)), model)
+    return _origin(list(traceback.walk_tb(error.__traceback__)), model)
 
 
-def _place(frames: Sequence[tuple[FrameType, int]], model: nn.Module, op: str = "") -> Place:
+def _origin(frames: Sequence[tuple[FrameType, int]], model: nn.Module, op: str = "") -> Origin:
     """Of frames from the outside in."""
     names = {id(module): name for name, module in model.named_modules()}
     owners = (frame.f_locals.get("self") for frame, _ in reversed(frames))
@@ -53,7 +53,7 @@ def _place(frames: Sequence[tuple[FrameType, int]], model: nn.Module, op: str = 
     lines = [(frame.f_code.co_filename, number) for frame, number in frames]
     theirs = [entry for entry in lines if not is_installed(entry[0])]
     line = f"{theirs[-1][0]}:{theirs[-1][1]}" if theirs else None
-    return Place(line=line, module=module, op=op)
+    return Origin(line=line, module=module, op=op)
 
 
 class Origins(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -62,10 +62,10 @@ class Origins(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._model = model
-        self._of: dict[int, tuple[Tensor, Place | None]] = {}
+        self._of: dict[int, tuple[Tensor, Origin | None]] = {}
         """Tensors with NaN, kept so that no other takes their id; None: it came in."""
 
-    def of(self, tensors: Iterable[Tensor | None]) -> Place | None:
+    def of(self, tensors: Iterable[Tensor | None]) -> Origin | None:
         """What the first of these that has NaN comes from, where this is known."""
         known = (self._of[id(tensor)][1] for tensor in tensors if id(tensor) in self._of)
         return next((place for place in known if place is not None), None)
@@ -88,12 +88,12 @@ class Origins(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._of[id(tensor)] = (tensor, self.of(likely) if bad else self._here(str(func)))
         return made
 
-    def _here(self, op: str) -> Place:
+    def _here(self, op: str) -> Origin:
         name = op.removeprefix("aten.").removesuffix(".default")
         line = line_of_differentiated(is_installed)
         if line is None:
-            return _place(list(traceback.walk_stack(sys._getframe(2)))[::-1], self._model, name)
-        return Place(line=line, module=None, op=f"the backward of what is computed there, {name}")
+            return _origin(list(traceback.walk_stack(sys._getframe(2)))[::-1], self._model, name)
+        return Origin(line=line, module=None, op=f"the backward of what is computed there, {name}")
 
 
 def has_nan(tensor: Tensor) -> bool:

@@ -23,7 +23,7 @@ from plait.graph.ops.island import Island, named
 from plait.program.instructions import Compute, Opaque
 from plait.program.program import Segment
 from plait.program.value import Value
-from plait.run.eager.origins import Origins, Place, place_of
+from plait.run.eager.origins import Origin, Origins, origin_of
 from plait.run.interpret.step import Step
 
 _SHOWN_IDS = 8
@@ -48,19 +48,19 @@ def blame(error: Exception, step: Step, rank: int, instruction: Compute, plain: 
             found = _failed(again, segment)
     node, operands = found if found is not None else (None, "")
     if (own := _island(node)) is not None:
-        inside = _within(own, place_of(error, own.module))
+        inside = _within(own, origin_of(error, own.module))
         return _error(_failure(inside.told(), error), step, rank, node, instruction, _fix(error), inside)
     return _error(_failure(_told(node, segment, operands), error), step, rank, node, instruction, _fix(error))
 
 
 def blame_code(error: Exception, step: Step, rank: int, instruction: Opaque, model: nn.Module) -> StepError:
     """What to raise in place of what the user's own code raised, run eagerly."""
-    place = place_of(error, model)
+    place = origin_of(error, model)
     return _error(_failure(place.told(), error), step, rank, None, instruction, _fix(error), place)
 
 
 def find_nan_in_code(
-    step: Step, rank: int, instruction: Opaque, results: Sequence[Any], again: Callable[[], Place | None]
+    step: Step, rank: int, instruction: Opaque, results: Sequence[Any], again: Callable[[], Origin | None]
 ) -> None:
     """Raise where the user's own code, run eagerly, made NaN; `again` runs it once more to see where."""
     if not any(map(_has_nan, results)) or _ids(step, instruction.micro_batch or 0) == ():
@@ -70,7 +70,7 @@ def find_nan_in_code(
     raise _error(what, step, rank, None, instruction, _OF_NUMBERS, place)
 
 
-def _within(own: Island, place: Place) -> Place:
+def _within(own: Island, place: Origin) -> Origin:
     """A place in an island, whose modules are named from there."""
     return replace(place, module=f"{own.path}.{place.module}".rstrip(".") if place.module else own.path)
 
@@ -219,7 +219,7 @@ def _error(
     node: fx.Node | None,
     instruction: Compute | Opaque,
     fix: str,
-    inside: Place | None = None,
+    inside: Origin | None = None,
 ) -> StepError:
     number = instruction.micro_batch
     ids = _ids(step, number) if number is not None else None

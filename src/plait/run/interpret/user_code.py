@@ -14,7 +14,7 @@ from plait.errors import PlaitError
 from plait.program import instructions as ins
 from plait.program.value import Value
 from plait.run.eager.company import AbandonedError, Company, Meet, Turns, at_once
-from plait.run.eager.origins import Origins, Place
+from plait.run.eager.origins import Origin, Origins
 from plait.run.eager.step import run_eagerly
 from plait.run.hold.gradients import GradientStore
 from plait.run.hold.state import ModelState
@@ -70,7 +70,7 @@ class UserCode:
         except Exception as error:
             raise blame_code(error, now, self._rank, instruction, self._state.model) from error
 
-    def _again(self, now: Step, instruction: ins.Opaque) -> Place | None:
+    def _again(self, now: Step, instruction: ins.Opaque) -> Origin | None:
         """Where NaN comes from, on this rank's share alone."""
         origins = Origins(self._state.model)
         with (
