@@ -22,7 +22,7 @@ from bench.chaos.cases import Case, Engine
 from bench.chaos.runs import Run, everybody, kill
 
 _MARK = "PLAIT_CHAOS_RUN"
-_JOIN_S = 40
+JOIN_S = 40
 """For which tasks wait for one that was killed before it came."""
 _KILL_S = 5
 """For which mpirun lets tasks save what they have, twice, always: its own default is a second."""
@@ -86,7 +86,7 @@ class EngineRun(Run):
         self._place.mkdir(parents=True)
         task = [sys.executable, "-m", "bench.chaos.task", case.name, str(folder), str(self._place)]
         name, _, value = self._mark.partition("=")
-        found = {**environment, name: value, "PLAIT_JOIN_S": str(_JOIN_S)}
+        found = {**environment, name: value, "PLAIT_JOIN_S": str(JOIN_S)}
         with (self._place / "log").open("ab") as log:
             self._launchers = [
                 subprocess.Popen(command, env=found, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,

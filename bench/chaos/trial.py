@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.chaos.cases import HANG_S, Case
 from bench.chaos.checks import Reference, check_result, newest_checkpoint, reference
-from bench.chaos.engines import EngineRun, Engines
+from bench.chaos.engines import JOIN_S, EngineRun, Engines
 from bench.chaos.faults import FAULTS, Fault, mount, unmount
 from bench.chaos.runs import PHASES, Ended, ForkedRun, Run
 from bench.chaos.shim import Shim
@@ -53,7 +53,8 @@ class Trials:
         phase: str = "over" if run.is_over() else run.phase()
         outcome = "missed" if phase == "over" else fault.do(run, choice, self.shim)
         has_begun = run.phase() != "start"  # what is quick may be further than when it was looked at
-        ended = run.wait(2 * LIMIT_S if fault.slows else LIMIT_S)
+        joins_s = JOIN_S if case.engine is not None and phase == "start" else 0  # for a task that never comes
+        ended = run.wait(2 * LIMIT_S if fault.slows else LIMIT_S + joins_s)
         happened = outcome != "missed" and self._struck(fault, ended)
         wrong = _check_end(run, ended, kind, phase)
         run.end()

@@ -51,6 +51,9 @@ def write_or_tell(write: Callable[[], object], tell: Callable[[str], object]) ->
 def cannot_write(path: Path, error: OSError, num_bytes: int) -> DiskError:
     """What is told of a write that failed."""
     reason, free = error.strerror or str(error), free_bytes(path.parent)
+    if error.errno in (errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.ENXIO):  # what is there, not the room
+        fix = "choose another folder, or go on from a checkpoint that is left."
+        return DiskError(f"{path} cannot be written: {reason}.", fix=fix)
     room = (
         f"; it needs {format_bytes(num_bytes)} and {format_bytes(free)} is free" if free is not None else ""
     )
