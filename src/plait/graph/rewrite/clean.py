@@ -14,6 +14,7 @@ def clean(module: fx.GraphModule) -> None:
     graph = module.graph
     _drop_detach(graph)
     _drop_checks(graph)
+    _name_squeezed(graph)
     graph.eliminate_dead_code()
     for node in graph.nodes:
         if node.op == "get_attr":
@@ -40,3 +41,15 @@ def _drop_checks(graph: fx.Graph) -> None:
     for node in reversed(list(graph.nodes)):
         if isinstance(node.target, OpOverload) and not schema_of(node.target).returns:
             graph.erase_node(node)
+
+
+def _name_squeezed(graph: fx.Graph) -> None:
+    """Squeezes drop the dims that have one entry here, not those of which one rank of several has one."""
+    aten = torch.ops.aten
+    for target in (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims):
+        for node in graph.find_nodes(op="call_function", target=target):
+            shape = node.args[0].meta["val"].shape
+            named = node.args[1] if len(node.args) > 1 else list(range(len(shape)))
+            dims = [named] if isinstance(named, int) else named
+            node.target = aten.squeeze.dims
+            node.args = (node.args[0], [dim for dim in dims if shape and shape[dim] == 1])

@@ -102,6 +102,31 @@ def test_equals_the_plain_loop(name: str) -> None:
         job = CASES[name]()
 
 
+class Squeezes(nn.Module):
+    """Dims of one entry go; one of which each of two ranks has an entry stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        return torch.stack([h[:, :1].squeeze(), h[:, 1].squeeze(0), h[:, 2]], 1)
+
+
+def test_squeezes_are_those_of_the_whole_micro_batch() -> None:
+    data = [(torch.full((8,), 0.1 * i), torch.tensor(i % 3)) for i in range(6)]
+    job = Job(
+        model=Squeezes,
+        data=data,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        batch=2,
+    )
+    record = run_serially(job, resolve("ddp", 2), STEPS, torch.float32)
+    assert difference(job, plain_loop(job), record) is None
+
+
 def test_training_what_was_frozen_is_refused() -> None:
     with pytest.raises(JobError, match="requires_grad of first.weight"):
         run_serially(CASES["LateUnfreeze"](), resolve("single", 1), STEPS, torch.float32)
