@@ -7,7 +7,8 @@ Of plait: `off` launches op by op, `graphs` segments as CUDA graphs, `on` is com
 weights are bfloat16.
 Prints a line of JSON as soon as it knows a number: per case and system what the first steps took and a step alone, then
 the median step in ms, its ratio to torch.compile's (or the first system's) with quartiles, TFLOP/s of matrix products
-where the case counts them, and peak memory. `bench.window` runs all of it within a GPU's 30 minutes.
+where the case counts them, and peak memory. With `--wait` it tells when all is compiled, and times after a line on
+standard input: several may compile side by side. `bench.window` runs all of it within a GPU's 30 minutes.
 """
 
 import argparse
@@ -151,7 +152,8 @@ def profile(step: Callable[[], None], steps: int = 2, most: int = 30) -> None:
         )
 
 
-def run_case(name: str, systems: list[str], repetitions: int, profiled: bool) -> None:
+def run_case(name: str, systems: list[str], repetitions: int, profiled: bool, waits: bool) -> None:
+    """Make and warm up all systems, then time them in turn."""
     case = CASES[name]
     job = case.job()
     batch: Batch = tuple(tensor.cuda() for tensor in job.data)
@@ -180,9 +182,20 @@ def run_case(name: str, systems: list[str], repetitions: int, profiled: bool) ->
         torch.cuda.synchronize()
         peaks[system] = (torch.cuda.max_memory_allocated() - before) / 2**30
         took = time.perf_counter() - start
-        say(case=name, system=system, first_s=took, alone_ms=1e3 * seconds(steps[system], case.steps))
-        if profiled:
-            profile(steps[system])
+        say(case=name, system=system, first_s=took)
+    if waits:
+        gc.collect()
+        torch.cuda.empty_cache()
+        say(ready=name)
+        sys.stdin.readline()
+    for system in steps if profiled else ():
+        say(case=name, system=system, alone_ms=1e3 * seconds(steps[system], case.steps))
+        profile(steps[system])
+    _time(name, steps, peaks, repetitions)
+
+
+def _time(name: str, steps: dict[str, Callable[[], None]], peaks: dict[str, float], repetitions: int) -> None:
+    case = CASES[name]
     times: dict[str, list[float]] = {system: [] for system in steps}
     for _ in range(repetitions):
         for system, step in steps.items():
@@ -213,12 +226,13 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--limit", type=float, default=None, help="seconds for a case")
     parser.add_argument("--profile", action="store_true", help="list kernels, too")
+    parser.add_argument("--wait", action="store_true", help="time after a line on standard input")
     parser.add_argument("--here", action="store_true", help="in this process; else one process a case")
     options = parser.parse_args()
     print(json.dumps({"torch": torch.__version__, "repetitions": options.repetitions}), flush=True)
     for name in options.cases.split(","):
         if options.here:
-            run_case(name, options.systems.split(","), options.repetitions, options.profile)
+            run_case(name, options.systems.split(","), options.repetitions, options.profile, options.wait)
         else:
             again = ["--cases", name, "--systems", options.systems, "--repetitions", str(options.repetitions)]
             again += ["--profile"] if options.profile else []

@@ -2,13 +2,15 @@
 
     python -m bench.window [--list] [--first 0] [--seconds 540] [--out window.jsonl]
 
-Calls are made in the order of `CALLS`, each in a process of its own with a limit of its own, those from `--first` on,
-for as long as they end within `--seconds`; the last line names the call to go on with. Every line of JSON that a call
-prints goes to `--out` at once, and each number that has a bar says whether it holds. Tests are named as they end, file
-by file. `--list` prints the calls with their limits: all of them together are longer than a lease, most take less.
+Calls are made in the order of `CALLS`, each in processes of its own with a limit of its own, those from `--first` on,
+for as long as they end within `--seconds`; the last line names the call to go on with. Cases of one call are compiled
+side by side, which takes most of the time, and then timed in turn. Every line of JSON that a call prints goes to
+`--out` at once, and each number that has a bar says whether it holds. `--list` prints the calls with their limits: all
+of them together are longer than a lease, most take less.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -16,9 +18,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 Bar = tuple[str, float, float]
 """(field, at least, at most)."""
@@ -27,49 +30,41 @@ _ANY = float("inf")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """One process."""
+    """Processes that prepare side by side."""
 
-    arguments: tuple[str, ...]
-    """Of Python."""
+    arguments: tuple[tuple[str, ...], ...]
+    """Of Python, by process."""
     limit_s: float
+    waits: bool = False
+    """Whether each says that it is ready, and then waits for its turn."""
 
 
-def _test(name: str, limit_s: float) -> Call:
-    return Call(
-        arguments=("-m", "pytest", "-v", "-rf", "-p", "no:cacheprovider", f"tests/gpu/{name}.py"),
-        limit_s=limit_s,
+def _tests() -> Call:
+    many = ("-n", "12", "-v", "-rf", "-p", "no:cacheprovider")
+    return Call(arguments=(("-m", "pytest", *many, "tests/gpu"),), limit_s=290)
+
+
+def _cases(limit_s: float, systems: Mapping[str, str]) -> Call:
+    """Cases, each with its systems."""
+    more = ("--repetitions", "5", "--profile", "--wait")
+    made = tuple(
+        ("-m", "bench.gpu", "--here", "--cases", case, "--systems", of, *more) for case, of in systems.items()
     )
-
-
-def _case(case: str, systems: str, limit_s: float = 145) -> Call:
-    return Call(
-        arguments=("-m", "bench.gpu", "--here", "--cases", case, "--systems", systems, "--repetitions", "3"),
-        limit_s=limit_s,
-    )
+    return Call(arguments=made, limit_s=limit_s, waits=True)
 
 
 def _offload(case: str, way: str) -> Call:
     more = ("--steps", "3", "--predict")
     return Call(
-        arguments=("-m", "bench.offload", "--here", "--cases", case, "--ways", way, *more), limit_s=145
+        arguments=(("-m", "bench.offload", "--here", "--cases", case, "--ways", way, *more),), limit_s=145
     )
 
 
 CALLS = (
-    _test("test_attention_gpu", 60),
-    _test("test_random_gpu", 40),
-    _test("test_offload_gpu", 80),
-    _test("test_graphs_gpu", 80),
-    _test("test_within_gpu", 80),
-    _test("test_nccl", 145),
-    _test("test_train_gpu", 145),
-    _case("gpt-1.4b", "compile,on"),
-    _case("gpt-1.4b", "half,weights,fp8"),
-    _case("gpt-1.4b", "eager,off", 100),
-    _case("resnet50", "compile,on", 120),
-    _case("bert-large", "compile,on", 120),
-    _case("mlp", "eager,auto", 60),
-    _case("gpt-12x256", "eager,auto", 60),
+    _tests(),
+    _cases(240, {"gpt-1.4b": "compile,on", "resnet50": "compile,on", "bert-large": "compile,on"}),
+    _cases(150, {"gpt-1.4b": "weights,fp8", "mlp": "eager,auto", "gpt-12x256": "eager,auto"}),
+    _cases(100, {"gpt-1.4b": "eager,off"}),
     _offload("gpt-4.4b", "memory"),
     _offload("gpt-4.4b", "optimizer"),
     _offload("gpt-4.4b", "least"),
@@ -108,18 +103,24 @@ def judged(line: dict[str, Any]) -> dict[str, Any]:
     return made | ({"holds": held} if held else {})
 
 
-def run(number: int, call: Call, out: Path) -> None:
-    """One call; what it prints is judged line by line."""
-    began = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, *call.arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
-    late = threading.Timer(call.limit_s, lambda: os.killpg(process.pid, signal.SIGKILL))
-    late.start()
-    assert process.stdout is not None
-    with out.open("a") as file:
-        for line in process.stdout:
+class Process:
+    """One of a call: what it prints is judged line by line."""
+
+    def __init__(self, arguments: tuple[str, ...], file: TextIO) -> None:
+        self.ready = threading.Event()
+        """It waits for its turn, or has ended."""
+        self._file = file
+        self._process = subprocess.Popen(
+            [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
             try:
                 found = json.loads(line)
             except ValueError:
@@ -127,12 +128,40 @@ def run(number: int, call: Call, out: Path) -> None:
             told = json.dumps(judged(found)) if isinstance(found, dict) else line.rstrip()
             print(told, flush=True)
             if isinstance(found, dict):
-                file.write(told + "\n")
-                file.flush()
-        code = process.wait()
+                self._file.write(told + "\n")
+                self._file.flush()
+                if "ready" in found:
+                    self.ready.set()
+        self.ready.set()
+
+    def end(self) -> int:
+        """Give it its turn, and wait for its end."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write("\n")
+            self._process.stdin.close()
+        self._reader.join()
+        return self._process.wait()
+
+    def kill(self) -> None:
+        """With all that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def run(number: int, call: Call, out: Path) -> None:
+    """One call."""
+    began = time.perf_counter()
+    with out.open("a") as file:
+        processes = [Process(arguments, file) for arguments in call.arguments]
+        late = threading.Timer(call.limit_s, lambda: [process.kill() for process in processes])
+        late.start()
+        for process in processes if call.waits else ():
+            process.ready.wait()
+        codes = [process.end() for process in processes]
         late.cancel()
         took = round(time.perf_counter() - began, 1)
-        end = json.dumps({"call": number, "status": code, "took_s": took, "arguments": call.arguments[1:]})
+        end = json.dumps({"call": number, "status": codes, "took_s": took, "arguments": call.arguments})
         print(end, flush=True)
         file.write(end + "\n")
 
@@ -148,7 +177,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.list:
         for number, call in enumerate(CALLS):
-            print(f"{number:3d} {call.limit_s:5.0f} s  python {' '.join(call.arguments)}")
+            for arguments in call.arguments:
+                print(f"{number:3d} {call.limit_s:5.0f} s  python {' '.join(arguments)}")
         return
     ends = time.perf_counter() + options.seconds
     for number in range(options.first, len(CALLS)):

@@ -1,8 +1,9 @@
 """Matrix products with weights in 8 bits: `precision="fp8"`.
 
 In: two matrices of 16 bits. Out: their product in 16 bits. Rows of the first and columns of the second are divided by
-their largest entry and rounded to e4m3; the product is scaled back. So no row depends on what other rows are in the
-batch, and a batch that is cut over ranks gives the same numbers. Products of activations and gradients, which make
+a power of two, so that their largest entry fits, and rounded to e4m3; the product is scaled back. So no row depends on
+what other rows are in the batch, and a batch that is cut over ranks gives the same numbers; dividing by powers of two
+is exact, however a device or a compiler divides. Products of activations and gradients, which make
 gradients of weights, stay in 16 bits. On processors the same rounding is emulated.
 """
 
@@ -19,8 +20,10 @@ from plait.torch_private.ops import scaled_mm
 aten = torch.ops.aten
 SHORT = torch.float8_e4m3fn
 """What factors are rounded to."""
-_LARGEST = 448.0
-"""Its largest number."""
+_SPAN = 2.0**7
+"""The largest entry of a row becomes this to twice this; the largest number in 8 bits is 448."""
+_EXPONENT = 0x7F800000
+"""The bits of a float32 that say its power of two."""
 _SMALLEST_SCALE = 2.0**-100
 """Of a row of zeros."""
 _STEP = 16
@@ -78,7 +81,9 @@ def run_scaled_product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 
 def _rounded(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows in 8 bits, each in one piece, and what each is to be multiplied by."""
-    scale = (x.abs().amax(1, keepdim=True).float() / _LARGEST).clamp_min(_SMALLEST_SCALE)
+    largest = x.abs().amax(1, keepdim=True).float()
+    power = (largest.view(torch.int32) & _EXPONENT).view(torch.float32)  # of two, below the largest entry
+    scale = (power * (1 / _SPAN)).clamp_min(_SMALLEST_SCALE)
     return (x.float() / scale).to(SHORT).contiguous(), scale
 
 

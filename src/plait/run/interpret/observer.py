@@ -50,9 +50,10 @@ class CudaClock:
         return event
 
     def host_ns(self, moment: "Moment") -> int:
-        """A moment in the host's time; a mark must have been passed."""
+        """A moment in the host's time; waits for a mark that the stream has not passed yet."""
         if isinstance(moment, int):
             return moment
+        moment.synchronize()
         return self._origin_ns + int(self._origin.elapsed_time(moment) * 1e6)
 
 
@@ -195,7 +196,7 @@ class WorkerObserver:
             self._recorder.record(step, number, began, ended)
 
     def settle(self, step: int) -> None:
-        """The device has finished `step`: write down what it did up to there."""
+        """Write down what the device did up to the end of `step`."""
         if self._clock is None or self._recorder is None:
             return
         done = [entry for entry in self._unsettled if entry[0] <= step]

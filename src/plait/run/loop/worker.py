@@ -260,7 +260,7 @@ class Worker:
             # the host has run ahead: here it waits for whatever the device waits for
             self.seat.board.enter(loaded.step, -1, "the device", True)
         loss = outcome.loss
-        self.watch.observer.settle(loaded.step)
+        self.watch.observer.settle(loaded.step - 1)  # the loss is there before the rest of its step
         if self.machine.state.loss_scale is None or math.isfinite(loss):  # else the step was skipped
             self.guard.check_loss(loss, loaded)
         self.machine.state.observe({TRAIN_LOSS: loss})
