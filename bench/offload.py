@@ -83,13 +83,13 @@ CASES = {
         layers=36, width=3072, precision="bf16",
         ways={
             "memory": {}, "optimizer": {"offload": ["optimizer"]},
-            "least": {"offload": ["optimizer"], "recompute": "selective"},
+            "least": {"offload": ["optimizer:0.9"], "recompute": "selective"},
             "host": {"offload": ["gradients"]}, "both": {"offload": ["optimizer", "gradients:0.4"]},
         },
     ),
     "gpt-16b": Case(
-        layers=51, width=5120, precision="bf16-weights",
-        ways={"largest": {"offload": ["optimizer:0.6"], "recompute": "full"}},
+        layers=50, width=5120, precision="bf16-weights",
+        ways={"largest": {"offload": ["optimizer:0.62"], "recompute": "full"}},
     ),
 }  # fmt: skip
 

@@ -40,7 +40,7 @@ class Call:
 
 
 def _tests() -> Call:
-    many = ("-n", "12", "-v", "-rf", "-p", "no:cacheprovider")
+    many = ("-n", "12", "-v", "-rf", "-p", "no:cacheprovider", "-p", "no:benchmark")
     return Call(arguments=(("-m", "pytest", *many, "tests/gpu"),), limit_s=290)
 
 
@@ -149,12 +149,17 @@ class Process:
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
+def _kill(processes: list[Process]) -> None:
+    for process in processes:
+        process.kill()
+
+
 def run(number: int, call: Call, out: Path) -> None:
     """One call."""
     began = time.perf_counter()
     with out.open("a") as file:
         processes = [Process(arguments, file) for arguments in call.arguments]
-        late = threading.Timer(call.limit_s, lambda: [process.kill() for process in processes])
+        late = threading.Timer(call.limit_s, _kill, [processes])
         late.start()
         for process in processes if call.waits else ():
             process.ready.wait()

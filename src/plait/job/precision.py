@@ -48,11 +48,14 @@ def keep_masters(optimizer: torch.optim.Optimizer) -> None:
             given = group["params"]
             short = [p for p in given if p.grad is not None and p.dtype in (torch.bfloat16, torch.float16)]
             masters = {}
-            for parameter in short:
+            wide = [torch.empty_like(parameter.grad, dtype=torch.float32) for parameter in short]
+            if wide:
+                foreach.copy_(wide, [parameter.grad for parameter in short])
+            for parameter, gradient in zip(short, wide, strict=True):
                 state = own.state.pop(parameter, {})
                 held = state.pop(MASTER, None)
                 master = nn.Parameter(parameter.detach().float() if held is None else held)
-                master.grad = parameter.grad.float()
+                master.grad = gradient
                 if state:
                     own.state[master] = state
                 masters[parameter] = master

@@ -6,10 +6,23 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-__all__ = ["OpOverload", "arguments_of", "base_name", "direct_call", "grouped_mm", "scaled_mm", "schema_of"]
+__all__ = [
+    "OpOverload",
+    "arguments_of",
+    "base_name",
+    "cudnn_rnn",
+    "cudnn_rnn_backward",
+    "direct_call",
+    "grouped_mm",
+    "scaled_mm",
+    "schema_of",
+]
 
 grouped_mm = torch._grouped_mm
 """What `torch.nn.functional.grouped_mm` calls, and libraries call without it."""
+cudnn_rnn = torch.ops.aten._cudnn_rnn.default
+cudnn_rnn_backward = torch.ops.aten._cudnn_rnn_backward.default
+"""What `torch.lstm` calls on a GPU, and its gradient."""
 scaled_mm = torch._scaled_mm
 """The product of two 8-bit matrices, rows and columns scaled."""
 

@@ -1,9 +1,8 @@
 """One direction of one LSTM layer as an op that plans can partition: samples are independent, time is not cut.
 
 In: a sequence [time, samples, features], weights, the first state. Out: the outputs, the last state, and what the
-backward needs. On the CPU in fp32 and bf16 it runs torch's fused oneDNN layer, as eager torch does; on CUDA the
-backward runs cuDNN's forward again under autograd; in float64 it is written out. Written out op by op, the same layer
-takes 1.3 to 1.5 times as long.
+backward needs. On the CPU in fp32 and bf16 it runs torch's fused oneDNN layer, on CUDA cuDNN's, as eager torch does; in
+float64 on the CPU it is written out. Written out op by op, the same layer takes 1.3 to 1.5 times as long.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plait.torch_private.ops import cudnn_rnn, cudnn_rnn_backward
+
 aten = torch.ops.aten
 _LSTM = 2
 """oneDNN's number for this kind of cell."""
+
+_CUDNN_LSTM = 2
+"""cuDNN's."""
+_ALIGNED = 256
+"""Bytes: where memory for cuDNN may begin."""
 
 Four = tuple[Tensor, Tensor, Tensor, Tensor]
 Seven = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -89,6 +95,8 @@ def run_lstm_layer(
             c.clone(),
             x.new_empty(0, dtype=torch.uint8),
         )
+    if _is_cudnn(x):
+        return _by_cudnn(x, (w_ih, w_hh, b_ih, b_hh), h, c, reverse)
     if not _is_fused(x):
         y, last_h, last_c = _plain((x, w_ih, w_hh, b_ih, b_hh, h, c), reverse)
         return y, last_h, last_c, x.new_empty(0, dtype=torch.uint8)
@@ -123,6 +131,9 @@ def run_lstm_layer_backward(
     if x.numel() == 0:
         zeros = [torch.zeros_like(tensor) for tensor in tensors]
         return (*zeros,)  # type: ignore[return-value]
+    if _is_cudnn(x):
+        grads = (grad_y, grad_h, grad_c)
+        return _back_by_cudnn(grads, x, (w_ih, w_hh, b_ih, b_hh), h, c, y, workspace, reverse)
     if x.device.type == "cuda":
         # By autograd over cuDNN. Generated code calls this function itself: in the dispatcher autograd is off.
         with torch.enable_grad():
@@ -136,6 +147,46 @@ def run_lstm_layer_backward(
         _LSTM, h.shape[1], 1, True, True, False, [], False, workspace,
     )  # fmt: skip
     return result
+
+
+def _is_cudnn(x: Tensor) -> bool:
+    return x.is_cuda and bool(torch.backends.cudnn.is_acceptable(x))  # type: ignore[no-untyped-call]
+
+
+def _by_cudnn(x: Tensor, weights: Sequence[Tensor], h: Tensor, c: Tensor, reverse: bool) -> Four:
+    """The layer by cuDNN; its reserve and its own copy of the weights are kept for the backward."""
+    sequence = x.flip(0) if reverse else x.contiguous()
+    y, last_h, last_c, reserve, flat = cudnn_rnn(
+        sequence, list(weights), 4, None, h[None].contiguous(), c[None].contiguous(), *_as_lstm(h), None
+    )
+    gap = reserve.new_empty(-reserve.numel() % _ALIGNED)
+    workspace = torch.cat((reserve, gap, flat.view(torch.uint8)))
+    return (y.flip(0) if reverse else y), last_h[0], last_c[0], workspace
+
+
+def _back_by_cudnn(
+    grads: tuple[Tensor, Tensor, Tensor],
+    x: Tensor,
+    weights: Sequence[Tensor],
+    h: Tensor,
+    c: Tensor,
+    y: Tensor,
+    workspace: Tensor,
+    reverse: bool,
+) -> Seven:
+    sequence, outputs, grad_y = (t.flip(0) if reverse else t.contiguous() for t in (x, y, grads[0]))
+    size = sum(weight.numel() for weight in weights) * x.element_size()
+    reserve, flat = workspace[:-size], workspace[-size:].view(x.dtype)
+    grad_x, grad_h, grad_c, grad_weights = cudnn_rnn_backward(
+        sequence, list(weights), 4, flat, h[None].contiguous(), c[None].contiguous(), outputs, grad_y,
+        grads[1][None].contiguous(), grads[2][None].contiguous(), *_as_lstm(h), None, reserve, [True] * 4,
+    )  # fmt: skip
+    return (grad_x.flip(0) if reverse else grad_x), *grad_weights, grad_h[0], grad_c[0]
+
+
+def _as_lstm(h: Tensor) -> tuple[Any, ...]:
+    """Kind, widths, layers, order of dims, dropout, training, directions, lengths: as cuDNN's wrappers take them."""
+    return _CUDNN_LSTM, h.shape[1], 0, 1, False, 0.0, True, False, []
 
 
 def _plain(tensors: Sequence[Tensor], reverse: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -235,6 +235,7 @@ def _host_bytes(size: int, *, pinned: bool) -> Tensor:
     """Memory of exactly this size: torch's own pinned memory comes in powers of two."""
     made = torch.empty(size, dtype=torch.uint8)
     if pinned:
+        made.zero_()  # by all threads; pinning would take page by page from the system, by one
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         error = int(runtime.cudaHostRegister(made.data_ptr(), size, 0))
         if error:

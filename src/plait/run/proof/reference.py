@@ -127,6 +127,11 @@ def _with_eager(known: Reference, tell: Listener) -> Reference:
     """
     if known.captures.source.num_samples is None:
         return replace(known, eager="a stream is read once")
+    if (
+        known.job.precision == "fp8"
+    ):  # the user's own code has no 8 bits: the same job without them is compared
+        plain = reference_of(replace(known.job, precision="bf16"), steps=known.steps, fp32=True)
+        return replace(known, eager=plain.eager, eager_notice=plain.eager_notice)
     tell({"stage": f"the user's own code in a plain loop, {known.steps} steps"})
     found = _against_eager(known)
     if known.dtype == torch.float32 or (not isinstance(found, str) and all(entry.ok for entry in found)):
