@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 from plait.errors import RunError
@@ -91,16 +91,21 @@ def at_most(seconds: float) -> Iterator[None]:
     Its own time, not the clock's: what it computes must not depend on who else uses the machine.
     """
     caller, over, guard = threading.get_ident(), threading.Event(), threading.Lock()
+    left = False
     now = _time_of(caller)
     ends, waits = now() + seconds, time.monotonic() + _WAITING * seconds
 
     def watch() -> None:
-        while (left := ends - now()) > 0 and time.monotonic() < waits:
-            if over.wait(max(left, _SOONEST_S)):
+        nonlocal left
+        while (more := ends - now()) > 0 and time.monotonic() < waits:
+            if over.wait(max(more, _SOONEST_S)):
                 return
         with guard:
             if not over.is_set():
-                _leave_by(caller, TooLongError)
+                left = True
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(caller), ctypes.py_object(TooLongError)
+                )
 
     start_thread(threading.Thread(target=watch, daemon=True))
     try:
@@ -110,7 +115,9 @@ def at_most(seconds: float) -> Iterator[None]:
     finally:
         with guard:
             over.set()
-            _leave_by(caller, None)
+        if left:  # it may not have been raised yet; the next line of this thread does so
+            with suppress(TooLongError):
+                time.sleep(0)
 
 
 def _time_of(thread: int) -> Callable[[], float]:
@@ -118,9 +125,3 @@ def _time_of(thread: int) -> Callable[[], float]:
     if sys.platform == "linux":
         return partial(time.clock_gettime, time.pthread_getcpuclockid(thread))
     return time.monotonic
-
-
-def _leave_by(thread: int, error: type[Exception] | None) -> None:
-    """Raise it in another thread, soon; None: what was to be raised and was not yet, is not."""
-    raised = ctypes.py_object(error) if error is not None else None
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)

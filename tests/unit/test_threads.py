@@ -1,5 +1,6 @@
 """A thread begins, or there is an error: nobody waits for one that died before it could begin."""
 
+import sys
 import threading
 import time
 
@@ -62,3 +63,16 @@ def test_code_is_left_by_its_own_time_not_by_the_clocks() -> None:
 def test_code_that_waits_for_ever_is_left_too() -> None:
     with pytest.raises(TooLongError), at_most(0.01):
         wait_for_ever()
+
+
+def test_nothing_is_left_that_would_stop_a_tracer() -> None:
+    """CPython 3.11 never leaves the first line of a traced function while an exception is said to be on its way."""
+    with at_most(60):
+        pass
+    before = sys.gettrace()
+    sys.settrace(lambda *_: None)
+    try:
+        assert [] == list(filter(None, []))
+        (lambda: None)()
+    finally:
+        sys.settrace(before)
