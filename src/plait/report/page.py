@@ -17,7 +17,7 @@ from plait.report.charts import Line, line_chart, stacked_bar
 from plait.report.graphs import graphs_of, graphs_section
 from plait.report.page_timeline import timeline_section
 from plait.report.record import RunRecord, read_run
-from plait.report.summary import Summary, series, summarize
+from plait.report.summary import Summary, compilation_of, series, summarize
 from plait.report.text import environment_line, plan_name
 from plait.report.traffic import traffic_of, traffic_section
 from plait.trace.span import Trace
@@ -53,7 +53,7 @@ def page(record: RunRecord) -> str:
     title = f"plait run {record.folder.resolve().name}"
     facts = [fact for fact in (_plan_fact(record), environment_line(record)) if fact]
     parts = [
-        _cards(summary, ranks),
+        _cards(summary, ranks, compilation_of(record)),
         _notes(record),
         _charts(record),
         _breakdown(record.trace, ranks),
@@ -95,7 +95,7 @@ def _plan_fact(record: RunRecord) -> str | None:
     return f"plan {name} on {count} {'rank' if count == 1 else 'ranks'}"
 
 
-def _cards(summary: Summary, ranks: Sequence[RankBreakdown]) -> str:
+def _cards(summary: Summary, ranks: Sequence[RankBreakdown], compilation: str | None) -> str:
     cards: list[tuple[str, str, str]] = []
     if summary.final_loss is not None:
         cards.append(("Final loss", f"{summary.final_loss:.4g}", f"from {summary.first_loss:.4g}"))
@@ -114,6 +114,9 @@ def _cards(summary: Summary, ranks: Sequence[RankBreakdown]) -> str:
         cards.append(("Steps", f"{summary.num_steps:,}", epochs))
     if summary.peak_memory_bytes is not None:
         cards.append(("Memory", format_bytes(summary.peak_memory_bytes), "at most"))
+    if compilation is not None:
+        took, _, of_what = compilation.partition(", ")
+        cards.append(("Compilation", took, of_what))
     items = "".join(
         f"<div class='card'><dt>{escape(name)}</dt>"
         f"<dd>{escape(value)}<small>{escape(about)}</small></dd></div>"

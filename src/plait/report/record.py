@@ -208,6 +208,14 @@ class GraphCounts(msgspec.Struct):
     levels: list[Count] = []
 
 
+class Compiled(msgspec.Struct):
+    """What the first rank has compiled."""
+
+    segments: Count = 0
+    as_written: Count = 0
+    seconds: float = 0.0
+
+
 class _Totals(msgspec.Struct):
     """What `totals.json` may say; the rest of it is not looked at."""
 
@@ -220,6 +228,7 @@ class _Totals(msgspec.Struct):
     bytes_sent: dict[Count, Count] | None = None
     gradient_bytes: Count | None = None
     graphs: list[GraphCounts] | None = None
+    compiled: Compiled | None = None
 
 
 class _Outlived(msgspec.Struct):

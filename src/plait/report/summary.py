@@ -10,10 +10,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from plait.report.breakdown import breakdown
 from plait.report.graphs import graphs_of
 from plait.report.record import RunRecord, read_run
 from plait.report.traffic import traffic_of
+from plait.units import format_seconds
 
 _LOWER_IS_BETTER = ("loss", "error", "perplexity", "mse", "mae", "rmse", "nll")
 
@@ -105,6 +108,15 @@ def lower_is_better(metric: str) -> bool:
     return any(word in metric.lower() for word in _LOWER_IS_BETTER)
 
 
+def compilation_of(record: RunRecord) -> str | None:
+    """How long compilation took, and of what; None where nothing was compiled."""
+    found = record.totals.get("compiled")
+    if found is None:
+        return None
+    rest = f" ({found.as_written} run as written)" if found.as_written else ""
+    return f"{format_seconds(found.seconds)}, {found.segments} segments{rest}"
+
+
 def report_json(run_dir: Path) -> dict[str, Any]:
     """The report of a run folder as plain values; numbers that are not finite become `null`."""
     record = read_run(run_dir)
@@ -129,6 +141,9 @@ def report_json(run_dir: Path) -> dict[str, Any]:
             "breakdown": [one.as_dict() for one in breakdown(record.trace)] if record.trace else [],
             "traffic": traffic_of(record).as_dict(),
             "graphs": None if (graphs := graphs_of(record)) is None else asdict(graphs),
+            "compiled": None
+            if (compiled := record.totals.get("compiled")) is None
+            else structs.asdict(compiled),
             "trace_source": record.trace.source if record.trace else None,
             "environment": dict(record.environment),
             "plan": record.plan,

@@ -15,7 +15,7 @@ from rich.text import Text
 from plait.report.breakdown import PARTS, RankBreakdown, breakdown
 from plait.report.graphs import graph_rows, graphs_of
 from plait.report.record import RunRecord, read_run
-from plait.report.summary import Summary, report_json, summarize
+from plait.report.summary import Summary, compilation_of, report_json, summarize
 from plait.report.timeline import timeline, typical_step
 from plait.report.traffic import Traffic, staleness_table, traffic_of, traffic_rows
 from plait.trace.span import SpanKind, Trace
@@ -148,6 +148,7 @@ def _summary_table(record: RunRecord, summary: Summary, traffic: Traffic) -> Tab
     )
     for name, value in (*traffic_rows(traffic), *graph_rows(graphs_of(record))):
         row(name, value)
+    row("compilation", compilation_of(record))
     for best in summary.best:
         when = "" if best.step is None else f" (step {best.step + 1})"
         final = summary.final_evaluation.get(best.metric)

@@ -1,11 +1,20 @@
 """One graph through Inductor, without Dynamo. Private to torch (`torch._inductor`); tried on CUDA 13 and on CPUs.
 
 In: a graph of aten ops and of our own, and tensors as it will be called with. Out: a function that takes them in a
-list, which it may empty. What Inductor says when it cannot is told in one line.
+list, which it may empty. What Inductor says when it cannot is told in one line. Kernels are kept in a folder of this
+user's alone, which all processes of a host share: what several want is compiled by one, and read by the others.
 """
 
+import atexit
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,7 +64,47 @@ def _compile(
             AsyncCompile.wait_pool_ready()  # else the first kernels are compiled here, one after the other
         table = {**select_decomp_table(), **decompositions}
         traced = make_fx(graph, decomposition_table=table, tracing_mode="real")(*fakes)
-        return compile_fx_inner(traced, fakes)
+        with _alone(_own_cache(), traced, fakes):
+            return compile_fx_inner(traced, fakes)
+
+
+def _own_cache() -> Path:
+    """Where compiled code is kept and read from.
+
+    Torch's own place is a folder of a known name for all to write to, /tmp: whoever makes it first has his code run.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if named is None or Path(named) == Path(default_cache_dir()):
+        named = os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_private_folder())
+    return Path(named)
+
+
+def _private_folder() -> Path:
+    folder = Path.home() / ".cache" / "plait" / "inductor"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+        if found.st_uid == os.getuid() and not found.st_mode & 0o022 and os.access(folder, os.W_OK):
+            return folder
+    except OSError:  # no home, or none to write to
+        pass
+    made = Path(tempfile.mkdtemp(prefix="plait-inductor-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
+
+
+@contextmanager
+def _alone(folder: Path, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Iterator[None]:
+    """While active, no other process of this host compiles the same; who comes later finds it compiled."""
+    like = [(tuple(t.shape), t.stride(), t.dtype, t.device) for t in inputs]
+    key = hashlib.sha256(f"{graph.code}{like}".encode()).hexdigest()
+    locks = folder / "plait-locks"
+    locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(locks / key[:32], "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # the kernel takes it back from a process that dies
+        yield
 
 
 def _settings(processes: int) -> dict[str, Any]:

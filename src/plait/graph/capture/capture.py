@@ -57,8 +57,9 @@ def capture(
     """
     if any(isinstance(value, Objects) for value in constants):
         raise CaptureError(
-            "the batch holds text or objects, which no graph can.",
-            fix="let `collate` make tensors of them, or leave them out.",
+            "the batch holds text or objects (strings, trees, graphs): what is computed differs from sample to sample.",
+            fix="use a plan that runs models as they are (single, ddp, zero1-3, servers, averages), or let `collate` "
+            "make tensors of them.",
         )
     own = islands if islands is not None else Islands(job)
     real = False

@@ -130,9 +130,10 @@ class Islands:
         told = []
         if self._opened is not None and self.cause is not None:
             seen = "its own samples" if self._in_shares else "the whole micro-batch"
+            where = self.cause.where or "in code of torch"
             told.append(
-                f"the objective needs values ({self.cause.where}), and runs eagerly from there on: on every rank that "
-                f"needs its result, for {seen}."
+                f"the objective needs values ({where}), and runs eagerly from there on: on every rank that needs its "
+                f"result, for {seen}."
             )
         if not self._paths:
             return told

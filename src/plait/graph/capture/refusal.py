@@ -70,8 +70,14 @@ def explain(error: Exception) -> CaptureError:
     """Name the user's line that stopped the capture."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if not _is_library(f.filename)]
-    frame = theirs[-1] if theirs else frames[-1]
     reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
+    if not theirs:
+        return CaptureError(
+            f"the model cannot be captured: torch fails outside of its code, in the backward or in the loss "
+            f"({type(error).__name__}: {reason}).",
+            fix="plans single and ddp run it eagerly.",
+        )
+    frame = theirs[-1]
     fix = "avoid Python branches on tensor values to have it captured; plans single and ddp run it eagerly."
     if isinstance(error, OtherDeviceError):
         fix = error.fix

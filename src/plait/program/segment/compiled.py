@@ -89,6 +89,16 @@ class CompiledSegments:
     _runs: dict[int, tuple[Segment, Run]] = field(default_factory=dict)
     """By identity; the segment is kept so that its id stays its own."""
     _functions: dict[object, Callable[..., Any] | None] = field(default_factory=dict)
+    _seconds: float = 0.0
+
+    def counted(self) -> dict[str, float]:
+        """What was compiled, what was not, and how long that took."""
+        compiled = sum(function is not None for function in self._functions.values())
+        return {
+            "segments": compiled,
+            "as_written": len(self._functions) - compiled,
+            "seconds": self._seconds,
+        }
 
     def run_of(self, segment: Segment) -> Run:
         """What runs a segment."""
@@ -151,7 +161,9 @@ class CompiledSegments:
                 compiled = compile_graph(graph, inputs, _DECOMPOSITIONS, self.processes)
             except InductorError as error:
                 reason = str(error)
-        self.told(segment.name, time.perf_counter() - started, reason)
+        took = time.perf_counter() - started
+        self._seconds += took
+        self.told(segment.name, took, reason)
         return compiled
 
 

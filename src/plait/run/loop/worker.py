@@ -138,8 +138,13 @@ class Worker:
             "notices": [*(program.notices if program is not None else ()), *self._skipped()],
             "gradient_bytes": program.gradient_bytes if program is not None else 0,
             "graphs": taken_counts(self.machine.state.model),
+            **self._compiled(),
             **counted,
         }
+
+    def _compiled(self) -> dict[str, Any]:
+        compiled = self.machine.segments.compiled
+        return {} if compiled is None else {"compiled": compiled.counted()}
 
     def _skipped(self) -> list[str]:
         scale = self.machine.state.loss_scale

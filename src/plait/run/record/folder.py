@@ -113,7 +113,7 @@ def write_environment(folder: Path, extra: Mapping[str, Any], *, start_step: int
 
 def write_totals(folder: Path, plan: Plan, summary: Mapping[str, Any]) -> None:
     """What ranks have exchanged and applied in this run, for its report; the last run of a folder that was resumed."""
-    kept = ("updates", "staleness", "shares_by_worker", "bytes_sent", "gradient_bytes", "graphs")
+    kept = ("updates", "staleness", "shares_by_worker", "bytes_sent", "gradient_bytes", "graphs", "compiled")
     content = {
         "steps": len(summary["losses"]),
         "workers": plan.mesh.size,
