@@ -20,7 +20,7 @@ from plait.api.train import AUTO
 from plait.api.trials.board import REDUCTION, Board, Key, Outcome
 from plait.api.trials.request import Request, claim, engine_words, places_for
 from plait.api.trials.runs import Running, interrupt, outcome_of, start
-from plait.api.trials.space import as_taken, drawn, one_by_one, proposer, read_space
+from plait.api.trials.space import Range, as_taken, drawn, one_by_one, proposer, read_space
 from plait.errors import JobError, UsageError
 from plait.files.write import write_whole
 from plait.job.generators import kept_generators
@@ -150,9 +150,12 @@ def tune(
         board = Board(
             folder / "results.jsonl", folds=folds, rungs=rungs, mode=aim.mode,
             propose=proposer(search, space, trials, seed, aim.mode),
+            varied=[name for name, values in space.items() if isinstance(values, Range) or len(values) > 1],
         )  # fmt: skip
         try:
             _work(board, request, folder, aim.metric, rungs, places, tell)
+            if board.hopeless is not None:
+                tell({"told": f"all that were run failed alike; no more are run: {board.hopeless}"})
         finally:
             board.close()
         tuned = _tuned(board, request, folder, aim.metric, aim.mode, rungs)

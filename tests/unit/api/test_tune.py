@@ -176,6 +176,20 @@ def test_folds_of_a_trial_that_failed_are_not_run(tmp_path: Path) -> None:
     assert found.failed(0) == "no" and found.mean(0, 0) is None
 
 
+def test_where_all_fail_alike_no_more_are_run(tmp_path: Path) -> None:
+    """Unless what they fail for may be an argument that all of them have."""
+    values = iter([{"lr": rate, "kind": kind} for kind in "ab" for rate in (1, 2, 3)])
+    found = Board(
+        tmp_path / "results.jsonl", folds=1, rungs=1, mode="min", propose=lambda *_: next(values, None),
+        varied=["lr", "kind"],
+    )  # fmt: skip
+    run = []
+    while (key := found.next()) is not None:
+        run.append(key.trial)
+        found.take(key, Outcome(failed="no such file"))
+    assert run == [0, 1, 2, 3] and found.hopeless == "no such file"
+
+
 def test_a_grid_on_folds_names_the_best_and_trains_no_fold_on_its_own_part(path: str, tmp_path: Path) -> None:
     arguments = ["try", path, "--arg", "lr=0.01,1", "--arg", "kind=sgd,none", "--folds", "2", "--out", "try"]
     assert call(arguments) == 0

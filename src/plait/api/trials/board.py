@@ -6,7 +6,7 @@ rung), and goes on from there where it is among the best third of those that hav
 halving (Li et al., 2020).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -41,10 +41,25 @@ class Outcome:
     """Why."""
 
 
+_ALIKE = 3
+"""Trials that fail for one reason, whatever their arguments, before no more are run."""
+
+
 class Board:
     """Trials and outcomes of one try."""
 
-    def __init__(self, path: Path, *, folds: int, rungs: int, mode: str, propose: Propose) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        folds: int,
+        rungs: int,
+        mode: str,
+        propose: Propose,
+        varied: Collection[str] = (),
+    ) -> None:
+        """`varied`: arguments that have more than one value."""
+        self._varied = varied
         self.args: dict[int, dict[str, Any]] = {}
         self.outcomes: dict[Key, Outcome] = {}
         self.running: set[Key] = set()
@@ -88,6 +103,8 @@ class Board:
 
     def next(self) -> Key | None:
         """The run to start now; it counts as running from here on. None: there is none before another has ended."""
+        if self.hopeless is not None:
+            return None
         key = self._unfinished()
         if key is None and self._promote(at_last=False):
             key = self._unfinished()
@@ -98,6 +115,18 @@ class Board:
         if key is not None:
             self.running.add(key)
         return key
+
+    @property
+    def hopeless(self) -> str | None:
+        """Why all have failed, for one reason and with all kinds of arguments: others would too."""
+        reasons = {outcome.failed for outcome in self.outcomes.values()}
+        trials = {key.trial for key in self.outcomes}
+        if len(reasons) != 1 or len(trials) < _ALIKE:
+            return None
+        for name in self._varied:
+            if len({str(self.args[trial][name]) for trial in trials}) == 1:
+                return None
+        return reasons.pop()
 
     def _unfinished(self) -> Key | None:
         for trial, rung in sorted(self._begun, key=lambda begun: (-begun[1], begun[0])):
