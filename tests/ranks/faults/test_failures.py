@@ -294,7 +294,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "folder cannot be made": ((PLAIN, "--out", "bad.py/run"), "cannot be made"),
     "resume nothing": (("--resume", "nowhere"), "there is no run folder nowhere"),
     "no job": ((), "no job was given"),
-    "unknown device": ((PLAIN, "--device", "tpu"), "device 'tpu' is not known"),
+    "unknown device": ((PLAIN, "--device", "tpu"), "'tpu' is not one of 'cpu', 'cuda'"),
     "no checkpoint interval": ((PLAIN, "--checkpoint-every", "0"), "checkpoint_every=0"),
     "unknown option": ((PLAIN, "--wrong"), "No such option: --wrong"),
     "not an integer": ((PLAIN, "--steps", "few"), "Invalid value for '--steps'"),
