@@ -4,9 +4,11 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from examples.lectures import lecture002_srun
 from examples.lectures.slurm import NoSlurmError, two_nodes
 from tests.ranks import jobs
 from tests.ranks.hosts.hosts import PLAIT, ROOT, environment
@@ -49,6 +51,12 @@ def test_srun_with_one_task_a_host(slurm: dict[str, str]) -> None:
     task = ["bash", "-c", 'PLAIT_HOST=$SLURM_NODEID exec "$@"', "task", *PLAIT, *verify]
     said = _done(["srun", "-N2", "-n2", *task], slurm, ROOT)
     assert said.count("equal: the plan computes what one process computes") == 1
+
+
+def test_the_lectures_srun_line(slurm: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lecture002_srun, "two_nodes", lambda *_: nullcontext(slurm))
+    text, accuracy = lecture002_srun.run_it()
+    assert "2 tasks of srun, 2 ranks: data=2" in text and accuracy > 0.9
 
 
 def test_a_batch_job_is_submitted_and_followed(slurm: dict[str, str], tmp_path: Path) -> None:

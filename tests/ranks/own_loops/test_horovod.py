@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from examples.lectures import lecture000_horovod
 from tests.ranks.hosts.hosts import PLAIT, ended, start_tasks
 
 pytestmark = pytest.mark.timeout(150)
@@ -60,3 +61,9 @@ def test_a_script_of_horovods(tmp_path: Path) -> None:
         assert told["last"] == 1
     assert first["gradient"] == 1.0  # the mean of both ranks' ones
     assert second["gradient"] == 0.5  # its third step is alone: the other gives zeros
+
+
+def test_the_lectures_script_under_torchrun() -> None:
+    """Its ranks begin with other seeds; the broadcast and the averages keep them alike."""
+    found = lecture000_horovod.under_torchrun()
+    assert found["ranks"] == 2 and found["apart"] == 0 and found["accuracy"] > 0.9
