@@ -48,15 +48,15 @@ class Accelerator(PartialState):
         kwargs_handlers: Sequence[Any] | None = None,
         **others: Any,
     ) -> None:
-        unknown = [name for name, value in others.items() if value is not None]
+        unknown = [f"{name}=..." for name, value in others.items() if value is not None]
         unknown += [
-            f"kwargs_handlers=[{type(one).__name__}(...)], "
+            f"kwargs_handlers=[{type(one).__name__}(...)]"
             for one in kwargs_handlers or ()
             if not isinstance(one, DistributedDataParallelKwargs)
         ]
         if unknown:
             raise UsageError(
-                f"Accelerator({', '.join(unknown)}=...) is not known here.",
+                f"Accelerator({', '.join(unknown)}) is not known here.",
                 fix="leave it out; plugins and other plans are for plait's own jobs.",
             )
         if mixed_precision not in (None, "no", "bf16"):

@@ -95,7 +95,7 @@ def _plan_fact(record: RunRecord) -> str | None:
     return f"plan {name} on {count} {'rank' if count == 1 else 'ranks'}"
 
 
-def _cards(summary: Summary, ranks: Sequence[RankBreakdown], compilation: str | None) -> str:
+def _cards(summary: Summary, ranks: Sequence[RankBreakdown], compilation: tuple[str, str] | None) -> str:
     cards: list[tuple[str, str, str]] = []
     if summary.final_loss is not None:
         cards.append(("Final loss", f"{summary.final_loss:.4g}", f"from {summary.first_loss:.4g}"))
@@ -115,8 +115,7 @@ def _cards(summary: Summary, ranks: Sequence[RankBreakdown], compilation: str | 
     if summary.peak_memory_bytes is not None:
         cards.append(("Memory", format_bytes(summary.peak_memory_bytes), "at most"))
     if compilation is not None:
-        took, _, of_what = compilation.partition(", ")
-        cards.append(("Compilation", took, of_what))
+        cards.append(("Compilation", *compilation))
     items = "".join(
         f"<div class='card'><dt>{escape(name)}</dt>"
         f"<dd>{escape(value)}<small>{escape(about)}</small></dd></div>"

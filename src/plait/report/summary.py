@@ -108,13 +108,13 @@ def lower_is_better(metric: str) -> bool:
     return any(word in metric.lower() for word in _LOWER_IS_BETTER)
 
 
-def compilation_of(record: RunRecord) -> str | None:
-    """How long compilation took, and of what; None where nothing was compiled."""
+def compilation_of(record: RunRecord) -> tuple[str, str] | None:
+    """(How long compilation took, of what); None where nothing was compiled."""
     found = record.totals.get("compiled")
     if found is None:
         return None
     rest = f" ({found.as_written} run as written)" if found.as_written else ""
-    return f"{format_seconds(found.seconds)}, {found.segments} segments{rest}"
+    return format_seconds(found.seconds), f"{found.segments} segments{rest}"
 
 
 def report_json(run_dir: Path) -> dict[str, Any]:

@@ -148,7 +148,8 @@ def _summary_table(record: RunRecord, summary: Summary, traffic: Traffic) -> Tab
     )
     for name, value in (*traffic_rows(traffic), *graph_rows(graphs_of(record))):
         row(name, value)
-    row("compilation", compilation_of(record))
+    if (compilation := compilation_of(record)) is not None:
+        row("compilation", ", ".join(compilation))
     for best in summary.best:
         when = "" if best.step is None else f" (step {best.step + 1})"
         final = summary.final_evaluation.get(best.metric)
