@@ -42,8 +42,8 @@ What to call. Names and options are those of the command line; `help(plait.train
                 export                 the trained weights as a file            plait export
 
 Code of your own is called after steps, evaluations, epochs and saves: see `Callback`.
-Options that belong together are values: `Saving`, `Limits` and `Trial` of a run, `Search` of a choice. All errors are
-`PlaitError`s that say what is wrong and how to fix it.
+Options that belong together are values: `Saving`, `Limits` and `Trial` of a run, `Search` of a choice, `Elsewhere` of
+engines. All errors are `PlaitError`s that say what is wrong and how to fix it.
 """
 
 import random as _random
@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from plait.job.updates.average import Average
     from plait.job.updates.freeze import Freeze
     from plait.job.updates.objectives import Objective
-    from plait.options import Limits, Saving, Search, Trial
+    from plait.options import Elsewhere, Limits, Saving, Search, Trial
     from plait.plan.named import resolve
     from plait.plan.plan import Plan
     from plait.report.compare import Comparison, compare
@@ -109,6 +109,7 @@ _HOME = {
     "Choice": "api.choose",
     "Comparison": "report.compare",
     "Diagnosis": "api.doctor",
+    "Elsewhere": "options",
     "Ended": "callbacks",
     "EpochDone": "callbacks",
     "Evaluated": "callbacks",
@@ -196,6 +197,7 @@ __all__ = [
     "Choice",
     "Comparison",
     "Diagnosis",
+    "Elsewhere",
     "Ended",
     "EpochDone",
     "Evaluated",

@@ -5,7 +5,7 @@ A field `checkpoint_every` of `Saving` is `plait.train(..., saving=Saving(checkp
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
@@ -195,3 +195,15 @@ class Search:
             raise UsageError(
                 f"--price {self.price:g} is negative.", fix="give the price of one device and hour."
             )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Elsewhere:
+    """On other hosts."""
+
+    engine: str | None = None
+    """Have it started by torchrun, mpi, slurm, ray or spark; or shown for kubernetes."""
+    hosts: int = 1
+    """With --engine: hosts that share the ranks."""
+    engine_set: Sequence[str] = ()
+    """An option of the engine: time=1:00:00; or a .yaml file of them."""

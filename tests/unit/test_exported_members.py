@@ -22,8 +22,8 @@ FUNCTIONS = {
     "train", "verdict", "tune", "validate", "verify", "wrap", "write_page",
 }  # fmt: skip
 VALUES = {
-    "Average", "Batched", "Callback", "Choice", "Comparison", "Diagnosis", "Ended", "EpochDone", "Evaluated", "Failed",
-    "Freeze", "Job", "Limits", "LinkReport",
+    "Average", "Batched", "Callback", "Choice", "Comparison", "Diagnosis", "Elsewhere", "Ended", "EpochDone",
+    "Evaluated", "Failed", "Freeze", "Job", "Limits", "LinkReport",
     "Measured", "Objective", "Placed", "PlaitError", "Plan", "Predicted", "Rates", "Result", "RewrittenGraph",
     "Verdict", "RunRecord", "Saved", "Saving", "Search", "Started", "States", "Step", "StepDone", "Stop", "Structure",
     "Trial", "Tried", "Tuned", "Until", "Validation", "Verification", "Vertices",
@@ -79,7 +79,7 @@ def test_what_the_command_line_can_python_can() -> None:
             for parameter in inspect.signature(getattr(plait, function)).parameters.values():
                 default = parameter.default
                 python.add(parameter.name)
-                if type(default) in (plait.Saving, plait.Limits, plait.Trial, plait.Search):
+                if type(default) in (plait.Saving, plait.Limits, plait.Trial, plait.Search, plait.Elsewhere):
                     python |= {field.name for field in fields(default)}
         shown = {"json_", "html", "explain", "svg"}  # how it is shown, and where; a value can be asked
         spelled = {

@@ -26,7 +26,7 @@ from plait.files.write import write_whole
 from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.job.named.reference import check_arguments
-from plait.options import Listener, Searching
+from plait.options import Elsewhere, Listener, Searching
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.report.record import read_run
@@ -105,9 +105,7 @@ def tune(
     parallel: int | None = None,
     out: str | Path | None = None,
     device: str = "cpu",
-    engine: str | None = None,
-    hosts: int = 1,
-    engine_set: Sequence[str] = (),
+    elsewhere: Elsewhere = Elsewhere(),
     listener: Listener | None = None,
 ) -> Tuned:
     """Train `job` with several arguments and compare its last evaluations; the same call goes on after a kill.
@@ -116,7 +114,7 @@ def tune(
     With `folds` each trial is trained so many times, each time on all but one part of the data, and evaluated on that
     part; without, on the job's own `evaluate`. `search`: every combination (`grid`), at random, by `optuna`, or `asha`,
     at random where losers are stopped early. `parallel` trials run side by side, as many as fit by default. With
-    `engine` (slurm, ray, ...) each run is started by it, one at a time unless `parallel` says more.
+    an engine (`elsewhere`) each run is started by it, one at a time unless `parallel` says more.
     """
     if not isinstance(job, str) or isinstance(plan, Plan):
         raise UsageError(
@@ -128,7 +126,7 @@ def tune(
     request = Request(
         job=anywhere(job), plan=None if plan is None else str(plan), ranks=ranks, mesh=mesh or {},
         settings=settings or {}, steps=steps, device=device, folds=folds, seed=seed, args=args,
-        engine=engine_words(engine, hosts, ranks, engine_set),
+        engine=engine_words(elsewhere, ranks),
     )  # fmt: skip
     some = drawn(space, _LOOKED_AT, seed)
     taken = check_arguments(request.job, [*some, *one_by_one(space, some[0])])

@@ -9,13 +9,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 from typing import NoReturn
 
 from plait.errors import RunError, UsageError
 from plait.files.document import Format, read_yaml
+from plait.options import Elsewhere
 from plait.processes import run_program
 from plait.run.engines.kubernetes import manifest
 from plait.run.engines.launchers import mpi, torchrun
@@ -49,27 +49,23 @@ def without_engine(arguments: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """What the command line says of an engine."""
-
-    engine: str
-    hosts: int
-    ranks: int | None
-    settings: tuple[str, ...]
-    """KEY=VALUE, for the engine alone."""
-
-
 def start(
-    asked: Asked, arguments: Sequence[str], *, dry_run: bool, name: str, out: Path | None, runs: bool = True
+    elsewhere: Elsewhere,
+    ranks: int | None,
+    arguments: Sequence[str],
+    *,
+    dry_run: bool,
+    name: str,
+    out: Path | None = None,
+    runs: bool = True,
 ) -> int:
     """Build it, and run it unless it is only to be shown; `runs`: it is a run, which leaves a folder."""
-    engine = asked.engine
+    engine = elsewhere.engine
     request = Request(
         arguments=without_engine(arguments),
-        hosts=asked.hosts,
-        ranks=asked.ranks if asked.ranks is not None else asked.hosts,
-        options={name: value for text in asked.settings for name, value in _settings(text).items()},
+        hosts=elsewhere.hosts,
+        ranks=ranks if ranks is not None else elsewhere.hosts,
+        options={name: value for text in elsewhere.engine_set for name, value in _settings(text).items()},
     )
     if engine == "kubernetes":
         if not dry_run:

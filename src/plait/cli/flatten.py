@@ -97,7 +97,7 @@ def _options(group: Any, texts: Mapping[str, Text]) -> list[inspect.Parameter]:
         option = typer.Option(
             text.option if text is not None and text.option else "--" + field.name.replace("_", "-"),
             help=((text.help if text is not None else None) or helps.get(field.name, "")) + default,
-            metavar=text.metavar if text is not None else "" if is_flag else None,
+            metavar=text.metavar if text is not None else None,
             show_default=False,
             rich_help_panel=(group.__doc__ or "").partition("\n")[0].rstrip("."),
         )

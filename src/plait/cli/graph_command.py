@@ -32,13 +32,11 @@ def graph(
     html: Annotated[Path | None, typer.Option(help="Draw it as a page that opens offline.")] = None,
     placements: Annotated[
         bool,
-        typer.Option(
-            "--placements", metavar="", help="Show where every tensor is under a plan, and what is exchanged."
-        ),
+        typer.Option("--placements", help="Show where every tensor is under a plan, and what is exchanged."),
     ] = False,
     rewrite: Annotated[
         bool,
-        typer.Option("--rewrite", metavar="", help="Compare it with a cheaper equal graph, found by rules."),
+        typer.Option("--rewrite", help="Compare it with a cheaper equal graph, found by rules."),
     ] = False,
     how: How,
     arg: ArgOption = None,

@@ -83,7 +83,6 @@ def export(
         bool,
         typer.Option(
             "--trust-job",
-            metavar="",
             help="Build the model of the job that the folder names, even if changed or another's.",
         ),
     ] = False,

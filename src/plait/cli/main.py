@@ -25,6 +25,7 @@ if (
     signal.signal(signal.SIGINT, end_at_once)  # while all of this is imported
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from plait.cli.doctor_command import doctor
 from plait.cli.engine import COMMAND_LINE
@@ -57,8 +58,28 @@ def _tell_version(asked: bool) -> None:
         raise typer.Exit
 
 
+class _PlainFlags:
+    """Help shows no type for an option that takes no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Those of a command, `--help` too."""
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for option in found:
+            if getattr(option, "is_flag", False):
+                option.metavar = ""
+        return found
+
+
+class _Command(_PlainFlags, TyperCommand):
+    """One of plait's commands."""
+
+
+class _Commands(_PlainFlags, TyperGroup):
+    """All of them."""
+
+
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    cls=_Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
     epilog="With --debug, anywhere, an error shows where in plait it came from.",
 )  # fmt: skip
 
@@ -67,9 +88,7 @@ app = typer.Typer(
 def _plait(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", metavar="", help="Print the version and end.", is_eager=True, callback=_tell_version
-        ),
+        typer.Option("--version", help="Print the version and end.", is_eager=True, callback=_tell_version),
     ] = False,
 ) -> None:
     """Train one unmodified PyTorch model in every way the field knows."""
@@ -91,7 +110,7 @@ for _command in (
     doctor,
     links,
 ):
-    app.command(name=_command.__name__.removesuffix("_"))(_command)
+    app.command(name=_command.__name__.removesuffix("_"), cls=_Command)(_command)
 
 
 def main() -> NoReturn:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -24,41 +25,38 @@ ArgOption = Annotated[
     list[str] | None,
     typer.Option("--arg", metavar="NAME=VALUE", help="An argument of the job's function: lr=3e-4."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON for a program to read.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 DeviceName = Literal["cpu", "cuda"]
 DeviceOption = Annotated[DeviceName, typer.Option("--device", help="Where it computes.")]
 
-_ENGINES = "On other hosts"
-EngineOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Have it started by torchrun, mpi, slurm, ray or spark; or shown for kubernetes.",
-        rich_help_panel=_ENGINES,
-    ),
-]
-HostsOption = Annotated[
-    int, typer.Option(help="With --engine: hosts that share the ranks.", rich_help_panel=_ENGINES)
-]
-EngineSetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="KEY=VALUE",
-        help="An option of the engine: time=1:00:00; or a .yaml file of them.",
-        rich_help_panel=_ENGINES,
-    ),
-]
 DryRunOption = Annotated[
     bool,
     typer.Option(
-        "--dry-run",
-        metavar="",
-        help="With --engine: show what would be started.",
-        rich_help_panel=_ENGINES,
+        "--dry-run", help="With --engine: show what would be started.", rich_help_panel="On other hosts"
     ),
 ]
 EmulateOption = Annotated[
     str | None, typer.Option(help="A network between hosts: bandwidth=1Gbit,latency=1ms,hosts=2x2.")
 ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """What a run begins with and reads."""
+
+    workers: int | None = None
+    """Processes of each rank that read samples; a thread by default."""
+    weights: Path | None = None
+    """Begin with these weights: safetensors, state_dict, a Hugging Face folder, an index."""
+    skip_bad: int | None = None
+    """Damaged samples that are told and left out before a run fails."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those of the job that were given."""
+        weights = None if self.weights is None else str(self.weights.absolute())
+        said = {"workers": self.workers, "skip_bad": self.skip_bad, "weights": weights}
+        return {name: value for name, value in said.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,10 +134,11 @@ TEXTS: Mapping[str, Text] = {
     "check": Text(
         type=bool,
         option="--no-check",
-        metavar="",
         read=lambda off: not off,
         help="Do not hold the captured step against the model's own code once, before the run.",
     ),
     "slow": Text(type=list[str], metavar="RANK=FACTOR", read=parse_slow),
+    "engine_set": Text(type=list[str], metavar="KEY=VALUE"),
+    "weights": Text(type=Path, option="--from"),
 }
 """Fields that are written in a way of their own."""

@@ -14,27 +14,25 @@ from rich.text import Text
 import plait
 from plait.api.inputs.settings import parse_arguments, parse_settings
 from plait.cli.console import plain_console, prints_aside, speaks_elsewhere
-from plait.cli.engine import COMMAND_LINE, Asked, start
+from plait.cli.engine import COMMAND_LINE, start
 from plait.cli.flatten import flattened
 from plait.cli.options import (
+    TEXTS,
     ArgOption,
     DryRunOption,
-    EngineOption,
-    EngineSetOption,
-    HostsOption,
     How,
     JsonOption,
     look_first,
     parse_counts,
 )
 from plait.errors import PlanError, UsageError
-from plait.options import SYSTEMS, Search
+from plait.options import SYSTEMS, Elsewhere, Search
 
 if TYPE_CHECKING:
     from plait.search.choose.scaling import Scaled
 
 
-@flattened()
+@flattened({"engine_set": TEXTS["engine_set"]})
 def plan_(
     job: Annotated[
         str | None, typer.Argument(metavar="JOB", help="path.py[:function] or module:function.")
@@ -52,7 +50,7 @@ def plan_(
     batch: Annotated[int | None, typer.Option(help="Samples a step, over all devices.")] = None,
     search: Search,
     explain: Annotated[
-        bool, typer.Option("--explain", metavar="", help="Say why the first plan beats the second.")
+        bool, typer.Option("--explain", help="Say why the first plan beats the second.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Write the first plan to this file.")] = None,
     export: Annotated[
@@ -63,16 +61,14 @@ def plan_(
     ] = None,
     same_batch: Annotated[
         bool,
-        typer.Option("--same-batch", metavar="", help="With --scale: one batch for all, not one a device."),
+        typer.Option("--same-batch", help="With --scale: one batch for all, not one a device."),
     ] = False,
     svg: Annotated[Path | None, typer.Option(help="With --scale: draw it to this file.")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the job: batch=128.")
     ] = None,
     arg: ArgOption = None,
-    engine: EngineOption = None,
-    hosts: HostsOption = 1,
-    engine_set: EngineSetOption = None,
+    elsewhere: Elsewhere,
     dry_run: DryRunOption = False,
     json_: JsonOption = False,
 ) -> None:
@@ -80,9 +76,10 @@ def plan_(
 
     Started by an engine, `this` is the hosts that it found, whose links are measured first.
     """
-    if engine is not None:
-        asked = Asked(engine=engine, hosts=hosts, ranks=search.ranks, settings=tuple(engine_set or ()))
-        raise typer.Exit(start(asked, COMMAND_LINE, dry_run=dry_run, name="plan", out=None, runs=False))
+    if elsewhere.engine is not None:
+        raise typer.Exit(
+            start(elsewhere, search.ranks, COMMAND_LINE, dry_run=dry_run, name="plan", out=None, runs=False)
+        )
     look_first(job, How(plan=search.plan))
     if (svg is not None or same_batch) and scale is None:
         raise UsageError("--svg and --same-batch belong to a scaling table.", fix="add --scale 1,2,4,8.")

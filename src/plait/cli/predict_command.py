@@ -15,7 +15,7 @@ import plait
 from plait.api.display.progress import show_progress
 from plait.api.inputs.settings import parse_arguments
 from plait.cli.console import plain_console, prints_aside, speaks_elsewhere, waiting
-from plait.cli.engine import COMMAND_LINE, Asked, start
+from plait.cli.engine import COMMAND_LINE, start
 from plait.cli.flatten import flattened
 from plait.cli.options import (
     TEXTS,
@@ -23,15 +23,13 @@ from plait.cli.options import (
     DeviceOption,
     DryRunOption,
     EmulateOption,
-    EngineOption,
-    EngineSetOption,
-    HostsOption,
     How,
     JobArgument,
     JsonOption,
     look_first,
 )
 from plait.cluster.parse import HOSTS_FILE, measured_path
+from plait.options import Elsewhere
 
 
 @flattened(TEXTS)
@@ -74,7 +72,9 @@ def predict(
     raise typer.Exit(0 if found.prediction.fits else 1)
 
 
+@flattened(TEXTS)
 def measure(
+    *,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -82,16 +82,13 @@ def measure(
         ),
     ] = None,
     device: DeviceOption = "cpu",
-    engine: EngineOption = None,
-    hosts: HostsOption = 1,
-    engine_set: EngineSetOption = None,
+    elsewhere: Elsewhere,
     dry_run: DryRunOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Measure this machine: rates, memory, links, start-up; about ten seconds. Under an engine, links of hosts too."""
-    if engine is not None:
-        asked = Asked(engine=engine, hosts=hosts, ranks=None, settings=tuple(engine_set or ()))
-        raise typer.Exit(start(asked, COMMAND_LINE, dry_run=dry_run, name="measure", out=None, runs=False))
+    if elsewhere.engine is not None:
+        raise typer.Exit(start(elsewhere, None, COMMAND_LINE, dry_run=dry_run, name="measure", runs=False))
     is_silent = speaks_elsewhere()
     with show_progress(plain_console(to_stderr=json_), quiet=json_ or is_silent) as listener:
         measured = plait.measure(device, out=out, listener=listener)

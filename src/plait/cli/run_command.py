@@ -21,23 +21,21 @@ from plait.api.display.progress import show_progress
 from plait.api.inputs.settings import parse_arguments
 from plait.api.inputs.stored import SAVED, stored_saving, stored_settings
 from plait.cli.console import plain_console, prints_aside, speaks_elsewhere
-from plait.cli.engine import COMMAND_LINE, Asked, start
+from plait.cli.engine import COMMAND_LINE, start
 from plait.cli.flatten import flattened
 from plait.cli.options import (
     TEXTS,
     ArgOption,
     DeviceName,
     DryRunOption,
-    EngineOption,
-    EngineSetOption,
-    HostsOption,
     How,
     JsonOption,
+    Reading,
     look_first,
 )
 from plait.errors import CheckpointError, PlaitError, UsageError
 from plait.files.write import write_or_tell
-from plait.options import Limits, Listener, Saving, Trial
+from plait.options import Elsewhere, Limits, Listener, Saving, Trial
 
 
 class FailedRunError(Exception):
@@ -64,19 +62,7 @@ def run(
     how: How,
     arg: ArgOption = None,
     steps: Annotated[int | None, typer.Option(help="Stop after this many optimizer steps.")] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Processes of each rank that read samples; a thread by default.")
-    ] = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            help="Begin with these weights: safetensors, state_dict, a Hugging Face folder, an index.",
-        ),
-    ] = None,
-    skip_bad: Annotated[
-        int | None, typer.Option(help="Damaged samples that are told and left out before a run fails.")
-    ] = None,
+    reading: Reading,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/NAME-TIME by default.")] = None,
     device: Annotated[DeviceName | None, typer.Option(help="Of this machine; cpu by default.")] = None,
     resume: Annotated[
@@ -86,17 +72,14 @@ def run(
         bool,
         typer.Option(
             "--trust-job",
-            metavar="",
             help="Resume with the job that the folder names, even if changed or another's.",
         ),
     ] = False,
     no_trace: Annotated[
         bool,
-        typer.Option("--no-trace", metavar="", help="Do not record every instruction of every rank."),
+        typer.Option("--no-trace", help="Do not record every instruction of every rank."),
     ] = False,
-    engine: EngineOption = None,
-    hosts: HostsOption = 1,
-    engine_set: EngineSetOption = None,
+    elsewhere: Elsewhere,
     dry_run: DryRunOption = False,
     json_: JsonOption = False,
     saving: Saving,
@@ -105,10 +88,11 @@ def run(
     given: frozenset[str],
 ) -> None:
     """Train JOB and leave a run folder with its plan, metrics, trace and checkpoints."""
-    if engine is not None:
-        asked = Asked(engine=engine, hosts=hosts, ranks=how.num_ranks, settings=tuple(engine_set or ()))
+    if elsewhere.engine is not None:
         name = Path((job or str(resume)).split(":")[0]).stem
-        raise typer.Exit(start(asked, COMMAND_LINE, dry_run=dry_run, name=name, out=out or resume))
+        raise typer.Exit(
+            start(elsewhere, how.num_ranks, COMMAND_LINE, dry_run=dry_run, name=name, out=out or resume)
+        )
     look_first(job, How() if resume is not None else how, auto=True)
     loggers(saving.log)
     told, is_silent = plain_console(to_stderr=json_), speaks_elsewhere()
@@ -117,14 +101,8 @@ def run(
         show_progress(told, quiet=json_ or is_silent) as listener,
         _failing_after_start(listener, told) as heard,
     ):
-        own_settings = (
-            ("workers", workers),
-            ("skip_bad", skip_bad),
-            ("weights", weights and str(weights.absolute())),
-        )
-        reading = {k: v for k, v in own_settings if v is not None}
         options: dict[str, Any] = {
-            "plan": how.plan, "ranks": how.ranks, "mesh": how.mesh, "settings": {**how.settings, **reading},
+            "plan": how.plan, "ranks": how.ranks, "mesh": how.mesh, "settings": {**how.settings, **reading.settings},
             "args": parse_arguments(arg or ()), "steps": steps, "out": out, "trace": not no_trace, "listener": heard,
             "limits": limits, "trial": trial,
         }  # fmt: skip

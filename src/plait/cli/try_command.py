@@ -22,9 +22,6 @@ from plait.cli.flatten import flattened
 from plait.cli.options import (
     TEXTS,
     DeviceOption,
-    EngineOption,
-    EngineSetOption,
-    HostsOption,
     How,
     JobArgument,
     JsonOption,
@@ -32,7 +29,7 @@ from plait.cli.options import (
 )
 from plait.cli.run_command import InterruptedRunError
 from plait.errors import UsageError
-from plait.options import Searching
+from plait.options import Elsewhere, Searching
 
 
 @flattened(TEXTS)
@@ -66,9 +63,7 @@ def try_(
         typer.Option(help="Folder of the try; tries/NAME-SUM by default. The same command goes on in it."),
     ] = None,
     device: DeviceOption = "cpu",
-    engine: EngineOption = None,
-    hosts: HostsOption = 1,
-    engine_set: EngineSetOption = None,
+    elsewhere: Elsewhere,
     json_: JsonOption = False,
 ) -> None:
     """Train JOB with several arguments, side by side, and tell which are best, with their spread over folds."""
@@ -84,7 +79,7 @@ def try_(
         tuned = plait.tune(
             job, how.plan, how.ranks, args=parse_arguments(arg), mesh=how.mesh, settings=how.settings, folds=folds,
             search=search, trials=trials, metric=metric, seed=seed, steps=steps, parallel=parallel, out=out,
-            device=device, engine=engine, hosts=hosts, engine_set=engine_set or (), listener=say,
+            device=device, elsewhere=elsewhere, listener=say,
         )  # fmt: skip
     if json_:
         _print_json(tuned)

@@ -18,7 +18,7 @@ import plait
 from plait.api.display.progress import show_progress
 from plait.api.inputs.settings import parse_arguments
 from plait.cli.console import plain_console, prints_aside, speaks_elsewhere
-from plait.cli.engine import COMMAND_LINE, Asked, start
+from plait.cli.engine import COMMAND_LINE, start
 from plait.cli.flatten import flattened
 from plait.cli.options import (
     TEXTS,
@@ -26,14 +26,12 @@ from plait.cli.options import (
     DeviceOption,
     DryRunOption,
     EmulateOption,
-    EngineOption,
-    EngineSetOption,
-    HostsOption,
     How,
     JobArgument,
     JsonOption,
     look_first,
 )
+from plait.options import Elsewhere
 
 if TYPE_CHECKING:
     from plait.run.proof.compare import Difference
@@ -49,25 +47,20 @@ def verify(
     how: How,
     arg: ArgOption = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps to compare.")] = 3,
-    fp32: Annotated[
-        bool, typer.Option("--fp32", metavar="", help="Compare in float32 instead of float64.")
-    ] = False,
-    serial: Annotated[
-        bool, typer.Option("--serial", metavar="", help="All ranks in this process; 64 are fine.")
-    ] = False,
+    fp32: Annotated[bool, typer.Option("--fp32", help="Compare in float32 instead of float64.")] = False,
+    serial: Annotated[bool, typer.Option("--serial", help="All ranks in this process; 64 are fine.")] = False,
     device: DeviceOption = "cpu",
     emulate: EmulateOption = None,
-    engine: EngineOption = None,
-    hosts: HostsOption = 1,
-    engine_set: EngineSetOption = None,
+    elsewhere: Elsewhere,
     dry_run: DryRunOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Run JOB both ways, under a plan and on one process, and compare loss, gradients, weights and buffers."""
-    if engine is not None:
-        asked = Asked(engine=engine, hosts=hosts, ranks=how.num_ranks, settings=tuple(engine_set or ()))
+    if elsewhere.engine is not None:
         name = Path(job.split(":")[0]).stem
-        raise typer.Exit(start(asked, COMMAND_LINE, dry_run=dry_run, name=name, out=None, runs=False))
+        raise typer.Exit(
+            start(elsewhere, how.num_ranks, COMMAND_LINE, dry_run=dry_run, name=name, out=None, runs=False)
+        )
     look_first(job, how)
     is_silent, console = not serial and speaks_elsewhere(), plain_console(to_stderr=json_)
     with prints_aside(json_), show_progress(console, quiet=json_ or is_silent) as listener:

@@ -9,9 +9,9 @@ import typer
 from typer.testing import CliRunner
 
 from plait.cli.flatten import Text, flattened
-from plait.cli.options import TEXTS, How
+from plait.cli.options import TEXTS, How, Reading
 from plait.docstrings import docstrings
-from plait.options import Limits, Saving, Search, Trial
+from plait.options import Elsewhere, Limits, Saving, Search, Trial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +62,11 @@ def test_help_is_the_docstring_and_shows_the_default(monkeypatch: pytest.MonkeyP
         assert words in text
 
 
-@pytest.mark.parametrize("group", [Saving, Limits, Trial, Search, How])
+@pytest.mark.parametrize("group", [Saving, Limits, Trial, Search, Elsewhere, How, Reading])
 def test_every_field_has_help(group: Any) -> None:
     told = docstrings(group)
     assert set(told) == {entry.name for entry in fields(group)}
     assert all(text.endswith(".") or "1=3" in text or text[-1].isalnum() for text in told.values())
-    assert set(TEXTS) <= {entry.name for kind in (How, Trial, Limits) for entry in fields(kind)}
+    assert set(TEXTS) <= {
+        entry.name for kind in (How, Trial, Limits, Elsewhere, Reading) for entry in fields(kind)
+    }

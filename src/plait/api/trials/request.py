@@ -7,7 +7,7 @@ other; places for runs side by side.
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from plait.api.inputs.trust import fingerprint
 from plait.errors import UsageError
 from plait.files.write import write_whole
 from plait.job.data.open import open_data
+from plait.options import Elsewhere
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,15 +74,13 @@ class Request:
         return total
 
 
-def engine_words(
-    engine: str | None, hosts: int, ranks: int | None, options: Sequence[str]
-) -> tuple[str, ...]:
+def engine_words(elsewhere: Elsewhere, ranks: int | None) -> tuple[str, ...]:
     """Options of `plait run` that have an engine start it."""
-    if engine is None:
+    if elsewhere.engine is None:
         return ()
     several = [] if ranks is None else ["--ranks", str(ranks)]
-    given = [word for entry in options for word in ("--engine-set", entry)]
-    return ("--engine", engine, "--hosts", str(hosts), *several, *given)
+    given = [word for entry in elsewhere.engine_set for word in ("--engine-set", entry)]
+    return ("--engine", elsewhere.engine, "--hosts", str(elsewhere.hosts), *several, *given)
 
 
 def claim(folder: Path | None, request: Request, search: str, metric: str) -> Path:
