@@ -9,7 +9,7 @@ from typing import Any
 
 from examples.lectures.exhibit import Exhibit, Number, Table, show
 
-from plait.run.measure.backend_table import BACKENDS, OPERATIONS, try_backends
+from plait.run.measure.links.backend_table import BACKENDS, OPERATIONS, try_backends
 
 LECTURE = {
     "gloo": [

@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     from plait.report.compare import Comparison, compare
     from plait.report.page import write_page
     from plait.report.record import RunRecord, read_run
-    from plait.run.measure.link_times import LinkReport
+    from plait.run.measure.links.link_times import LinkReport
     from plait.run.measure.machine import Measured
     from plait.run.measure.predict import Predicted
     from plait.run.own_loop import launch, prepare, wrap
@@ -117,7 +117,7 @@ _HOME = {
     "Freeze": "job.updates.freeze",
     "Job": "job.job",
     "Limits": "options",
-    "LinkReport": "run.measure.link_times",
+    "LinkReport": "run.measure.links.link_times",
     "Measured": "run.measure.machine",
     "Objective": "job.updates.objectives",
     "Placed": "api.graphs",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import plait
 from plait.errors import UsageError
-from plait.run.hold.copies import copies_of
+from plait.run.hold.away.copies import copies_of
 from plait.run.hold.state import ModelState
 from plait.run.loop import together
 from plait.run.verify import Verification, verify

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from plait.errors import UsageError
 from plait.options import Listener
 from plait.program.hops.algorithms import OPERATIONS
-from plait.run.measure.link_times import SIZES, LinkReport, measure_links
+from plait.run.measure.links.link_times import SIZES, LinkReport, measure_links
 
 
 def links(

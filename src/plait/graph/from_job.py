@@ -16,8 +16,8 @@ from plait.graph.capture.islands import Islands
 from plait.graph.capture.widen import widened
 from plait.graph.graph import Graph
 from plait.job.data.open import Source, open_data
-from plait.job.dtypes import leaf_dtype
 from plait.job.job import Job
+from plait.job.model.dtypes import leaf_dtype
 from plait.latest import Latest
 from plait.torch_private import pytree
 

@@ -21,10 +21,11 @@ from torch.utils.data import DataLoader
 from plait.errors import JobError
 from plait.job import objective as _objective
 from plait.job.batch import describe
-from plait.job.copies import copy_of
 from plait.job.data.torch_loader import loader_fields
 from plait.job.fields import Problem, is_whole, job_problems, until_problems
 from plait.job.lazy import give_shapes
+from plait.job.model.copies import copy_of
+from plait.job.model.weights import load_weights
 from plait.job.order import Draws, SampleOrder, micro_batch_sizes, shares
 from plait.job.origin import called
 from plait.job.precision import Precision, half_of, keep_masters, with_short_weights
@@ -37,7 +38,6 @@ from plait.job.updates.objectives import Objective, Turn, optimizers_of, schedul
 from plait.job.updates.optimizers import build_optimizer, leaves_of
 from plait.job.updates.patterns import as_patterns, check_known, first_of
 from plait.job.updates.schedules import Given, Schedules, schedule_of
-from plait.job.weights import load_weights
 from plait.torch_private.modules import is_lazy
 
 _WHOLE = (

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from plait.errors import JobError
 from plait.job.data.open import open_data
-from plait.job.dtypes import leaf_dtype
 from plait.job.generators import kept_generators
+from plait.job.model.dtypes import leaf_dtype
+from plait.job.model.watch import Watch
 from plait.job.order import micro_batch_sizes
 from plait.job.origin import told
-from plait.job.watch import Watch
 from plait.torch_private import pytree
 from plait.torch_private.modules import attributes_of, is_lazy, tables_of
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-from plait.job.copies import in_dtype
+from plait.job.model.copies import in_dtype
 from plait.torch_private import foreach
 
 Precision = Literal["fp32", "bf16", "bf16-weights", "fp16", "fp8"]

@@ -22,7 +22,7 @@ from plait.options import Listener, Trial
 from plait.plan.named import resolve, usual_ranks
 from plait.plan.plan import Plan
 from plait.run.checkpoint.store import load_checkpoint
-from plait.run.hold.copies import spread
+from plait.run.hold.away.copies import spread
 from plait.run.interpret.serial import Reduce, add_up
 from plait.run.proof.compare import Difference, compare, largest_by_kind
 from plait.run.proof.deviation import deviation_of

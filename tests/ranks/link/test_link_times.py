@@ -10,8 +10,8 @@ import pytest
 import plait
 from plait.cli.main import call
 from plait.errors import UsageError
-from plait.run.measure.backend_table import BACKENDS, OPERATIONS
-from plait.run.measure.link_times import LinkReport, LinkTime
+from plait.run.measure.links.backend_table import BACKENDS, OPERATIONS
+from plait.run.measure.links.link_times import LinkReport, LinkTime
 
 pytestmark = pytest.mark.timeout(90)
 

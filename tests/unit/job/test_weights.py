@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import plait
 from plait.errors import JobError
-from plait.job.weights import load_weights
+from plait.job.model.weights import load_weights
 from plait.run.verify import verify
 
 

@@ -35,7 +35,7 @@ from plait.cluster.emulated import emulated
 from plait.cluster.parse import parse_cluster
 from plait.plan.named import resolve
 from plait.report.breakdown import RankBreakdown, breakdown
-from plait.run.measure.backend_table import OPERATIONS
+from plait.run.measure.links.backend_table import OPERATIONS
 from plait.run.prepare.prepare import prepare
 from plait.run.proof.serial_run import run_serially
 

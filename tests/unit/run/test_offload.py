@@ -13,7 +13,7 @@ from plait.errors import MisfitError, PlanError, RunError
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.program.cost.update import update_work
-from plait.run.hold.host_memory import HostMemory, MemoryLedger
+from plait.run.hold.away.host_memory import HostMemory, MemoryLedger
 from plait.run.parallelize import parallelize
 from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs

@@ -31,9 +31,9 @@ from plait.graph.rewrite.random_ops import rewrite_random
 from plait.graph.rewrite.shared_statistics import part_shared_statistics
 from plait.graph.storage import users_through_views
 from plait.job.batch import Objects
-from plait.job.copies import copy_of
-from plait.job.dtypes import scalar_dtype
 from plait.job.job import Job
+from plait.job.model.copies import copy_of
+from plait.job.model.dtypes import scalar_dtype
 from plait.job.objective import refuse_no_gradient
 from plait.torch_private.fake import FakeTensor, FakeTensorMode
 

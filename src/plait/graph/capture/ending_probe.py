@@ -14,7 +14,7 @@ from plait.graph.capture.probe import NoIslandError, made_up
 from plait.graph.capture.rows import is_sum_over_samples
 from plait.graph.ops.ending import Ending, LaterCallError
 from plait.job.generators import kept_generators
-from plait.job.watch import Watch
+from plait.job.model.watch import Watch
 from plait.threads import at_most
 from plait.torch_private.autograd import version_of
 from plait.torch_private.dispatch import without_modes

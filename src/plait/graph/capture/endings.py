@@ -19,7 +19,7 @@ from plait.graph.capture.probe import NoIslandError
 from plait.graph.ops.ending import Ending, LaterCallError, ending
 from plait.graph.ops.island import NUMBER, name_of
 from plait.job.job import Job
-from plait.job.watch import Watch, joined
+from plait.job.model.watch import Watch, joined
 from plait.torch_private import pytree
 from plait.torch_private.autograd import version_of
 from plait.torch_private.dispatch import without_modes

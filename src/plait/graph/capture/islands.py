@@ -20,9 +20,9 @@ from plait.graph.capture.endings import NeedsValuesError, Recording, end_eagerly
 from plait.graph.capture.probe import NoIslandError, Outputs, Shape, probe
 from plait.graph.ops.ending import called
 from plait.graph.ops.island import NUMBER, Island, island, island_backward, name_of
-from plait.job.copies import copy_of
 from plait.job.generators import kept_generators
 from plait.job.job import Job
+from plait.job.model.copies import copy_of
 from plait.torch_private import pytree
 from plait.torch_private.dispatch import without_modes
 from plait.torch_private.modules import intercept, tables_of

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from plait.graph.ops.island import Island
 from plait.job.generators import kept_generators
-from plait.job.watch import Watch
+from plait.job.model.watch import Watch
 from plait.threads import at_most
 from plait.torch_private import pytree
 from plait.torch_private.autograd import version_of

@@ -16,7 +16,7 @@ from torch import Tensor
 from plait.errors import CaptureError
 from plait.graph.capture.branches import Decisions
 from plait.graph.capture.trace import StaleTensorError, Subject, Traced, trace
-from plait.job.watch import Change, Watch
+from plait.job.model.watch import Change, Watch
 from plait.torch_private.fake import FakeTensor, FakeTensorMode
 from plait.torch_private.modules import hooks_of_module
 

@@ -14,7 +14,7 @@ from plait.graph.graph import Graph
 from plait.graph.ops.ending import IMPLEMENTATIONS as ENDINGS
 from plait.graph.ops.island import IMPLEMENTATIONS as ISLANDS
 from plait.graph.ops.island import in_float64
-from plait.job.dtypes import wide
+from plait.job.model.dtypes import wide
 from plait.torch_private.fake import FakeTensor
 
 _cast = torch.ops.aten._to_copy.default

@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from plait.errors import JobError
 from plait.graph.ops.choice import ABSENT
-from plait.job.dtypes import default_dtype, wide
+from plait.job.model.dtypes import default_dtype, wide
 from plait.torch_private import pytree
 
 NUMBER = object()

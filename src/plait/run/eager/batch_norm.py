@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from plait.job.data.loader import Loader
 from plait.job.data.share import Share
 from plait.job.data.source import Source
-from plait.job.dtypes import default_dtype
+from plait.job.model.dtypes import default_dtype
 from plait.run.eager.step import seeded
 from plait.run.hold.state import ModelState
 from plait.torch_private.modules import BatchNorm

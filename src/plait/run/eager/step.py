@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from plait.errors import JobError
 from plait.graph.ops.random import random_key
 from plait.job.data.share import Share
-from plait.job.dtypes import default_dtype
 from plait.job.generators import seed_torch
 from plait.job.job import Job
+from plait.job.model.dtypes import default_dtype
 from plait.job.reading import total_and_weight
 from plait.program.instructions import Opaque
 from plait.run.eager.company import Company

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from plait.errors import JobError, PlaitError
 from plait.graph.ops.random import random_key
-from plait.job.copies import copy_of
-from plait.job.dtypes import leaf_dtype
 from plait.job.generators import kept_generators
 from plait.job.job import Job
+from plait.job.model.copies import copy_of
+from plait.job.model.dtypes import leaf_dtype
+from plait.job.model.watch import Watch
 from plait.job.origin import fix_of, told
 from plait.job.reading import read_loss
-from plait.job.watch import Watch
 from plait.run.eager.draws import SampleDraws, shapes_of
 from plait.torch_private import pytree
 from plait.torch_private.autograd import version_of

@@ -13,8 +13,8 @@ from plait.graph.ops.choice import is_absent
 from plait.job.updates.clip import Clip
 from plait.plan.plan import DATA
 from plait.program.program import Bucket
+from plait.run.hold.away.gone import Gone
 from plait.run.hold.bounds import by_norm, clamp, entries, norms_of
-from plait.run.hold.gone import Gone
 from plait.run.hold.state import ModelState
 from plait.run.link.links import Links
 from plait.torch_private import foreach

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from plait.errors import CheckpointError
 from plait.job.batch import Objects, map_objects
-from plait.job.copies import copy_of, in_dtype
-from plait.job.dtypes import leaf_dtype, scalar_dtype
 from plait.job.job import Job
+from plait.job.model.copies import copy_of, in_dtype
+from plait.job.model.dtypes import leaf_dtype, scalar_dtype
 from plait.job.schedule import Schedule
 from plait.job.updates.follow import TRAIN_LOSS
 from plait.job.updates.optimizers import Optimizers
@@ -34,8 +34,8 @@ from plait.run.checkpoint.state import (
     restore_optimizer,
 )
 from plait.run.hold.averages import Averages
+from plait.run.hold.away.host_memory import HostMemory
 from plait.run.hold.holding import Holding, ShardFetcher
-from plait.run.hold.host_memory import HostMemory
 from plait.run.hold.loss_scale import LossScale
 from plait.run.hold.on_demand import room_beside
 from plait.run.hold.optimizer_shards import own_optimizer, whole_optimizer

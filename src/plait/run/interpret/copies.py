@@ -11,8 +11,8 @@ from torch import Tensor
 
 from plait.program import instructions as ins
 from plait.program.value import Value
+from plait.run.hold.away.slots import Key
 from plait.run.hold.gradients import GradientStore
-from plait.run.hold.slots import Key
 from plait.run.hold.state import ModelState
 from plait.run.interpret.step import Step
 from plait.run.link.links import Handle

@@ -23,7 +23,7 @@ from plait.run.checkpoint.saver import Notice, Saver
 from plait.run.checkpoint.state import TrainingState, snapshot
 from plait.run.checkpoint.store import save_checkpoint
 from plait.run.eager.batch_norm import fit_batch_norm
-from plait.run.hold.copies import copies_of
+from plait.run.hold.away.copies import copies_of
 from plait.run.hold.worker_states import of_one, with_workers
 from plait.run.interpret.machine import Machine
 from plait.run.link.fetch import ProcessShardFetcher

@@ -25,11 +25,11 @@ from plait.options import Listener
 from plait.program.instructions import Collective
 from plait.program.value import Value
 from plait.run.measure.fit import Fit, fit_line, fit_saturating, socket_link
+from plait.run.measure.links.transfer_times import TimedTransfer, mean_of_ranks, time_transfers
 from plait.run.measure.load import complaint, foreign_cores, spread
 from plait.run.measure.progress_times import time_progress
 from plait.run.measure.rates import Rates, measure_host_bandwidth, measure_rates
 from plait.run.measure.tiny import measure_overhead
-from plait.run.measure.transfer_times import TimedTransfer, mean_of_ranks, time_transfers
 from plait.run.setup.allocator import keep_freed_memory
 from plait.run.start.launch import GroupKind, Seat, connect, disconnect, launch
 

@@ -23,8 +23,8 @@ from plait.program.cost.update import updated_parts
 from plait.program.instructions import Compute
 from plait.program.program import Program
 from plait.run.measure.compress_times import time_compression
+from plait.run.measure.links.transfer_times import mean_of_ranks, time_transfers, transfers_of
 from plait.run.measure.op_times import OpTimes, clock_of, time_ops
-from plait.run.measure.transfer_times import mean_of_ranks, time_transfers, transfers_of
 from plait.run.measure.work_times import time_work
 from plait.run.prepare.programs import Programs
 from plait.run.setup.allocator import keep_freed_memory

@@ -19,7 +19,7 @@ from plait.plan.plan import Plan
 from plait.program.cost.op_key import work_key
 from plait.program.instructions import Collective
 from plait.run.link.between import links_of_plan
-from plait.run.measure.transfer_times import TimedTransfer
+from plait.run.measure.links.transfer_times import TimedTransfer
 from plait.run.wire.emulate import Wire
 from plait.run.wire.peers import Peers
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from plait.errors import UsageError
-from plait.job.copies import copy_of
+from plait.job.model.copies import copy_of
 
 
 def shell(module: nn.Module) -> nn.Module:

@@ -17,11 +17,11 @@ from plait.errors import CaptureError, JobError, PlanError
 from plait.graph.capture.capture import fake_model
 from plait.graph.from_job import Captures
 from plait.job.checks import problems
-from plait.job.copies import copy_of
 from plait.job.data.open import open_data
 from plait.job.job import Job
+from plait.job.model.copies import copy_of
+from plait.job.model.weights import load_weights
 from plait.job.order import micro_batch_sizes, shares
-from plait.job.weights import load_weights
 from plait.options import Listener
 from plait.plan.plan import DATA, PIPE, Plan
 from plait.program.layout import Layout

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plait.run.hold.copies import distance
+from plait.run.hold.away.copies import distance
 from plait.run.proof.serial_run import Record
 
 FP32 = 1e-5

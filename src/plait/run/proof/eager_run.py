@@ -21,14 +21,14 @@ from plait.graph.graph import Graph
 from plait.graph.ops.random import random_key
 from plait.graph.ops.replay import Replay
 from plait.job.data.share import Share
-from plait.job.dtypes import default_dtype
 from plait.job.generators import seed_torch
 from plait.job.job import Job
+from plait.job.model.dtypes import default_dtype
+from plait.job.model.watch import Watch
 from plait.job.order import micro_batch_sizes
 from plait.job.reading import total_and_weight
 from plait.job.updates.clip import Clip
 from plait.job.updates.follow import TRAIN_LOSS
-from plait.job.watch import Watch
 from plait.plan.named import resolve
 from plait.program.instructions import Opaque
 from plait.run.eager.draws import SampleDraws

@@ -20,7 +20,7 @@ from plait.plan.plan import Plan
 from plait.program.layout import Layout
 from plait.program.program import Program
 from plait.program.segment.compiled import compiled_where_it_pays
-from plait.run.hold.copies import copies_of, has_current, spread
+from plait.run.hold.away.copies import copies_of, has_current, spread
 from plait.run.hold.gradients import GradientStore
 from plait.run.hold.state import ModelState
 from plait.run.interpret.machine import Machine

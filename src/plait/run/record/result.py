@@ -11,9 +11,9 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from plait.files.records import read_records
-from plait.job.copies import copy_of
 from plait.job.generators import kept_generators
 from plait.job.job import Job
+from plait.job.model.copies import copy_of
 from plait.run.checkpoint.store import load_checkpoint
 
 

@@ -17,10 +17,10 @@ from plait.program.cost.update import updated_parts
 from plait.program.instructions import Compress, Compute, Decompress
 from plait.run.measure.compress_times import time_compression
 from plait.run.measure.fit import fit_line, fit_saturating, socket_link
+from plait.run.measure.links.transfer_times import transfers_of
 from plait.run.measure.load import complaint, spread
 from plait.run.measure.op_times import time_ops, typical
 from plait.run.measure.predict import predict_job
-from plait.run.measure.transfer_times import transfers_of
 from plait.run.prepare.fits import memory_limit
 
 

@@ -24,7 +24,7 @@ from plait.plan.named import resolve
 from plait.plan.plan import PIPE
 from plait.program.layout import Layout
 from plait.program.stage.versions import StageVersions, stage_versions
-from plait.run.hold.copies import copies_of, spread
+from plait.run.hold.away.copies import copies_of, spread
 from plait.run.prepare.prepare import prepare
 from plait.run.proof.serial_run import SerialRanks, run_serially
 from plait.run.verify import verify

@@ -9,7 +9,7 @@ from tests.zoo import ZOO
 from torch import Tensor, nn
 
 import plait
-from plait.run.hold.copies import distance, spread
+from plait.run.hold.away.copies import distance, spread
 from plait.run.proof.compare import compare, relative
 from plait.run.proof.serial_run import Record
 from plait.run.verify import verify

@@ -86,7 +86,15 @@ def _try_mpi() -> list[Tried]:
         name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_", "PMI_"))
     }
     kept |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    command = ["mpirun", "--oversubscribe", "-n", "2", sys.executable, "-m", "plait.run.measure.mpi_table"]
+    command = [
+        "mpirun",
+        "--oversubscribe",
+        "-n",
+        "2",
+        sys.executable,
+        "-m",
+        "plait.run.measure.links.mpi_table",
+    ]
     try:
         done = run_program(command, kept, patience_s=3 * _TIMEOUT_S)
         rows = json.loads(done.out.splitlines()[-1]) if done.status == 0 else None

@@ -26,8 +26,8 @@ from plait.run.link.backend.create import register
 from plait.run.link.backend.group import BACKEND
 from plait.run.link.hops import run_hops
 from plait.run.link.shared_links import share_memory
-from plait.run.measure.backend_table import Tried, try_backends
 from plait.run.measure.fit import Fit, fit_line
+from plait.run.measure.links.backend_table import Tried, try_backends
 from plait.run.setup.interfaces import keep_gloo_here
 from plait.run.start.launch import Seat, launch
 

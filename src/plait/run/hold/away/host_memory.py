@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from plait.errors import RunError
-from plait.run.hold.slots import Key, Slots, bytes_of, slots_of
+from plait.run.hold.away.slots import Key, Slots, bytes_of, slots_of
 
 _UNDER_WAY = 2
 """Copies of tensors that own their memory which may be under way before the host waits for the oldest: their memory is
