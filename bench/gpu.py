@@ -2,7 +2,8 @@
 
     python -m bench.gpu [--cases gpt-1.4b,resnet50] [--repetitions 5] [--systems eager,compile,off,on]
 
-Of plait: `off` launches op by op, `graphs` segments as CUDA graphs, `on` is compiled, `both` is both, `auto` decides.
+Of plait: `off` launches op by op, `graphs` segments as CUDA graphs, `on` is compiled, with graphs
+where they pay, `both` is both, `auto` decides.
 `weights` is `on` with weights in bfloat16, `fp8` with products in 8 bits; `half` is torch.compile of a model whose
 weights are bfloat16.
 Prints a line of JSON as soon as it knows a number: per case and system what the first steps took and a step alone, then
@@ -32,10 +33,10 @@ from plait.run.parallelize import parallelize
 OURS = {
     "off": {"compile": "off", "graphs": "off"},
     "graphs": {"compile": "off", "graphs": "on"},
-    "on": {"compile": "on", "graphs": "off"},
+    "on": {"compile": "on"},
     "both": {"compile": "on", "graphs": "on"},
-    "weights": {"compile": "on", "graphs": "off", "precision": "bf16-weights"},
-    "fp8": {"compile": "on", "graphs": "off", "precision": "fp8"},
+    "weights": {"compile": "on", "precision": "bf16-weights"},
+    "fp8": {"compile": "on", "precision": "fp8"},
     "auto": {},
 }
 """Settings of plait's plan `single`, by what the table calls them; `precision` is the job's."""

@@ -1,8 +1,10 @@
 """Overhead of plait's `single` over a plain eager loop on one CUDA device, interleaved in one run.
 
-    python -m bench.single_gpu [--repetitions 20]
+    python -m bench.single_gpu [--repetitions 20] [--loading]
 
-Prints, per model and precision, the ratio plait / eager of the step time: median and quartiles.
+Prints, per model and precision, the ratio plait / eager of the step time: median and quartiles. `--loading`: only a
+small convolution net, its whole loop with samples from host memory beside the bare step on a batch that is there (bar:
+within 1 %).
 """
 
 import argparse
@@ -143,12 +145,46 @@ def loop_seconds(job: Job, steps: int) -> tuple[float, float]:
     return ours, statistics.median(times[5:])
 
 
+def loading(precision: Precision, graphs: str, steps: int = 400) -> None:
+    """Print a step's time alone, before and after, and in a whole loop."""
+    job = conv_job(precision)
+    settings = {"compile": "off", "graphs": graphs}
+    batch = tuple(tensor[: job.batch].cuda() for tensor in job.data)
+    step = parallelize(job, "single", device="cuda", settings=settings)
+    seconds(partial(step, batch), 20)
+    bare = [seconds(partial(step, batch), 100) for _ in range(3)]
+    with tempfile.TemporaryDirectory() as folder:
+        made = train(
+            replace(job, steps=steps), "single", device="cuda", out=Path(folder) / "run", settings=settings, trace=False
+        )  # fmt: skip
+        lines = [json.loads(line) for line in (made.folder / "metrics.jsonl").read_text().splitlines()]
+    whole = statistics.fmean(line["step_s"] for line in lines[50:])
+    middle = statistics.median(line["step_s"] for line in lines[50:])
+    bare += [seconds(partial(step, batch), 100) for _ in range(3)]
+    alone = statistics.median(bare)
+    print(
+        json.dumps({
+            "case": "conv", "precision": precision, "graphs": graphs, "bare_ms": 1e3 * alone,
+            "bare_all_ms": [round(1e3 * taken, 3) for taken in bare], "loop_mean_ms": 1e3 * whole,
+            "loop_median_ms": 1e3 * middle, "loop_over_bare": whole / alone,
+        }),
+        flush=True,
+    )  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repetitions", type=int, default=20)
-    repetitions = parser.parse_args().repetitions
+    parser.add_argument("--loading", action="store_true")
+    options = parser.parse_args()
+    repetitions = options.repetitions
+    if options.loading:
+        for precision in PRECISIONS:
+            for graphs in ("off", "auto"):
+                loading(precision, graphs)
+        return
     for name, make in (("gpt 12x1024", gpt_job), ("conv + batch norm", conv_job)):
         for precision in PRECISIONS:
             job = make(precision)

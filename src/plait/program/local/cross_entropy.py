@@ -7,6 +7,8 @@ kept. Where classes are cut over ranks the loss is another one already (`lowerin
 
 import operator
 from collections.abc import Iterator
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -33,15 +35,37 @@ def _chunks(scores: Tensor) -> Iterator[slice]:
     yield from (slice(start, start + size) for start in range(0, rows, size))
 
 
+@cache
+def _kernels() -> ModuleType | None:
+    """Kernels that read scores once, where this machine can build them; chunks are read five times and more."""
+    try:
+        from plait.program.local import cross_entropy_kernels as kernels
+
+        kernels.sum_rows(torch.zeros(1, 1, device="cuda"))
+    except Exception:  # no Triton, no C compiler, a device that it does not know
+        return None
+    return kernels
+
+
+def _kernels_for(scores: Tensor, dtype: torch.dtype) -> ModuleType | None:
+    fits = scores.device.type == "cuda" and dtype == torch.float32 and scores.stride(1) == 1
+    return _kernels() if fits and type(scores) is Tensor else None
+
+
+def _row_sums(scores: Tensor, dtype: torch.dtype) -> Tensor:
+    kernels = _kernels_for(scores, dtype)
+    if kernels is not None:
+        return kernels.sum_rows(scores)  # type: ignore[no-any-return]
+    chunks = [scores[rows].to(dtype).logsumexp(1) for rows in _chunks(scores)]
+    return torch.cat(chunks or [scores.new_zeros(0, dtype=dtype)])
+
+
 def row_losses(
     scores: Tensor, labels: Tensor, weight: Tensor | None, reduction: int, ignored: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(loss, weight of all labels, logarithm of each row's sum) as `nll_loss_forward` of a log-softmax in `dtype`."""
     scores = scores.flatten(0, -2)
-    sums = torch.cat(
-        [scores[rows].to(dtype).logsumexp(1) for rows in _chunks(scores)]
-        or [scores.new_zeros(0, dtype=dtype)]
-    )
+    sums = _row_sums(scores, dtype)
     weights = class_weights(labels, weight, ignored, sums)
     picked = scores.gather(1, labels.masked_fill(labels == ignored, 0).unsqueeze(1)).squeeze(1).to(dtype)
     losses = ((sums - picked) * weights).masked_fill(labels == ignored, 0)
@@ -72,6 +96,9 @@ def row_gradients(
         hit = torch.arange(scores.shape[1], device=scores.device) == known
         shares = (scores.to(sums.dtype) - sums.unsqueeze(1)).exp() - hit.to(sums.dtype)
         return (shares * factors.unsqueeze(1)).to(dtype)
+    kernels = _kernels_for(scores, sums.dtype)
+    if kernels is not None:
+        return kernels.gradients(scores, sums, known.squeeze(1), factors, dtype)  # type: ignore[no-any-return]
     result = torch.empty_like(scores, dtype=dtype)
     for rows in _chunks(scores):
         shares = torch.sub(scores[rows], sums[rows].unsqueeze(1)).exp_().mul_(factors[rows].unsqueeze(1))
