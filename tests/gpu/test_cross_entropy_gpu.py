@@ -69,7 +69,9 @@ def test_steps_equal_the_processors(precision: str, how: str) -> None:
     given = job(precision)
     losses = []
     for device in ("cuda", "cpu"):
-        step = parallelize(given, "single", device=device, settings={"compile": how if device == "cuda" else "off"})
+        step = parallelize(
+            given, "single", device=device, settings={"compile": how if device == "cuda" else "off"}
+        )
         batch = tuple(tensor[:8].to(device) for tensor in given.data)
         losses.append([float(step(batch)) for _ in range(3)])
     tolerance = 1e-5 if precision == "fp32" else 1e-2
