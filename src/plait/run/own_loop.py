@@ -6,6 +6,7 @@ are those of one process: `batch_size` counts the samples of all ranks together.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from plait.errors import PlanError, UsageError
-from plait.job.batch import describe, map_tensors
+from plait.job.batch import Objects, describe, map_objects, map_tensors
 from plait.job.data.loader import Loader
 from plait.job.data.open import open_data
 from plait.job.data.source import Stream
@@ -30,6 +31,7 @@ from plait.run.start.launch import Seat, connect, disconnect
 from plait.run.start.party import TIMEOUT_S, place_here
 from plait.run.wire.tell import tell
 from plait.run.wrap import Wrapped, join_ranks
+from plait.torch_private import pytree
 
 
 class ShareLoader:
@@ -106,7 +108,11 @@ class ShareLoader:
     def _placed(self, batch: Any) -> Any:
         if self._device is None or self._device.type == "cpu":
             return batch
-        return map_tensors(lambda tensor: tensor.to(self._device, non_blocking=True), batch)
+
+        def placed(tensor: Tensor) -> Tensor:
+            return tensor.to(self._device, non_blocking=True)
+
+        return map_tensors(placed, pytree.tree_map_only(Objects, partial(map_objects, placed), batch))
 
 
 def wrap(model: nn.Module) -> Wrapped:

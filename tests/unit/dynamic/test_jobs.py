@@ -1,5 +1,6 @@
 """Models whose graph differs by sample are ordinary jobs: exact against one vertex, one sample after the other."""
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.utils.data import Dataset
 
 import plait
 from plait.errors import DataError
+from plait.job.batch import Objects, map_objects
 from plait.job.data.open import open_data
 
 
@@ -126,6 +128,48 @@ def test_objects_with_tensors_and_nested_tuples_are_samples(model: type[nn.Modul
     )  # fmt: skip
     proof = plait.verify(made, "ddp", 2, serial=True, steps=1)
     assert proof.ok, proof
+
+
+def test_wide_tensors_in_objects_are_narrowed_for_a_model_that_cannot_take_them() -> None:
+    nested = trees(3, *(2 + index % 4 for index in range(8)))
+    wide = [map_objects(lambda tensor: tensor.double(), Objects([Node.of(tree)]))[0] for tree in nested]
+    made = plait.Job(
+        model=OfObjects(), loss=nn.CrossEntropyLoss(), batch=4, data=[(tree, at % 3) for at, tree in enumerate(wide)],
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )  # fmt: skip
+    result = plait.train(made, "single", steps=2)
+    assert len(result.losses) == 2
+
+
+def test_tensors_in_objects_are_moved() -> None:
+    class Local:  # which nobody finds by its name
+        def __init__(self, node: Node) -> None:
+            self.node = node
+
+    shared = torch.ones(2, 3)
+    chain = Node(shared, [])
+    for _ in range(10_000):
+        chain = Node(shared, [chain])
+    pair = Node(shared, [Node(shared, []), Node(torch.zeros(4, dtype=torch.int64), [])])
+    for objects in ([pair], [Local(pair)], [pair, chain], [(torch.ones(3), ("a", pair))]):
+        moved: Any = map_objects(lambda tensor: tensor.to("meta"), Objects(objects))
+        left, devices, by_shape = list(moved), set(), {}
+        while left:
+            now = left.pop()
+            if isinstance(now, Tensor):
+                devices.add(now.device.type)
+                by_shape.setdefault((now.shape, now.dtype), set()).add(id(now))
+            elif not isinstance(now, str):
+                left.extend(now if isinstance(now, tuple | list) else vars(now).values())
+        assert devices == {"meta"}
+        assert len(by_shape[shared.shape, torch.float32]) == 1  # shared before, shared after
+    assert shared.device.type == "cpu" and pair.children[1].input.device.type == "cpu"
+
+
+def test_objects_that_cannot_be_copied_are_told() -> None:
+    objects = Objects([Tree(threading.Lock())])
+    with pytest.warns(UserWarning, match="stay as they are"):
+        assert map_objects(lambda tensor: tensor.double(), objects) is objects
 
 
 def test_a_sample_may_be_nested_as_deep_as_it_likes() -> None:

@@ -8,6 +8,7 @@ import contextlib
 import sys
 import traceback
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from plait.errors import JobError, PlaitError
 from plait.graph.ops.random import random_key
+from plait.job.batch import Objects, map_objects
 from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.job.model.copies import copy_of
@@ -57,8 +59,10 @@ class _Forward:
 def try_eagerly(job: Job, batch: Any, num_samples: int, more: Any, num_more: int) -> Trial:
     """Try the model and its loss on a batch, and on one with more samples, here and now."""
     error: Exception | None = None
-    leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
-    wide = any(leaf.dtype == torch.float64 for leaf in leaves)
+    wide = any(
+        isinstance(leaf, Objects) or (isinstance(leaf, Tensor) and leaf.dtype == torch.float64)
+        for leaf in pytree.tree_leaves(batch)
+    )
     for narrow, watched in ((False, True), (False, False), *(((True, True), (True, False)) if wide else ())):
         try:
             first = _try(job, batch, num_samples, narrow, watched)
@@ -114,6 +118,8 @@ def _try(job: Job, batch: Any, num_samples: int, narrow: bool, watched: bool) ->
     def given(leaf: Tensor) -> Tensor:
         return leaf.to(leaf_dtype(leaf.dtype, torch.float32, narrow), copy=True)
 
+    if narrow:
+        batch = pytree.tree_map_only(Objects, partial(map_objects, given), batch)
     before = {name: (version_of(p), p.data_ptr()) for name, p in model.named_parameters()}
     torch.manual_seed(job.seed)
     try:

@@ -205,11 +205,8 @@ class ModelState:
         return placed
 
     def placed(self, batch: Any) -> Any:
-        """A batch whose tensors are on this rank's device, in the dtypes that the model takes.
-
-        Tensors in objects stay as they are, as in the user's own loop; a run in float64 is ours, and widens them too.
-        """
-        if self.asked == torch.float64:
+        """A batch whose tensors, those inside of objects too, are on this rank's device, in the dtypes that the model takes."""
+        if self.asked == torch.float64 or self.narrow or self.device.type != "cpu":
             batch = pytree.tree_map_only(Objects, partial(map_objects, self.to_device), batch)
         return pytree.tree_map_only(Tensor, self.to_device, batch)
 
