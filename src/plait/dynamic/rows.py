@@ -10,12 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.func import functionalize, vjp, vmap
 
 from plait.dynamic.row_graphs import Cut, RowFunction, cut_graphs
 from plait.torch_private.dispatch import without_modes, without_row_by_row
-from plait.torch_private.ops import schema_of
 from plait.torch_private.tracing import Sizes, make_fx
 
 
@@ -61,31 +60,15 @@ def row_function(
         given += [sizes.fake(value, rows=True) for value in inputs]
         given += [sizes.fake(value, rows=True, others=others is not None) for value in states]
         grads = [sizes.fake(value, rows=True) for value, number in zip(made, has_grad, strict=True) if number]
-        with without_modes(), without_row_by_row(), sizes.mode:
-            traced = _traced(joint, given, grads)
+        try:
+            with without_modes(), without_row_by_row(), sizes.mode:
+                functional: Any = functionalize(joint, remove="mutations")
+                traced = make_fx(functional, tracing_mode="real", _allow_non_fake_inputs=True)(given, grads)
+        except RuntimeError as error:
+            if not symbols or "INTERNAL ASSERT" not in str(error):
+                raise
+            continue  # torch 2.11 cannot batch linear layers of open sizes
         if sizes.is_open:
             break
     counts = (len(names), num_inputs, len(states), len(grads))
     return cut_graphs(Cut(traced, sizes, counts), names, is_number, has_grad, others=others is not None)
-
-
-def _traced(joint: Callable[..., Any], *given: Sequence[Tensor]) -> fx.GraphModule:
-    """The graph of a function, without changes in place."""
-    try:
-        functional: Any = functionalize(joint, remove="mutations")
-        return make_fx(functional, tracing_mode="real", _allow_non_fake_inputs=True)(*given)
-    except RuntimeError as error:
-        if "INTERNAL ASSERT" not in str(error):  # torch 2.11 cannot trace through its own functionalize
-            raise
-    traced = make_fx(joint, tracing_mode="real", _allow_non_fake_inputs=True)(*given)
-    for node in list(traced.graph.nodes):
-        if (
-            node.op == "call_function"
-            and schema_of(node.target) is not None
-            and schema_of(node.target).is_mutable
-        ):
-            if node.target is not torch.ops.aten.squeeze_.dims:
-                raise ValueError(f"{node.target} changes a tensor in place")
-            # Of torch's own rules for batches: nobody else has the tensor that they change the shape of.
-            node.target = torch.ops.aten.squeeze.dims
-    return traced
