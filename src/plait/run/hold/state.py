@@ -205,7 +205,7 @@ class ModelState:
         return placed
 
     def placed(self, batch: Any) -> Any:
-        """A batch whose tensors, those inside of objects too, are on this rank's device, in the dtypes that the model takes."""
+        """A batch whose tensors, also inside of objects, are on this rank's device, in dtypes that the model takes."""
         if self.asked == torch.float64 or self.narrow or self.device.type != "cpu":
             batch = pytree.tree_map_only(Objects, partial(map_objects, self.to_device), batch)
         return pytree.tree_map_only(Tensor, self.to_device, batch)
