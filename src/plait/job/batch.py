@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 _DEEPEST = 100_000
-"""Calls of Python, one in the other, while a sample is copied: for chains of 16,000 objects. More may not fit the stack."""
+"""Calls of Python, one in the other, while a sample is copied: for chains of 16,000 objects; more may not fit."""
 
 
 class Objects(list[Any]):
