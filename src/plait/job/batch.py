@@ -101,9 +101,8 @@ def _mapped_together(
         if len(given) == 1:
             made[numbers[0]] = function(given[0])
             continue
-        pieces = function(torch.cat([each.reshape(-1) for each in given])).split(
-            [each.numel() for each in given]
-        )
+        whole = function(torch.cat([each.reshape(-1) for each in given]))
+        pieces = torch.split(whole, [each.numel() for each in given])
         for number, piece, each in zip(numbers, pieces, given, strict=True):
             made[number] = piece.view(each.shape).data  # writing into one is not writing into the others
     return made

@@ -153,7 +153,8 @@ def test_tensors_in_objects_are_moved() -> None:
     pair = Node(shared, [Node(shared, []), Node(torch.zeros(4, dtype=torch.int64), [])])
     for objects in ([pair], [Local(pair)], [pair, chain], [(torch.ones(3), ("a", pair))]):
         moved: Any = map_objects(lambda tensor: tensor.to("meta"), Objects(objects))
-        left, devices, by_shape = list(moved), set(), {}
+        left, devices = list(moved), set()
+        by_shape: dict[Any, set[int]] = {}
         while left:
             now = left.pop()
             if isinstance(now, Tensor):
