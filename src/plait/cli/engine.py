@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 from typing import NoReturn
@@ -76,7 +77,10 @@ def start(
     if engine == "ray":
         if dry_run:
             raise UsageError("--engine ray has nothing to show before it runs.", fix="drop --dry-run.")
-        run = RayRun(request, _token(), elastic="--elastic" in " ".join(arguments))
+        if request.least is not None and out is None and runs:  # whoever starts again must find it
+            named = ("--out", f"runs/{name}-ray-{time.strftime('%Y%m%d-%H%M%S')}")
+            request = replace(request, arguments=(*request.arguments, *named))
+        run = RayRun(request, _token())
         return run.run(lambda text: print(text, file=sys.stderr), _show_piece)
     if engine == "spark":
         if dry_run:

@@ -16,6 +16,11 @@ os.environ.setdefault(
     "TORCH_CPP_LOG_LEVEL", "ERROR"
 )  # before torch: c10d warns of host names that do not matter here
 
+from plait.cli.early import end_if_contradicted
+
+if len(sys.argv) > 1:
+    end_if_contradicted(sys.argv[1:], os.environ)  # in a moment, not after all of what follows
+
 from plait.run.start.watch.interrupts import end_at_once, raised_in_safety
 
 if (

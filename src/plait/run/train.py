@@ -29,7 +29,7 @@ from plait.run.loop.shared_model import check_shared
 from plait.run.loop.task import Task
 from plait.run.parent.again import Again, check_bad_loss
 from plait.run.parent.attempts import Attempts
-from plait.run.parent.outlive import SAVE_EVERY, Outlive, plan_on
+from plait.run.parent.outlive import SAVE_EVERY, Outlive, hand_on, plan_for_those_here, plan_on
 from plait.run.parent.ranks import Main, start_of, threads_per_rank
 from plait.run.parent.resume import Continued, continued_from, holds_run, last_of, located
 from plait.run.prepare.about import about
@@ -90,8 +90,8 @@ def train(
     chosen = resolve(plan, ranks_wanted(place, plan, ranks, mesh), settings, mesh)
     started = task_of(os.environ) if limits.elastic is not None else None
     begins_again = started is not None and resume is None and holds_run(out)
-    if started is not None and started.is_rank and chosen.ranks != started.tasks:
-        chosen = plan_on(chosen, started.tasks)
+    if started is not None and started.room not in (None, chosen.ranks):
+        chosen = plan_on(chosen, started.room)
     chosen = settled_for(1 if place is None else place.tasks, chosen)
     if steps is not None:
         job = replace(job, steps=steps, epochs=None)
@@ -162,6 +162,7 @@ def _lead(
             checkpoint = last_of(folder, tell) if options.begins_again else located(options.resume, tell)
             continued = continued_from(checkpoint, job) if checkpoint else Continued()
             start_step = continued.step
+            wanted, chosen = chosen, plan_for_those_here(chosen, party, limits.elastic_ranks)
             programs = _prepared(job, chosen, folder, options, tell, party, start_step)
         except BaseException:
             discard_if_empty(folder)
@@ -170,10 +171,11 @@ def _lead(
         num_samples = programs.captures.source.num_samples
         for change in continued.changes(job, chosen, num_samples):
             say(f"resume: {change}")
-        outlive = _outlive(options, chosen, tell)
+        outlive = _outlive(options, chosen if wanted.ranks == chosen.ranks else wanted, tell)
         task = _task(
             job, chosen, folder, options, resume=checkpoint, clock_offset_ns=clock_offset_ns(), num_samples=num_samples,
-            tell_every_step=tell.wants_steps, attempt=int(options.begins_again),
+            tell_every_step=tell.wants_steps,
+            attempt=int(options.begins_again or chosen.ranks != wanted.ranks),
         )  # fmt: skip
         if outlive is not None and options.begins_again:
             outlive.begun_again(task, start_step)
@@ -233,13 +235,13 @@ def _prepared(
 
 
 def _where(party: First, plan: Plan) -> str:
-    """How the mesh lies on hosts, and which of them the run cannot do without."""
-    place = party.place
-    per_host = place.local_tasks * place.ranks_each(plan.ranks)
+    """How the mesh lies on hosts, and where its files are."""
+    place, seats = party.place, party.members.seats(plan.ranks)
+    per_host = place.local_tasks * len(seats[0])
     cut = HostMesh.of(plan.mesh, per_host) if 1 < per_host < plan.mesh.size else None
     lies = cut.describe() if cut is not None else " x ".join(f"{n}={size}" for n, size in plan.mesh.axes)
     return (
-        f"{place.tasks} tasks of {place.engine}, {plan.ranks} ranks: {lies}. Files are at task 0 on "
+        f"{sum(map(bool, seats.values()))} tasks of {place.engine}, {plan.ranks} ranks: {lies}. Files are at task 0 on "
         f"{party.hosts()[0]['host']}: without that host the run ends, and goes on where it is resumed."
     )
 
@@ -298,7 +300,7 @@ def _follow(party: Follower, job: Job, chosen: Plan, options: _Options) -> Resul
             )  # fmt: skip
             return Main(task, programs, None), threads_per_rank(len(found.local), party), start_of(programs)
 
-        summary = party.follow(make, guardian=guardian)
+        summary = party.follow(make, guardian=guardian, hand_on=hand_on)
     return Result.of(summary, Path(summary["folder"]), tuple(programs.choices), programs.whole)
 
 

@@ -2,7 +2,8 @@
 
 In: a request. Out: the exit status of task 0, whose words are shown as they come. The cluster is one that runs (at
 `address`, at RAY_ADDRESS, or on this host), else one that is started here. The job's file is shipped. Where the run is
-elastic and a host is lost, its actor is started again as soon as Ray has a place for it.
+elastic and a host is lost, its actor is started again as soon as Ray has a place for it; where that of task 0 is lost,
+all others are started again at once, the next host first, and go on with what is in the run folder.
 """
 
 import importlib
@@ -24,6 +25,10 @@ _LOOK_S = 0.5
 """For which an actor waits for something to tell."""
 _PLACE_S = 60.0
 """For Ray to find room for all hosts; more by the option `wait`."""
+_SAVE_S = 150.0
+"""For tasks that have lost the first one to write down what they hold, and to end."""
+_MOST_STARTS = 4
+"""Of a task: what ends it each time is no loss of a host."""
 _OPTIONS = ("address", "cpus", "gpus", "wait", "first")
 
 
@@ -80,6 +85,9 @@ class _Member:
     """The answer to come."""
     code: int | None = None
     is_lost: bool = False
+    """Whether its host is."""
+    starts: int = 0
+    """How often its task was started."""
     waits: Any = None
     """Whether its host has come back."""
 
@@ -87,9 +95,9 @@ class _Member:
 class RayRun:
     """One run on a cluster."""
 
-    def __init__(self, request: Request, variables: Mapping[str, str], *, elastic: bool) -> None:
+    def __init__(self, request: Request, variables: Mapping[str, str]) -> None:
         """`variables`: more for every task; with the token of the run."""
-        self._request, self._elastic = request, elastic
+        self._request, self._elastic = request, request.least is not None
         self._options = request.known(*_OPTIONS)
         self._variables = dict(variables)
         self._shipped = Shipped.of(request.arguments)
@@ -164,13 +172,18 @@ class RayRun:
         each = ", ".join(f"{name} {count:g}" for name, count in bundle.items())
         names = ", ".join(f"{name} ({address})" for address, name, _ in where)
         say(f"ray: {hosts} host(s) of {len(nodes)} with {each} each: {names}; the cluster has {told}")
+        self._variables |= {"PLAIT_ENGINE": "Ray", "PLAIT_TASKS": str(hosts)}
+        self._start_all(self._options.get("first") or where[0][0])
+
+    def _start_all(self, first: str) -> None:
+        """Start the tasks of all hosts that are there, the first of which is at that address."""
+        here = [member for member in self._members if not member.is_lost]
         self._variables |= {
-            "PLAIT_ENGINE": "Ray",
-            "PLAIT_TASKS": str(hosts),
-            "PLAIT_FIRST_ADDRESS": self._options.get("first") or where[0][0],
+            "PLAIT_FIRST_ADDRESS": first,
             "PLAIT_RUN_ID": uuid.uuid4().hex,
+            "PLAIT_ABSENT": str(len(self._members) - len(here)),
         }
-        ray.get([self._start(member) for member in self._members])
+        self._ray.get([self._start(member) for member in here])
 
     def _actor(self, bundle: int) -> Any:
         made = importlib.import_module("ray.util.scheduling_strategies")
@@ -186,26 +199,64 @@ class RayRun:
 
     def _start(self, member: _Member) -> Any:
         variables = self._variables | {"PLAIT_TASK": str(member.task)}
+        member.starts += 1
         return member.actor.start.remote(list(self._request.arguments), variables, self._shipped, os.getcwd())
 
     def _follow(self, say: Callable[[str], None], show: Callable[[bytes], None]) -> int:
-        first = self._members[0]
-        while first.code is None:
+        while True:
+            first = self._members[0]
             try:
                 for member in self._members:
                     self._look(member, say, show)
+                if first.is_lost or (first.code or 0) < 0:
+                    self._start_again(say, show)
+                elif first.code is not None:
+                    return first.code
                 time.sleep(0.02)
             except KeyboardInterrupt:
                 self._interrupts += 1
                 first.actor.signal.remote(signal.SIGINT)
-        return first.code
 
-    def _look(self, member: _Member, say: Callable[[str], None], show: Callable[[bytes], None]) -> None:
+    def _start_again(self, say: Callable[[str], None], show: Callable[[bytes], None]) -> None:
+        """Task 0 is lost, with its host or alone: all that are left begin again, with what they find saved."""
+        first = self._members[0]
+        what = f"task 0 is lost, {'with its host' if first.is_lost else f'by signal {-(first.code or 0)}'}"
+        if not self._elastic or self._interrupts or first.starts == _MOST_STARTS:
+            raise RunError(
+                f"{what}, and with it the run.",
+                fix="start it again with --resume, where its folder can be seen; --elastic does so by itself.",
+            )
+        deadline = time.monotonic() + _SAVE_S
+        while any(m.code is None and not m.is_lost for m in self._members) and time.monotonic() < deadline:
+            for member in self._members[1:]:
+                self._look(member, say, show, returns=False)
+        here = [member for member in self._members if not member.is_lost]
+        if not here:
+            raise RunError(f"{what}, and so are all others.")
+        self._ray.get([member.actor.close.remote() for member in here])
+        self._members = here + [member for member in self._members if member.is_lost]
+        for task, member in enumerate(self._members):
+            member.task, member.code, member.reading, member.waits = task, None, None, None
+        address, name, _ = self._ray.get(here[0].actor.where.remote())
+        say(
+            f"ray: {what}: {len(here)} of {len(self._members)} host(s) start again, the first is {name} ({address})"
+        )
+        self._start_all(address)
+
+    def _look(
+        self,
+        member: _Member,
+        say: Callable[[str], None],
+        show: Callable[[bytes], None],
+        *,
+        returns: bool = True,
+    ) -> None:
         """Take what a host has to say; find one that is lost, and start it again once it is back."""
         if member.code is not None:
             return
         if member.is_lost:
-            self._return(member, say)
+            if returns:
+                self._return(member, say)
             return
         member.reading = member.reading if member.reading is not None else member.actor.read.remote()
         ready, _ = self._ray.wait([member.reading], timeout=0.05)
@@ -215,15 +266,15 @@ class RayRun:
         try:
             said, member.code = self._ray.get(reading)
         except self._ray.exceptions.RayError as error:
-            if member.task == 0:
-                raise RunError(
-                    f"the host of task 0 is lost, and with it the run: {_brief(error)}."
-                ) from error
             member.is_lost = True
             say(f"ray: the host of task {member.task} is lost: {_brief(error)}")
             return
         if said:
             show(said)
+        if self._elastic and member.task > 0 and (member.code or 0) < 0 and member.starts < _MOST_STARTS:
+            say(f"ray: task {member.task} was ended by signal {-(member.code or 0)}")
+            self._ray.kill(member.actor)
+            member.code, member.is_lost = None, True
 
     def _return(self, member: _Member, say: Callable[[str], None]) -> None:
         if not self._elastic:

@@ -37,6 +37,16 @@ class Request:
         start = [found] if found else [sys.executable, "-c", "from plait.cli.main import main; main()"]
         return [*start, *self.arguments]
 
+    @property
+    def least(self) -> int | None:
+        """The fewest ranks of an elastic run; None: it is none."""
+        for word, after in zip(self.arguments, (*self.arguments[1:], ""), strict=True):
+            name, equals, value = word.partition("=")
+            if name == "--elastic":
+                text = (value if equals else after).partition(":")[0]
+                return int(text) if text.isdigit() else 1
+        return None
+
     def known(self, *names: str) -> Mapping[str, str]:
         """The options, of which the engine knows these."""
         for name in self.options:

@@ -31,6 +31,8 @@ _GO_ON = (
     "fi",
 )
 
+_RESUME = '[ -d "$out/checkpoints" ] && more=(--resume "$out")   # a job that was requeued goes on'
+
 
 def script(request: Request, name: str, out: str | None, *, runs: bool = True) -> str:
     """What sbatch is given; `out`: the run folder, where it is a run."""
@@ -39,7 +41,7 @@ def script(request: Request, name: str, out: str | None, *, runs: bool = True) -
     lines = [
         "#!/bin/bash",
         f"#SBATCH --job-name={_word(name)}",
-        f"#SBATCH --nodes={request.hosts}",
+        f"#SBATCH --nodes={_nodes(request)}",
         "#SBATCH --ntasks-per-node=1",
         f"#SBATCH --output={_word(name)}-%j.log",
         "#SBATCH --open-mode=append",
@@ -49,7 +51,7 @@ def script(request: Request, name: str, out: str | None, *, runs: bool = True) -
     for option in _LINES:
         if option in options:
             lines.append(f"#SBATCH --{option}={_word(options[option])}")
-    outlives = any(word.partition("=")[0] == "--elastic" for word in request.arguments)
+    outlives, each = request.least is not None, request.ranks // request.hosts
     if outlives:
         lines.append("#SBATCH --no-kill")
     stays = " --no-kill" if outlives else ""  # a node that is lost ends neither the job nor the step
@@ -59,11 +61,12 @@ def script(request: Request, name: str, out: str | None, *, runs: bool = True) -
     lines += [
         "",
         *([options["setup"]] if "setup" in options else []),
+        *([f"export PLAIT_RANKS_EACH={each}   # of as many nodes as there are"] if outlives else []),
         *(
             (
                 f"out={quoted}",
                 'more=(--out "$out")',
-                '[ -d "$out/checkpoints" ] && more=(--resume "$out")   # a job that was requeued goes on',
+                *([] if outlives else [_RESUME]),  # an elastic run finds it by itself
             )
             if runs
             else ("more=()",)
@@ -75,6 +78,13 @@ def script(request: Request, name: str, out: str | None, *, runs: bool = True) -
         "",
     ]
     return "\n".join(lines)
+
+
+def _nodes(request: Request) -> str:
+    """How many; an elastic job that is requeued begins with those that are left."""
+    each, most = request.ranks // request.hosts, request.hosts
+    least = most if request.least is None else max(1, -(-request.least // each))
+    return f"{least}-{most}" if least < most else str(most)
 
 
 def _word(text: str) -> str:

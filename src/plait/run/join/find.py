@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from plait.run.join import given, mpi, slurm, torchrun
-from plait.run.join.place import Place, checked
+from plait.run.join.place import Place, checked, number
 
 ENGINES: tuple[Callable[[Mapping[str, str]], Place | None], ...] = (
     given.read,
@@ -29,4 +29,7 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
 
 def task_of(environment: Mapping[str, str]) -> Place | None:
     """The task of an engine that this process is, also where it is the only one."""
-    return next((place for read in ENGINES if (place := read(environment)) is not None), None)
+    place = next((place for read in ENGINES if (place := read(environment)) is not None), None)
+    if place is None or "PLAIT_RANKS_EACH" not in environment:
+        return place
+    return replace(place, each=number(environment, place.engine, "PLAIT_RANKS_EACH"))

@@ -18,4 +18,5 @@ def read(environment: Mapping[str, str]) -> Place | None:
         local_tasks=number(environment, _NAME, "PLAIT_LOCAL_TASKS", 1),
         first=environment.get("PLAIT_FIRST_ADDRESS"),
         run=environment.get("PLAIT_RUN_ID", ""),
+        absent=number(environment, _NAME, "PLAIT_ABSENT", 0),
     )

@@ -31,6 +31,10 @@ class Place:
     task may leave it."""
     is_rank: bool = False
     """Whether a task is a rank by the engine's own words; else a task may start the ranks of its host."""
+    each: int | None = None
+    """Ranks that a task has in an elastic run, however many tasks there are; None: those of the plan are shared."""
+    absent: int = 0
+    """How many of them, the last ones, the run begins without: their hosts are lost, and may come back."""
 
     def ranks_each(self, ranks: int) -> int:
         """How many ranks each task has, of so many in all."""
@@ -53,6 +57,11 @@ class Place:
                 fix=f"start one task a rank ({ranks}), or one a host.",
             )
         return ranks // self.tasks
+
+    @property
+    def room(self) -> int | None:
+        """Ranks that there can be in an elastic run, which follow the tasks; None: as many as the plan has."""
+        return self.tasks if self.is_rank else None if self.each is None else self.each * self.tasks
 
     @property
     def is_first(self) -> bool:

@@ -7,7 +7,7 @@ run folder, in `outlived.json`.
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from plait.cluster.parse import parse_cluster
-from plait.errors import CheckpointError, LostError, PlaitError, PlanError
+from plait.errors import CheckpointError, LostError, PlaitError, PlanError, RunError
 from plait.files.records import read_records
 from plait.files.write import write_whole
 from plait.job.job import Job
@@ -27,11 +27,13 @@ from plait.plan.ddp import ddp
 from plait.plan.mesh import Mesh
 from plait.plan.plan import DATA, Plan, read_plan
 from plait.plan.single import single
-from plait.run.checkpoint.store import load_checkpoint, locate_checkpoint
+from plait.run.checkpoint.store import load_checkpoint, locate_checkpoint, save_checkpoint
 from plait.run.loop.task import Task
 from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
 from plait.run.record.ledger import write_left_shares
+from plait.run.record.lock import locked
+from plait.run.start.tasks.first import First
 from plait.search.choose.choose import Request, choose, simplest
 from plait.search.choose.explain import describe
 from plait.search.choose.subject import subject_of_job
@@ -62,7 +64,8 @@ class Event:
     source: str
     """Where the state came from: `memory`, a checkpoint's name, or `the start`."""
     took_s: float | None = None
-    """From the moment at which the loss was seen to the end of the first step after it."""
+    """From the moment at which the loss was seen to the end of the first step after it; where an engine has started the
+    run again, from the last step before it that was told."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -99,7 +102,8 @@ class Outlive:
         with suppress(PlaitError):
             before = describe(read_plan(task.folder / "plan.yaml"))
         source = task.resume.name if task.resume is not None else "the start"
-        self._since_s = time.monotonic()
+        last_s = max(0.0, time.time() - (task.folder / "metrics.jsonl").stat().st_mtime)
+        self._since_s = time.monotonic() - last_s
         self._add(task, "The run was started again.", before, start_step, done, source)
 
     def _add(self, task: Task, what: str, before: str, step: int, done: int, source: str) -> None:
@@ -167,6 +171,24 @@ class Outlive:
             return None
 
 
+def hand_on(run: Path, written: Path, write: Callable[[int], str | None]) -> None:
+    """Task 0 is lost: keep what ranks here hold in the run folder, or at its place on this host, for whoever starts the
+    run again. `write` has one of them write to the folder `written`, of a step beyond one that is saved."""
+    with suppress(PlaitError, OSError):
+        run.mkdir(parents=True, exist_ok=True)
+        with locked(
+            run
+        ):  # one at a time; and nobody while task 0 lives, which others have only lost sight of
+            try:
+                known = load_checkpoint(locate_checkpoint(run, on_notice=lambda text: None)).step
+            except CheckpointError:
+                known = -1
+            handed = write(known)
+            if handed is not None and run != written:
+                save_checkpoint(run / "checkpoints", load_checkpoint(Path(handed)))
+                (run / "metrics.jsonl").touch()  # by which a run is known
+
+
 def plan_on(plan: Plan, ranks: int) -> Plan:
     """A plan like this one for exactly so many ranks; the same on all hosts, whatever is known of their speed."""
     for found in _candidates(None, plan, ranks, ranks, None):
@@ -175,6 +197,22 @@ def plan_on(plan: Plan, ranks: int) -> Plan:
     raise PlanError(
         f"plan {plan.name} cannot be cut down to {ranks} ranks.", fix="start another number of tasks."
     )
+
+
+def plan_for_those_here(plan: Plan, party: First | None, elastic: tuple[int, int] | None) -> Plan:
+    """The plan for the tasks with which the run begins, where an engine has started it without some."""
+    if party is None or not party.place.absent:
+        return plan
+    ranks, least = party.members.begin_without(plan.ranks), plan.ranks if elastic is None else elastic[0]
+    if ranks < least:
+        raise RunError(
+            f"{party.place.absent} of {party.place.tasks} hosts are lost: {ranks} of {plan.ranks} ranks are left, "
+            f"--elastic wants {least}.",
+            fix="start it again with --resume once they are back.",
+        )
+    found = plan_on(plan, ranks)
+    party.members.spread(found.ranks)
+    return found
 
 
 def _told(event: Event) -> str:

@@ -64,6 +64,7 @@ def run_ranks(
             "clock_offset_ns": task.clock_offset_ns,
             "plan": task.plan.to_yaml() if task.attempt else None,
             "attempt": task.attempt,
+            "holds_all": task.outlives and task.holds_all,
         },
         resume=task.resume,
         outlives=task.outlives,

@@ -157,11 +157,15 @@ class Crew:
     """All workers of one run."""
 
     processes: list[Process]
-    """By rank; shorter than the ranks while starting."""
+    """In the order of ranks; fewer while starting, and where those of other hosts are watched elsewhere."""
     board: Board
     """What they are doing."""
     ranks: int
     """How many there are to be, those of other hosts included."""
+
+    def of(self, rank: int) -> Process:
+        """The worker that is this rank."""
+        return next(process for process in self.processes if process.rank == rank)
 
 
 def require_files(ranks: int) -> None:

@@ -52,8 +52,10 @@ def test_torchrun() -> None:
 
 def test_a_job_of_slurm_stays_when_a_node_is_lost_of_an_elastic_run() -> None:
     elastic = request(arguments=("run", "job.py", "--ranks", "4", "--elastic", "2:4"))
-    assert script(elastic, "job", None).count("--no-kill") == 2
-    assert "--no-kill" not in script(request(), "job", None)
+    text = script(elastic, "job", None)
+    assert text.count("--no-kill") == 2
+    assert "#SBATCH --nodes=1-2\n" in text and "export PLAIT_RANKS_EACH=2 " in text and "--resume" not in text
+    assert not {"--no-kill", "PLAIT_RANKS_EACH", "1-2"} & set(script(request(), "job", None).split())
 
 
 def test_the_token_is_on_no_command_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,12 +61,13 @@ class First:
         host = own_address(environment) or address_of_first(place)
         self._door = Door(host, ports_of(token), token, self._receive)
         self.address = self._door.address
+        expected = range(1, place.tasks - place.absent)
         try:
             self.members.wait(
-                lambda: len(self.others) == place.tasks - 1,
+                lambda: len(self.members.present()) == len(expected),
                 patience_s,
                 lambda: self._late(
-                    f"{name_tasks(set(range(1, place.tasks)) - set(self.others))} of {place.tasks} did not come within "
+                    f"{name_tasks(set(expected) - set(self.others))} of {place.tasks} did not come within "
                     f"{patience_s:g} s{self._strangers()}"
                 ),
             )
@@ -88,18 +89,22 @@ class First:
     def begin(self, facts: Mapping[str, Any], patience_s: float) -> None:
         """All tasks are about to do the same; or the error that says what differs."""
         self.members.wait(
-            lambda: all(other.facts is not None for other in self.others.values()),
+            lambda: all(other.facts is not None for other in self.members.present()),
             patience_s,
             lambda: self._late(
-                f"{name_tasks(t for t, o in self.others.items() if o.facts is None)} did not come so far within "
+                f"{name_tasks(o.task for o in self.members.present() if o.facts is None)} did not come so far within "
                 f"{patience_s:g} s"
             ),
         )
         for other in self.members.present():
             compare(facts, other)
             other.facts = None
-        self._facts = facts
+        with self.members.changed:
+            self._facts = facts
+            early = [o for o in self.others.values() if o.is_returning and o.facts is not None]
         self.members.tell({"op": "agreed"})
+        for other in early:
+            self._welcome(other)
 
     def _welcome(self, other: Other) -> None:
         """A task that comes while the run is under way is to do the same as all; it waits until it is taken in."""
@@ -281,6 +286,7 @@ class First:
             with self.members.changed:
                 if op == "here":
                     other.clock_ns, other.clock_error_ns = int(head["clock_ns"]), int(head["error_ns"])
+                    other.is_returning = other.task >= self.place.tasks - self.place.absent
                     self.others[other.task] = other
                 elif op == "begin":
                     other.facts = dict(head["facts"])

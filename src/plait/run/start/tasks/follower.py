@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -149,9 +150,11 @@ class Follower:
         make: Callable[[Round], tuple[Main, int, Start]],
         *,
         guardian: Guardian,
+        hand_on: Callable[[Path, Path, Callable[[int], str | None]], None] | None = None,
     ) -> Any:
         """Run the rounds of ranks that task 0 wants; returns its summary. `make` gives what a rank runs, the threads
-        that it has and how it is started."""
+        that it has and how it is started; `hand_on` is called where task 0 is lost and a rank here may hold all that is
+        trained, with the run folder, the one to which ranks here write, and what has one of them do so."""
         with scratch_folder() as given:
             arrivals = Arrivals(given / "given", 0)
             (given / "given").mkdir()
@@ -174,7 +177,12 @@ class Follower:
                     found = Round(
                         info=head, local=local, folder=folder, resume=resume, clock_ns=self._clock_ns
                     )
-                    run = LocalRanks(self.trunk, self._waiting, self.lost, head["number"], folder, is_shared)
+                    keep = None
+                    if hand_on is not None and shared is not None and head["holds_all"]:
+                        keep = partial(hand_on, shared, folder)
+                    run = LocalRanks(
+                        self.trunk, self._waiting, self.lost, head["number"], folder, is_shared, keep
+                    )
                     main, threads, start = make(found)
                     call = self._caller(head["number"])
                     secret = Secret(token=self.token, host=self.address, beside=(0, 0))

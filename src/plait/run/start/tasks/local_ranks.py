@@ -1,15 +1,18 @@
 """The ranks of a task that is not the first, for one round: started, told of, ended.
 
 In: a connection to task 0. Out: nothing; what ranks write, how they end and whether they move goes to task 0, and
-what it says goes to them. It judges nothing, and ends with the last of its ranks.
+what it says goes to them. It judges nothing, and ends with the last of its ranks. Where task 0 is lost, and a rank here
+holds all that is trained, that is written down first.
 """
 
+import math
 import os
 import selectors
 import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,8 @@ from plait.run.start.process import Process
 from plait.run.start.processes import Crew, Start, choose_start, close_crew, end_crew, start_crew
 from plait.run.start.tasks.trunk import Message, Trunk
 from plait.run.start.watch.interrupts import Interrupts
+from plait.run.start.watch.limits import Limits
+from plait.run.start.watch.monitor import Monitor
 from plait.run.wire.reach import Secret
 
 _LOOK_S = 0.05
@@ -32,6 +37,11 @@ _FILES_S = 1.0
 """Between two looks for checkpoints to send."""
 _READ_BYTES = 1 << 20
 """Read at once from a rank."""
+_LATEST_BYTES = 1 << 16
+"""Of what a rank wrote that are kept."""
+
+HandOn = Callable[[Callable[[int], str | None]], None]
+"""Is given what has a rank write down what it holds, of a step beyond one that is saved, and returns the checkpoint."""
 
 
 class LocalRanks:
@@ -45,10 +55,14 @@ class LocalRanks:
         number: int,
         folder: Path,
         is_shared: bool,
+        hand_on: HandOn | None,
     ) -> None:
-        """`waiting`: messages that were read before this round took over, and afterwards those that it leaves."""
+        """`waiting`: messages that were read before this round took over, and afterwards those that it leaves;
+        `hand_on`: what is done with what ranks here hold, where task 0 is lost."""
         self._trunk, self._waiting, self._lost, self._number = trunk, waiting, lost, number
-        self._folder, self._is_shared = folder, is_shared
+        self._folder, self._is_shared, self._hand_on = folder, is_shared, hand_on
+        self._latest: dict[int, bytes] = {}
+        """What ranks wrote last: task 0 may not have heard it."""
         self._over = False
         self._slots: dict[int, bytes] = {}
         self._stacks: dict[int, int] = {}
@@ -88,7 +102,12 @@ class LocalRanks:
                     secret=file,
                     call=call,
                 )
-                self._attend(crew, interrupts)
+                try:
+                    self._attend(crew, interrupts)
+                except OSError:
+                    if self._hand_on is not None:
+                        self._hand_on(partial(self._write_held, crew, interrupts))
+                    raise
             self._send_files(final=True)
         except OSError as error:
             raise self._lost(error) from error
@@ -111,6 +130,13 @@ class LocalRanks:
                 if interrupts.count > self._interrupts:
                     self._interrupts = interrupts.count
                     self._trunk.send({"op": "interrupt", "number": interrupts.number})
+
+    def _write_held(self, crew: Crew, interrupts: Interrupts, beyond: int) -> str | None:
+        """Have a rank here write down what it holds, of a step beyond that one; the checkpoint."""
+        monitor = Monitor(crew, Limits(hang_s=math.inf, grace_s=0.0), interrupts, lambda rank, event: None)
+        for rank, latest in self._latest.items():
+            monitor.feed(rank, latest)
+        return monitor.hand_over((), beyond)
 
     def _obey(self, crew: Crew) -> None:
         """Do what task 0 says, up to the word that the round is over."""
@@ -150,6 +176,10 @@ class LocalRanks:
                 return True
             if not piece:
                 return False
+            kept = self._latest.get(process.rank, b"") + piece
+            self._latest[process.rank] = (
+                kept if len(kept) <= _LATEST_BYTES else kept[-_LATEST_BYTES:].partition(b"\n")[2]
+            )
             self._say("lines", process.rank, piece)
 
     def _report(self, crew: Crew) -> None:

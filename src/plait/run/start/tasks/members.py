@@ -118,12 +118,19 @@ class Members:
             start += count
         return found
 
+    def begin_without(self, ranks: int) -> int:
+        """How many ranks, of so many that all tasks would have, those have that are there at the start."""
+        each, here = self.place.ranks_each(ranks), self.place.tasks - self.place.absent
+        self._room = {task: each if task < here else 0 for task in range(self.place.tasks)}
+        return self.ranks_left
+
     def lose(self, ranks: int, lost: Collection[int]) -> int:
         """Of so many ranks these are lost; how many there can be now. Task 0, which has the run folder, keeps one."""
         seats = self.seats(ranks)
         room = self._room or {task: len(own) for task, own in seats.items()}
         for task, own in seats.items():
-            gone = task > 0 and self.others[task].lost is not None
+            other = self.others.get(task)
+            gone = task > 0 and (other is None or other.lost is not None)
             room[task] = 0 if gone else room[task] - len(set(own) & set(lost))
         room[0] = max(1, room[0])
         self._room = room

@@ -148,10 +148,14 @@ class Monitor:
                 if process.pipe in self._selector.get_map():
                     self._selector.unregister(process.pipe)
                 return
-            *lines, rest = (self._partial[process.rank] + data).split(b"\n")
-            self._partial[process.rank] = rest
-            for line in lines:
-                self._take(process.rank, json.loads(line))
+            self.feed(process.rank, data)
+
+    def feed(self, rank: int, data: bytes) -> None:
+        """Take in what a rank wrote."""
+        *lines, rest = (self._partial[rank] + data).split(b"\n")
+        self._partial[rank] = rest
+        for line in lines:
+            self._take(rank, json.loads(line))
 
     def lost_for_good(self, error: RunError) -> tuple[int, ...]:
         """Ranks that were killed, whose host is gone, or that do not come; those that raised are no such loss."""
@@ -160,8 +164,9 @@ class Monitor:
         found = [f for f in self.failures.values() if f.told is None]
         return tuple(sorted(f.rank for f in found if f.lost is not None or (f.exit_code or 0) < 0))
 
-    def hand_over(self, lost: Collection[int]) -> str | None:
-        """Have a rank that is left write down what it holds, where that is all there is; the checkpoint."""
+    def hand_over(self, lost: Collection[int], beyond: int = -1) -> str | None:
+        """Have a rank that is left write down what it holds, where that is all there is, and of a step `beyond` that
+        one; the checkpoint."""
         with selectors.DefaultSelector() as self._selector:
             left = [p for p in self._crew.processes if p.rank not in lost and p.poll() is None]
             for process in left:
@@ -171,8 +176,8 @@ class Monitor:
                 lambda: all(p.rank in self.holds or p.poll() is not None for p in left), _HOLD_S
             )
             for rank in sorted(self.holds, key=lambda rank: (-self.holds[rank], rank)):
-                if self.handed is None:
-                    self._let_write(self._crew.processes[rank])
+                if self.handed is None and self.holds[rank] > beyond:
+                    self._let_write(self._crew.of(rank))
         return self.handed
 
     def _let_write(self, process: Process) -> None:
@@ -199,7 +204,7 @@ class Monitor:
             self._results[rank] = message["result"]
             self._result_at[rank] = time.monotonic()
         else:
-            told, process = message["error"], self._crew.processes[rank]
+            told, process = message["error"], self._crew.of(rank)
             at_ns = told["at_ns"] + process.clock_ns
             self._fail(
                 Failure(rank=rank, at_ns=at_ns, told=told, exit_code=None, stack="", host=process.host)
@@ -289,7 +294,7 @@ class Monitor:
         if not begun or begun != set(hang.missing) or not begun < spared:
             raise error
         for rank in hang.missing:
-            process = self._crew.processes[rank]
+            process = self._crew.of(rank)
             process.signal(signal.SIGKILL)
             deadline = time.monotonic() + _LINGER_S
             while process.poll() is None and time.monotonic() < deadline:

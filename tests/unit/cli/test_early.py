@@ -1,0 +1,69 @@
+"""Contradictions that one task can see by itself are told at once, by one task."""
+
+import subprocess
+import sys
+
+import pytest
+from tests.ranks.hosts.hosts import environment
+
+from plait.cli import early
+from plait.cli.early import end_if_contradicted
+
+TORCHRUN = {
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "2",
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "MASTER_ADDR": "127.0.0.1",
+}
+
+
+def test_ranks_that_are_not_the_tasks_are_told_before_torch_is_imported() -> None:
+    code = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print('torch' in sys.modules))\n"
+        "sys.argv[:] = ['plait', 'run', 'job.py', '--plan', 'ddp', '--ranks', '4']\n"
+        "import plait.cli.main\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(**TORCHRUN), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "False\n")
+    assert "the plan has 4 ranks, but torchrun started 2 tasks, each of which is one rank." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "tells"),
+    [
+        ("run job.py --ranks=3", {}, True),
+        ("verify job.py --ranks 3", {"RANK": "1", "LOCAL_RANK": "1"}, False),
+        ("run job.py --ranks 3", {"RANK": "1"}, True),  # on another host, whose command may be another
+        ("run job.py --ranks 3", {"RANK": "7"}, True),
+    ],
+)
+def test_one_task_tells(
+    words: str,
+    variables: dict[str, str],
+    tells: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(early.time, "sleep", lambda seconds: None)
+    with pytest.raises(SystemExit) as ended:
+        end_if_contradicted(words.split(), TORCHRUN | variables)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("UsageError: ") == tells
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "run job.py",
+        "run job.py --ranks 2",
+        "run job.py --ranks 4 --elastic 2:4",
+        "predict job.py --ranks 4",
+    ],
+)
+def test_what_is_for_the_run_to_see_is_left_to_it(words: str) -> None:
+    end_if_contradicted(words.split(), TORCHRUN)
