@@ -179,6 +179,7 @@ def _lead(
         )  # fmt: skip
         if outlive is not None and options.begins_again:
             outlive.begun_again(task, start_step)
+            outlive.write(folder)
         order = job.order(num_samples)
         write_left_shares(folder, start_step, samples=saving.record_samples, order=order, tell=say)
         write_whole(folder / "plan.yaml", chosen.to_yaml())

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ def cluster() -> Iterator[Any]:
     utils = pytest.importorskip("ray.cluster_utils", reason="needs the package ray: pip install plait[ray]")
     before = dict(os.environ)
     os.environ.update(environment(RAY_USAGE_STATS_ENABLED="0", RAY_ENABLE_UV_RUN_RUNTIME_ENV="0"))
-    found = utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    found.second = found.add_node(num_cpus=2)
+    found = utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    for _ in range(2):
+        found.add_node(num_cpus=2)
     os.environ.clear()
     os.environ.update(before)
     yield found
@@ -39,15 +41,36 @@ def _start(cluster: Any, *arguments: str, cwd: Path) -> "subprocess.Popen[str]":
     )  # fmt: skip
 
 
-def test_a_run_on_two_nodes_outlives_one_of_them(cluster: Any, tmp_path: Path) -> None:
-    """And takes it in again; the job is shipped as it is."""
+def _lose(cluster: Any, task: int) -> None:
+    """Take away the node on which a task runs."""
+    marks = {f"PLAIT_TASK={task}".encode()}
+    for node in list(cluster.worker_nodes):
+        for pid in _below(node.all_processes["raylet"][0].process.pid):
+            with suppress(OSError):
+                if marks & set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
+                    cluster.remove_node(node, allow_graceful=False)
+                    return
+    raise AssertionError(f"no node has task {task}")
+
+
+def _below(pid: int) -> list[int]:
+    found = [pid]
+    for above in found:
+        for file in Path(f"/proc/{above}/task").glob("*/children"):
+            with suppress(OSError):
+                found += map(int, file.read_text().split())
+    return found
+
+
+def test_a_run_on_two_nodes_outlives_each_of_them(cluster: Any, tmp_path: Path) -> None:
+    """First the one with task 0, then the other; what comes back is taken in; the job is shipped as it is."""
     over, out = tmp_path / "over", tmp_path / "run"
     (tmp_path / "job.py").write_text(
         f"import sys, time\nsys.path.insert(0, {str(jobs.HERE.parents[2])!r})\n"
         "from dataclasses import replace\nfrom pathlib import Path\nfrom tests.ranks import jobs\n"
         "def job():\n"
         f"    data = jobs.Marked(None, lambda: time.sleep(0 if Path({str(over)!r}).exists() else 0.01))\n"
-        "    return replace(jobs.plain(), data=data, epochs=None, steps=600)\n"
+        "    return replace(jobs.plain(), data=data, epochs=None, steps=1500)\n"
     )
     options = ["--plan", "ddp", "--ranks", "4", "--elastic", "2:4", "--record-samples", "--no-trace"]
     run = _start(cluster, "run", "job.py", "--out", str(out), *options, cwd=tmp_path)
@@ -59,24 +82,26 @@ def test_a_run_on_two_nodes_outlives_one_of_them(cluster: Any, tmp_path: Path) -
 
     try:
         wait_for("metrics.jsonl", '"step": 9,')
-        cluster.remove_node(cluster.second)
-        wait_for("outlived.json", "memory")
-        cluster.second = cluster.add_node(num_cpus=2)
+        _lose(cluster, 0)
+        wait_for("outlived.json", "The run was started again.")
+        cluster.add_node(num_cpus=2)
         wait_for("outlived.json", "hosts came back")
+        _lose(cluster, 1)
+        wait_for("outlived.json", "memory")
         over.touch()
         said, complained = run.communicate(timeout=120)
     finally:
         if run.poll() is None:
             os.killpg(run.pid, signal.SIGKILL)
     assert run.returncode == 0, said + complained
-    assert "ray: 2 host(s) of 2 with CPU 2 each" in complained
+    assert "ray: 2 host(s) of 3 with CPU 2 each" in complained
     assert said.count("run folder: ") == 1
-    assert [event["plan"] for event in json.loads((out / "outlived.json").read_text())] == [
-        "data=2",
-        "data=4",
-    ]
-    assert load_checkpoint(out).step == 600
-    assert [entry["step"] for entry in read_records(out / "samples.jsonl").entries] == list(range(600))
+    events = json.loads((out / "outlived.json").read_text())
+    assert [event["plan"] for event in events] == ["data=2", "data=4", "data=2"]
+    assert not any(event["repeated_steps"] for event in events)  # each held everything
+    cluster.add_node(num_cpus=2)
+    assert load_checkpoint(out).step == 1500
+    assert [entry["step"] for entry in read_records(out / "samples.jsonl").entries] == list(range(1500))
 
 
 def test_what_a_job_raises_comes_back(cluster: Any, tmp_path: Path) -> None:
