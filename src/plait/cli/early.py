@@ -28,13 +28,13 @@ def end_if_contradicted(words: Sequence[str], environment: Mapping[str, str]) ->
         if place is not None:
             place.ranks_each(ranks)
     except UsageError as error:
-        tells = place is None or place.is_first
-        if place is not None and not place.is_first:
-            time.sleep(_TELLS_S)
-            tells = place.engine not in _ONE_COMMAND and environment.get("LOCAL_RANK", "0") == "0"
-        if tells:
+        if place is not None and place.engine not in _ONE_COMMAND and place.local_tasks < place.tasks:
+            return  # the commands of other hosts may be others: tasks meet first
+        if place is None or place.is_first:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        sys.exit(2)
+            sys.exit(2)
+        time.sleep(_TELLS_S)
+        sys.exit(1)
 
 
 def _ranks(words: Sequence[str]) -> int | None:

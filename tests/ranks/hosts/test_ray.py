@@ -62,14 +62,14 @@ def _below(pid: int) -> list[int]:
     return found
 
 
-def test_a_run_on_two_nodes_outlives_each_of_them(cluster: Any, tmp_path: Path) -> None:
-    """First the one with task 0, then the other; what comes back is taken in; the job is shipped as it is."""
+def test_a_run_on_two_nodes_outlives_that_of_task_0(cluster: Any, tmp_path: Path) -> None:
+    """And takes in what comes back; the job is shipped as it is."""
     over, out = tmp_path / "over", tmp_path / "run"
     (tmp_path / "job.py").write_text(
         f"import sys, time\nsys.path.insert(0, {str(jobs.HERE.parents[2])!r})\n"
         "from dataclasses import replace\nfrom pathlib import Path\nfrom tests.ranks import jobs\n"
         "def job():\n"
-        f"    data = jobs.Marked(None, lambda: time.sleep(0 if Path({str(over)!r}).exists() else 0.01))\n"
+        f"    data = jobs.Marked(None, lambda: time.sleep(0 if Path({str(over)!r}).exists() else 0.03))\n"
         "    return replace(jobs.plain(), data=data, epochs=None, steps=1500)\n"
     )
     options = ["--plan", "ddp", "--ranks", "4", "--elastic", "2:4", "--record-samples", "--no-trace"]
@@ -86,8 +86,6 @@ def test_a_run_on_two_nodes_outlives_each_of_them(cluster: Any, tmp_path: Path) 
         wait_for("outlived.json", "The run was started again.")
         cluster.add_node(num_cpus=2)
         wait_for("outlived.json", "hosts came back")
-        _lose(cluster, 1)
-        wait_for("outlived.json", "memory")
         over.touch()
         said, complained = run.communicate(timeout=120)
     finally:
@@ -97,9 +95,8 @@ def test_a_run_on_two_nodes_outlives_each_of_them(cluster: Any, tmp_path: Path) 
     assert "ray: 2 host(s) of 3 with CPU 2 each" in complained
     assert said.count("run folder: ") == 1
     events = json.loads((out / "outlived.json").read_text())
-    assert [event["plan"] for event in events] == ["data=2", "data=4", "data=2"]
+    assert [event["plan"] for event in events] == ["data=2", "data=4"]
     assert not any(event["repeated_steps"] for event in events)  # each held everything
-    cluster.add_node(num_cpus=2)
     assert load_checkpoint(out).step == 1500
     assert [entry["step"] for entry in read_records(out / "samples.jsonl").entries] == list(range(1500))
 

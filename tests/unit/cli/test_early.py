@@ -33,26 +33,29 @@ def test_ranks_that_are_not_the_tasks_are_told_before_torch_is_imported() -> Non
 
 
 @pytest.mark.parametrize(
-    ("words", "variables", "tells"),
+    ("words", "variables", "code"),
     [
-        ("run job.py --ranks=3", {}, True),
-        ("verify job.py --ranks 3", {"RANK": "1", "LOCAL_RANK": "1"}, False),
-        ("run job.py --ranks 3", {"RANK": "1"}, True),  # on another host, whose command may be another
-        ("run job.py --ranks 3", {"RANK": "7"}, True),
+        ("run job.py --ranks=3", {}, 2),
+        ("verify job.py --ranks 3", {"RANK": "1", "LOCAL_RANK": "1"}, 1),
+        ("run job.py --ranks 3", {"RANK": "7"}, 2),
     ],
 )
 def test_one_task_tells(
     words: str,
     variables: dict[str, str],
-    tells: bool,
+    code: int,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(early.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(early, "_TELLS_S", 0.0)
     with pytest.raises(SystemExit) as ended:
         end_if_contradicted(words.split(), TORCHRUN | variables)
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("UsageError: ") == tells
+    assert ended.value.code == code
+    assert capsys.readouterr().err.startswith("UsageError: ") == (code == 2)
+
+
+def test_tasks_of_several_hosts_meet_first() -> None:
+    end_if_contradicted(["run", "job.py", "--ranks", "3"], TORCHRUN | {"LOCAL_WORLD_SIZE": "1"})
 
 
 @pytest.mark.parametrize(
