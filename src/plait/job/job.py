@@ -217,6 +217,7 @@ class Job:
             )
         if any(map(is_lazy, model.modules())):
             give_shapes(model, self)  # a given instance too: torch cannot copy what has no shape
+        _refuse_sparse(model)
         if self.weights is not None:
             model = copy_of(model) if model is self.model else model
             load_weights(model, Path(self.weights))
@@ -358,6 +359,16 @@ class Job:
         for name, metric in metrics.items():
             measured[name] = _objective.checked(f"metric {name}", metric(*given), numbers=True)
         return measured
+
+
+def _refuse_sparse(model: nn.Module) -> None:
+    """What a model holds is copied, sent and saved as dense numbers."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.layout != torch.strided:
+            raise JobError(
+                f"{name} of {type(model).__name__} is not dense ({str(tensor.layout).removeprefix('torch.')}).",
+                fix="keep its indices and values as two buffers, and make the sparse tensor in the forward.",
+            )
 
 
 def _refuse(noun: str, problems: list[Problem]) -> None:

@@ -5,7 +5,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.cond import CondOp
+from torch._higher_order_ops.scan import ScanOp
+from torch._higher_order_ops.while_loop import WhileLoopOp
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.utils import checkpoint
 
@@ -75,14 +79,21 @@ def check_dims(layer: BatchNorm, x: Tensor) -> None:
 
 @contextmanager
 def replaced(
-    batch_norm: Callable[..., Any], reentrant: type, plain: Callable[..., Iterator[None]]
+    batch_norm: Callable[..., Any],
+    reentrant: type,
+    plain: Callable[..., Iterator[None]],
+    control: tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]],
 ) -> Iterator[None]:
-    """While active, batch norm layers run `batch_norm`; checkpointing uses `reentrant`, or `plain` around a call."""
+    """While active, batch norm layers run `batch_norm`; checkpointing uses `reentrant`, or `plain` around a call;
+    torch's own branches, loops and scans are `control`; what torch.compile has made runs as it was written."""
     with ExitStack() as stack:
         for owner, name, new in (
             (BatchNorm, "forward", batch_norm),
             (checkpoint, "CheckpointFunction", reentrant),
             (checkpoint, "_checkpoint_without_reentrant_generator", plain),
+            *((op, "__call__", new) for op, new in zip((CondOp, WhileLoopOp, ScanOp), control, strict=True)),
         ):
             stack.enter_context(mock.patch.object(owner, name, new))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(torch._dynamo.config.patch(error_on_nested_fx_trace=False))
         yield

@@ -19,7 +19,12 @@ from plait.errors import CaptureError, JobError
 from plait.graph.capture.branches import Decisions, explore
 from plait.graph.capture.islands import Islands, may_be_absent
 from plait.graph.capture.merge import merge
-from plait.graph.capture.refusal import explain, refuse_late_hooks, refuse_sparse_gradients
+from plait.graph.capture.refusal import (
+    explain,
+    refuse_late_hooks,
+    refuse_other_values,
+    refuse_sparse_gradients,
+)
 from plait.graph.capture.steady import trace_steady
 from plait.graph.capture.trace import Subject, Traced
 from plait.graph.graph import BatchLayout, Graph, Input, depends_on
@@ -186,6 +191,7 @@ def _assemble(subject: Subject, traced: Traced, module: fx.GraphModule) -> Graph
     refuse_sparse_gradients(dict(zip(traced.reached, gradients, strict=True)))
     output.args = ((total, weight, *new_buffers.values(), *gradients, *flags),)
     clean(module)
+    refuse_other_values(graph)
     for node in graph.nodes:
         if node.op == "get_attr" and isinstance(node.meta["constant"], FakeTensor):
             shape = tuple(node.meta["constant"].shape)

@@ -43,6 +43,22 @@ def refuse_sparse_gradients(gradients: Mapping[str, fx.Node]) -> None:
         )
 
 
+def refuse_other_values(graph: fx.Graph) -> None:
+    """A graph is of dense tensors and numbers: what else a step holds or makes can be neither cut nor sent."""
+    for node in graph.nodes:
+        held = node.meta["constant"] if node.op == "get_attr" else node.meta.get("val")
+        if node.op == "get_attr" and not isinstance(held, Tensor):
+            what = f"holds a {type(held).__name__}, which is no tensor"
+        elif isinstance(held, Tensor) and held.layout != torch.strided:
+            what = f"computes with a tensor that is not dense ({str(held.layout).removeprefix('torch.')})"
+        else:
+            continue
+        raise CaptureError(
+            f"the step {what}: {node.name}{f' of {where}' if (where := node.meta.get('module')) else ''}.",
+            fix="use dense tensors and plain ops to have it captured; plans single and ddp run it eagerly.",
+        )
+
+
 class OtherDeviceError(RuntimeError):
     """A line of the model names a device, which is not its to choose."""
 

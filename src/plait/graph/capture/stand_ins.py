@@ -1,13 +1,13 @@
 """What parts of torch do while a model is traced, where their own way cannot be traced.
 
 Checkpointing calls its function plainly (what is computed again is noted, and a plan's decision); compiled parts run as
-they were written; batch norm with a cumulative average reads its counter as a tensor; `torch.cond` is a plain `if`.
+they were written; batch norm with a cumulative average reads its counter as a tensor; `torch.cond`, `while_loop` and
+`scan` are the plain Python that they stand for.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -32,18 +32,43 @@ def stand_ins(
         with on_checkpoint(function):
             yield
 
-    with (
-        replaced(_batch_norm, Noted, plain),
-        mock.patch.object(torch, "cond", _cond),
-        torch.compiler.set_stance("force_eager"),
-    ):
+    with replaced(_batch_norm, Noted, plain, (_cond, _while_loop, _scan)):
         yield
 
 
 def _cond(
-    pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any] = ()
+    _op: Any, pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any]
 ) -> Any:
     return true_fn(*operands) if pred else false_fn(*operands)
+
+
+def _while_loop(
+    _op: Any,
+    cond_fn: Callable[..., Any],
+    body_fn: Callable[..., Any],
+    carried_inputs: Sequence[Any],
+    additional_inputs: Sequence[Any],
+    **_: Any,
+) -> Any:
+    while cond_fn(*carried_inputs, *additional_inputs):
+        carried_inputs = body_fn(*carried_inputs, *additional_inputs)
+    return tuple(carried_inputs)
+
+
+def _scan(
+    _op: Any,
+    combine_fn: Callable[..., Any],
+    init: Sequence[Any],
+    xs: Sequence[Tensor],
+    additional_inputs: Sequence[Any],
+) -> Any:
+    carried, rows = init, []
+    for parts in zip(*(x.unbind(0) for x in xs), strict=True):
+        found = combine_fn(*carried, *parts, *additional_inputs)
+        carried = found[: len(init)]
+        rows.append(found[len(init) :])
+    columns = zip(*rows, strict=True)
+    return (*carried, *(None if column[0] is None else torch.stack(column) for column in columns))
 
 
 class _Reentrant:
