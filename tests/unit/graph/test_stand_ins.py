@@ -1,6 +1,7 @@
 """Control flow of torch's own and compiled parts are captured as the plain Python that they stand for."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,9 @@ from plait.run.proof.serial_run import run_serially
 class Between(nn.Module):
     """Two layers with something between."""
 
-    def __init__(self, between: Callable[[Tensor], Tensor], first: nn.Module | None = None) -> None:
+    def __init__(
+        self, between: Callable[[Tensor], Tensor], first: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         super().__init__()
         self.first, self.second = first if first is not None else nn.Linear(16, 6), nn.Linear(6, 10)
         self.between = between
@@ -68,7 +71,7 @@ def looped_plainly(h: Tensor) -> Tensor:
     return h.tanh() + out
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[Tensor], Tensor]]] = {
+MODELS: dict[str, tuple[Callable[[], Any], Callable[[Tensor], Tensor]]] = {
     "scan": (lambda: Between(scanned), scanned_plainly),
     "while_loop": (lambda: Between(looped), looped_plainly),
     "compiled function": (lambda: Between(torch.compile(torch.tanh, backend="eager")), torch.tanh),
