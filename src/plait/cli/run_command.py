@@ -4,6 +4,7 @@ In: options. Out: a live display, or JSON; the exit code is 130 where the run wa
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,8 +35,10 @@ from plait.cli.options import (
     look_first,
 )
 from plait.errors import CheckpointError, PlaitError, UsageError
+from plait.files.unused import check_unused
 from plait.files.write import write_or_tell
 from plait.options import Elsewhere, Limits, Listener, Saving, Trial
+from plait.run.join.find import find_place
 
 
 class FailedRunError(Exception):
@@ -94,6 +97,8 @@ def run(
             start(elsewhere, how.num_ranks, COMMAND_LINE, dry_run=dry_run, name=name, out=out or resume)
         )
     look_first(job, How() if resume is not None else how, auto=True)
+    if out is not None and resume is None and find_place(os.environ) is None:
+        check_unused(out)  # of tasks started side by side the first looks, once they have met
     loggers(saving.log)
     told, is_silent = plain_console(to_stderr=json_), speaks_elsewhere()
     with (

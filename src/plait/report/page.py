@@ -110,7 +110,7 @@ def _cards(summary: Summary, ranks: Sequence[RankBreakdown], compilation: tuple[
         cards.append(("Step", format_seconds(slowest.step_s), f"mean of {slowest.num_steps}, slowest rank"))
         cards.append(("Exposed communication", f"{exposed:.0%}", "of the step, worst rank"))
     if summary.num_steps is not None:
-        epochs = "" if summary.num_epochs is None else f"epoch {summary.num_epochs:g}"
+        epochs = "" if summary.num_epochs is None else f"epoch {summary.num_epochs:,}"
         cards.append(("Steps", f"{summary.num_steps:,}", epochs))
     if summary.peak_memory_bytes is not None:
         cards.append(("Memory", format_bytes(summary.peak_memory_bytes), "at most"))

@@ -39,8 +39,8 @@ class Summary:
 
     num_steps: int | None
     """Steps up to the last one that was logged; the first is step 0."""
-    num_epochs: float | None
-    """The last epoch that was logged."""
+    num_epochs: int | None
+    """Passes over the data up to the last one that was logged, begun or done; the first is epoch 0."""
     first_loss: float | None
     """Training loss at the first logged step."""
     final_loss: float | None
@@ -64,7 +64,7 @@ def summarize(record: RunRecord) -> Summary:
     epochs = [epoch for line in record.metrics if (epoch := number(line.get("epoch"))) is not None]
     return Summary(
         num_steps=int(max(steps)) + 1 if steps else None,
-        num_epochs=max(epochs) if epochs else None,
+        num_epochs=int(max(epochs)) + 1 if epochs else None,
         first_loss=losses[0] if losses else None,
         final_loss=losses[-1] if losses else None,
         samples_per_s=_throughput(record.metrics),

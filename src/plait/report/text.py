@@ -161,7 +161,7 @@ def _summary_table(record: RunRecord, summary: Summary, traffic: Traffic) -> Tab
 
 def _steps(summary: Summary) -> str:
     return f"{summary.num_steps:,}" + (
-        "" if summary.num_epochs is None else f" (epoch {summary.num_epochs:g})"
+        "" if summary.num_epochs is None else f" (epoch {summary.num_epochs:,})"
     )
 
 

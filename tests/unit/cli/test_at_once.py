@@ -10,6 +10,7 @@ COMMANDS = (
     ("verify", "here.py", "--plan", "dpp"), ("predict", "here.py", "--plan", "fly"),
     ("run", "here.py", "--mesh", "data"), ("plan", "here.py", "--plan", "fly"),
     ("run", "--resume", "nowhere"), ("report", "nowhere"), ("run", "here.py", "--ranks", "two"),
+    ("run", "here.py", "--out", "."),
 )  # fmt: skip
 SCRIPT = """
 import sys

@@ -60,7 +60,7 @@ def test_a_broken_trace_is_noted_and_the_rest_is_shown(run_dir: Path) -> None:
 
 def test_the_summary(run_dir: Path) -> None:
     summary = summarize(read_run(run_dir))
-    assert (summary.num_steps, summary.num_epochs) == (12, 3)
+    assert (summary.num_steps, summary.num_epochs) == (12, 4)
     assert (summary.first_loss, summary.final_loss) == (2.0, 2.0 / 12)
     time_s = sum(10 / (1000 + step) for step in range(2, 13))
     assert summary.samples_per_s == pytest.approx(

@@ -19,6 +19,7 @@ import torch
 
 from plait.errors import UsageError
 from plait.files.holder import LOCK_NAME
+from plait.files.unused import check_unused
 from plait.files.write import release_reserve, write_whole
 from plait.plan.plan import Plan
 from plait.version import VERSION
@@ -27,13 +28,8 @@ from plait.version import VERSION
 def make_run_folder(out: Path | None, name: str, *, resuming: bool) -> Path:
     """A fresh folder under runs/, or the one asked for, which must not hold a run already unless that is resumed."""
     if out is not None:
-        if (out / "metrics.jsonl").exists() and not resuming:
-            raise UsageError(
-                f"{out} already holds a run.",
-                fix=f"choose another --out, or continue it with --resume {out}.",
-            )
         if not resuming:
-            _refuse_foreign(out)
+            check_unused(out)
         folder = out
     else:
         folder = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -46,20 +42,6 @@ def make_run_folder(out: Path | None, name: str, *, resuming: bool) -> Path:
             f"the run folder {folder} cannot be made: {error.strerror}.", fix="choose another --out."
         ) from error
     return folder
-
-
-def _refuse_foreign(folder: Path) -> None:
-    """A run is not mixed with files of somebody else: its folder is new, empty, or was begun by a run before."""
-    try:
-        held = sorted(path.name for path in folder.iterdir())
-    except OSError:  # there is none, or it is a file, which is told when it is made
-        return
-    if held and not {"checkpoints", "environment.json", "plan.yaml"} & set(held):
-        what = ", ".join(held[:3]) + (f" and {len(held) - 3} more" if len(held) > 3 else "")
-        raise UsageError(
-            f"{folder} is no run folder: it holds {what}.",
-            fix=f"choose a new folder, such as --out {folder / 'run'}.",
-        )
 
 
 def _claim(folder: Path) -> Path:

@@ -1,0 +1,27 @@
+"""Whether a new run may have a folder.
+
+In: the folder that was asked for. Out: nothing, or an error with what it holds.
+"""
+
+from pathlib import Path
+
+from plait.errors import UsageError
+
+
+def check_unused(folder: Path) -> None:
+    """Raise where a folder holds a run, or files of somebody else: that of a run is new, empty, or was begun by one."""
+    if (folder / "metrics.jsonl").exists():
+        raise UsageError(
+            f"{folder} already holds a run.",
+            fix=f"choose another --out, or continue it with --resume {folder}.",
+        )
+    try:
+        held = sorted(path.name for path in folder.iterdir())
+    except OSError:  # there is none, or it is a file, which is told when it is made
+        return
+    if held and not {"checkpoints", "environment.json", "plan.yaml"} & set(held):
+        what = ", ".join(held[:3]) + (f" and {len(held) - 3} more" if len(held) > 3 else "")
+        raise UsageError(
+            f"{folder} is no run folder: it holds {what}.",
+            fix=f"choose a new folder, such as --out {folder / 'run'}.",
+        )
