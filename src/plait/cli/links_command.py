@@ -57,21 +57,15 @@ def links(
         told = {"times": [asdict(e) for e in found.times], "tried": [asdict(e) for e in found.tried]}
         print(json.dumps(told, indent=1))
         return
-    console.width = max(console.width, _WIDTH)  # numbers are never cut
     for table in (_times(found), _backends(found)):
         console.print(table)
 
 
-_WIDTH = 120
-"""Columns that the table of times needs, also where less is seen: a file, a narrow window."""
-
-
 def _times(found: "plait.LinkReport") -> Table:
     sizes = sorted({entry.num_bytes for entry in found.times})
-    title = "milliseconds by size; * the quickest. Fitted: a latency in ms, a bandwidth in GB/s"
-    table = Table(box=box.SIMPLE, title=title, title_justify="left", padding=(0, 1, 0, 0))
-    for name in ("operation", "ranks", "algorithm"):
-        table.add_column(name, no_wrap=True)
+    title = "milliseconds by size; * the quickest. Fitted: latency in ms, bandwidth in GB/s"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=0)
+    table.add_column("algorithm", no_wrap=True)
     for name in (*(format_bytes(size).replace(" ", "") for size in sizes), "latency", "GB/s"):
         table.add_column(name, justify="right", no_wrap=True)
     fits = found.fits()
@@ -82,15 +76,14 @@ def _times(found: "plait.LinkReport") -> Table:
         )
     before = None
     for (operation, ranks, algorithm), times in by_key.items():
-        same = before == (operation, ranks)
-        if before is not None and not same:
+        if before != (operation, ranks):
             table.add_section()
+            table.add_row(f"{operation}, {ranks} ranks")
         before = (operation, ranks)
         best = dict(found.best(operation, ranks))
         cells = [f"{times[s] * 1e3:.3g}" + ("*" if best[s] == algorithm else " ") for s in sizes]
         fit = fits[operation, algorithm, ranks]
-        about = ("", "") if same else (operation, str(ranks))
-        table.add_row(*about, algorithm, *cells, f"{fit.start_s * 1e3:.3g}", f"{1e-9 / fit.per_unit_s:.2g}")
+        table.add_row(f"  {algorithm}", *cells, f"{fit.start_s * 1e3:.3g}", f"{1e-9 / fit.per_unit_s:.2g}")
     return table
 
 

@@ -1,6 +1,7 @@
 """`plait graph --placements` on jobs of the zoo: tables, JSON, page, refusals."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,12 @@ def test_the_tables_say_what_is_where_and_what_is_sent(jobs: str, capsys: pytest
         "positions forward embedding",
         "whole on every rank",
         "gradients of 28 parameters",
-        "zoo.py:",
         "need no communication",
         "No fallbacks",
     ):
         assert words in text
+    assert re.search(r"\bzoo\.py:\d+ *$", text, re.MULTILINE)  # whole, at the end of its line
+    assert not re.search(r"\bzoo\.py:? *$", text, re.MULTILINE), text
 
 
 def test_json_has_all_of_it(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 import plait
+from plait.cli.links_command import links
 from plait.cli.look_back import compare
 from plait.cli.verify_command import print_verification
 from plait.cli.views.plan import ranking_view
@@ -16,6 +17,7 @@ from plait.plan.named import resolve
 from plait.report.breakdown import RankBreakdown
 from plait.report.compare import Compared, Comparison
 from plait.report.text import breakdown_table
+from plait.run.measure.link_times import SIZES, LinkReport, LinkTime
 
 LONG = "transformer.blocks.11.attention.projection.weight"
 
@@ -97,3 +99,19 @@ def test_plan() -> None:
         lambda console: console.print(ranking_view("gpt3-175b  batch 1536 on 128x8xA100", ranking, 8e10))
     )
     check(text, "plan", "micro", "step", "samples/s", "MFU", "memory", "sent", "cost/1k")
+
+
+def test_links(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    times = tuple(
+        LinkTime(
+            operation="reduce_scatter", algorithm=name, ranks=16, num_bytes=size, seconds=0.1234 + size * 1e-9
+        )
+        for name in ("gloo", "recursive_halving")
+        for size in SIZES
+    )
+    monkeypatch.setattr(plait, "links", lambda *ranks, **options: LinkReport(times=times, tried=()))
+    monkeypatch.setenv("COLUMNS", "80")
+    links()
+    text = capsys.readouterr().out
+    check(text, "algorithm", "1.0KiB", "32.0KiB", "256KiB", "1.0MiB", "8.0MiB", "latency", "GB/s")
+    assert "reduce_scatter, 16 ranks" in text and "recursive_halving" in text

@@ -11,7 +11,7 @@ from rich.text import Text
 from plait.program.show.listing import Listing, PlacedOp
 from plait.units import format_bytes
 
-_NARROW = ("shape", "on a rank", "collective", "axis", "bytes", "change")
+_NARROW = ("shape", "on a rank", "collective", "axis", "bytes", "change", "line")
 """Columns that are not broken into lines."""
 ZERO = {
     1: "optimizer state",
@@ -122,8 +122,9 @@ def _transfers(listing: Listing) -> Table:
     if not table.row_count:
         table.add_row("nothing")
     if local:
+        count = sum(entry.count for entry in local)
         table.caption = (
-            f"{sum(entry.count for entry in local)} more changes of placement need no communication: "
+            f"{count} more {'change' if count == 1 else 'changes'} of placement need no communication: "
             + "; ".join(f"{entry.what} {entry.change}" for entry in local)
         )
         table.caption_justify = "left"
