@@ -154,7 +154,7 @@ def export_checkpoint(
         name: tensor for name, tensor in state.buffers.items() if name not in state.transient
     }
     aliases = {alias: name for alias, name in state.aliases.items() if name in tensors}
-    temporary = out.with_name(f".{out.name}-{os.getpid()}-{uuid4().hex[:8]}")
+    temporary = out.with_name(f".{out.name}-{os.getpid()}-{uuid4().hex[:8]}.part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if to == "safetensors":
