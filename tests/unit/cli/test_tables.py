@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from plait.run.measure.links.link_times import SIZES, LinkReport, LinkTime
 from rich.console import Console
 
 import plait
@@ -18,6 +17,7 @@ from plait.plan.named import resolve
 from plait.report.breakdown import RankBreakdown
 from plait.report.compare import Compared, Comparison
 from plait.report.text import breakdown_table
+from plait.run.measure.links.link_times import SIZES, LinkReport, LinkTime
 
 LONG = "transformer.blocks.11.attention.projection.weight"
 
