@@ -13,7 +13,7 @@ A fault that came too late, or that nothing of the run met, is counted as missed
 its place; what it left is checked all the same. The exit status is 1 where anything did not hold.
 
 Slow disks, slow links, clocks that jump and writes that are refused need a C compiler (`shim.c`, which counts how often
-each struck); a disk that is really full needs the right to mount one. What is skipped is told.
+each struck); a disk that is really full, or turns read-only, needs the right to mount one. What is skipped is told.
 
 Most of a fault's time is waiting, so several are under way side by side. None of them disturbs another: memory and the
 size of files are limited process by process, clocks, links and disks are slowed for the processes of one session, and
@@ -30,11 +30,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import plait
 from bench.chaos.cases import CASES, Case, job
 from bench.chaos.engines import Engines
-from bench.chaos.faults import FAULTS, can_mount
+from bench.chaos.faults import FAULTS, Disk, can_mount
 from bench.chaos.lanes import Found, Item, side_by_side
 from bench.chaos.shim import NUM_SLOTS, Shim, start_again_with_it
 from bench.chaos.tally import Seen, Tally
@@ -162,11 +163,10 @@ def case_of(number: int, cases: Sequence[Case], seed: int, engines: float) -> Ca
 
 def _possible(kinds: list[str], place: Path) -> list[str]:
     """Those that can be made here; what is left out is told."""
-    lacking = {"needs_shim": Shim.of_this_process(0) is None, "needs_mount": not can_mount(place / "disk")}
+    no_shim = Shim.of_this_process(0) is None
+    no_disk = {disk for disk in get_args(Disk) if not can_mount(place / f"disk-{disk}", disk)}
     left_out = [
-        kind
-        for kind in kinds
-        if any(is_so and getattr(FAULTS[kind], need) for need, is_so in lacking.items())
+        kind for kind in kinds if (no_shim and FAULTS[kind].needs_shim) or FAULTS[kind].disk in no_disk
     ]
     if left_out:
         print(f"not tried here, for lack of a C compiler or of the right to mount: {', '.join(left_out)}")

@@ -33,6 +33,8 @@ DISK_BYTES = 16 << 20
 
 Outcome = Literal["done", "maybe", "missed"]
 """Of a fault: it happened; it happened, and may have done more than was meant; it did not."""
+Disk = Literal["memory", "ext4"]
+"""Of a run's folder: one that can be filled; one that turns read-only, as after an error of the device."""
 Do = Callable[[Run, random.Random, Shim | None], Outcome]
 
 
@@ -53,7 +55,8 @@ class Fault:
     """Where it shows whether it struck; at the end: in a run that did not end as if nothing had happened."""
     aim: Phase | None = None
     """The only phase in which it can strike; None: any."""
-    needs_mount: bool = False
+    disk: Disk | None = None
+    """What the folder must lie on; None: anything."""
     of_tasks: bool = False
     """Whether it is done to a task of an engine, or to the engine."""
     of_replicas: bool = False
@@ -62,6 +65,10 @@ class Fault:
     @property
     def needs_shim(self) -> bool:
         return self.seen == "by the shim"
+
+    @property
+    def needs_mount(self) -> bool:
+        return self.disk is not None
 
     def suits(self, case: Case) -> bool:
         """Whether it can happen to such a run: the shim wakes up in one session, and engines start many."""
@@ -186,6 +193,13 @@ def _fill_the_disk(run: Run, choice: random.Random, shim: Shim | None) -> Outcom
     return "done"
 
 
+def _turn_read_only(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
+    """As ext4 does after an error: what was not synced is lost."""
+    order = ["mount", "-o", "remount,abort", str(run.folder.parent)]
+    done = subprocess.run(order, capture_output=True, check=False)
+    return "done" if done.returncode == 0 else "missed"
+
+
 def _cut_a_link(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
     """Shut one of the sockets between two processes of the run, at both ends."""
     sockets = [(pid, fd) for pid in run.ranks() for fd in _sockets_of(pid)]
@@ -259,7 +273,8 @@ FAULTS: dict[str, Fault] = {
     "SIGTERM engine": Fault(do=_signal_the_engine(signal.SIGTERM), asks_to_end=True, of_tasks=True),
     "kill engine": Fault(do=_signal_the_engine(signal.SIGKILL), loses_a_rank=True, of_tasks=True),
     "no more files": Fault(do=_no_more_files, loses_a_rank=True, seen="by the shim"),
-    "full disk": Fault(do=_fill_the_disk, loses_a_rank=True, seen="by the shim", needs_mount=True),
+    "full disk": Fault(do=_fill_the_disk, loses_a_rank=True, seen="by the shim", disk="memory"),
+    "read-only disk": Fault(do=_turn_read_only, loses_a_rank=True, seen="at the end", disk="ext4"),
     "no memory": Fault(do=_no_more_memory, loses_a_rank=True, seen="at the end"),
     "flip a bit": Fault(do=_flip_a_bit, of_replicas=True, seen="at the end"),
     "lost link": Fault(do=_cut_a_link, loses_a_rank=True),
@@ -270,24 +285,46 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-def can_mount(place: Path) -> bool:
-    """Whether this user may make small disks."""
+def can_mount(place: Path, disk: Disk) -> bool:
+    """Whether this user may make such a disk."""
     place.mkdir()
-    if not mount(place):
+    if not mount(place, disk):
         return False
     unmount(place)
     return True
 
 
-def mount(place: Path) -> bool:
+def mount(place: Path, disk: Disk) -> bool:
     """Make a small disk of a folder."""
-    order = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "chaos", str(place)]
-    try:
-        return subprocess.run(order, capture_output=True, check=False).returncode == 0
-    except OSError:
-        return False
+    if disk == "memory":
+        return _done("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "chaos", str(place))
+    image = _image(place)
+    with image.open("wb") as file:
+        file.truncate(DISK_BYTES)
+    return _done("mkfs.ext4", "-q", "-F", str(image)) and _done("mount", "-o", "loop", str(image), str(place))
+
+
+def mend(place: Path, disk: Disk) -> None:
+    """Room again, or the right to write."""
+    (place / "filler").unlink(missing_ok=True)
+    if disk == "ext4":
+        unmount(place)
+        _done("e2fsck", "-fy", str(_image(place)))
+        assert _done("mount", "-o", "loop", str(_image(place)), str(place))
 
 
 def unmount(place: Path) -> None:
     """Let go of it."""
-    subprocess.run(["umount", "-l", str(place)], capture_output=True, check=False)
+    if not _done("umount", str(place)):
+        _done("umount", "-l", str(place))
+
+
+def _image(place: Path) -> Path:
+    return place.with_name(f"{place.name}.ext4")
+
+
+def _done(*order: str) -> bool:
+    try:
+        return subprocess.run(order, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False

@@ -85,7 +85,7 @@ class Run(ABC):
             return "saving"
         if self.num_ranks == 1:
             return "training" if (self.folder / "environment.json").exists() else "start"
-        board = self._find_board()
+        board = self.board()
         if board is None and (self.folder / "metrics.jsonl").exists():
             return "ending"  # there was one
         entries = [entry for entry in board.read_all() if entry is not None] if board is not None else []
@@ -97,15 +97,25 @@ class Run(ABC):
             return "ending"
         return "training" if any(entry.step >= 0 for entry in entries) else "start"
 
-    def _find_board(self) -> Board | None:
+    def board(self) -> Board | None:
+        """What its ranks say that they do, once there is one."""
         if self._board is None:
             with suppress(OSError):
                 for path in Path(f"/proc/{self.pid}/fd").iterdir():
                     if "memfd:plait-board" in os.readlink(path):
-                        with suppress(ValueError):  # not as long as it will be, or of a trial before the run
-                            self._board = Board(os.open(path, os.O_RDWR), self.num_ranks)
+                        file = os.open(path, os.O_RDWR)
+                        try:
+                            self._board = Board(file, self.num_ranks)
                             break
+                        except ValueError:  # not as long as it will be, or of a trial before the run
+                            os.close(file)
         return self._board
+
+    def close_board(self) -> None:
+        """Let go of it: a run that is started next would inherit it."""
+        if self._board is not None:
+            self._board.close()
+            self._board = None
 
     def wait(self, limit_s: float) -> Ended:
         """Its end; it is killed after the limit."""
@@ -117,8 +127,7 @@ class Run(ABC):
             self._show()
             self.end()
         code, told = self.ended()
-        if self._board is not None:
-            self._board.close()
+        self.close_board()
         return Ended(code=code if in_time else None, seconds=seconds, told=told)
 
     def _show(self) -> None:
@@ -133,7 +142,7 @@ class Run(ABC):
 class ForkedRun(Run):
     """A run of this host, in a process and session of its own."""
 
-    def __init__(self, case: Case, folder: Path, *, resume: bool) -> None:
+    def __init__(self, case: Case, folder: Path, *, resume: bool, hang_s: float = HANG_S) -> None:
         super().__init__(case, folder)
         read_end, write_end = os.pipe()
         signal.pthread_sigmask(signal.SIG_BLOCK, _ASKS)  # until it can hear them
@@ -141,7 +150,7 @@ class ForkedRun(Run):
         if self._pid == 0:
             os.close(read_end)
             os.setsid()
-            code, said = be_the_run(case, folder, resume)
+            code, said = be_the_run(case, folder, resume, hang_s)
             try:
                 os.write(write_end, said)
             finally:  # whatever happens: this process must not go on as its parent
@@ -177,6 +186,7 @@ class ForkedRun(Run):
         return self._code, json.loads(text) if text else {}
 
     def end(self) -> None:
+        self.close_board()
         kill(self.members())
         if self._code is None:
             os.waitpid(self.pid, 0)
@@ -200,22 +210,29 @@ def everybody() -> list[tuple[int, list[str]]]:
     return found
 
 
-def be_the_run(case: Case, folder: Path, resume: bool) -> tuple[int, bytes]:
+def be_the_run(case: Case, folder: Path, resume: bool, hang_s: float = HANG_S) -> tuple[int, bytes]:
     """Train in this process, whatever comes of it: its status and last words."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, in the background of a shell
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.register(signal.SIGQUIT, all_threads=True)
     told: dict[str, Any] = {}
     notices: list[str] = []
+    noticed_at: list[float] = []
+
+    def listen(event: dict[str, Any]) -> None:
+        if "notice" in event:
+            notices.append(event["notice"])
+            noticed_at.append(time.monotonic())
+
     code = 1
     try:
         obey_flips(folder)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKS)
         result = plait.train(
             job(), case.resolved(), out=folder, trace=False,
-            resume=folder if resume else None, limits=plait.Limits(hang_s=HANG_S),
+            resume=folder if resume else None, limits=plait.Limits(hang_s=hang_s),
             saving=plait.Saving(checkpoint_every=SAVE_EVERY, record_samples=True),
-            listener=lambda event: notices.append(event["notice"]) if "notice" in event else None,
+            listener=listen,
         )  # fmt: skip
         told = {"losses": result.losses, "stopped": result.stopped}
         code = 0
@@ -227,4 +244,4 @@ def be_the_run(case: Case, folder: Path, resume: bool) -> tuple[int, bytes]:
         return 1, _NO_MEMORY
     except BaseException:
         told = {"error": "TRACEBACK", "text": traceback.format_exc()[-3000:]}
-    return code, json.dumps(told | {"notices": notices}).encode()[: 1 << 16]
+    return code, json.dumps(told | {"notices": notices, "noticed_at": noticed_at}).encode()[: 1 << 16]

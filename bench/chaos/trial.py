@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.chaos.cases import HANG_S, Case
 from bench.chaos.checks import Reference, check_result, newest_checkpoint, reference
 from bench.chaos.engines import JOIN_S, EngineRun, Engines
-from bench.chaos.faults import FAULTS, Fault, mount, unmount
+from bench.chaos.faults import FAULTS, Fault, mend, mount, unmount
 from bench.chaos.runs import PHASES, Ended, ForkedRun, Run
 from bench.chaos.shim import Shim
 from bench.chaos.tally import Seen
@@ -45,8 +45,8 @@ class Trials:
         fault = FAULTS[kind]
         place = self.root / number
         place.mkdir()
-        if fault.needs_mount:
-            assert mount(place)
+        if fault.disk is not None:
+            assert mount(place, fault.disk)
         run = self._start(case, place / "run", resume=False)
         self._await_moment(run, undisturbed, fault, choice)
         before = newest_checkpoint(run.folder)
@@ -60,7 +60,8 @@ class Trials:
         run.end()
         if self.shim is not None:
             self.shim.set()
-        (place / "filler").unlink(missing_ok=True)
+        if fault.disk is not None:
+            mend(place, fault.disk)
         if fault.harmless and outcome == "done" and ended.code != 0:
             wrong.append(f"what is harmless ended it: {ended.told}")
         if fault.asks_to_end and outcome == "done" and not has_begun and ended.ended_as_ever:
@@ -69,7 +70,7 @@ class Trials:
             wrong.append(f"the checkpoint of step {before} is gone")
         again = case if choice.random() < _ENGINE_AGAIN else replace(case, engine=None)
         wrong += self._resume(again, undisturbed, run.folder, ended, fault.loses_a_rank)
-        if fault.needs_mount:
+        if fault.disk is not None:
             unmount(place)
         shutil.rmtree(place, ignore_errors=True)
         return Seen(wrong=wrong, happened=happened or bool(wrong), phase=phase, seconds=ended.seconds)

@@ -7,6 +7,7 @@ reserve, which is given up so that the last words of a run on a full disk still 
 
 import errno
 import os
+import re
 import shutil
 import stat
 from collections.abc import Callable
@@ -20,6 +21,9 @@ from plait.units import format_bytes
 _RESERVE = ".reserve"
 _RESERVE_BYTES = 64 << 10
 """Room for `failure.txt` and the stacks of a few ranks, 5 to 20 KiB each as seen."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Where numbers help: of the disk, of what a user may have of it, of one file."""
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -50,16 +54,21 @@ def write_or_tell(write: Callable[[], object], tell: Callable[[str], object]) ->
 
 def cannot_write(path: Path, error: OSError, num_bytes: int) -> DiskError:
     """What is told of a write that failed."""
-    reason, free = error.strerror or str(error), free_bytes(path.parent)
-    if error.errno in (errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.ENXIO):  # what is there, not the room
-        fix = "choose another folder, or go on from a checkpoint that is left."
-        return DiskError(f"{path} cannot be written: {reason}.", fix=fix)
-    room = (
-        f"; it needs {format_bytes(num_bytes)} and {format_bytes(free)} is free" if free is not None else ""
-    )
-    return DiskError(
-        f"{path} cannot be written: {reason}{room}.", fix="free space there, or write to another disk."
-    )
+    reason, fix = why_not_written(path.parent, error, num_bytes)
+    return DiskError(f"{path} cannot be written: {reason}.", fix=fix)
+
+
+def why_not_written(folder: Path, error: Exception, num_bytes: int) -> tuple[str, str]:
+    """Why a write to a folder failed, with the numbers where there was no room, and what can be done about it."""
+    reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+    told = _OS_ERROR.search(reason)  # libraries in Rust
+    number = getattr(error, "errno", None) or (int(told[1]) if told is not None else None)
+    if number is not None and number not in _NO_ROOM:
+        return reason, "see what became of that disk or folder, or write to another one."
+    free = free_bytes(folder)
+    room = "an unknown part" if free is None else format_bytes(free)
+    needs = f"{reason}; it needs {format_bytes(num_bytes)} and {room} is free"
+    return needs, "free space there, or write to another disk."
 
 
 def ordinary(path: str | Path, flags: int) -> int:

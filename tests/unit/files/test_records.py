@@ -1,6 +1,8 @@
 """Records are appended, checked by their sums, and dropped in one rename."""
 
+import errno
 import json
+import os
 import os
 from pathlib import Path
 from typing import Any
@@ -96,3 +98,22 @@ def test_a_file_that_was_removed_meanwhile_is_told(tmp_path: Path) -> None:
     file.write({"step": 1})
     with pytest.raises(DiskError, match="metrics.jsonl cannot be written: it was removed meanwhile"):
         file.close()
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EIO, errno.ENOSPC])
+def test_room_is_told_of_where_it_is_what_lacks(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = RecordFile(tmp_path / "metrics.jsonl")
+    file.write({"step": 0})
+
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("plait.files.records.os.write", refuse)
+        with pytest.raises(DiskError) as told:
+            file.close()
+    assert os.strerror(number) in told.value.what
+    assert ("is free" in told.value.what) == (number == errno.ENOSPC)
+    assert ("free space" in (told.value.fix or "")) == (number == errno.ENOSPC)

@@ -23,6 +23,7 @@ from plait.errors import CheckpointError
 from plait.files.document import Format
 from plait.files.holder import is_alive
 from plait.files.shape import read_json
+from plait.files.write import ordinary
 
 MANIFEST = "complete.json"
 _TEMPORARY = re.compile(r"\.saving-([0-9]{1,9})-[0-9a-f]+")
@@ -164,6 +165,15 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_records(folder: Path) -> None:
+    """Wait until the records of a run folder are on the disk: of the steps that led to a checkpoint none is missing."""
+    for path in folder.glob("*.jsonl"):
+        with suppress(OSError), open(path, opener=ordinary) as file:
+            os.fsync(file.fileno())
+    with suppress(OSError):
+        sync(folder)
 
 
 def _write_manifest(folder: Path, sequence: int, files: Sequence[str]) -> None:

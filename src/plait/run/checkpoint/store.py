@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from plait.errors import CheckpointError
-from plait.files.write import free_bytes
+from plait.files.write import free_bytes, why_not_written
 from plait.run.checkpoint.files import (
     MANIFEST,
     check_sums,
@@ -30,6 +30,7 @@ from plait.run.checkpoint.files import (
     step_folders,
     step_of,
     sync,
+    sync_records,
     write_folder,
 )
 from plait.run.checkpoint.format import (
@@ -78,15 +79,15 @@ def save_checkpoint(
         free = free_bytes(folder)
         if free is not None and free < num_bytes:  # before the little that is left is filled in vain
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync_records(folder.parent)
         path = write_folder(folder, state.step, FILES, write)
         deleted = prune_folders(folder, FILES, keep=keep, newest=path, best_step=best_step)
         if on_deleted is not None:
             on_deleted(deleted)
     except (OSError, SafetensorError) as error:
+        reason, fix = why_not_written(folder, error, num_bytes)
         raise CheckpointError(
-            f"the checkpoint of step {state.step} cannot be written to {folder}: {_reason(error)};"
-            f" it needs {format_bytes(num_bytes)} and {_free(folder)} is free",
-            fix=f"free space there, keep fewer than {keep} checkpoints, or write to another disk.",
+            f"the checkpoint of step {state.step} cannot be written to {folder}: {reason}", fix=fix
         ) from error
     return path
 
@@ -164,10 +165,8 @@ def export_checkpoint(
             sync(temporary)
         temporary.replace(out)
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{out} cannot be written: {_reason(error)}; it needs {format_bytes(_bytes(tensors))}"
-            f" and {_free(out.parent)} is free"
-        ) from error
+        reason, fix = why_not_written(out.parent, error, _bytes(tensors))
+        raise CheckpointError(f"{out} cannot be written: {reason}", fix=fix) from error
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -188,12 +187,3 @@ def state_bytes(state: TrainingState) -> int:
 
 def _bytes(tensors: dict[str, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-
-
-def _reason(error: Exception) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
-
-
-def _free(folder: Path) -> str:
-    free = free_bytes(folder)
-    return "an unknown part" if free is None else format_bytes(free)

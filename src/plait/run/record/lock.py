@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from plait.errors import UsageError
@@ -55,7 +55,8 @@ def locked(folder: Path) -> Iterator[None]:
         except OSError as error:
             raise cannot_write(path, error, len(text)) from error
         yield
-        os.ftruncate(file, 0)
+        with suppress(OSError):  # a disk that turned read-only: the lock goes all the same
+            os.ftruncate(file, 0)
     finally:
         os.close(file)
 

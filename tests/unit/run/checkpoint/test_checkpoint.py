@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -194,3 +195,23 @@ def test_export_to_what_it_cannot_write_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CheckpointError, match="cannot be written"):
         export_checkpoint(tmp_path / "run", to="state_dict", out=tmp_path / "file" / "x.pt")
+
+
+def test_records_are_on_the_disk_before_a_checkpoint_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a disk that turns read-only keeps the checkpoint and loses the records of the steps that led to it."""
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        (tmp_path / name).write_text("{}\n")
+    os.mkfifo(tmp_path / "handed-over.jsonl")  # nobody is waited for there
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(file: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    save_checkpoint(tmp_path / "checkpoints", small_state(1))
+    first = synced.index("complete.json")
+    assert {"metrics.jsonl", "samples.jsonl", tmp_path.name} <= set(synced[:first])

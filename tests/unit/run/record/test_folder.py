@@ -142,6 +142,19 @@ def test_a_disk_without_room_for_the_lock_is_told(tmp_path: Path, monkeypatch: p
     assert caught.value.fix
 
 
+def test_a_disk_that_turns_read_only_at_the_very_end_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with locked(tmp_path):
+        monkeypatch.setattr(os, "ftruncate", refuse)
+    monkeypatch.undo()
+    with locked(tmp_path):
+        pass
+
+
 def test_of_a_killed_holder_the_ranks_that_still_end_are_waited_for(tmp_path: Path) -> None:
     code = (
         "import os, sys, time; from pathlib import Path; from plait.run.record.lock import locked\n"

@@ -137,8 +137,10 @@ def test_a_rank_that_does_nothing_at_all_is_given_up_sooner_than_a_busy_one() ->
 
 def test_a_stopped_rank_is_found_whether_or_not_anybody_waits() -> None:
     works = _entry(0, State.RUNNING, "forward", 0.1)
-    for state in (State.STARTING, State.RUNNING):
+    for state in (State.STARTING, State.RUNNING, State.WAITING):
         assert _find(works, _entry(1, state, "forward", 60), hang_s=300, stopped=(1,)) == ((), (1,))
+    ended = _entry(0, State.DONE, "", 60)
+    assert _find(ended, _entry(1, State.WAITING, "compare weights", 60), stopped=(1,)) == ((), (1,))
     evaluates = _entry(1, State.WAITING, "evaluate", 60)
     assert _find(_entry(0, State.WAITING, "evaluate", 59), evaluates, hang_s=300, stopped=(1,)) == (
         (0,),

@@ -19,6 +19,8 @@ from plait.units import format_seconds
 
 _ANSWER_S = 2.0
 """For a rank to write its stack: the handler runs at once, unless the process is stopped."""
+_ASK_EVERY_S = 0.25
+"""Between two requests for a stack: one that was stopped as it was born has no handler yet."""
 _STOPPED_S = 10.0
 """A rank that was stopped for longer is given up, where nobody has asked for less patience."""
 _STACK_LINES = 60
@@ -116,11 +118,12 @@ def _find_still(
     free: Collection[int],
 ) -> Hang | None:
     """Ranks that do not move, whether or not anybody waits for them."""
-    live = [
-        entry for entry in entries if entry is not None and entry.state in (State.STARTING, State.RUNNING)
+    there = [
+        entry for entry in entries if entry is not None and entry.state not in (State.DONE, State.GONE)
     ]
-    still = [entry for entry in live if stopped_s[entry.rank] > patience.stopped_s]
-    still = still or [entry for entry in live if entry.rank in free and idle_s[entry.rank] > patience.hang_s]
+    still = [entry for entry in there if stopped_s[entry.rank] > patience.stopped_s]
+    busy = [entry for entry in there if entry.state is not State.WAITING]
+    still = still or [entry for entry in busy if entry.rank in free and idle_s[entry.rank] > patience.hang_s]
     if not still:
         return None
     return Hang(operation=still[0], waiting=(), missing=tuple(entry.rank for entry in still))
@@ -193,12 +196,15 @@ def ask_stacks(processes: Sequence[Process]) -> list[str]:
 
 
 def _await_dump(process: Process, start: int, deadline: float) -> str:
-    size = start
+    size, asked_s = start, time.monotonic()
     while time.monotonic() < deadline:
         time.sleep(0.05)
         previous, size = size, os.fstat(process.stacks).st_size
         if size > start and size == previous:  # it has stopped growing
             break
+        if size == start and time.monotonic() - asked_s > _ASK_EVERY_S and process.poll() is None:
+            process.ask_stack()
+            asked_s = time.monotonic()
     return trim_stack(os.pread(process.stacks, size - start, start).decode(errors="replace"))
 
 

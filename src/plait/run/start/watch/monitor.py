@@ -269,14 +269,17 @@ class Monitor:
         raise launch_failure.to_error(cause, entry, ranks, launch_failure.count_oom_kills() - self._oom_kills)
 
     def _judge_hang(self) -> None:
-        entries = self._crew.board.read_all()
-        processes, hang_s, now_s = self._crew.processes, self._limits.hang_s, time.monotonic()
-        self._vitals.look(entries, now_s)
+        board, processes = self._crew.board, self._crew.processes
+        hang_s, now_s = self._limits.hang_s, time.monotonic()
+        self._vitals.look(board.read_all(), now_s)
+        stopped_s = self._vitals.stopped_s(now_s)
+        # One that was stopped in the middle of writing its slot writes no more of it.
+        entries = [board.read(rank, writer_is_dead=stopped_s[rank] > 0) for rank in range(self._crew.ranks)]
         hang = launch_hang.find_hang(
             entries,
             time.monotonic_ns(),
             launch_hang.Patience(hang_s=hang_s),
-            self._vitals.stopped_s(now_s),
+            stopped_s,
             self._vitals.idle_s(now_s),
             self._dispensable,
         )
