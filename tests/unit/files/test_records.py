@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import os
 from pathlib import Path
 from typing import Any
 

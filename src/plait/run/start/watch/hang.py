@@ -118,9 +118,7 @@ def _find_still(
     free: Collection[int],
 ) -> Hang | None:
     """Ranks that do not move, whether or not anybody waits for them."""
-    there = [
-        entry for entry in entries if entry is not None and entry.state not in (State.DONE, State.GONE)
-    ]
+    there = [entry for entry in entries if entry is not None and entry.state not in (State.DONE, State.GONE)]
     still = [entry for entry in there if stopped_s[entry.rank] > patience.stopped_s]
     busy = [entry for entry in there if entry.state is not State.WAITING]
     still = still or [entry for entry in busy if entry.rank in free and idle_s[entry.rank] > patience.hang_s]
