@@ -69,8 +69,8 @@ def test_a_run_on_two_nodes_outlives_that_of_task_0(cluster: Any, tmp_path: Path
         f"import sys, time\nsys.path.insert(0, {str(jobs.HERE.parents[2])!r})\n"
         "from dataclasses import replace\nfrom pathlib import Path\nfrom tests.ranks import jobs\n"
         "def job():\n"
-        f"    data = jobs.Marked(None, lambda: time.sleep(0 if Path({str(over)!r}).exists() else 0.03))\n"
-        "    return replace(jobs.plain(), data=data, epochs=None, steps=1500)\n"
+        f"    data = jobs.Marked(None, lambda: time.sleep(0 if Path({str(over)!r}).exists() else 0.1))\n"
+        "    return replace(jobs.plain(), data=data, epochs=None, steps=400)\n"
     )
     options = ["--plan", "ddp", "--ranks", "4", "--elastic", "2:4", "--record-samples", "--no-trace"]
     run = _start(cluster, "run", "job.py", "--out", str(out), *options, cwd=tmp_path)
@@ -97,8 +97,8 @@ def test_a_run_on_two_nodes_outlives_that_of_task_0(cluster: Any, tmp_path: Path
     events = json.loads((out / "outlived.json").read_text())
     assert [event["plan"] for event in events] == ["data=2", "data=4"]
     assert not any(event["repeated_steps"] for event in events)  # each held everything
-    assert load_checkpoint(out).step == 1500
-    assert [entry["step"] for entry in read_records(out / "samples.jsonl").entries] == list(range(1500))
+    assert load_checkpoint(out).step == 400
+    assert [entry["step"] for entry in read_records(out / "samples.jsonl").entries] == list(range(400))
 
 
 def test_what_a_job_raises_comes_back(cluster: Any, tmp_path: Path) -> None:
