@@ -108,9 +108,10 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stop:
-    """Return one from `on_step`, `on_evaluation`, `on_epoch` or `on_save` to end the run after the step under way.
+    """Return one from `on_step`, `on_evaluation`, `on_epoch` or `on_save` to end the run.
 
-    A checkpoint is saved then, as at every end.
+    One rank ends at once; several go on while they hear of it: the step under way is finished, and the one after it, so
+    that all end at the same. A checkpoint is saved then, as at every end.
     """
 
     reason: str

@@ -57,6 +57,20 @@ def test_every_format_gives_every_tensor(tmp_path: Path, kind: str) -> None:
         torch.testing.assert_close(value, _weights()[name], rtol=0, atol=0)
 
 
+def test_what_a_file_is_is_told_by_its_bytes_and_not_by_its_name(tmp_path: Path) -> None:
+    held = {name: value for name, value in _weights().items() if name != "head.weight"}
+    save_file(held, tmp_path / "a")
+    torch.save(held, tmp_path / "b.safetensors")
+    torch.save(held, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
+    for name in ("a", "b.safetensors", "old.bin"):
+        assert load_weights(Tied(), tmp_path / name).found == len(held)
+    (tmp_path / "empty.safetensors").touch()
+    (tmp_path / "torn.safetensors").write_bytes((tmp_path / "a").read_bytes()[:100])
+    for name in ("empty.safetensors", "torn.safetensors"):
+        with pytest.raises(JobError, match=f"{name} cannot be read as weights"):
+            load_weights(Tied(), tmp_path / name)
+
+
 def test_what_is_missing_or_unknown_is_told_and_what_cannot_fit_is_refused(tmp_path: Path) -> None:
     held = {"words.weight": torch.ones(5, 4), "old.bias": torch.ones(2)}
     save_file(held, tmp_path / "some.safetensors")

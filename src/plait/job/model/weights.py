@@ -6,8 +6,8 @@ one tensor at a time is copied to where it belongs, so that a model is never in 
 """
 
 import json
-from collections.abc import Generator, Mapping
-from contextlib import closing
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -118,36 +118,54 @@ def _files(path: Path) -> list[Path]:
     return [path]
 
 
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError, SafetensorError, UnpicklingError, RuntimeError) as error:
+        raise JobError(
+            f"{file} cannot be read as weights: {str(error).splitlines()[0] if str(error) else 'it is empty'}",
+            fix="give a safetensors file, or a state_dict that torch.save wrote.",
+        ) from error
+
+
 def _tensors(file: Path) -> Generator[tuple[str, Tensor], None, None]:
     """The tensors of a file, one after the other; each is read when it is looked at."""
-    try:
-        if file.suffix == ".safetensors":
+    with _reading(file):
+        if _is_safetensors(file):
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118  # it is no mapping
                     yield name, opened.get_tensor(name)
         else:
             yield from _state_dict(file).items()
-    except (OSError, SafetensorError, UnpicklingError, RuntimeError) as error:
-        raise JobError(
-            f"{file} cannot be read as weights: {str(error).splitlines()[0] if str(error) else error}",
-            fix="give a safetensors file, or a state_dict that torch.save wrote.",
-        ) from error
 
 
 def _names_in(file: Path) -> list[str]:
-    if file.suffix != ".safetensors":
-        return [name for name, _ in _tensors(file)]
-    try:
+    with _reading(file):
+        if not _is_safetensors(file):
+            return list(_state_dict(file))
         with safe_open(file, framework="pt") as opened:
             return list(opened.keys())
-    except (OSError, SafetensorError) as error:
-        raise JobError(
-            f"{file} cannot be read as weights: {error}", fix="give a safetensors file."
-        ) from error
+
+
+def _head(file: Path) -> bytes:
+    """Its first bytes, which tell what it is: a name may be anything."""
+    with file.open("rb") as opened:
+        return opened.read(9)
+
+
+def _is_safetensors(file: Path) -> bool:
+    """The length of a header in 8 bytes, then the header, which is JSON."""
+    return _head(file)[8:] == b"{"
 
 
 def _state_dict(file: Path) -> dict[str, Tensor]:
-    held: Any = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    # What torch wrote before 1.6 cannot be mapped; by this suffix torch would read safetensors.
+    is_mapped = _head(file).startswith(b"PK") and file.suffix != ".safetensors"
+    with file.open("rb") as opened:
+        held: Any = torch.load(
+            file if is_mapped else opened, map_location="cpu", mmap=is_mapped, weights_only=True
+        )
     for key in _INSIDE:
         if isinstance(held, dict) and isinstance(held.get(key), dict):
             held = held[key]

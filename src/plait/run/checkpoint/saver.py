@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from plait.errors import PlaitError
 from plait.run.checkpoint.state import TrainingState, snapshot
-from plait.run.checkpoint.store import save_checkpoint, state_bytes
+from plait.run.checkpoint.store import newest_step, save_checkpoint, state_bytes
 from plait.threads import start_thread
 from plait.units import format_bytes, format_seconds
 
@@ -71,12 +71,20 @@ class Saver:
     """
 
     def __init__(
-        self, folder: Path, *, keep: int = 2, best_step: int | None = None, time_limit_s: float = 120.0
+        self,
+        folder: Path,
+        *,
+        keep: int = 2,
+        best_step: int | None = None,
+        resumed: Path | None = None,
+        time_limit_s: float = 120.0,
     ) -> None:
-        """`best_step` is kept whatever its age, until a better one is saved."""
+        """`best_step` is kept whatever its age, until a better one is saved; `resumed` is what the run goes on from."""
         self._folder = folder
         self._keep = keep
         self._best_step = best_step
+        self._there = newest_step(folder, resumed)
+        """Of the newest checkpoint, which this run began with: a state of that step is on the disk already."""
         self._time_limit_s = time_limit_s
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -93,7 +101,9 @@ class Saver:
         self._has_failed = False
 
     def submit(self, state: TrainingState, *, is_best: bool = False) -> None:
-        """Copy `state` and have it written; returns when the copy is made."""
+        """Copy `state` and have it written, unless it is what was read; returns when the copy is made."""
+        if state.step == self._there and not is_best:
+            return
         began_s = time.monotonic()
         copied = snapshot(state)
         one = _Waiting(state=copied, is_best=is_best, pause_s=time.monotonic() - began_s)

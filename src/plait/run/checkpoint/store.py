@@ -92,6 +92,14 @@ def save_checkpoint(
     return path
 
 
+def newest_step(folder: Path, path: Path | None) -> int | None:
+    """The step of a checkpoint, where it is the newest of a folder of checkpoints; else None."""
+    if path is None or not folder.is_dir():
+        return None
+    complete = complete_folders(folder, FILES)
+    return step_of(path) if complete and complete[0].path.resolve() == path.resolve() else None
+
+
 def locate_checkpoint(path: Path, *, on_notice: Callable[[str], None] | None = None) -> Path:
     """The newest undamaged checkpoint in a run folder or a folder of checkpoints, or `path` itself if it is one.
 

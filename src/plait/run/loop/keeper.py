@@ -46,7 +46,12 @@ class Keeper:
         self._extra = task.kept(progress)
         first = server.shard == 0
         self._saver = (
-            Saver(task.folder / "checkpoints", keep=task.keep, time_limit_s=task.checkpoint_timeout_s)
+            Saver(
+                task.folder / "checkpoints",
+                keep=task.keep,
+                resumed=task.resume,
+                time_limit_s=task.checkpoint_timeout_s,
+            )
             if first
             else None
         )

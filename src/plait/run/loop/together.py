@@ -84,6 +84,7 @@ class Together:
                 task.folder / "checkpoints",
                 keep=task.keep,
                 best_step=self._kept.step,
+                resumed=task.resume,
                 time_limit_s=task.checkpoint_timeout_s,
             )
             if first

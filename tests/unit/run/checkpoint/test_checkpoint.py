@@ -185,7 +185,9 @@ def test_exported_state_dict_loads_strictly_and_ties_share_memory(tmp_path: Path
     other.load_state_dict(exported)
     for name, tensor in model.state_dict().items():
         assert torch.equal(other.state_dict()[name], tensor), name
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pt", "run"]
+    export_checkpoint(tmp_path / "run", to="state_dict", out=tmp_path / "plain")  # a name without a dot
+    assert torch.load(tmp_path / "plain", weights_only=True).keys() == exported.keys()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pt", "plain", "run"]
 
 
 def test_export_to_what_it_cannot_write_is_an_error(tmp_path: Path) -> None:

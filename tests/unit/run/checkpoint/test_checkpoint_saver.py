@@ -10,7 +10,7 @@ from tests.unit.run.checkpoint.checkpoint_states import assert_equal, small_stat
 
 from plait.run.checkpoint import saver as checkpoint_saver
 from plait.run.checkpoint.saver import Notice, Saver
-from plait.run.checkpoint.store import load_checkpoint, save_checkpoint
+from plait.run.checkpoint.store import load_checkpoint, locate_checkpoint, save_checkpoint
 
 
 def test_saver_writes_what_was_submitted_while_training_goes_on(tmp_path: Path) -> None:
@@ -23,6 +23,18 @@ def test_saver_writes_what_was_submitted_while_training_goes_on(tmp_path: Path) 
     assert notices[0].path == tmp_path / "step-00000001"
     assert_equal(load_checkpoint(tmp_path), small_state(1))
     assert Saver(tmp_path).close() == []
+
+
+def test_what_a_run_began_with_is_not_written_again(tmp_path: Path) -> None:
+    paths = [save_checkpoint(tmp_path, small_state(step)) for step in (1, 2)]
+    for resumed, is_best, expected in (
+        (paths[1], False, []), (paths[1], True, [2]), (paths[0], False, [2]), (None, False, [2])
+    ):  # fmt: skip
+        saver = Saver(tmp_path, keep=9, resumed=resumed)
+        saver.submit(small_state(2), is_best=is_best)
+        assert [notice.step for notice in saver.close()] == expected
+        if expected:
+            paths[1] = locate_checkpoint(tmp_path)
 
 
 @pytest.fixture
