@@ -30,7 +30,10 @@ class ParentSaver:
         self._awaits: dict[int, int | None] = dict.fromkeys(range(task.plan.mesh.size), -1)
         """By worker: the step before which it waits for a save; -1: it does not wait; None: it is done."""
         self._saver = Saver(
-            task.folder / "checkpoints", keep=task.keep, resumed=task.resume, time_limit_s=task.checkpoint_timeout_s
+            task.folder / "checkpoints",
+            keep=task.keep,
+            resumed=task.resume,
+            time_limit_s=task.checkpoint_timeout_s,
         )
         self._saved = -1
 
