@@ -1,10 +1,16 @@
 """Convolutions with their channels last in memory: the same numbers, and what follows keeps the layout."""
 
+from functools import partial
+
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.zoo import ZOO
+from torch import nn
 
+import plait
 from plait.errors import PlanError
+from plait.graph.from_job import Captures
 from plait.plan.named import resolve
 from plait.program.cost.layouts import prefers_channels_last
 from plait.run.parallelize import parallelize
@@ -39,3 +45,28 @@ def test_auto_asks_how_much_of_the_work_is_convolutions() -> None:
         assert not prefers_channels_last(plan, program, torch.device("cpu"))
     with pytest.raises(PlanError, match="layout='rows'"):
         resolve("single", 1, {"layout": "rows"})
+
+
+class PooledResidual(nn.Module):
+    """As ConvNeXt ends: channels last by a permutation, a residual, the mean of every channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.inner, self.head = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 8), nn.Linear(8, 10)
+        self.pool, self.norm = nn.AdaptiveAvgPool2d(1), nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        x = x + self.inner(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        pooled: torch.Tensor = self.head(self.norm(self.pool(x).permute(0, 2, 3, 1)).flatten(1))
+        return pooled
+
+
+def test_what_a_pool_lays_out_keeps_its_samples() -> None:
+    data = [(torch.randn(3, 8, 8), i % 10) for i in range(8)]
+    job = plait.Job(
+        model=PooledResidual, data=data, loss=F.cross_entropy, optimizer=partial(torch.optim.SGD, lr=0.1), batch=4,
+    )  # fmt: skip
+    graph = Captures(job, None, torch.float64).of_size(4)
+    assert not any("as_strided" in str(node.target) for node in graph.graph.nodes)
+    assert plait.verify(job, "ddp", 2, steps=2, serial=True).ok

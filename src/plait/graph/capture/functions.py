@@ -14,6 +14,7 @@ from plait.errors import CaptureError, JobError
 from plait.graph.capture.branches import Decisions
 from plait.graph.capture.endings import NeedsValuesError
 from plait.graph.capture.islands import Islands
+from plait.graph.capture.plain_forms import PLAIN_FORMS
 from plait.graph.capture.refusal import refuse_other_devices
 from plait.graph.ops.attention import AttentionCapture, plain_attention
 from plait.graph.ops.batch_norm import batch_norm
@@ -115,8 +116,8 @@ class FunctionCapture(AttentionCapture):
             return self._holds(torch.isclose(*args, **kwargs).all())
         if func == _SET_DATA:
             return _set_data(*args)
-        if func in _STATISTICS:
-            return _STATISTICS[func](func, *args, **kwargs)
+        if func in PLAIN_FORMS:
+            return PLAIN_FORMS[func](func, *args, **kwargs)
         if func is torch.autograd.grad and not self._plain:
             raise NeedsPlainOpsError
         if func is F.instance_norm:
@@ -162,41 +163,6 @@ def _set_data(tensor: Tensor, value: Tensor) -> None:
         )
     with torch.no_grad():
         tensor.copy_(value)
-
-
-def _cov(
-    func: Callable[..., Tensor],
-    x: Tensor,
-    *,
-    correction: int = 1,
-    fweights: Tensor | None = None,
-    aweights: Tensor | None = None,
-) -> Tensor:
-    """The covariance of rows; torch's own asks a tensor whether there are samples enough."""
-    if fweights is not None or aweights is not None or x.ndim > 2:
-        return func(x, correction=correction, fweights=fweights, aweights=aweights)
-    rows = x.reshape(1, -1) if x.ndim < 2 else x
-    centered = rows - rows.mean(1, keepdim=True)
-    return (centered @ centered.mH / max(rows.shape[1] - correction, 0)).squeeze()
-
-
-def _corrcoef(func: Callable[..., Tensor], x: Tensor) -> Tensor:
-    if x.ndim != 2 or x.is_complex():
-        return func(x)
-    found = _cov(func, x)
-    if found.ndim == 0:
-        return found / found
-    deviation = found.diag().sqrt()
-    return (found / deviation[:, None] / deviation).clip(-1, 1)
-
-
-_STATISTICS: Mapping[Any, Callable[..., Tensor]] = {
-    torch.cov: _cov,
-    Tensor.cov: _cov,
-    torch.corrcoef: _corrcoef,
-    Tensor.corrcoef: _corrcoef,
-}
-"""Functions whose own way asks for values."""
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -5,13 +5,14 @@ the segment made itself is written over: never an input, an output, or what some
 same; the most that is alive at once is less.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, fx
 
 from plait.graph.op_family import is_view
-from plait.graph.storage import is_item, owner_of
+from plait.graph.storage import is_item, shows_input
 from plait.torch_private.ops import OpOverload, schema_of
 
 _aten = torch.ops.aten
@@ -55,24 +56,37 @@ def written_over(
 ) -> dict[fx.Node, fx.Node]:
     """By node that writes over an operand of its own: that operand."""
     inside, kept = set(nodes), set(outputs)
-    shown: dict[fx.Node, int] = {}
-    """By owner of memory, how many live names show it; an output never dies."""
+    memories: dict[fx.Node, frozenset[fx.Node]] = {}
+    shown: Counter[fx.Node] = Counter()
+    """By owner of memory, how many live names may show it; an output never dies."""
     found: dict[fx.Node, fx.Node] = {}
     names = {node.name: node for node in nodes}
     for node in nodes:
         operand = node.args[0] if node.target in IN_PLACE or node.target in OVER_GRADIENT else None
         if isinstance(operand, fx.Node) and operand in inside and operand.name in dying.get(node, ()):
             others = [other for other in node.all_input_nodes if other is not operand]
-            apart = all(owner_of(other) is not operand for other in others)
+            apart = all(operand not in memories.get(other, ()) for other in others)
             once = sum(arg is operand for arg in (*node.args, *node.kwargs.values())) == 1
-            if shown.get(operand) == 1 and once and apart and _is_made(operand) and _is_like(node, operand):
+            if shown[operand] == 1 and once and apart and _is_made(operand) and _is_like(node, operand):
                 found[node] = operand
-        owner = owner_of(node)
-        shown[owner] = shown.get(owner, 0) + 1
+        memories[node] = _memories(node, memories)
+        shown.update(memories[node])
         for name in dying.get(node, ()):
             if name in names and name not in kept:
-                shown[owner_of(names[name])] -= 1
+                shown.subtract(memories[names[name]])
     return found
+
+
+def _memories(node: fx.Node, known: Mapping[fx.Node, frozenset[fx.Node]]) -> frozenset[fx.Node]:
+    """Whose memory a value may lie in: of a view, what it shows; a function that is no op of torch's (a shard that is
+    taken, dims that are split) may return its inputs, views of them, or tensors of its own."""
+    given = [known.get(entry, frozenset((entry,))) for entry in node.all_input_nodes]
+    if shows_input(node):
+        return given[0]
+    maker = node.args[0] if is_item(node) else node
+    if isinstance(maker, fx.Node) and maker.op == "call_function" and schema_of(maker.target) is None:
+        return frozenset((node,)).union(*given)
+    return frozenset((node,))
 
 
 def _is_made(node: fx.Node) -> bool:

@@ -4,11 +4,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from plait.program.local.communicate import take_shard
 from plait.program.program import Segment
 from plait.program.segment.codegen import make_segment
+from plait.torch_private.fake import FakeTensorMode
 
 aten = torch.ops.aten
 
@@ -66,3 +68,24 @@ def test_the_same_operand_twice() -> None:
     segment = segment_of(lambda x: (made := x @ x) * made, x)
     assert not segment.over
     assert torch.equal(segment.run([x.clone()])[0], (x @ x) * (x @ x))
+
+
+@pytest.mark.parametrize("dim", [0, 1], ids=["a view", "a copy"])
+def test_what_a_function_of_ours_may_show_is_not(dim: int) -> None:
+    """A shard that is taken of a tensor along its first dim lies in that tensor's memory."""
+    graph, mode = fx.Graph(), FakeTensorMode()
+    values = {"x": (8, 8), "made": (8, 8), "shard": (4, 8) if dim == 0 else (8, 4), "larger": (8, 8)}
+    x = graph.placeholder("x")
+    made = graph.call_function(aten.mm.default, (x, x))
+    shard = graph.call_function(take_shard, (made, dim, 4, 1, 1))
+    larger = graph.call_function(aten.mul.Scalar, (made, 2.0))
+    graph.output((shard, larger))
+    with mode:
+        for node, shape in zip((x, made, shard, larger), values.values(), strict=True):
+            node.meta["val"] = torch.empty(shape, dtype=torch.float64)
+    nodes = [made, shard, larger]
+    segment = make_segment("s", "forward", nodes, ["x"], [shard.name, larger.name], torch.device("cpu"))
+    given = torch.randn(8, 8, dtype=torch.float64)
+    taken, doubled = segment.run([given])
+    assert torch.equal(doubled, (given @ given) * 2)
+    assert torch.equal(taken, (given @ given).narrow(dim, 1, 4))
