@@ -26,7 +26,7 @@ from plait.plan.plan import PIPE, Plan
 from plait.program.hops.price import Network, choices_of
 from plait.program.show.listing import Listing
 from plait.program.show.show import list_placements
-from plait.rewrite.choose import device_like
+from plait.rewrite.choose import preset_like
 from plait.rewrite.rewrite import GraphCosts, graph_costs, rewrite
 from plait.run.measure.graph_times import time_graphs
 from plait.run.prepare.programs import Programs
@@ -107,7 +107,7 @@ def rewritten(
     _check_batch(batch)
     given, _ = given_job(job, None, args)
     before = Captures(given).of_size(batch if batch is not None else -(-given.batch // given.accumulate))
-    made = rewrite(before, device_like(torch.device("cpu")))
+    made = rewrite(before, preset_like(torch.device("cpu")).device)
     seconds = time_graphs([before, made.graph])
     return RewrittenGraph(
         before=graph_costs(before, made.before_s, seconds[0]),

@@ -10,9 +10,9 @@ from importlib.util import find_spec
 import torch
 
 from plait.cluster.cluster import Device
-from plait.cluster.devices import DEVICES
+from plait.cluster.devices import DEVICES, Preset
 from plait.graph.graph import Graph
-from plait.plan.plan import DOMAIN, TENSOR, Plan
+from plait.plan.plan import TENSOR, Plan
 from plait.program.cost.op_time import node_work, op_seconds
 from plait.rewrite.rewrite import Rewritten, rewrite
 from plait.rewrite.terms import neighbours, read_terms
@@ -27,9 +27,9 @@ _SECONDS_PER_OP = 2e-3
 """And for every op of the graph."""
 
 
-def device_like(device: torch.device) -> Device:
-    """A device of this kind, by which ways are compared."""
-    return DEVICES["H100" if device.type == "cuda" else "cpu"].device
+def preset_like(device: torch.device) -> Preset:
+    """A device of this kind and its host, by which ways are compared."""
+    return DEVICES["H100" if device.type == "cuda" else "cpu"]
 
 
 def settled_for(tasks: int, plan: Plan) -> Plan:
@@ -46,29 +46,22 @@ def rewrite_where_it_pays(
 ) -> Rewritten | None:
     """Rewrite a graph, or leave it.
 
-    Plans that cut weights place the ops that the user wrote: patterns and fused weights are known there. Pipelines are
-    cut between what the user wrote too, unless they are asked to rewrite: what is merged may join two stages.
+    Pipelines are cut between what the user wrote, unless they are asked to rewrite: what is merged may join two stages.
+    Where weights are cut, those of one shape merge alone: each of them is then cut as it would be by itself.
     """
     if plan.rewrite == "off":
         return None
-    kind = device_like(device)
-    cut = next((axis for axis in (TENSOR, DOMAIN) if plan.mesh.size_of(axis) > 1), None)
+    kind, alike = preset_like(device).device, plan.mesh.size_of(TENSOR) > 1
     if plan.rewrite == "on":
-        if cut is not None:
-            return Rewritten(
-                graph=graph, before=0, before_s=0.0, after_s=0.0, took_s=0.0,
-                reason=f"{cut}={plan.mesh.size_of(cut)} cuts the weights that it has",
-            )  # fmt: skip
-        return rewrite(graph, kind)
+        return rewrite(graph, kind, alike=alike)
     if (
-        cut is not None
-        or plan.num_stages > 1
+        plan.num_stages > 1
         or steps is None
         or find_spec("egglog") is None
         or not _may_pay(graph, kind, steps)
     ):
         return None
-    made = rewrite(graph, kind)
+    made = rewrite(graph, kind, alike=alike)
     return made if made.after_s < made.before_s * (1 - _LEAST_GAIN) else None
 
 

@@ -6,6 +6,7 @@ copied once, since the graph that is built puts them together at once.
 """
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,9 +101,11 @@ def _share_copied(way: Way, given: list[Any], joined: set[tuple[int, tuple[Any, 
     return sum(own) / sum(sizes)
 
 
-def graph_seconds(graph: Graph, device: Device) -> float:
-    """What the ops of a graph take, by the same prices."""
-    return sum(_op_seconds(node, device) for node in graph.ops())
+def graph_seconds(
+    graph: Graph, device: Device, share: Callable[[fx.Node], float] = lambda node: 1.0
+) -> float:
+    """What the ops of a graph take, by the same prices; `share`: the part of each that a rank computes."""
+    return sum(_op_seconds(node, device) * share(node) for node in graph.ops())
 
 
 def _fill(classes: Classes, values: list[Any]) -> None:

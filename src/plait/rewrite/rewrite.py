@@ -7,7 +7,7 @@ they made. Names of inputs and outputs stay, and so do parameters, checkpoints a
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from plait.cluster.cluster import Device
 from plait.graph.graph import Graph
@@ -44,12 +44,16 @@ class Rewritten:
     took_s: float
     """Seconds that the search took."""
     reason: str = ""
-    """Why nothing was looked for."""
+    """Why the graph stays."""
 
     @property
     def changed(self) -> bool:
         """Whether the graph is another one."""
         return self.after_s < self.before_s
+
+    def undone(self, graph: Graph, reason: str) -> "Rewritten":
+        """The graph as it was, and why."""
+        return replace(self, graph=graph, after_s=self.before_s, rules={}, reason=reason)
 
     def line(self) -> str:
         """For people."""
@@ -99,9 +103,12 @@ def graph_costs(graph: Graph, predicted_s: float, measured_s: float | None) -> G
 
 
 def rewrite(
-    graph: Graph, device: Device, *, rules: Sequence[Rule] = RULES, memory: float = MEMORY
+    graph: Graph, device: Device, *, rules: Sequence[Rule] = RULES, memory: float = MEMORY, alike: bool = False
 ) -> Rewritten:
-    """The cheapest graph that rules find: the same for one kind of device, however fast the machine."""
+    """The cheapest graph that rules find: the same for one kind of device, however fast the machine.
+
+    `alike`: only what has one shape is laid side by side.
+    """
     began = time.monotonic()
     reason, count = reason_against(graph), sum(1 for _ in graph.ops())
     if reason is not None:
@@ -109,7 +116,7 @@ def rewrite(
     given = graph
     graph, constants = with_constants(given)
     terms = read_terms(graph)
-    classes = saturate(terms, rules)
+    classes = saturate(terms, rules, alike=alike)
     nodes = graph.nodes()
     parameters = {classes.of_term[terms.of_node[nodes[entry.node]]] for entry in graph.inputs_of("parameter")}
     priced = price(classes, terms, parameters, device)

@@ -48,8 +48,8 @@ class Classes:
     """Whether nothing new was left to find."""
 
 
-def saturate(terms: Terms, rules: Sequence[Rule]) -> Classes:
-    """All that `rules` make of `terms`, up to a number of ways."""
+def saturate(terms: Terms, rules: Sequence[Rule], *, alike: bool = False) -> Classes:
+    """All that `rules` make of `terms`, up to a number of ways; `alike`: neighbours have one shape."""
     bindings = _egglog()
     egraph = bindings.EGraph()
     arities = sorted({len(term.tensors) for term in terms.terms if term.word == "op"})
@@ -60,7 +60,7 @@ def saturate(terms: Terms, rules: Sequence[Rule]) -> Classes:
         _enter(egraph, terms, range(start, min(start + _AT_ONCE, len(terms.terms))))
     made = weights(terms)
     pairs = [f"(weight (term {at}))" for at in sorted(made)]
-    follows = list(neighbours(terms))
+    follows = [pair for pair in neighbours(terms) if not alike or terms.have_one_shape(*pair)]
     later = {second for _, second in follows}
     pairs += [f"(head (term {first}))" for first, _ in follows if first not in later]
     pairs += [f"(next (term {first}) (term {second}))" for first, second in follows]

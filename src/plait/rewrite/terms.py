@@ -60,6 +60,10 @@ class Terms:
         self.of_node[node] = at
         return at
 
+    def have_one_shape(self, one: int, other: int) -> bool:
+        """Whether two terms are alike but for their values."""
+        return _shape(self.nodes[one]) == _shape(self.nodes[other])
+
     def inner(self, at: int, *words: str) -> int:
         """The term under some words of one tensor, such as transposes."""
         while self.terms[at].word in words:

@@ -11,13 +11,13 @@ from plait.job.job import Job
 
 
 class Block(nn.Module):
-    """Attention and a gated MLP, every product on its own."""
+    """Attention and a gated MLP, every product on its own; keys and values may have fewer heads."""
 
-    def __init__(self, width: int = 16, heads: int = 2) -> None:
+    def __init__(self, width: int = 16, size: int = 8, keys: int = 16) -> None:
         super().__init__()
-        self.heads = heads
+        self.size, self.groups = size, width // keys
         self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.q, self.k, self.v = (nn.Linear(width, out) for out in (width, keys, keys))
         self.out = nn.Linear(width, width)
         self.gate, self.up = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
         self.down = nn.Linear(2 * width, width, bias=False)
@@ -25,8 +25,10 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.first(x)
         q, k, v = (
-            layer(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v)
+            layer(y).unflatten(-1, (-1, self.size)).transpose(1, 2) for layer in (self.q, self.k, self.v)
         )
+        if self.groups > 1:
+            k, v = (one.repeat_interleave(self.groups, 1) for one in (k, v))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         y = self.second(x)
@@ -36,11 +38,11 @@ class Block(nn.Module):
 class Language(nn.Module):
     """Blocks between an embedding and a head."""
 
-    def __init__(self, blocks: int = 2, width: int = 16) -> None:
+    def __init__(self, blocks: int = 2, width: int = 16, *, size: int = 8, keys: int = 16) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.embed = nn.Embedding(20, width)
-        self.blocks = nn.Sequential(*(Block(width) for _ in range(blocks)))
+        self.blocks = nn.Sequential(*(Block(width, size, keys) for _ in range(blocks)))
         self.head = nn.Linear(width, 20)
 
     def forward(self, tokens: Tensor) -> Tensor:

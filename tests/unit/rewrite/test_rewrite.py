@@ -13,6 +13,7 @@ from tests.unit.rewrite.models import (
     Branches,
     Convolutions,
     Joined,
+    Language,
     Masked,
     Scores,
     Towers,
@@ -35,6 +36,7 @@ from plait.rewrite.constants import CONSTANT
 from plait.rewrite.rewrite import Rewritten, rewrite
 from plait.run.proof.compare import compare
 from plait.run.proof.serial_run import Record, run_serially
+from plait.search.place.orders import better_as_written
 
 CPU = DEVICES["cpu"].device
 """What ways are priced on."""
@@ -212,13 +214,50 @@ def plain() -> Record:
     return run_serially(language_job(), plan, 2, torch.float64)
 
 
-@pytest.mark.parametrize("name", ["single", "ddp", "zero3", "1f1b", "megatron"])
-def test_every_plan_computes_what_it_did(name: str) -> None:
-    plan = with_settings(resolve(name, 1 if name == "single" else 2), {"rewrite": "on"})
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        ("single", {"data": 1}),
+        ("ddp", {"data": 2}),
+        ("zero3", {"data": 2}),
+        ("1f1b", {"pipe": 2}),
+        ("megatron", {"tensor": 2}),
+        ("megatron", {"data": 2, "tensor": 2}),
+        ("megatron", {"domain": 2, "tensor": 2}),
+    ],
+)
+def test_every_plan_computes_what_it_did(name: str, mesh: dict[str, int]) -> None:
+    plan = resolve(name, None, {"rewrite": "on"}, mesh)
     record = run_serially(language_job(), plan, 2, torch.float64)
     found = compare(plain(), record, rough=False, tolerance=1e-9, weight_tolerance=1e-9)
     assert found and all(difference.ok for difference in found)
-    assert any(line.startswith("rewrite:") for line in record.notices)
+    assert any(" ops became " in line for line in record.notices)
+
+
+@cache
+def grouped() -> Graph:
+    return Captures(replace(language_job(), model=lambda: Language(1, size=4, keys=8))).of_size(8)
+
+
+def test_weights_that_are_cut_merge_where_they_have_one_shape() -> None:
+    made = rewrite(grouped(), CPU, alike=True)
+    beside = [
+        {name.removeprefix("blocks.0.").partition(".")[0] for name in names}
+        for names in parameters_beside(made.graph)
+    ]
+    assert {"k", "v"} in beside and {"gate", "up"} in beside
+    assert not any("q" in names for names in beside)
+
+
+def test_a_plan_takes_the_graph_that_it_places_better() -> None:
+    """All of Q, K and V as one cannot be cut by heads where there are more queries than keys."""
+    plan, kind = resolve("megatron", 2), DEVICES["cpu"]
+    merged, alike = rewrite(grouped(), CPU), rewrite(grouped(), CPU, alike=True)
+    assert " a rank holds " in better_as_written(grouped(), merged.graph, plan, kind, None)
+    assert better_as_written(grouped(), alike.graph, plan, kind, None) == ""
+    assert better_as_written(grouped(), merged.graph, resolve("ddp", 2), kind, None) == ""
+    three = resolve("megatron", 3)  # divides nothing: the graph as written is no help either
+    assert better_as_written(grouped(), merged.graph, three, kind, None)
 
 
 def test_parameters_side_by_side_are_a_view_and_others_a_copy() -> None:

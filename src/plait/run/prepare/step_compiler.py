@@ -23,8 +23,9 @@ from plait.plan.plan import DATA, Plan
 from plait.program.compile import Settings, compile_program
 from plait.program.layout import Layout
 from plait.program.program import Program
-from plait.rewrite.choose import rewrite_where_it_pays
+from plait.rewrite.choose import preset_like, rewrite_where_it_pays
 from plait.run.prepare.opaque_steps import OpaqueSteps
+from plait.search.place.orders import better_as_written
 from plait.search.place.resolve import resolve_again, resolve_placements
 from plait.torch_private.fake import FAKE_LOGGER
 
@@ -85,6 +86,8 @@ class StepCompiler:
         self._written = plan
         self._resolved_for: int | None = None
         self._captured = False
+        self._as_written: str | None = None
+        """Why graphs are placed as they were written; empty: they are not; None: nothing was placed yet."""
 
     def follow(self, first: "StepCompiler") -> None:
         """Hold parameters as another compiler does, and choose ops anew."""
@@ -159,6 +162,17 @@ class StepCompiler:
         made = rewrite_where_it_pays(graph, self._written, self._device, self._num_steps)
         if made is None:
             return graph
+        if made.changed:
+            if self._as_written is None:
+                self._as_written = better_as_written(
+                    graph,
+                    made.graph,
+                    self._written,
+                    preset_like(self._device),
+                    self._job.build_optimizer,
+                )
+            if self._as_written:
+                made = made.undone(graph, self._as_written)
         if made.line() not in self.rewrites:
             self.rewrites = (*self.rewrites, made.line())
         return made.graph

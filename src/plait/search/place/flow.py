@@ -18,7 +18,7 @@ from plait.graph.graph import Graph
 from plait.program.place.placement import AxisShares, Shard, Strategy
 from plait.program.place.propagate import Placements
 from plait.program.place.rules import Op
-from plait.program.place.rules.base import aten
+from plait.program.place.rules.base import aten, ours
 
 Tensor = tuple[fx.Node, int]
 """The producer of a tensor and the number of its output."""
@@ -26,6 +26,7 @@ Tensor = tuple[fx.Node, int]
 _VIEWS = {
     aten.view, aten._unsafe_view, aten.t, aten.transpose, aten.permute, aten.expand, aten.unsqueeze, aten.squeeze,
     aten.slice, aten.select, aten.split, aten.split_with_sizes, aten.chunk, aten.unbind, aten.detach, aten.alias,
+    ours.beside,
 }  # fmt: skip
 """Ops whose results are the memory of their argument."""
 

@@ -96,9 +96,11 @@ class Regions:
         return found
 
     def _parameter_of(self, tensor: Tensor) -> fx.Node | None:
-        """The parameter of which a tensor is a view or a cast."""
+        """The parameter of which a tensor is a view or a cast; of several side by side, the first."""
         node = tensor[0]
-        while node.op == "call_function" and len(self.flow.reads[node]) == 1:
+        while node.op == "call_function" and (
+            len(self.flow.reads[node]) == 1 or node.target is ours.beside.default
+        ):
             node = self.flow.reads[node][0][0]
         return node if node in self.flow.parameters else None
 

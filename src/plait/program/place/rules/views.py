@@ -202,22 +202,16 @@ def unbind(op: Op) -> list[Strategy]:
     ]
 
 
-@rule(aten.cat)
+@rule(aten.cat, ours.beside)
 def cat(op: Op) -> list[Strategy]:
     """The inverse of `split`: where all pieces have equal parts, the whole has all of these."""
     if any(len(shape) != len(op.out) for shape in op.shapes):
         return []
-    dim = op.dim()
+    dim = 0 if op.node.target is ours.beside.default else op.dim()
     found = [op.same(P)] + [op.same(Shard(other)) for other in shards(len(op.out), skip=[dim])]
     for outer, counts in _joined_parts(op, [shape[dim] for shape in op.shapes]):
         found.append(Strategy(tuple(Shard(dim, count) for count in counts), (Shard(dim, outer),)))
     return found
-
-
-@rule(ours.beside)
-def beside(op: Op) -> list[Strategy]:
-    """Parameters, which stay as they are held where they are not whole."""
-    return [op.same(P)] + [op.same(Shard(dim)) for dim in shards(len(op.out), skip=[0])]
 
 
 @rule(aten.stack)
