@@ -103,7 +103,12 @@ def graph_costs(graph: Graph, predicted_s: float, measured_s: float | None) -> G
 
 
 def rewrite(
-    graph: Graph, device: Device, *, rules: Sequence[Rule] = RULES, memory: float = MEMORY, alike: bool = False
+    graph: Graph,
+    device: Device,
+    *,
+    rules: Sequence[Rule] = RULES,
+    memory: float = MEMORY,
+    alike: bool = False,
 ) -> Rewritten:
     """The cheapest graph that rules find: the same for one kind of device, however fast the machine.
 
