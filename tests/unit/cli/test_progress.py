@@ -1,11 +1,15 @@
 """What people see while a run goes on: lines for a log, a bar in a terminal, nothing when a program reads."""
 
 import io
+import sys
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from plait.api.display import progress
 from plait.api.display.progress import show_progress
 
 
@@ -30,6 +34,28 @@ def test_lines_tell_the_first_and_the_last_step() -> None:
     assert lines[-1].startswith("step 50/50")
     assert "left" not in lines[-1]
     assert len(lines) < 10  # a fast run does not flood a log
+
+
+def test_a_notebook_shows_one_line_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[str, str]] = []
+
+    class Handle:
+        def display(self, data: dict[str, str], raw: bool) -> None:
+            written.append(("new", data["text/plain"]))
+
+        def update(self, data: dict[str, str], raw: bool) -> None:
+            written.append(("again", data["text/plain"]))
+
+    notebook = ModuleType("IPython.display")
+    monkeypatch.setattr(notebook, "DisplayHandle", Handle, raising=False)
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", notebook)
+    monkeypatch.setattr(progress, "Console", partial(Console, force_jupyter=True))
+    with progress.shown(None, None) as listener:
+        assert listener is not None  # a notebook is no terminal, but somebody looks
+        for event in [{"started": "runs/x", "total_steps": 2}, step(0), step(1)]:
+            listener(event)
+    assert [(how, text[:8]) for how, text in written] == [("new", "step 1/2"), ("again", "step 2/2")]
 
 
 def test_a_resumed_run_counts_from_where_it_goes_on() -> None:

@@ -1,4 +1,5 @@
-"""A live display of training: a bar with loss, speed and time left in a terminal or notebook, plain lines elsewhere.
+"""A live display of training: a bar with loss, speed and time left in a terminal, a line that changes in a notebook, plain
+lines elsewhere.
 
 In: events from `train` and `verify`. Out: text on the console. Nothing is shown for the first moments of what
 ends quickly.
@@ -7,6 +8,7 @@ ends quickly.
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 from rich.console import Console
@@ -26,7 +28,8 @@ def shown(wanted: bool | None, listener: Listener | None) -> Iterator[Listener |
     Who listens themselves is shown nothing unless they ask for it.
     """
     console = Console(stderr=True, markup=False, emoji=False, highlight=False)
-    if wanted is False or (wanted is None and (listener is not None or not console.is_terminal)):
+    is_seen = console.is_terminal or console.is_jupyter
+    if wanted is False or (wanted is None and (listener is not None or not is_seen)):
         yield listener
         return
 
@@ -46,7 +49,7 @@ def show_progress(console: Console, *, quiet: bool) -> Iterator[Callable[[dict[s
         yield lambda event: None
         return
     if not console.is_terminal:
-        yield _Lines(console)
+        yield _Lines(console, _changing_line() if console.is_jupyter else None)
         return
     with Progress(
         TextColumn("{task.description}", style="bold", markup=False), BarColumn(), MofNCompleteColumn(),
@@ -75,9 +78,24 @@ class _Bar:
             self._progress.update(self._task, completed=metrics["step"] + 1, numbers=_numbers(metrics))
 
 
+def _changing_line() -> Callable[[str], None]:
+    """Shows a text in the cell of a notebook, in the place of the one before."""
+    handle: Any = import_module("IPython.display").DisplayHandle()
+    is_there = False
+
+    def write(text: str) -> None:
+        nonlocal is_there
+        (handle.update if is_there else handle.display)({"text/plain": text}, raw=True)
+        is_there = True
+
+    return write
+
+
 class _Lines:
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, write_step: Callable[[str], None] | None = None) -> None:
+        """`write_step`: shows a line of numbers otherwise than below the one before."""
         self._console = console
+        self._write_step = write_step or self._print
         self._last = time.monotonic() - _LINE_EVERY_S
         self._total: int | None = None
         self._start = 0
@@ -85,9 +103,9 @@ class _Lines:
 
     def __call__(self, event: dict[str, Any]) -> None:
         for text in _said(event):
-            self._console.print(text, highlight=False, soft_wrap=True)
+            self._print(text)
         if "stage" in event:
-            self._console.print(event["stage"], highlight=False)
+            self._print(event["stage"])
         if "started" in event:
             self._total, self._start = event["total_steps"], event.get("start_step", 0)
             self._began = time.monotonic()
@@ -103,9 +121,10 @@ class _Lines:
             if self._total and not last:
                 per_step_s = (now - self._began) / (metrics["step"] + 1 - self._start)
                 left = f"  {format_seconds(per_step_s * (self._total - metrics['step'] - 1))} left"
-            self._console.print(
-                f"step {metrics['step'] + 1}{of}  {_numbers(metrics)}{left}", highlight=False, soft_wrap=True
-            )
+            self._write_step(f"step {metrics['step'] + 1}{of}  {_numbers(metrics)}{left}")
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
 
 
 def _said(event: dict[str, Any]) -> list[str]:
