@@ -1,5 +1,5 @@
-"""A live display of training: a bar with loss, speed and time left in a terminal, a line that changes in a notebook, plain
-lines elsewhere.
+"""A live display of training: a bar with loss, speed and time left in a terminal, one line that changes in a notebook,
+plain lines elsewhere.
 
 In: events from `train` and `verify`. Out: text on the console. Nothing is shown for the first moments of what
 ends quickly.
