@@ -15,19 +15,20 @@ from plait.torch_private import pytree
 def node_flops(node: fx.Node) -> int:
     """FLOPs of one node; 0 where torch's counter counts none."""
     packet = getattr(node.target, "overloadpacket", None)
-    if packet in (torch.ops.plait.lstm_layer, torch.ops.plait.lstm_layer_backward):
-        return _lstm_flops(node, backward=packet is torch.ops.plait.lstm_layer_backward)
-    if packet is torch.ops.plait.attention:
+    name = str(packet)  # ops of plait may not be loaded
+    if name in ("plait.lstm_layer", "plait.lstm_layer_backward"):
+        return _lstm_flops(node, backward=name == "plait.lstm_layer_backward")
+    if name == "plait.attention":
         q, *shared = (_shape(node.args[i]) for i in range(3))
         k, v = (torch.Size((*q[:2], *shape[2:])) for shape in shared)
         return int(sdpa_flop_count(q, k, v))  # type: ignore[no-untyped-call]
-    if packet is torch.ops.plait.attention_backward:
+    if name == "plait.attention_backward":
         grad, q, *shared = (_shape(node.args[i]) for i in range(4))
         k, v = (torch.Size((*q[:2], *shape[2:])) for shape in shared)
         return int(sdpa_backward_flop_count(grad, q, k, v))  # type: ignore[no-untyped-call]
-    if packet is torch.ops.plait.scaled_product:
+    if name == "plait.scaled_product":
         return 2 * _shape(node.args[0]).numel() * _shape(node.args[1])[1]
-    if packet in (torch.ops.plait.grouped_product, torch.ops.plait.grouped_outer):
+    if name in ("plait.grouped_product", "plait.grouped_outer"):
         return 2 * _shape(node.args[0]).numel() * _shape(node.args[1])[-1]
     formula = flop_registry.get(packet)
     if formula is None:

@@ -35,9 +35,15 @@ class Word:
         return made if self.item is None else made[self.item]
 
 
-def _settings(text: str) -> list[list[int]]:
+def order_of(text: str) -> tuple[int, ...]:
+    """Dims as a word has them: `0,2,1`."""
+    return tuple(int(dim) for dim in text.split(",") if dim)
+
+
+def _settings(numbers: Sequence[Any]) -> list[list[int]]:
     """Stride, padding and dilation."""
-    return [[int(n) for n in part.split(",")] for part in text.split("|")]
+    stride, high, wide, dilation = numbers
+    return [[*order_of(stride)], [high, wide], [*order_of(dilation)]]
 
 
 def _gradient(item: int) -> Callable[[Sequence[Any], Sequence[Any]], Call]:
@@ -45,14 +51,14 @@ def _gradient(item: int) -> Callable[[Sequence[Any], Sequence[Any]], Call]:
     mask = [item == index for index in range(3)]
 
     def call(numbers: Sequence[Any], tensors: Sequence[Any]) -> Call:
-        settings = _settings(numbers[0])
+        settings = _settings(numbers)
         return aten.convolution_backward.default, (*tensors, None, *settings, False, [0, 0], 1, mask)
 
     return call
 
 
 def _convolution(numbers: Sequence[Any], tensors: Sequence[Any]) -> Call:
-    stride, padding, dilation = _settings(numbers[0])
+    stride, padding, dilation = _settings(numbers)
     bias = tensors[2] if len(tensors) == 3 else None
     none = [0] * len(stride)
     return aten.convolution.default, (
@@ -67,6 +73,8 @@ def _mapped(numbers: Sequence[Any], tensors: Sequence[Any]) -> Call:
     return getattr(getattr(aten, packet), overload), (*tensors, *map(float, rest))
 
 
+_CONVOLUTION = ("String", "i64", "i64", "String")
+"""Stride, padding of height and width, dilation."""
 WORDS: Mapping[str, Word] = MappingProxyType(
     {
         "mm": Word(tensors=2, call=lambda n, t: (aten.mm.default, (t[0], t[1]))),
@@ -84,19 +92,23 @@ WORDS: Mapping[str, Word] = MappingProxyType(
         "view": Word(
             numbers=("String",),
             tensors=1,
-            call=lambda n, t: (aten.view.default, (t[0], [int(size) for size in n[0].split(",") if size])),
+            call=lambda n, t: (aten.view.default, (t[0], [*order_of(n[0])])),
         ),
         "perm": Word(
             numbers=("String",),
             tensors=1,
-            call=lambda n, t: (aten.permute.default, (t[0], [int(dim) for dim in n[0].split(",")])),
+            call=lambda n, t: (aten.permute.default, (t[0], [*order_of(n[0])])),
         ),
         "rowsum": Word(tensors=1, call=lambda n, t: (aten.sum.dim_IntList, (t[0], [0], True))),
-        "pad": Word(tensors=1, call=lambda n, t: (aten.constant_pad_nd.default, (t[0], [1, 1, 1, 1]))),
-        "conv": Word(numbers=("String",), tensors=2, call=_convolution),
-        "convb": Word(numbers=("String",), tensors=3, call=_convolution),
-        "convx": Word(numbers=("String",), tensors=3, call=_gradient(0), item=0),
-        "convw": Word(numbers=("String",), tensors=3, call=_gradient(1), item=1),
+        "pad": Word(
+            numbers=("i64", "i64"),
+            tensors=1,
+            call=lambda n, t: (aten.constant_pad_nd.default, (t[0], [n[1], n[1], n[0], n[0]])),
+        ),
+        "conv": Word(numbers=_CONVOLUTION, tensors=2, call=_convolution),
+        "convb": Word(numbers=_CONVOLUTION, tensors=3, call=_convolution),
+        "convx": Word(numbers=_CONVOLUTION, tensors=3, call=_gradient(0), item=0),
+        "convw": Word(numbers=_CONVOLUTION, tensors=3, call=_gradient(1), item=1),
         "convs": Word(tensors=1, call=lambda n, t: (aten.sum.dim_IntList, (t[0], [0, 2, 3]))),
         "map1": Word(numbers=("String",), tensors=1, call=_mapped),
         "map2": Word(numbers=("String",), tensors=2, call=_mapped),

@@ -176,7 +176,10 @@ def _seconds(way: Way, values: list[Any], terms: Terms, beside: set[int], device
         made.meta["val"] = plain(*values_of)
     except RuntimeError:
         return _VIEW_S  # of what lies otherwise: shapes are right, strides are known when it is built
-    return _op_seconds(made, device)
+    seconds = _op_seconds(made, device)
+    if way.word == "convx" and not device.calibration.host_s:
+        return seconds - _CONVOLUTION_S  # one op with the gradient of the kernel, once it is built
+    return seconds
 
 
 def _op_seconds(node: fx.Node, device: Device) -> float:

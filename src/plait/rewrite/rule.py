@@ -86,6 +86,11 @@ HEADER = "\n".join(
         "(relation beside (T T))",
         "(relation head (T))",
         "(relation weight (T))",
+        "(relation grows (T i64 i64))",
+        "(relation then (String String String))",
+        "(relation itself (String))",
+        "(relation axis (String i64 i64))",
+        "(function named (String) Shape :merge old)",
         *(
             f"(constructor {name} ({' '.join([*word.numbers, *['T'] * word.tensors])}) T)"
             for name, word in WORDS.items()
@@ -102,24 +107,29 @@ HEADER = "\n".join(
         "(rule ((= c (cat d a b)) (= x (shape a)) (= y (shape b)))"
         " ((set (shape c) (vec-set x d (+ (vec-get x d) (vec-get y d))))))",
         "(rule ((= c (slice d s e a)) (= x (shape a))) ((set (shape c) (vec-set x d (- e s)))))",
-        "(rule ((= c (pad a)) (= x (shape a)))"
-        " ((set (shape c) (vec-set (vec-set x 2 (+ 2 (vec-get x 2))) 3 (+ 2 (vec-get x 3))))))",
-        "(rule ((= c (convx p g x w)) (= s (shape x))) ((set (shape c) s)))",
-        "(rule ((= c (convw p g x w)) (= s (shape w))) ((set (shape c) s)))",
+        "(rule ((= c (pad h w a)) (= x (shape a)))"
+        " ((set (shape c) (vec-set (vec-set x 2 (+ (* 2 h) (vec-get x 2))) 3 (+ (* 2 w) (vec-get x 3))))))",
+        "(rule ((= c (convx p y z d g x w)) (= s (shape x))) ((set (shape c) s)))",
+        "(rule ((= c (convw p y z d g x w)) (= s (shape w))) ((set (shape c) s)))",
         "(rule ((= c (convs g)) (= s (shape g))) ((set (shape c) (vec-of (vec-get s 1)))))",
         *(  # merged: as its parts are, with the channels of all
             f"(rule ((= c {conv}) (= part (slice 1 b e c)) (= s (shape part)) (= k (shape w)))"
             " ((set (shape c) (vec-set s 1 (vec-get k 0)))))"
-            for conv in ("(conv p x w)", "(convb p x w r)")
+            for conv in ("(conv p y z d x w)", "(convb p y z d x w r)")
         ),
         # what is made of parameters alone
         "(rule ((= c (mm a b)) (weight a) (weight b)) ((weight c)))",
         "(rule ((= c (t a)) (weight a)) ((weight c)))",
         # what lies side by side: runs of neighbours, however they are put together
         "(rule ((next a b)) ((beside a b) (beside b a)))",
-        "(rule ((next a b) (= c (pad a))) ((next c b)))",
-        "(rule ((next a b) (= c (pad b))) ((next a c)))",
-        "(rule ((head a) (= c (pad a))) ((head c)))",
+        # kernels, and by how much a neighbour is larger on each side
+        "(rule ((beside a b) (= x (shape a)) (= y (shape b)) (= 4 (vec-length x))"
+        " (= h (- (vec-get y 2) (vec-get x 2))) (= w (- (vec-get y 3) (vec-get x 3)))"
+        " (= 0 (% h 2)) (= 0 (% w 2)) (= k (max 0 (/ h 2))) (= l (max 0 (/ w 2))) (>= (+ k l) 1))"
+        " ((grows a k l)))",
+        "(rule ((next a b) (= c (pad h w a))) ((next c b)))",
+        "(rule ((next a b) (= c (pad h w b))) ((next a c)))",
+        "(rule ((head a) (= c (pad h w a))) ((head c)))",
         "(rule ((next a b) (= c (cat d b e)) (next b e)) ((next a c)))",
         "(rule ((next b e) (= c (cat d a b)) (next a b)) ((next c e)))",
         "(rule ((head a) (next a b) (= c (cat d a b))) ((head c)))",

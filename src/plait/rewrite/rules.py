@@ -8,7 +8,7 @@ along the way of the data are not.
 
 from plait.rewrite.convolution_rules import CONVOLUTIONS, GRADIENTS
 from plait.rewrite.rule import Rule
-from plait.rewrite.shape_rules import ELEMENTWISE, SHAPES
+from plait.rewrite.shape_rules import ELEMENTWISE, ORDERS, SHAPES
 
 PRODUCTS = (
     Rule(
@@ -245,7 +245,7 @@ SCALING = (
 )
 """Of numbers that tensors are multiplied with."""
 
-RULES = (*PRODUCTS, *CONVOLUTIONS, *GRADIENTS, *ELEMENTWISE, *SCALING, *SHAPES)
+RULES = (*PRODUCTS, *CONVOLUTIONS, *GRADIENTS, *ELEMENTWISE, *SCALING, *ORDERS, *SHAPES)
 """All."""
 TOLD = (*PRODUCTS, *CONVOLUTIONS, *GRADIENTS, *SCALING)
 """Those that people are told of; the others only carry them on."""

@@ -8,12 +8,13 @@ every process.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
 
 from plait.errors import PlanError
-from plait.rewrite.language import WORDS
+from plait.rewrite.language import WORDS, order_of
 from plait.rewrite.rule import HEADER, Rule, as_egglog
 from plait.rewrite.terms import Terms, neighbours, weights
 
@@ -64,6 +65,7 @@ def saturate(terms: Terms, rules: Sequence[Rule], *, alike: bool = False) -> Cla
     later = {second for _, second in follows}
     pairs += [f"(head (term {first}))" for first, _ in follows if first not in later]
     pairs += [f"(next (term {first}) (term {second}))" for first, second in follows]
+    pairs += _orders(terms)
     egraph.run_program(*egraph.parse_program(f"(rule () ({' '.join(pairs)}) :ruleset facts) (run facts 1)"))
     matches, most, changed = 0, _MOST_WAYS * len(terms.terms), True
     (step,) = egraph.parse_program("(run 1)")
@@ -74,6 +76,24 @@ def saturate(terms: Terms, rules: Sequence[Rule], *, alike: bool = False) -> Cla
         if not changed or matches > most:
             break
     return _read(json.loads(egraph.serialize([]).to_json()), whole=not changed)
+
+
+def _orders(terms: Terms) -> list[str]:
+    """What egglog has to be told of orders of dims and of shapes, which are text to it."""
+    given = {word: {t.numbers[0] for t in terms.terms if t.word == word} for word in ("perm", "view")}
+    facts = [f'(set (named "{text}") (vec-of {text.replace(",", " ")}))' for text in given["view"] if text]
+    known, every = sorted(given["perm"]), set(given["perm"])
+    for one, two in product(known, known):
+        first, second = order_of(one), order_of(two)
+        if len(first) == len(second):
+            both = ",".join(str(first[dim]) for dim in second)
+            facts.append(f'(then "{one}" "{two}" "{both}")')
+            every.add(both)
+    for text in every:
+        facts += [f'(axis "{text}" {now} {before})' for now, before in enumerate(order_of(text))]
+        if list(order_of(text)) == sorted(order_of(text)):
+            facts.append(f'(itself "{text}")')
+    return sorted(facts)
 
 
 def _enter(egraph: Any, terms: Terms, part: range) -> None:

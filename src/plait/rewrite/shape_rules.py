@@ -40,6 +40,109 @@ ELEMENTWISE = (
 )
 """Of elementwise functions."""
 
+_ORDERS = ("0,2,1", "2,0,1", "1,2,0", "0,1,2")
+"""That a proof tries."""
+
+ORDERS = (
+    Rule(
+        name="in another order twice",
+        given=("(perm q (perm p a))",),
+        gives=("(perm r a)",),
+        shapes={"a": "lmn"},
+        numbers={"p": _ORDERS, "q": _ORDERS},
+        when=("(then p q r)",),
+    ),
+    Rule(
+        name="in its own order",
+        given=("(perm p a)",),
+        gives=("a",),
+        shapes={"a": "lmn"},
+        numbers={"p": _ORDERS},
+        when=("(itself p)",),
+    ),
+    Rule(
+        name="an elementwise function in another order",
+        given=("(map1 f (perm p a))",),
+        gives=("(perm p (map1 f a))",),
+        shapes={"a": "lmn"},
+        numbers={"f": ("relu.default", "silu.default"), "p": _ORDERS},
+    ),
+    Rule(
+        name="an elementwise function of what is in another order",
+        given=("(map2 f (perm p a) (perm p b))",),
+        gives=("(perm p (map2 f a b))",),
+        shapes={"a": "lmn", "b": "lmn"},
+        numbers={"f": ("mul.Tensor", "threshold_backward.default 0"), "p": _ORDERS},
+    ),
+    Rule(
+        name="a sum in another order",
+        given=("(add (perm p a) (perm p b))",),
+        gives=("(perm p (add a b))",),
+        shapes={"a": "lmn", "b": "lmn"},
+        numbers={"p": _ORDERS},
+    ),
+    Rule(
+        name="a part in another order",
+        given=("(slice d s e (perm p a))",),
+        gives=("(perm p (slice g s e a))",),
+        shapes={"a": "lmn"},
+        numbers={"p": _ORDERS, "d": (0, 1, 2), "s": (0, 1), "e": (1, 2)},
+        when=("(axis p d g)",),
+    ),
+    Rule(
+        name="side by side in another order",
+        given=("(cat d (perm p a) (perm p b))",),
+        gives=("(perm p (cat g a b))",),
+        shapes={"a": "lmn", "b": "lmn"},
+        numbers={"p": _ORDERS, "d": (0, 1, 2)},
+        when=("(axis p d g)",),
+    ),
+    Rule(
+        name="an elementwise function transposed",
+        given=("(map1 f (t a))",),
+        gives=("(t (map1 f a))",),
+        shapes={"a": "mn"},
+        numbers={"f": ("relu.default", "silu.default")},
+    ),
+    Rule(
+        name="an elementwise function of what is transposed",
+        given=("(map2 f (t a) (t b))",),
+        gives=("(t (map2 f a b))",),
+        shapes={"a": "mn", "b": "mn"},
+        numbers={"f": ("mul.Tensor", "threshold_backward.default 0")},
+    ),
+    Rule(
+        name="a sum of what is transposed",
+        given=("(add (t a) (t b))",),
+        gives=("(t (add a b))",),
+        shapes={"a": "mn", "b": "mn"},
+    ),
+    Rule(
+        name="an elementwise function of a view",
+        given=("(map1 f (view s a))",),
+        gives=("(view s (map1 f a))",),
+        shapes={"a": "mn*"},
+        numbers={"f": ("relu.default", "silu.default"), "s": ("-1", "1,-1")},
+    ),
+    Rule(
+        name="an elementwise function of views",
+        given=("(map2 f (view s a) (view s b))",),
+        gives=("(view s (map2 f a b))",),
+        shapes={"a": "mn", "b": "mn"},
+        numbers={"f": ("mul.Tensor", "threshold_backward.default 0"), "s": ("-1", "1,-1")},
+        when=("(= (shape a) (shape b))",),
+    ),
+    Rule(
+        name="a view of its own shape",
+        given=("(view s a)",),
+        gives=("a",),
+        shapes={"a": "mn"},
+        numbers={"s": ("2,3", "3,2", "6,1", "1,6", "2,2")},
+        when=("(= (named s) (shape a))",),
+    ),
+)
+"""Of dims in another order and of views: they come last, where they meet and vanish."""
+
 SHAPES = (
     Rule(
         name="a product transposed",

@@ -150,7 +150,7 @@ def _word(node: fx.Node) -> tuple[str, tuple[Any, ...]]:
     if target is aten.sum.dim_IntList and value.ndim == 2 and list(args[1]) == [0] and args[2:] == (True,):  # type: ignore[arg-type]
         return "rowsum", ()
     if target is aten.convolution.default and (settings := _plain_convolution(node)) is not None:
-        return ("conv" if args[2] is None else "convb"), (settings,)
+        return ("conv" if args[2] is None else "convb"), settings
     return _elementwise(node) or ("op", _signature(node))
 
 
@@ -166,11 +166,11 @@ def _gradient(node: fx.Node) -> tuple[str, tuple[Any, ...], list[fx.Node]] | Non
         return None
     if node.args[1] == 2:
         return "convs", (), [gradient]
-    return ("convx", "convw")[node.args[1]], (_joined(stride, padding, dilation),), [gradient, image, kernel]  # type: ignore[index]
+    return ("convx", "convw")[node.args[1]], _settings(stride, padding, dilation), [gradient, image, kernel]  # type: ignore[index]
 
 
-def _joined(*parts: Any) -> str:
-    return "|".join(",".join(map(str, part)) for part in parts)
+def _settings(stride: Any, padding: Any, dilation: Any) -> tuple[Any, ...]:
+    return ",".join(map(str, stride)), *map(int, padding), ",".join(map(str, dilation))
 
 
 def _joined_dim(node: fx.Node) -> int | None:
@@ -192,12 +192,12 @@ def _factor(node: fx.Node) -> float | None:
     return float(factor) if node.meta["val"].is_floating_point() and isfinite(factor) else None
 
 
-def _plain_convolution(node: fx.Node) -> str | None:
+def _plain_convolution(node: fx.Node) -> tuple[Any, ...] | None:
     """Stride, padding and dilation of a convolution of images without groups; None: it is another one."""
     _, _, _, stride, padding, dilation, transposed, _, groups = node.args
     if transposed or groups != 1 or node.meta["val"].ndim != 4:
         return None
-    return _joined(stride, padding, dilation)
+    return _settings(stride, padding, dilation)
 
 
 def _elementwise(node: fx.Node) -> tuple[str, tuple[Any, ...]] | None:

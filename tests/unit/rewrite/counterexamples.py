@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.rewrite.language import WORDS
+from plait.rewrite.language import WORDS, order_of
 from plait.rewrite.rule import Rule, Term, parse
 
 _SMALL = (1, 2, 3)
@@ -111,7 +111,23 @@ def _sides(rule: Rule, values: Mapping[str, Any]) -> list[tuple[Tensor, Tensor]]
 
 def _require(fact: Term, known: dict[str, Any]) -> None:
     """Make sure that a fact holds; a name that stands for nothing yet is what makes it hold."""
-    if fact[0] in ("next", "beside", "head", "weight"):
+    if fact[0] in ("next", "beside", "head", "weight", "grows"):
+        return
+    if fact[0] == "then":
+        first, second = (order_of(known[name]) for name in fact[1:3])
+        if len(first) != len(second):
+            raise _NoCaseError
+        known[fact[3]] = ",".join(str(first[dim]) for dim in second)
+        return
+    if fact[0] == "axis":
+        order = order_of(known[fact[1]])
+        if known[fact[2]] >= len(order):
+            raise _NoCaseError
+        known[fact[3]] = order[known[fact[2]]]
+        return
+    if fact[0] == "itself":
+        if list(order_of(known[fact[1]])) != sorted(order_of(known[fact[1]])):
+            raise _NoCaseError
         return
     if fact[0] == "=" and isinstance(fact[1], str) and fact[1].isidentifier() and fact[1] not in known:
         known[fact[1]] = _run(fact[2], known)
@@ -129,6 +145,8 @@ def _run(term: Term, known: Mapping[str, Any]) -> Any:
         return _ARITHMETIC[name](*args)
     if name in ("shape", "size"):
         return tuple(args[0].shape) if name == "shape" else args[0].shape[args[1]]
+    if name == "named":
+        return order_of(args[0])
     if name in ("vec-get", "vec-length"):
         return args[0][args[1]] if name == "vec-get" else len(args[0])
     word = WORDS[name]
@@ -139,10 +157,12 @@ def _run(term: Term, known: Mapping[str, Any]) -> Any:
         raise _NoCaseError
     if name == "view":
         tensors = [tensors[0].contiguous()]
+    if name == "perm" and len(order_of(numbers[0])) != tensors[0].ndim:
+        raise _NoCaseError
     try:
         return word.run(numbers, tensors)
     except RuntimeError:
-        if name.startswith("conv") or name == "add":  # a kernel larger than its image, shapes that differ
+        if name.startswith("conv") or name in ("add", "view"):  # a kernel larger than its image, other shapes
             raise _NoCaseError from None
         raise
 

@@ -139,6 +139,35 @@ class Convolutions(nn.Module):
         return torch.cat([self.first(x), self.second(x)], 1)
 
 
+class Orders(nn.Module):
+    """Elementwise functions of dims in another order, and of a view; both are undone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(5, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = F.silu(torch.relu((x * self.weight).permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+        return torch.tanh(turned.flatten(1)).unflatten(1, (4, 5, 6))
+
+
+class Kernels(nn.Module):
+    """Convolutions of one input by kernels of other shapes, whose middles meet the same pixels."""
+
+    def __init__(self, *kernels: tuple[int, int], bias: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(1, 1, 1, bias=False)
+        self.branches = nn.ModuleList(
+            nn.Conv2d(1, 1, size, padding=(size[0] // 2, size[1] // 2), bias=bias) for size in kernels
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return sum((branch(x) for branch in self.branches), x)
+
+
 class Branches(nn.Module):
     """Two blocks of three branches, added to what they are made of."""
 

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import count as count_up
 from typing import Any
 
@@ -13,8 +13,10 @@ from tests.unit.rewrite.models import (
     Branches,
     Convolutions,
     Joined,
+    Kernels,
     Language,
     Masked,
+    Orders,
     Scores,
     Towers,
     Wide,
@@ -185,6 +187,29 @@ def test_gradients_of_convolutions_are_merged_past_what_was_added_before() -> No
     )
 
 
+def test_orders_and_views_that_are_undone_vanish() -> None:
+    graph = Captures(job_of(Orders, 4, 5, 6, out=(4, 5, 6))).of_size(32)
+    made = rewrite(graph, CPU)
+    assert count(graph)["permute"] == 4 and count(graph)["view"] >= 4
+    assert count(made.graph)["permute"] == 0 and count(made.graph)["view"] <= 1
+
+
+KERNELS = {
+    "one and twenty-five": partial(Kernels, (1, 1), (5, 5), bias=False),
+    "one, nine and twenty-five": partial(Kernels, (1, 1), (3, 3), (5, 5), bias=True),
+    "rows and columns": partial(Kernels, (1, 3), (3, 1), bias=False),
+    "a row and a square": partial(Kernels, (1, 3), (3, 3), bias=True),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_grow_to_merge(name: str) -> None:
+    graph = Captures(job_of(KERNELS[name], 1, 4, 4, out=(1, 4, 4))).of_size(32)
+    made = rewrite(graph, CPU)
+    assert count(made.graph)["convolution"] == 2  # the first layer, and all branches as one
+    assert count(made.graph)["constant_pad_nd"]
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "plan"),
     [
@@ -192,6 +217,8 @@ def test_gradients_of_convolutions_are_merged_past_what_was_added_before() -> No
         (Joined, (8,), "1f1b"),
         (Convolutions, (4, 6, 6), "zero3"),
         (Branches, (4, 5, 5), "ddp"),
+        (Orders, (4, 5, 6), "ddp"),
+        *((model, (1, 4, 4), "ddp") for model in KERNELS.values()),
         (Scores, (64, 8), "ddp"),
         (Masked, (8,), "ddp"),
         (Masked, (8,), "1f1b"),
