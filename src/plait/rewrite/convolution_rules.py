@@ -19,7 +19,15 @@ GRADIENTS = (
         given=("(add (add r (convx p y z d g x a)) (convx q u v d h x b))",),
         gives=("(add r (add (convx p y z d g x a) (convx q u v d h x b)))",),
         shapes={"r": "mihw", "g": "mohw", "h": "mphw", "x": "mihw", "a": "oicc", "b": "picc"},
-        numbers={"p": ("1,1",), "y": (0, 1), "z": (0, 1), "q": ("1,1",), "u": (0, 1), "v": (0, 1), "d": ("1,1",)},
+        numbers={
+            "p": ("1,1",),
+            "y": (0, 1),
+            "z": (0, 1),
+            "q": ("1,1",),
+            "u": (0, 1),
+            "v": (0, 1),
+            "d": ("1,1",),
+        },
         when=("(beside a b)",),
     ),
     Rule(
