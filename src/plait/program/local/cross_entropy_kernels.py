@@ -12,6 +12,7 @@ from torch import Tensor
 _BLOCK = 4096
 """Classes at a time."""
 _WARPS = 8
+"""Of a program: enough threads for a block, by measurement (bench/gpu.py)."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]

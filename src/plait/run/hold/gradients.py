@@ -15,6 +15,7 @@ from plait.plan.plan import DATA
 from plait.program.program import Bucket
 from plait.run.hold.away.gone import Gone
 from plait.run.hold.bounds import by_norm, clamp, entries, norms_of
+from plait.run.hold.sparse import to_dense, to_sparse
 from plait.run.hold.state import ModelState
 from plait.run.link.links import Links
 from plait.torch_private import foreach
@@ -38,6 +39,8 @@ class GradientStore:
         """Parameters that are not trained in this step: their gradients count as if there were none."""
         self.conditional: frozenset[str] = frozenset()
         """Parameters that a step may not have used: their gradients say so (`is_absent`)."""
+        self._sparse: dict[str, int] = {}
+        """Dims that number the rows of gradients that came sparse: they travel dense, but optimizers get them sparse."""
         self._gone = Gone()
         self._handed: set[str] = set()
         self.on_ready: Callable[[dict[str, Tensor]], None] | None = None
@@ -169,10 +172,13 @@ class GradientStore:
         loose = tensors[count + len(bucket.scalars) :]
         tensors.clear()
         if not gradients and bucket.parameters:
-            self.flat(bucket).zero_()
+            self.flat(bucket).fill_(-0.0)  # which a sum keeps: no row was used here
         elif bucket.axis is not None or bucket.tied:
             self.flat(bucket)
             targets = self._views[bucket] + self._scalars[bucket]
+            if bucket.group is None:  # optimizers of shards are elementwise
+                own = zip(bucket.parameters, gradients, strict=False)
+                self._sparse |= {name: g.sparse_dim() for name, g in own if g.is_sparse}
             _join(targets, [*gradients, *scalars], fresh)
         elif gradients:
             if fresh:
@@ -315,7 +321,8 @@ class GradientStore:
             self._state.parameters[name].grad = None
         self._handed = set(gradients)  # a part is handed over after the one before it
         for name, gradient in gradients.items():
-            self._state.parameters[name].grad = gradient
+            dims = self._sparse.get(name)
+            self._state.parameters[name].grad = gradient if dims is None else to_sparse(gradient, dims)
 
     def tell_parts(self) -> None:
         """All parts of a step were handed over."""
@@ -347,7 +354,7 @@ def _added(sums: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
 
 def _join(targets: list[Tensor], sources: list[Tensor], fresh: bool) -> None:
     """Into tensors that travel, which are dense."""
-    sources = [source.to_dense() if source.is_sparse else source for source in sources]
+    sources = [to_dense(source) if source.is_sparse else source for source in sources]
     if fresh:
         moved = [(t, s) for t, s in zip(targets, sources, strict=True) if t.data_ptr() != s.data_ptr()]
         if moved:  # the others were made in their place

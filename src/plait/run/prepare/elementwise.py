@@ -46,6 +46,16 @@ def check_divisible(
     return True
 
 
+def check_dense(job: Job, shapes: Sequence[tuple[str, tuple[int, ...]]], plan: str) -> None:
+    """Raise where the job's optimizer fails on dense gradients, which is what a server gets."""
+    kind, reason = _try(job, shapes, lambda optimizer, wholes: [])
+    if reason is not None:
+        raise PlanError(
+            f"plan {plan} sends dense gradients to its server, but {kind} cannot use them: {reason}.",
+            fix="use an optimizer for dense gradients (SGD, Adam, AdamW, ...), or --plan ddp.",
+        )
+
+
 def check_apart(job: Job, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> None:
     """Raise where the job's optimizer cannot update some tensors without the others, as `memory.offload` does."""
     kind, reason = _try(job, shapes, _every_other)
@@ -83,7 +93,7 @@ def _try(
     except PlaitError:
         raise
     except Exception as error:
-        return kind_of(optimizer), f"it fails on a shard of a tensor: {type(error).__name__}: {error}"
+        return kind_of(optimizer), f"it fails: {type(error).__name__}: {error}"
     for whole, own in pairs:
         there = whole.detach().reshape(-1)[: own.numel()].reshape(own.shape)
         if not torch.allclose(there, own.detach(), rtol=1e-9, atol=1e-12):

@@ -27,7 +27,7 @@ from plait.plan.plan import DATA, PIPE, Plan
 from plait.program.layout import Layout
 from plait.program.program import Program
 from plait.program.segment.recompute import Recomputed, compare
-from plait.run.prepare.elementwise import check_apart, check_divisible
+from plait.run.prepare.elementwise import check_apart, check_dense, check_divisible
 from plait.run.prepare.fits import check_fits, check_host
 from plait.run.prepare.offload import with_cheapest_offload
 from plait.run.prepare.programs import Programs
@@ -148,9 +148,12 @@ def _first_step(programs: Programs, leading: Programs) -> Program:
         )
         for count in _step_sizes(job, source.num_samples)
     ]
-    if plan.sync.servers > 1:
-        cut = [zip(bucket.parameters, bucket.shapes, strict=True) for bucket in compiled[0].buckets]
-        check_divisible(job, [entry for entries in cut for entry in entries], plan.name, between=False)
+    if plan.sync.servers:
+        sent = [e for b in compiled[0].buckets for e in zip(b.parameters, b.shapes, strict=True)]
+        if plan.sync.servers > 1:
+            check_divisible(job, sent, plan.name, between=False)
+        else:
+            check_dense(job, sent, plan.name)
     return compiled[0]
 
 

@@ -136,7 +136,8 @@ class Programs:
                 return complete(step, self.plan, self._flats(), fragments)
 
             seen = self.captures.seen if shares else ()
-            varying = Varying(build, len(units), seen, self._allow_variation)
+            simplify = self.compiler.leave_as_written
+            varying = Varying(build, len(units), seen, self._allow_variation, simplify)
             self._varying.put(key, varying)
         if self.capture_error is not None:  # what runs eagerly takes any shape
             return varying.any() or varying.of(())

@@ -99,6 +99,14 @@ class StepCompiler:
         made.untrained = untrained
         return made
 
+    def leave_as_written(self) -> bool:
+        """Rewrite no graph from here on; whether some were."""
+        if not self.rewrites or self._written.rewrite == "off":
+            return False
+        self._written = replace(self._written, rewrite="off")
+        self.rewrites = ("not rewritten: what pays depends on the shapes of a batch, and one program serves all.",)
+        return True
+
     def give_up(self, error: CaptureError, shapes: Sequence[LeafShapes]) -> None:
         """Run eagerly from here on, where the plan allows it: of these shapes, the model cannot be captured."""
         if _needs_inside(self.plan) is None and self.plan.memory.offload == "none":

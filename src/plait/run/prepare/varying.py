@@ -38,9 +38,15 @@ class Varying:
     """Programs of one way to cut a step."""
 
     def __init__(
-        self, build: Build, num_micro: int, seen: Sequence[Shapes], allowed: Callable[[], None]
+        self,
+        build: Build,
+        num_micro: int,
+        seen: Sequence[Shapes],
+        allowed: Callable[[], None],
+        simplify: Callable[[], bool],
     ) -> None:
-        self._build, self._num_micro, self._allowed = build, num_micro, allowed
+        """`simplify`: let `build` choose less by the sizes of a step; whether it does anything else from then on."""
+        self._build, self._num_micro, self._allowed, self._simplify = build, num_micro, allowed, simplify
         self._observed: list[Shapes] = list(dict.fromkeys(seen))
         self.varies = len(self._observed) > 1
         self.space: Space | None = None
@@ -117,6 +123,10 @@ class Varying:
             reason = self.reason
             if not self._fits(further, corners(further)[:1]):
                 self.reason = reason
+            return
+        if self._program is None and self._simplify():
+            self._learned.clear()
+            self._learn()
             return
         self._failures = self._failures + 1 if self._program is not None else _MOST_FAILURES
 

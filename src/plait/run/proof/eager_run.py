@@ -151,6 +151,9 @@ def _nodes_of(programs: Programs, batch: Any, size: int) -> list[fx.Node] | Opaq
     """What one process runs: its random ops know which dims hold samples."""
     share = Share(batch=batch, ids=tuple(range(size)), sizes=(size,), offset=0, global_offset=0)
     (own,) = programs.for_step([share]).classes
+    if own.sized is not None:  # its nodes are those of another shape
+        shapes = (programs.captures.extents(batch),)
+        (own,) = programs.compiler.compile((share.sizes,), shapes, varies=True).classes
     opaque = next((entry for entry in own.instructions if isinstance(entry, Opaque)), None)
     if opaque is not None:
         return opaque
