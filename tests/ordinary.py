@@ -766,6 +766,22 @@ class SparseEmbedding(nn.Module):
         return self.head(self.embed(x).mean(1))
 
 
+def sparse_adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SparseAdam(parameters, lr=0.1)
+
+
+@case(lambda: tokens(vocabulary=30), optimizer={"embed": sparse_adam, "*": sgd})
+class SparseRows(nn.Module):
+    """An optimizer that updates the rows that are there; those of the first token have gradients of zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(30, 6, sparse=True), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head((self.embed(x) * torch.tensor([[0.0], [1], [1], [1], [1]])).mean(1))
+
+
 @case(tokens)
 class PackedSequence(nn.Module):
     def __init__(self) -> None:

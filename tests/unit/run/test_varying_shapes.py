@@ -13,11 +13,13 @@ from torch.nn import functional as F
 from plait.errors import JobError
 from plait.graph.capture.capture import capture
 from plait.graph.from_job import Captures
-from plait.graph.graph import Graph
+from plait.graph.graph import Graph, without_gradients
 from plait.job.data.open import open_data
 from plait.job.job import Job
 from plait.job.order import micro_batch_sizes, shares
 from plait.plan.named import resolve
+from plait.plan.plan import Plan
+from plait.rewrite.rewrite import Rewritten
 from plait.run.hold.state import ModelState
 from plait.run.prepare.prepare import prepare
 from plait.run.proof.reference import reference_of
@@ -308,6 +310,47 @@ def test_what_no_function_describes_is_compiled_for_each_shape_and_told() -> Non
     model = ModelState(job, torch.device("cpu"), torch.float64).model
     first = causal_loss(model, source.fetch(order.at(0).ids))
     assert single.losses[0] == pytest.approx(first.item(), rel=1e-12)
+
+
+def test_rewriting_that_depends_on_lengths_is_left_for_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pays_for_long_ones(graph: Graph, plan: Plan, *_: Any) -> Rewritten | None:
+        length = graph.nodes()[graph.inputs_of("batch")[0].node].meta["val"].shape[1]
+        if plan.rewrite == "off" or length < 20:
+            return None
+        other = without_gradients(graph, frozenset({"head.bias"}))
+        return Rewritten(graph=other, before=0, before_s=0.0, after_s=0.0, took_s=0.0)
+
+    monkeypatch.setattr("plait.run.prepare.step_compiler.rewrite_where_it_pays", pays_for_long_ones)
+    job = job_of("causal", count=60)
+    programs = prepare(job, resolve("single", 1), "cpu", torch.float32, lambda event: None)
+    ranks = SerialRanks(job, programs, torch.float32)
+    assert all(ranks.run(step) for step in range(STEPS))
+    assert not programs.news()
+    assert "head.bias" in programs.trained
+    assert programs.choices[0].startswith("not rewritten")
+
+
+class Dropped(nn.Module):
+    """Its norm takes the smallest number of a dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm, self.head = (
+            nn.Embedding(WORDS, WIDTH),
+            nn.RMSNorm(WIDTH),
+            nn.Linear(WIDTH, WORDS),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.dropout(self.words(x), 0.2)
+        out: Tensor = self.head(self.norm(h + 0.1 * torch.rand_like(h)))
+        return out
+
+
+def test_verify_draws_the_same_numbers_for_every_length() -> None:
+    known = reference_of(replace(job_of("causal", accumulate=2), model=Dropped), steps=2)
+    assert known.eager_notice is None
+    assert not isinstance(known.eager, str) and all(difference.ok for difference in known.eager)
 
 
 def test_verify_accepts_shares_of_different_lengths() -> None:

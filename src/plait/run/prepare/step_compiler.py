@@ -104,7 +104,9 @@ class StepCompiler:
         if not self.rewrites or self._written.rewrite == "off":
             return False
         self._written = replace(self._written, rewrite="off")
-        self.rewrites = ("not rewritten: what pays depends on the shapes of a batch, and one program serves all.",)
+        self.rewrites = (
+            "not rewritten: what pays depends on the shapes of a batch, and one program serves all.",
+        )
         return True
 
     def give_up(self, error: CaptureError, shapes: Sequence[LeafShapes]) -> None:

@@ -51,6 +51,8 @@ def run_eager(job: Job, steps: int, dtype: torch.dtype, captures: Captures) -> R
     state = ModelState(job, torch.device("cpu"), dtype)
     state.narrow = bool(captures.narrow)
     run_one_by_one(state.model)
+    if dtype == torch.float64:
+        _keep_eps(state.model)
     order = job.order(captures.source.num_samples)
     assert order is not None, "a stream has no order of its own"
     losses, norms, gradients = [], [], []
@@ -82,6 +84,13 @@ def run_eager(job: Job, steps: int, dtype: torch.dtype, captures: Captures) -> R
         spread=None,
         notices=(),
     )
+
+
+def _keep_eps(model: nn.Module) -> None:
+    """Let norms that take the smallest number of a dtype take that of the model's own, as its graph does."""
+    for module in model.modules():
+        if isinstance(module, nn.RMSNorm) and module.eps is None:
+            module.eps = torch.finfo(torch.float32).eps
 
 
 def _clip(clip: Clip, named: Sequence[tuple[str, nn.Parameter]]) -> list[float]:
