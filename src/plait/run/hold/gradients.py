@@ -40,7 +40,7 @@ class GradientStore:
         self.conditional: frozenset[str] = frozenset()
         """Parameters that a step may not have used: their gradients say so (`is_absent`)."""
         self._sparse: dict[str, int] = {}
-        """Dims that number the rows of gradients that came sparse: they travel dense, but optimizers get them sparse."""
+        """Dims that number the rows of gradients that came sparse: they travel dense; optimizers get sparse ones."""
         self._gone = Gone()
         self._handed: set[str] = set()
         self.on_ready: Callable[[dict[str, Tensor]], None] | None = None

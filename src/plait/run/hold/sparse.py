@@ -1,8 +1,8 @@
 """Sparse gradients as dense tensors that travel, and back.
 
 In: a sparse gradient. Out: a dense one that still tells which rows it has: all others are negative zeros, which sums of
-several ranks keep (as `plait.graph.ops.choice` does for whole gradients). Optimizers for sparse gradients update the rows
-that there are, also those whose gradient is zero.
+several ranks keep (as `plait.graph.ops.choice` does for whole gradients). Optimizers for sparse gradients update the
+rows that there are, also those whose gradient is zero.
 """
 
 import torch
