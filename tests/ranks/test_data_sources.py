@@ -44,6 +44,21 @@ def trained(tmp_path: Path, name: str, ranks: int, workers: int, notices: list[s
     )  # fmt: skip
 
 
+def test_a_sample_that_cannot_be_read_is_not_called_a_fault_of_the_model(tmp_path: Path) -> None:
+    notices: list[str] = []
+    job = plait.Job(
+        model=lambda: nn.Linear(3, 1), data=Letters(), loss=nn.MSELoss(), batch=21, steps=1, shuffle=False,
+        collate=lambda samples: (torch.stack([x for x, _ in samples]), torch.zeros(len(samples), 1)),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+    )  # fmt: skip
+    with pytest.raises(plait.PlaitError, match=r"sample 5 .*damaged"):
+        plait.train(
+            job, "single", out=tmp_path / "run",
+            listener=lambda event: notices.extend([*event.get("notices", ()), event.get("notice", "")]),
+        )  # fmt: skip
+    assert "capture not checked: a sample of the first step cannot be read." in notices
+
+
 @pytest.mark.timeout(120)
 def test_a_data_loader_trains_alike_on_any_ranks_and_workers(tmp_path: Path) -> None:
     notices: list[str] = []

@@ -31,7 +31,7 @@ def parse_cluster(text: str) -> Cluster:
         return read_cluster(path)
     if text.endswith((".yaml", ".yml")):
         return read_cluster(Path(text))
-    match = re.fullmatch(r"(?:(\d+)x)?(?:(\d+)x)?([A-Za-z][\w.-]*)", text.strip())
+    match = re.fullmatch(r"(?:(\d+)x)?(?:(\d+)x)?([A-Za-z][\w. -]*)", text.strip())
     if match is None:
         raise ClusterError(f"{text!r} is not a cluster.", fix=_HOW)
     first, second, name = match.groups()

@@ -24,6 +24,7 @@ from plait.errors import ClusterError
         ("128x4xA100-40", 128, 4, "A100-40"),
         ("8xRTX4090", 2, 4, "RTX4090"),
         ("2xrtx-3090", 1, 2, "RTX3090"),
+        ("RTX 6000", 1, 1, "RTX6000-Ada"),
         ("144xGB200", 2, 72, "GB200"),
         ("p4d.24xlarge", 1, 8, "A100-40"),
         ("4xa3-highgpu-8g", 4, 8, "H100"),

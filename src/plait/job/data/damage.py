@@ -35,8 +35,10 @@ class Damage:
             if index not in self._told:
                 self._found[index] = self._news[index] = what
             if len(self._found) > self.allowed:
-                self._news.pop(index, None)  # it ends the run, and is not left out
-                raise self._error(what) from cause
+                error = self._error(what)
+                del self._found[index]  # it is not left out: whoever reads it again is told again
+                self._news.pop(index, None)
+                raise error from cause
 
     def news(self) -> dict[int, str]:
         """Those that nobody was told of yet."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from plait.errors import CaptureError
+from plait.errors import CaptureError, DataError
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
 from plait.graph.ops.replay import NotReplayableError
@@ -55,6 +55,8 @@ def check_capture(job: Job, programs: Programs) -> str | None:
             found = _differences(one, programs)
     except NotReplayableError:
         return "capture not checked: its random numbers cannot be drawn in the same order."
+    except DataError:  # the run says which, where it comes to it
+        return "capture not checked: a sample of the first step cannot be read."
     except Exception as error:
         return f"capture not checked: the model's own code fails{told(error)}"
     finally:
