@@ -67,9 +67,9 @@ class Case:
             some = 0.02 * torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
             for parameter in made.parameters():
                 flat = parameter.data.view(-1)
-                for start in range(0, len(flat), len(some)):
-                    part = flat[start : start + len(some)]
-                    part.copy_(some[: len(part)])
+                whole = len(flat) // len(some) * len(some)
+                flat[:whole].view(-1, len(some)).copy_(some)
+                flat[whole:].copy_(some[: len(flat) - whole])
             return made
 
         return Job(
@@ -107,15 +107,19 @@ def measure(name: str, way: str, steps: int, compiled: str, predicted: bool) -> 
         found = predict_job(job, resolve("single", 1, settings), cluster, time_on="cuda").prediction
         told |= {"predicted_ms": 1e3 * found.step_s, "predicted_gib": found.memory.total / 2**30}
         told["predicted_in_s"] = time.perf_counter() - began
+        _progress(f"predicted {found.step_s:.3f} s a step, {told['predicted_gib']:.1f} GiB")
         gc.collect()
         torch.cuda.empty_cache()
+    _progress("begins")
     batch = tuple(tensor.cuda() for tensor in job.data)
     torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
     step = parallelize(job, "single", device="cuda", settings=settings, listener=_tell)
-    for _ in range(3):
+    _progress("model made and placed")
+    for number in range(3):
         step(batch)
-    torch.cuda.synchronize()
+        torch.cuda.synchronize()
+        _progress(f"step {number}")
     told["first_steps_s"] = time.perf_counter() - began
     times = [_seconds(lambda: step(batch)) for _ in range(steps)]
     median = statistics.median(times)
@@ -136,6 +140,11 @@ def _seconds(step: Callable[[], Any]) -> float:
         step()
     torch.cuda.synchronize()
     return (time.perf_counter() - began) / 2
+
+
+def _progress(what: str) -> None:
+    """Steps of the largest models take seconds, their start a minute: who waits sees how far it came."""
+    print(f"             {time.strftime('%T')} {what}", file=sys.stderr, flush=True)
 
 
 def _tell(event: dict[str, object]) -> None:

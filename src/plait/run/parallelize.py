@@ -74,8 +74,8 @@ class Step:
         self._machine.segments.captured = captured_where_it_pays(
             plan, device, lambda text: tell({"notice": text})
         )
-        check_agreement("program", programs.full_step().digest(), plan.ranks)
-        check_agreement("initial weights", self._state.digest(), plan.ranks)
+        check_agreement("program", programs.full_step().digest, plan.ranks)
+        check_agreement("initial weights", self._state.digest, plan.ranks)
         with torch.no_grad():
             self._machine.begin(programs.full_step())
 

@@ -6,6 +6,7 @@ nothing is left, a server has one instruction for the whole run.
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -127,8 +128,8 @@ class _Rank:
             self.state = ModelState(task.job, device, task.dtype, holding, channels_last=last)
             self.state.lay_beside(self.program.beside)
         self.state.narrow = any(part.captures.narrow for part in programs.parts)
-        self._agree("initial weights", self.state.digest())
-        self._agree("program", "".join(part.full_step().digest() for part in programs.parts))
+        self._agree("initial weights", self.state.digest)
+        self._agree("program", lambda: "".join(part.full_step().digest() for part in programs.parts))
         self.resumed = self._resume() if model is None else None
         self.start_step = self.state.steps_done if model is None else model.start_step
         self.progress = self.resumed.extra.get("progress", {}) if self.resumed is not None else {}
@@ -224,7 +225,7 @@ class _Rank:
         if self.seat.rank == 0:
             self.seat.emit({"notice": text})
 
-    def _agree(self, what: str, digest: str) -> None:
+    def _agree(self, what: str, digest: Callable[[], str]) -> None:
         self.seat.board.enter(-1, -1, f"compare {what}", self.seat.ranks > 1)
         check_agreement(what, digest, self.seat.ranks)
 
