@@ -93,6 +93,8 @@ _group_y, _group_mean, _group_rstd = aten.native_group_norm.default(
 _batch_y, _batch_mean, _batch_invstd, _, _ = ours.batch_norm(
     _image, _channel_gain, _channel_shift, x(6), u(6), 0.1, 1e-5
 )
+_direction, _length = x(6, 4), u(6, 1)
+_, _direction_norm = aten._weight_norm_interface.default(_direction, _length, 0)
 _folded = x(1, 12, 4, 4)
 _, _folded_mean, _folded_rstd = aten.native_batch_norm.default(
     _folded, x(12), x(12), None, None, True, 0.1, 1e-5
@@ -289,6 +291,8 @@ NORMS = (
         aten.native_group_norm_backward.default, x(6, 6, 4, 4), _image, _group_mean, _group_rstd, _channel_gain, 6, 6, 16, 3,
         [True, True, True],
     ),
+    e(aten._weight_norm_interface.default, _direction, _length, 0),
+    e(aten._weight_norm_interface_backward.default, x(6, 4), _direction, _length, _direction_norm, 0),
     e(ours.batch_norm.default, _image, _channel_gain, _channel_shift, x(6), u(6), 0.1, 1e-5),
     e(ours.batch_norm.default, x(12, 6), None, None, x(6), u(6), 0.3, 1e-3), e(ours.batch_norm.default, _volume, x(6), x(6), x(6), u(6), 0.1, 1e-5),
     e(ours.batch_norm_backward.default, x(6, 6, 4, 4), _image, _channel_gain, _batch_mean, _batch_invstd, 1e-5),

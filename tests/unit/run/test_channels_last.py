@@ -1,5 +1,6 @@
 """Convolutions with their channels last in memory: the same numbers, and what follows keeps the layout."""
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from tests.zoo import ZOO
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import plait
 from plait.errors import PlanError
@@ -62,11 +64,51 @@ class PooledResidual(nn.Module):
         return pooled
 
 
-def test_what_a_pool_lays_out_keeps_its_samples() -> None:
+def of_images(model: Callable[[], nn.Module]) -> plait.Job:
     data = [(torch.randn(3, 8, 8), i % 10) for i in range(8)]
-    job = plait.Job(
-        model=PooledResidual, data=data, loss=F.cross_entropy, optimizer=partial(torch.optim.SGD, lr=0.1), batch=4,
+    return plait.Job(
+        model=model, data=data, loss=F.cross_entropy, optimizer=partial(torch.optim.SGD, lr=0.1), batch=4,
     )  # fmt: skip
+
+
+def test_what_a_pool_lays_out_keeps_its_samples() -> None:
+    job = of_images(PooledResidual)
     graph = Captures(job, None, torch.float64).of_size(4)
     assert not any("as_strided" in str(node.target) for node in graph.graph.nodes)
     assert plait.verify(job, "ddp", 2, steps=2, serial=True).ok
+
+
+class NormedBetween(nn.Module):
+    """A group norm whose gradient comes out of a sum over ranks, with channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm, self.head = nn.Conv2d(3, 8, 2, 2), nn.GroupNorm(1, 8), nn.Linear(8, 10)
+        self.wide, self.narrow = nn.Conv2d(8, 32, 1), nn.Conv2d(32, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x.contiguous(memory_format=torch.channels_last))
+        x = x + self.narrow(F.gelu(self.wide(self.norm(x))))
+        found: torch.Tensor = self.head(x.mean((2, 3)))
+        return found
+
+
+def test_gradients_of_group_norm_lie_as_its_input() -> None:
+    assert plait.verify(of_images(NormedBetween), "megatron", 2, steps=2, serial=True).ok
+
+
+def test_weight_norm_of_weights_with_channels_last() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(
+            weight_norm(nn.Conv2d(3, 8, 3)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
+        )
+
+    job = of_images(model)
+    last, plain = (
+        parallelize(job, "single", settings={"layout": layout}) for layout in ("channels-last", "as-is")
+    )
+    batch = plain._programs.captures.source.fetch(torch.arange(4))
+    for _ in range(2):
+        assert last(batch) == pytest.approx(plain(batch), rel=1e-5)
+    for left, right in zip(last.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)

@@ -24,6 +24,24 @@ def resized_like(x: Tensor, shape: Sequence[int]) -> Tensor:
     return x.new_empty(list(shape))
 
 
+def laid_out(x: Tensor) -> Tensor:
+    """As torch's kernels of group norm take it: they read memory in order, with channels first, or last on a CPU."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.ndim)
+    if x.device.type == "cpu" and last is not None and x.is_contiguous(memory_format=last):
+        return x
+    return x.contiguous()
+
+
+def in_order(x: Tensor) -> Tensor:
+    """Its numbers one after the other, for kernels that read memory and not strides."""
+    return x.contiguous()
+
+
+def laid_out_as(gradient: Tensor, x: Tensor) -> Tensor:
+    """In memory as `x` is: torch's kernel reads both in the order of `x`, and communication leaves channels first."""
+    return gradient if gradient.stride() == x.stride() else torch.empty_like(x).copy_(gradient)
+
+
 def divide(x: Tensor, count: int) -> Tensor:
     """A rank's summand of a mean over ranks."""
     return x / count

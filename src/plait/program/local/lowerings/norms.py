@@ -118,7 +118,7 @@ def group_norm(site: Site) -> Local:
     sizes = _local_sizes(x, groups, channels)
     meeting = _meeting(site, 0, dims=range(2, x.meta["val"].ndim))
     if not meeting:
-        return site.same(x, weight, bias, *sizes, eps)
+        return site.same(site.emit(local_spatial.laid_out, x), weight, bias, *sizes, eps)
     rows = site.emit(local_spatial.group_statistics, x, sizes[3])
     ranks = len(_fractions(site, meeting))
     rows = site.emit(all_gather, rows, _joint(site, meeting), 0, [1] * ranks)
@@ -135,7 +135,8 @@ def group_norm_backward(site: Site) -> Local:
     sizes = _local_sizes(x, groups, channels)
     meeting = _meeting(site, 1, dims=range(2, x.meta["val"].ndim))
     if not meeting:
-        return site.same(grad, x, mean, rstd, weight, *sizes, mask)
+        x = site.emit(local_spatial.laid_out, x)
+        return site.same(site.emit(local_spatial.laid_out_as, grad, x), x, mean, rstd, weight, *sizes, mask)
     own = site.emit(local_spatial.group_sums, grad, x)
     sums = site.emit(all_reduce, own, _joint(site, meeting))
     dtype = x.meta["val"].dtype if weight is None else weight.meta["val"].dtype
@@ -147,3 +148,10 @@ def group_norm_backward(site: Site) -> Local:
         site.emit(operator.getitem, both, 0),
         site.emit(operator.getitem, both, 1),
     ]
+
+
+@lower(aten._weight_norm_interface, aten._weight_norm_interface_backward)
+def weight_norm(site: Site) -> Local:
+    """Weights may lie with their channels last; torch's kernels do not look."""
+    *tensors, dim = site.args
+    return site.same(*(site.emit(local_spatial.in_order, tensor) for tensor in tensors), dim)
