@@ -139,6 +139,6 @@ def _refuse(error: CaptureError, job: str, json_: bool, console: Console) -> Non
     if json_:
         print(json.dumps({"job": job, "error": error.what, "where": error.where, "fix": error.fix}))
     where = f"  at {error.where}" if error.where and error.where not in error.what else ""
-    console.print(Text.assemble(("dynamic: cannot be captured  ", "bold red"), f"{error.what}{where}"))
+    console.print(Text.assemble(("dynamic: ", "bold red"), f"{error.what}{where}"))
     if error.fix:
         console.print(Text.assemble(("Fix: ", "bold"), error.fix))

@@ -94,7 +94,10 @@ def explain(error: Exception) -> CaptureError:
             fix="plans single and ddp run it eagerly.",
         )
     frame = theirs[-1]
-    fix = "avoid Python branches on tensor values to have it captured; plans single and ddp run it eagerly."
+    fix = (
+        "avoid Python branches on tensor values to have it captured; where it goes through samples one by one, write "
+        "it for one sample and wrap that in plait.Batched; plans single and ddp run it eagerly."
+    )
     if isinstance(error, OtherDeviceError):
         fix = error.fix
     elif frame is frames[-1]:  # their own code has raised, and no op of torch's that has no values here
