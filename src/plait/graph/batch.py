@@ -21,8 +21,8 @@ def read_layout(first: Any, num_first: int, second: Any, num_second: int) -> Bat
     if spec_a != spec_b:
         raise DataError(
             f"two batches have different structures: {spec_a} and {spec_b}.",
-            fix="let `collate` return the same keys and nesting for every batch; what one sample has for itself, such as "
-            "a tensor of its own length for plait.Batched, goes in a dataclass.",
+            fix="let `collate` return the same keys and nesting for every batch; what one sample has for itself, "
+            "such as a tensor of its own length for plait.Batched, goes in a dataclass.",
         )
     has_samples = []
     for a, b in zip(leaves_a, leaves_b, strict=True):
