@@ -113,6 +113,13 @@ def group_norm_backward(op: Op) -> list[Strategy]:
     return [op.by_name((Shard(0), P, P), grad_out=Shard(0), input=Shard(0), mean=Shard(0), rstd=Shard(0))]
 
 
+@rule(aten._weight_norm_interface, aten._weight_norm_interface_backward)
+def weight_norm(op: Op) -> list[Strategy]:
+    """Every slice along its dim has a norm of its own."""
+    own = Shard(int(op.arg("dim")))
+    return [Strategy((own,) * len(op.shapes), (own,) * len(op.outputs))]
+
+
 @rule(ours.batch_norm)
 def batch_norm(op: Op) -> list[Strategy]:
     """Statistics are those of all ranks (the lowering reduces them), so they and the new buffers are replicated."""
