@@ -132,7 +132,8 @@ class _Splitter:
         direction: Direction = "forward" if source < to else "backward"
         if direction == "forward" and node.meta["phase"] == "backward":
             raise ProgramError(
-                f"{node.name} of stage {source}'s backward is read by stage {to}, which comes before."
+                f"{node.name} of stage {source}'s backward is read by stage {to}, which comes before.",
+                fix="begin stages elsewhere (pipe.cut names the modules), or use zero3, which cuts parameters alone.",
             )
         self.demands[source].sends.setdefault((direction, to), {})[node.name] = None
         self.demands[to].receives.setdefault((direction, source), {})[node.name] = None

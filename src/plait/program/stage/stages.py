@@ -17,7 +17,7 @@ from plait.graph.graph import Graph
 from plait.graph.storage import is_item, shows_input
 from plait.program.stage.changing import changing, settle, uncut
 from plait.program.stage.cut_by_cost import Room, real_users, starts_by_cost
-from plait.program.stage.where import Stages, described, texts_of
+from plait.program.stage.where import Stages, described, is_copied, texts_of
 
 FLOPS_PER_BYTE = 10.0
 """How many FLOPs take as long as one byte of a tensor that an op writes: what decides between op costs."""
@@ -138,7 +138,12 @@ def _starts_by_module(forward: Sequence[fx.Node], num_stages: int, cut: Sequence
 
 def _assign_backward(graph: Graph, free: set[fx.Node], stage_of: dict[fx.Node, int]) -> None:
     by_name = {node.name: node for node in graph.graph.nodes}
+    everywhere: set[fx.Node] = set()
+    """Views that the backward takes of what the forward has: every stage makes its own."""
     for node in graph.ops():
+        early = (s.meta.get("phase") != "backward" or s in everywhere for s in node.all_input_nodes)
+        if is_copied(node) and all(early):
+            everywhere.add(node)
         if node in free or node in stage_of:
             continue
         sources = [source for source in node.all_input_nodes if source in stage_of]
@@ -148,7 +153,7 @@ def _assign_backward(graph: Graph, free: set[fx.Node], stage_of: dict[fx.Node, i
         if node.meta["phase"] != "backward":
             stage_of[node] = max((stage_of[s] for s in sources), default=0)
             continue
-        later = [stage_of[s] for s in sources if s.meta["phase"] == "backward"]
+        later = [stage_of[s] for s in sources if s.meta["phase"] == "backward" and s not in everywhere]
         origin = by_name.get(node.meta.get("origin", ""))
         own = stage_of.get(origin) if origin is not None else None
         if own is None:

@@ -69,7 +69,7 @@ def described(
         gradients[name] = parts
     for node in reversed(list(graph.ops())):  # copies, from their readers up
         wanted = runs.setdefault(node, set())
-        if node in free or _copies(node):
+        if node in free or is_copied(node):
             for user in node.users:
                 wanted |= runs.get(user, set())
     for leaving in (nodes[graph.total], nodes[graph.weight]):
@@ -108,7 +108,7 @@ def _spread(graph: Graph, free: set[fx.Node], runs: dict[fx.Node, set[int]]) -> 
                 runs[node] |= runs.get(user, set())
 
 
-def _copies(node: fx.Node) -> bool:
+def is_copied(node: fx.Node) -> bool:
     """Views that are no smaller than what they show: cheaper to show again than to send."""
     if (
         not shows_input(node)
@@ -159,7 +159,7 @@ def _forward_stages(parameter: fx.Node, stage_of: Mapping[fx.Node, int]) -> set[
     found: set[int] = set()
     for user in parameter.users:
         if user.meta["phase"] != "backward":
-            found |= _forward_stages(user, stage_of) if _copies(user) else set()
+            found |= _forward_stages(user, stage_of) if is_copied(user) else set()
             found |= {stage_of[user]} if user in stage_of else set()
     return found
 

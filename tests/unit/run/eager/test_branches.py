@@ -104,6 +104,32 @@ def test_plans_compute_what_the_users_loop_does(model: type[nn.Module], plan: st
     assert not any("running eagerly" in notice for notice in proof.notices)
 
 
+class Conditional(nn.Module):
+    """A layer that one of two ways has; the layer after both is used by both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.maybe, self.last = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        h = torch.cond(h.abs().max() > 1.2, lambda z: self.maybe(z), lambda z: z.sin(), (h,))
+        return self.last(h)
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_ways_that_share_a_layer_are_cut_into_stages(stages: int) -> None:
+    job = job_of(Conditional, accumulate=2)
+    captures = Captures(job)
+    one, piped = (
+        run_serially(job, resolve(plan, ranks), 3, torch.float32, captures=captures)
+        for plan, ranks in (("single", 1), ("1f1b", stages))
+    )
+    assert piped.losses == pytest.approx(one.losses, rel=1e-6)
+    for name, weight in one.weights.items():
+        assert torch.allclose(piped.weights[name], weight, rtol=1e-5, atol=1e-6), name
+
+
 def test_two_servers_clip_by_the_norm_of_what_is_there() -> None:
     """Beside a term that every worker has whole."""
 
