@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait.dynamic.agenda import GIVEN, Agenda, Planned
-from plait.dynamic.blocks import condensed
 from plait.dynamic.cells import plain_cells
 from plait.dynamic.counts import Scheduled, Scheduling
 from plait.dynamic.evaluate import evaluated
-from plait.dynamic.lazy import Lazy
-from plait.dynamic.leaves import whole_leaves
-from plait.dynamic.recording import Recorder, Recording
+from plait.dynamic.recorded.agenda import GIVEN, Agenda, Planned
+from plait.dynamic.recorded.blocks import condensed
+from plait.dynamic.recorded.lazy import Lazy
+from plait.dynamic.recorded.leaves import whole_leaves
+from plait.dynamic.recorded.recording import Recorder, Recording
+from plait.dynamic.recorded.signatures import CannotBatchError, Signature, Signatures, name_of
 from plait.dynamic.row_graphs import RowFunction
 from plait.dynamic.rows import row_function
-from plait.dynamic.signatures import CannotBatchError, Signature, Signatures, name_of
 from plait.dynamic.structure import refuse_tracing
 from plait.errors import DataError, located
 from plait.torch_private import pytree

@@ -17,8 +17,8 @@ from torch.fx.node import map_arg
 from plait.graph.graph import Graph
 from plait.graph.ops.beside import BESIDE
 from plait.rewrite.gradients import join_gradients
-from plait.rewrite.language import WORDS
 from plait.rewrite.marks import mark
+from plait.rewrite.rules.language import WORDS
 from plait.rewrite.saturate import Classes, Way
 from plait.rewrite.solve import Choice
 from plait.rewrite.terms import Terms, sources_of

@@ -19,7 +19,7 @@ from plait.graph.graph import Graph
 from plait.graph.op_family import family
 from plait.graph.ops.beside import BESIDE
 from plait.program.cost.op_time import node_work, op_seconds
-from plait.rewrite.language import WORDS
+from plait.rewrite.rules.language import WORDS
 from plait.rewrite.saturate import Classes, Way
 from plait.rewrite.terms import Terms
 

@@ -16,8 +16,8 @@ from plait.rewrite.build import build
 from plait.rewrite.constants import CONSTANT, with_constants
 from plait.rewrite.extract import extract
 from plait.rewrite.price import graph_seconds, price
-from plait.rewrite.rule import Rule
-from plait.rewrite.rules import RULES, TOLD
+from plait.rewrite.rules.equations import RULES, TOLD
+from plait.rewrite.rules.rule import Rule
 from plait.rewrite.saturate import Classes, saturate
 from plait.rewrite.terms import Terms, read_terms, reason_against
 from plait.rewrite.used import rules_used

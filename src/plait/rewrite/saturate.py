@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from plait.errors import PlanError
-from plait.rewrite.language import WORDS, order_of
-from plait.rewrite.rule import HEADER, Rule, as_egglog
+from plait.rewrite.rules.language import WORDS, order_of
+from plait.rewrite.rules.rule import HEADER, Rule, as_egglog
 from plait.rewrite.terms import Terms, neighbours, weights
 
 _ROUNDS = 24

@@ -7,8 +7,8 @@ way it says and were not before. Rules that found something which was not chosen
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from plait.rewrite.language import WORDS
-from plait.rewrite.rule import Rule, Term, parse
+from plait.rewrite.rules.language import WORDS
+from plait.rewrite.rules.rule import Rule, Term, parse
 from plait.rewrite.saturate import Classes, Way
 from plait.rewrite.solve import Choice
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.rewrite.language import WORDS, order_of
-from plait.rewrite.rule import Rule, Term, parse
+from plait.rewrite.rules.language import WORDS, order_of
+from plait.rewrite.rules.rule import Rule, Term, parse
 
 _SMALL = (1, 2, 3)
 """Lengths of dims that are all tried together."""

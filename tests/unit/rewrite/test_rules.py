@@ -3,8 +3,8 @@
 import pytest
 from tests.unit.rewrite.counterexamples import counterexample
 
-from plait.rewrite.rule import Rule
-from plait.rewrite.rules import RULES
+from plait.rewrite.rules.equations import RULES
+from plait.rewrite.rules.rule import Rule
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from plait.dynamic.signatures import CannotBatchError, Signatures, Token
+from plait.dynamic.recorded.signatures import CannotBatchError, Signatures, Token
 
 
 class Records(Protocol):

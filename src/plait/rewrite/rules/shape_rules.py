@@ -1,6 +1,6 @@
 """Rules of where tensors lie: slices, transposes, views, what lies side by side, and elementwise functions of those."""
 
-from plait.rewrite.rule import Rule
+from plait.rewrite.rules.rule import Rule
 
 ELEMENTWISE = (
     Rule(

@@ -6,9 +6,9 @@ that a run begins there. `(weight a)` says that `a` is made of parameters alone:
 along the way of the data are not.
 """
 
-from plait.rewrite.convolution_rules import CONVOLUTIONS, GRADIENTS
-from plait.rewrite.rule import Rule
-from plait.rewrite.shape_rules import ELEMENTWISE, ORDERS, SHAPES
+from plait.rewrite.rules.convolution_rules import CONVOLUTIONS, GRADIENTS
+from plait.rewrite.rules.rule import Rule
+from plait.rewrite.rules.shape_rules import ELEMENTWISE, ORDERS, SHAPES
 
 PRODUCTS = (
     Rule(

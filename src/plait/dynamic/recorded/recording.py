@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from plait.dynamic.lazy import Lazy, flat
-from plait.dynamic.signatures import (
+from plait.dynamic.recorded.lazy import Lazy, flat
+from plait.dynamic.recorded.signatures import (
     CannotBatchError,
     Hole,
     Shared,

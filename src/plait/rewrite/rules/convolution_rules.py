@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from plait.rewrite.rule import Rule
+from plait.rewrite.rules.rule import Rule
 
 _PLAIN: dict[str, tuple[Any, ...]] = {"p": ("1,1",), "y": (0, 1), "z": (0, 1), "d": ("1,1",)}
 """Stride, padding and dilation that a proof tries."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from plait.dynamic.recording import Recording
-from plait.dynamic.signatures import Hole, Shared, Signature, Signatures, name_of
+from plait.dynamic.recorded.recording import Recording
+from plait.dynamic.recorded.signatures import Hole, Shared, Signature, Signatures, name_of
 from plait.dynamic.structure import Array
 
 

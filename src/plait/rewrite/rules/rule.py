@@ -7,7 +7,7 @@ length of a dim; everything else is a word of `language.py`.
 from dataclasses import dataclass
 from typing import Any
 
-from plait.rewrite.language import WORDS
+from plait.rewrite.rules.language import WORDS
 
 Term = Any
 """A name, a number, or a list of a word and its terms."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from plait.dynamic.lazy import Lazy, flat
-from plait.dynamic.recording import Leaf, Recording
+from plait.dynamic.recorded.lazy import Lazy, flat
+from plait.dynamic.recorded.recording import Leaf, Recording
 from plait.torch_private.dispatch import unheard
 
 _PURE = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.LSTMCell, nn.GRUCell, nn.RNNCell)

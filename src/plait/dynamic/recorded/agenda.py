@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plait.dynamic.blocks import Condensed
 from plait.dynamic.evaluate import Group, Rows, Work
+from plait.dynamic.recorded.blocks import Condensed
+from plait.dynamic.recorded.signatures import Signature
 from plait.dynamic.row_graphs import RowFunction
-from plait.dynamic.signatures import Signature
 from plait.dynamic.structure import Array
 
 GIVEN = "given"

@@ -1,0 +1,1 @@
+"""What equals what: equations, in the words of the ops."""
