@@ -29,7 +29,7 @@ _LIMIT = 50_000
 _LIBRARIES = tuple(
     {str(Path(p)) for p in sysconfig.get_paths().values()} | {str(Path(torch.__file__).parent)}
 )
-_PACKAGE = str(Path(__file__).resolve().parents[1])
+_PACKAGE = str(Path(__file__).resolve().parents[2])
 
 
 @dataclass(frozen=True, slots=True)
