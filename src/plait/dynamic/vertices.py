@@ -259,6 +259,11 @@ class Vertices(Scheduled):
         known.append(function)
         if sum(map(len, self._functions.values())) > _MOST_FUNCTIONS:
             self._functions.pop(next(iter(self._functions)))
+            warnings.warn(  # Python shows it once
+                f"more than {_MOST_FUNCTIONS} kinds and shapes of vertices came; those that return are traced again, "
+                "which takes long. Fix: use fewer kinds, or inputs of one shape.",
+                stacklevel=4,
+            )
         return function
 
     def _called(

@@ -13,6 +13,7 @@ from tests.unit.dynamic.trees import BinaryCell, ChildSum, trees
 from torch import Tensor, nn
 
 from plait import Structure, Vertices
+from plait.dynamic import vertices
 from plait.errors import DataError, JobError
 
 
@@ -79,6 +80,18 @@ def test_any_number_of_children_is_traced_a_few_times() -> None:
     numbers = {int(count) for graph in graphs for count in np.diff(graph.first)}
     several = 3 if torch.__version__ >= "2.12" else len(numbers)
     assert len(numbers) > 3 and sum(map(len, model._functions.values())) <= 2 * several
+
+
+def test_vertices_of_too_many_forms_are_told_and_still_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vertices, "_MOST_FUNCTIONS", 2)
+    model = Vertices(ChildSum().double(), state=5)
+    inputs = [None, torch.ones(2, dtype=torch.float64), None, torch.ones(2, dtype=torch.float64)]
+    with pytest.warns(UserWarning, match="traced again"):
+        assert (
+            both(model, lambda m: squares(m([Structure.of_parents([-1, 0, 0, 1], inputs=inputs)]).all))
+            < 1e-12
+        )
+    assert sum(map(len, model._functions.values())) <= 2
 
 
 def test_graphs_that_are_no_trees_and_gradients_of_inputs() -> None:
