@@ -17,7 +17,7 @@ from typing import Any, Literal
 import plait
 from bench.chaos.cases import HANG_S, SAVE_EVERY, Case, job
 from bench.chaos.flips import obey_flips
-from plait.errors import PlaitError
+from plait.errors import PlaitError, lacks_memory
 from plait.run.start.board import Board, State
 
 Phase = Literal["start", "training", "evaluation", "saving", "ending"]
@@ -240,8 +240,8 @@ def be_the_run(case: Case, folder: Path, resume: bool, hang_s: float = HANG_S) -
         told = {"error": type(error).__name__, "text": str(error)[:2000]}
     except KeyboardInterrupt as error:
         told = {"error": "interrupted", "text": str(error)}
-    except MemoryError:
-        return 1, _NO_MEMORY
-    except BaseException:
+    except BaseException as error:
+        if lacks_memory(error):
+            return 1, _NO_MEMORY
         told = {"error": "TRACEBACK", "text": traceback.format_exc()[-3000:]}
     return code, json.dumps(told | {"notices": notices, "noticed_at": noticed_at}).encode()[: 1 << 16]

@@ -24,6 +24,7 @@ A message says what is wrong, with the numbers; `fix` says what to do about it.
 
 import collections.abc
 from difflib import get_close_matches
+from errno import ENOMEM
 
 
 class PlaitError(Exception):
@@ -52,6 +53,16 @@ def located(error: Exception, where: str) -> Exception:
     else:
         error.add_note(f"At {where}.")
     return error
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether the system gave this process no more memory; CPython may lose the error that says so."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == ENOMEM):
+        return True
+    text = str(error)
+    if isinstance(error, SystemError):
+        return "without exception set" in text or "without setting an exception" in text
+    return isinstance(error, RuntimeError) and ("t allocate memory" in text or "bad_alloc" in text)
 
 
 class UsageError(PlaitError):

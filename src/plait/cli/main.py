@@ -44,7 +44,8 @@ from plait.cli.run_command import FailedRunError, InterruptedRunError, run
 from plait.cli.try_command import try_
 from plait.cli.validate_command import validate
 from plait.cli.verify_command import verify
-from plait.errors import ClusterError, EchoError, JobError, PlaitError, PlanError, UsageError
+from plait.errors import ClusterError, EchoError, JobError, PlaitError, PlanError, UsageError, lacks_memory
+from plait.threads import MEMORY_FIX
 from plait.version import VERSION
 
 if signal.getsignal(signal.SIGINT) is end_at_once:
@@ -165,6 +166,14 @@ def call(arguments: Sequence[str]) -> int:
             raise
         _tell(error)
         return 2 if isinstance(error, (UsageError, ClusterError, PlanError, JobError)) else 1
+    except Exception as error:
+        if debug or not lacks_memory(error):
+            raise
+        print(
+            f"MemoryError: the system gave this process no more memory ({error})\nFix: {MEMORY_FIX}",
+            file=sys.stderr,
+        )
+        return 1
 
 
 def _tell(error: PlaitError) -> None:
