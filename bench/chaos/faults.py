@@ -29,6 +29,8 @@ _SYS_PIDFD_OPEN, _SYS_PIDFD_GETFD = 434, 438
 """Of Linux 5.6, on all processors that we know."""
 DISK_BYTES = 16 << 20
 """Of a disk that is filled: a few checkpoints of the job."""
+_BUSY_S = 20.0
+"""Until which the kernel has let go of the files of who was killed, under any load."""
 
 
 Outcome = Literal["done", "maybe", "missed"]
@@ -314,9 +316,13 @@ def mend(place: Path, disk: Disk) -> None:
 
 
 def unmount(place: Path) -> None:
-    """Let go of it."""
-    if not _done("umount", str(place)):
-        _done("umount", "-l", str(place))
+    """Let go of it, once who has just been killed has; mounted again before that, it would be the same disk still."""
+    deadline = time.monotonic() + _BUSY_S
+    while not _done("umount", str(place)):
+        if time.monotonic() > deadline:
+            _done("umount", "-l", str(place))
+            return
+        time.sleep(0.05)
 
 
 def _image(place: Path) -> Path:

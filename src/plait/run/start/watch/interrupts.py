@@ -42,6 +42,9 @@ class Interrupts:
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 self._previous[number] = signal.signal(number, self._note)
+            wish = getattr(self._previous[signal.SIGINT], "__self__", None)
+            if isinstance(wish, _Wish) and wish.hand_over():
+                self.count, self.number = 1, signal.SIGINT
         return self
 
     def __exit__(
@@ -116,9 +119,18 @@ class _Wish:
         if (not ours and now_s > self._since_s) or _may_raise(frame, now_s - self._since_s):
             self._raise(now_s)
 
+    def hand_over(self) -> bool:
+        """Whether Ctrl-C was heard and what it raised has not come out; who asks sees to it from here on."""
+        heard, self._since_s = self._since_s is not None, None
+        self._stop_asking()
+        return heard
+
     def close(self) -> None:
         """It has ended."""
         self._is_over = True
+        self._stop_asking()
+
+    def _stop_asking(self) -> None:
         while self._is_asking:  # or its signal would come to somebody else
             time.sleep(_LOOK_S / 10)
 
@@ -127,12 +139,15 @@ class _Wish:
         raise KeyboardInterrupt
 
     def _ask(self) -> None:
-        while not self._is_over:
+        while not self._is_settled():
             time.sleep(_LOOK_S)
-            if not self._is_over and time.monotonic() - self._raised_s > _UNWIND_S:
+            if not self._is_settled() and time.monotonic() - self._raised_s > _UNWIND_S:
                 self._asks = True
                 signal.pthread_kill(self._main, signal.SIGINT)
         self._is_asking = False
+
+    def _is_settled(self) -> bool:
+        return self._is_over or self._since_s is None
 
 
 def end_at_once(*_: object) -> NoReturn:
