@@ -8,6 +8,7 @@ import ctypes
 import os
 import random
 import resource
+import shutil
 import signal
 import socket
 import stat
@@ -29,8 +30,6 @@ _SYS_PIDFD_OPEN, _SYS_PIDFD_GETFD = 434, 438
 """Of Linux 5.6, on all processors that we know."""
 DISK_BYTES = 16 << 20
 """Of a disk that is filled: a few checkpoints of the job."""
-_BUSY_S = 20.0
-"""Until which the kernel has let go of the files of who was killed, under any load."""
 
 
 Outcome = Literal["done", "maybe", "missed"]
@@ -311,18 +310,18 @@ def mend(place: Path, disk: Disk) -> None:
     (place / "filler").unlink(missing_ok=True)
     if disk == "ext4":
         unmount(place)
-        _done("e2fsck", "-fy", str(_image(place)))
-        assert _done("mount", "-o", "loop", str(_image(place)), str(place))
+        image = _image(place)
+        # another file is another disk, though somebody's mount namespace may hold the broken one for longer
+        shutil.copyfile(image, copy := image.with_suffix(".again"))
+        copy.replace(image)
+        _done("e2fsck", "-fy", str(image))
+        assert _done("mount", "-o", "loop", str(image), str(place))
 
 
 def unmount(place: Path) -> None:
-    """Let go of it, once who has just been killed has; mounted again before that, it would be the same disk still."""
-    deadline = time.monotonic() + _BUSY_S
-    while not _done("umount", str(place)):
-        if time.monotonic() > deadline:
-            _done("umount", "-l", str(place))
-            return
-        time.sleep(0.05)
+    """Let go of it."""
+    if not _done("umount", str(place)):
+        _done("umount", "-l", str(place))
 
 
 def _image(place: Path) -> Path:
