@@ -53,8 +53,8 @@ def _cases(limit_s: float, systems: Mapping[str, str]) -> Call:
     return Call(arguments=made, limit_s=limit_s, waits=True)
 
 
-def _offload(case: str, way: str) -> Call:
-    more = ("--steps", "3", "--predict")
+def _offload(case: str, way: str, compiled: str = "off") -> Call:
+    more = ("--steps", "3", "--predict", "--compile", compiled)
     return Call(
         arguments=(("-m", "bench.offload", "--here", "--cases", case, "--ways", way, *more),), limit_s=145
     )
@@ -66,8 +66,8 @@ CALLS = (
     _cases(150, {"gpt-1.4b": "weights,fp8", "mlp": "eager,auto", "gpt-12x256": "eager,auto"}),
     _cases(100, {"gpt-1.4b": "eager,off"}),
     _offload("gpt-4.4b", "memory"),
-    _offload("gpt-4.4b", "optimizer"),
-    _offload("gpt-4.4b", "least"),
+    _offload("gpt-4.4b", "optimizer", "on"),
+    _offload("gpt-4.4b", "least", "on"),
     _offload("gpt-4.4b", "host"),
     _offload("gpt-4.4b", "both"),
     _offload("gpt-16b", "largest"),

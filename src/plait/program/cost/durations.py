@@ -13,6 +13,7 @@ from plait.cluster.cluster import Cluster, Link, Reach
 from plait.errors import ProgramError
 from plait.plan.plan import DATA
 from plait.program.cost.collective_time import Travel, collective_travel, level_work_s, message_seconds
+from plait.program.cost.fused import fused_shares
 from plait.program.cost.held import held_up
 from plait.program.cost.op_key import compress_key, op_key, transfer_key, work_key
 from plait.program.cost.op_time import node_work, op_seconds
@@ -194,14 +195,18 @@ class Durations:
         if key not in self._segments:
             device = self._device
             seconds, num_ops = 0.0, 0
-            for node in self._program.of(rank).segments[instruction.segment].nodes:
+            segment = self._program.of(rank).segments[instruction.segment]
+            is_compiled = self._program.plan.compile == "on"
+            shares = fused_shares(segment.nodes, segment.outputs) if is_compiled else {}
+            for node in segment.nodes:
+                share = shares.get(node, 1.0)
                 timed = device.timed.get(op_key(node, self._busy)) if device.timed else None
                 work = node_work(node) if timed is None else None
                 if timed is not None:
-                    seconds += timed
+                    seconds += timed * share
                 elif work is not None:
-                    seconds += op_seconds(work, device)
-                num_ops += 1 if timed is not None or work is not None else 0
+                    seconds += op_seconds(work, device) * share
+                num_ops += 1 if share and (timed is not None or work is not None) else 0
             self._segments[key] = max(seconds, num_ops * device.calibration.host_s * self._launchers)
         return self._segments[key]
 
