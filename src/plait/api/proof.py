@@ -4,6 +4,7 @@ In: a job, a plan. Out: a `Verification`.
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from plait.job.job import Job
 from plait.options import Listener
 from plait.plan.plan import Plan
 from plait.run import verify as proving
+from plait.run.start.party import told_once
 from plait.run.verify import Verification
 
 
@@ -35,8 +37,9 @@ def verify(
     Without a plan it is ddp, or what the axes of `mesh` say; a named plan without `ranks` is run on 2. `serial` runs
     all ranks in this process, `fp32` compares in float32 instead of float64, `emulate` is as in `Trial`.
     """
-    given, of_plan = given_job(job, settings, args)
-    return proving.verify(
-        given, plan, ranks, mesh=mesh, settings=of_plan, steps=steps, fp32=fp32, serial=serial, device=device,
-        emulate=emulate, listener=listener,
-    )  # fmt: skip
+    with nullcontext() if serial else told_once():
+        given, of_plan = given_job(job, settings, args)
+        return proving.verify(
+            given, plan, ranks, mesh=mesh, settings=of_plan, steps=steps, fp32=fp32, serial=serial, device=device,
+            emulate=emulate, listener=listener,
+        )  # fmt: skip

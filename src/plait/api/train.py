@@ -28,7 +28,9 @@ from plait.job.job import Job
 from plait.options import Limits, Listener, Saving, Trial
 from plait.plan.plan import Plan
 from plait.run import train as running
+from plait.run.parent.found import run_to_resume
 from plait.run.record.result import Result
+from plait.run.start.party import told_once
 
 AUTO = "auto"
 """Instead of a plan: the one that is predicted to be fastest on this machine."""
@@ -65,7 +67,7 @@ def train(
     In a terminal and in a notebook it shows how it goes; `progress=False` does not, True does everywhere. `callbacks`
     are called in this process, see `plait.Callback`.
     """
-    with shown(progress, listener) as hears:
+    with told_once(), shown(progress, listener) as hears:
         return _train(
             job, plan, ranks, mesh=mesh, settings=settings, args=args, steps=steps, out=out, device=device,
             resume=resume, trace=trace, listener=hears, saving=saving, limits=limits, trial=trial, callbacks=callbacks,
@@ -151,7 +153,7 @@ def resume(
     device: str | None = None,
     trace: bool = True,
     listener: Listener | None = None,
-    saving: Saving | None = None,
+    saving: Saving | Mapping[str, Any] | None = None,
     limits: Limits = Limits(),
     trial: Trial = Trial(),
     callbacks: Sequence[Callback] = (),
@@ -162,16 +164,44 @@ def resume(
 
     A run that was started from a job that is named (`plait run path.py`, `plait.train("path.py", ...)`) knows its job;
     of others it must be given. What is about to be imported is told; a file that has changed since, or that is another
-    user's, is refused unless `trust_job`.
+    user's, is refused unless `trust_job`. `saving` as a mapping changes single fields of what the run saved before.
     """
-    stored = stored_settings(Path(folder))
+    hears = listener if listener is not None else (lambda event: None)
+    with told_once(), run_to_resume(Path(folder), hears, outlives=limits.elastic is not None) as known:
+        stored = stored_settings(known)
+        return _resume(
+            Path(folder), stored, ranks, job=job, plan=plan, mesh=mesh, settings=settings, args=args, steps=steps,
+            out=out, device=device, trace=trace, listener=listener, saving=saving, limits=limits, trial=trial,
+            callbacks=callbacks, progress=progress, trust_job=trust_job,
+        )  # fmt: skip
+
+
+def _resume(
+    folder: Path,
+    stored: dict[str, Any],
+    ranks: int | None,
+    *,
+    job: Job | str | None,
+    plan: str | Path | Plan | None,
+    mesh: Mapping[str, int] | None,
+    settings: Mapping[str, Any] | None,
+    args: Mapping[str, Any] | None,
+    steps: int | None,
+    out: str | Path | None,
+    device: str | None,
+    listener: Listener | None,
+    saving: Saving | Mapping[str, Any] | None,
+    trust_job: bool,
+    **others: Any,
+) -> Result:
+    """Go on with a run of which this is `stored`."""
     given = job if job is not None else stored.get("job")
     if given is None:
         raise UsageError(
             f"{folder} does not say which job it ran.", fix="name it: plait run path.py --plan ddp --ranks 2."
         )
     if job is None:
-        told = check_remembered(Path(folder), stored, trust=trust_job)
+        told = check_remembered(folder, stored, trust=trust_job)
         if listener is not None:
             listener({"told": f"resume: {told}"})
     before = parse_settings(stored.get("settings", []))
@@ -183,7 +213,6 @@ def resume(
         given, plan, ranks, mesh=mesh, args={**kept, **(args or {})},
         settings=merged(before, settings or {}),
         steps=steps if steps is not None else stored.get("steps"), out=out or folder,
-        device=device or stored.get("device", "cpu"), resume=folder, trace=trace, listener=listener,
-        saving=saving if saving is not None else stored_saving(stored), limits=limits, trial=trial,
-        callbacks=callbacks, progress=progress,
+        device=device or stored.get("device", "cpu"), resume=folder, listener=listener,
+        saving=saving if isinstance(saving, Saving) else replace(stored_saving(stored), **(saving or {})), **others,
     )  # fmt: skip

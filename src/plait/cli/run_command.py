@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,8 +19,8 @@ import plait
 from plait.api.display.loggers import loggers
 from plait.api.display.progress import show_progress
 from plait.api.inputs.settings import parse_arguments
-from plait.api.inputs.stored import SAVED, stored_saving, stored_settings
-from plait.cli.console import plain_console, prints_aside, speaks_elsewhere
+from plait.api.inputs.stored import SAVED
+from plait.cli.console import plain_console, prints_aside, speaks_elsewhere, told_by_first
 from plait.cli.engine import COMMAND_LINE, start
 from plait.cli.flatten import flattened
 from plait.cli.options import (
@@ -96,7 +95,8 @@ def run(
         raise typer.Exit(
             start(elsewhere, how.num_ranks, COMMAND_LINE, dry_run=dry_run, name=name, out=out or resume)
         )
-    look_first(job, How() if resume is not None else how, auto=True)
+    with told_by_first():
+        look_first(job, How() if resume is not None else how, auto=True)
     if out is not None and resume is None and find_place(os.environ) is None:
         check_unused(out)  # of tasks started side by side the first looks, once they have met
     loggers(saving.log)
@@ -113,8 +113,7 @@ def run(
         }  # fmt: skip
         if resume is not None:
             own = {name: getattr(saving, name) for name in given & set(SAVED)}
-            kept = replace(stored_saving(stored_settings(resume)), **own)
-            result = plait.resume(resume, job=job, device=device, saving=kept, trust_job=trust_job, **options)
+            result = plait.resume(resume, job=job, device=device, saving=own, trust_job=trust_job, **options)
         elif job is not None:
             result = plait.train(job, device=device or "cpu", saving=saving, **options)
         else:

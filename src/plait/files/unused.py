@@ -7,10 +7,13 @@ from pathlib import Path
 
 from plait.errors import UsageError
 
+COPY_NAME = ".copy"
+"""What a host has of a run whose folder is on the disk of another, at the place of that folder."""
+
 
 def check_unused(folder: Path) -> None:
     """Raise where a folder holds a run, or files of somebody else: that of a run is new, empty, or was begun by one."""
-    if (folder / "metrics.jsonl").exists():
+    if (folder / "metrics.jsonl").exists() or (folder / COPY_NAME).exists():
         raise UsageError(
             f"{folder} already holds a run.",
             fix=f"choose another --out, or continue it with --resume {folder}.",

@@ -29,9 +29,10 @@ from plait.run.loop.shared_model import check_shared
 from plait.run.loop.task import Task
 from plait.run.parent.again import Again, check_bad_loss
 from plait.run.parent.attempts import Attempts
+from plait.run.parent.found import find_run
 from plait.run.parent.outlive import SAVE_EVERY, Outlive, hand_on, plan_for_those_here, plan_on
 from plait.run.parent.ranks import Main, start_of, threads_per_rank
-from plait.run.parent.resume import Continued, continued_from, holds_run, last_of, located
+from plait.run.parent.resume import Continued, continued_from, last_of, located
 from plait.run.prepare.about import about
 from plait.run.prepare.fits import memory_limit
 from plait.run.prepare.prepare import prepare
@@ -89,7 +90,6 @@ def train(
     place = place_here()
     chosen = resolve(plan, ranks_wanted(place, plan, ranks, mesh), settings, mesh)
     started = task_of(os.environ) if limits.elastic is not None else None
-    begins_again = started is not None and resume is None and holds_run(out)
     if started is not None and started.room not in (None, chosen.ranks):
         chosen = plan_on(chosen, started.room)
     chosen = settled_for(1 if place is None else place.tasks, chosen)
@@ -97,6 +97,7 @@ def train(
         job = replace(job, steps=steps, epochs=None)
     party = join(place, chosen.ranks, outlives=limits.elastic is not None) if place is not None else None
     tell = Callbacks(callbacks, listener if listener is not None else (lambda event: None))
+    begins_again = _find(resume, None if started is None else out, party, tell, limits)
     check_device(device)
     check_suits_device(chosen, device)
     check_slow(trial.slow, chosen, device)
@@ -141,6 +142,26 @@ class _Options:
     """What must be the same on all tasks."""
     captures: Captures | None
     """Graphs of the job that are known already."""
+
+
+def _find(
+    resume: str | Path | None,
+    out: str | Path | None,
+    party: First | Follower | None,
+    tell: Callbacks,
+    limits: Limits,
+) -> bool:
+    """Have what any host has of a run that is to go on at task 0; whether it is one that an engine has started again,
+    in the folder `out` that it had."""
+    folder = resume if resume is not None else out
+    if folder is None or (resume is not None and party is None):
+        return False
+    if party is not None and str(folder) in party.found:
+        told = party.found.pop(str(folder))
+    else:
+        with telling(party):
+            told = find_run(Path(folder), party, tell, is_kept=limits.elastic is not None)
+    return told is not None and resume is None
 
 
 def _of_file(saving: Saving) -> dict[str, Any]:

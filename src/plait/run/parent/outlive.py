@@ -20,6 +20,7 @@ import msgspec
 from plait.cluster.parse import parse_cluster
 from plait.errors import CheckpointError, LostError, PlaitError, PlanError, RunError
 from plait.files.records import read_records
+from plait.files.unused import COPY_NAME
 from plait.files.write import write_whole
 from plait.job.job import Job
 from plait.options import Listener
@@ -102,8 +103,10 @@ class Outlive:
         with suppress(PlaitError):
             before = describe(read_plan(task.folder / "plan.yaml"))
         source = task.resume.name if task.resume is not None else "the start"
-        last_s = max(0.0, time.time() - (task.folder / "metrics.jsonl").stat().st_mtime)
-        self._since_s = time.monotonic() - last_s
+        last_s = time.time()
+        with suppress(OSError):
+            last_s = (task.folder / "metrics.jsonl").stat().st_mtime
+        self._since_s = time.monotonic() - max(0.0, time.time() - last_s)
         self._add(task, "The run was started again.", before, start_step, done, source)
 
     def _add(self, task: Task, what: str, before: str, step: int, done: int, source: str) -> None:
@@ -172,21 +175,21 @@ class Outlive:
 
 
 def hand_on(run: Path, written: Path, write: Callable[[int], str | None]) -> None:
-    """Task 0 is lost: keep what ranks here hold in the run folder, or at its place on this host, for whoever starts the
-    run again. `write` has one of them write to the folder `written`, of a step beyond one that is saved."""
+    """Task 0 is lost: keep what ranks here hold in the run folder, or as a copy at its place on this host, for whoever
+    starts the run again. `write` has one of them write to the folder `written`, of a step beyond one that is saved."""
+    kept = run if run == written else run / COPY_NAME
     with suppress(PlaitError, OSError):
         run.mkdir(parents=True, exist_ok=True)
         with locked(
             run
         ):  # one at a time; and nobody while task 0 lives, which others have only lost sight of
             try:
-                known = load_checkpoint(locate_checkpoint(run, on_notice=lambda text: None)).step
+                known = load_checkpoint(locate_checkpoint(kept, on_notice=lambda text: None)).step
             except CheckpointError:
                 known = -1
             handed = write(known)
-            if handed is not None and run != written:
-                save_checkpoint(run / "checkpoints", load_checkpoint(Path(handed)))
-                (run / "metrics.jsonl").touch()  # by which a run is known
+            if handed is not None and kept != written:
+                save_checkpoint(kept / "checkpoints", load_checkpoint(Path(handed)))
 
 
 def plan_on(plan: Plan, ranks: int) -> Plan:

@@ -65,6 +65,7 @@ def run_ranks(
             "plan": task.plan.to_yaml() if task.attempt else None,
             "attempt": task.attempt,
             "holds_all": task.outlives and task.holds_all,
+            "outlives": task.outlives,
         },
         resume=task.resume,
         outlives=task.outlives,

@@ -23,11 +23,6 @@ def located(resume: str | Path | None, tell: Listener) -> Path | None:
     return locate_checkpoint(Path(resume), on_notice=lambda text: tell({"notice": text}))
 
 
-def holds_run(out: str | Path | None) -> bool:
-    """Whether a run has begun to write to a folder."""
-    return out is not None and (Path(out) / "metrics.jsonl").exists()
-
-
 def last_of(folder: Path, tell: Listener) -> Path | None:
     """The last checkpoint of a run; None: it has none yet."""
     try:

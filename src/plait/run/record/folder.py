@@ -9,6 +9,7 @@ import os
 import platform
 import sys
 import time
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -68,17 +69,26 @@ def discard_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-class _Begun(msgspec.Struct):
+class Begun(msgspec.Struct):
+    """What `environment.json` says of how a run began."""
+
     first_step: int | None = None
+    """With which its records begin."""
+    run: str | None = None
+    """By which it is told apart from all others; None: it is there no more, or an older plait wrote it."""
+
+    @classmethod
+    def of(cls, folder: Path) -> "Begun":
+        """As far as it can be read."""
+        with suppress(OSError, msgspec.DecodeError):
+            return msgspec.json.decode((folder / "environment.json").read_bytes(), type=cls)
+        return cls()
 
 
 def write_environment(folder: Path, extra: Mapping[str, Any], *, start_step: int = 0) -> None:
     """Versions, machine and settings, so that a run can be told apart and repeated; and with which step its records
     begin, which stays as it was where a run is resumed in its own folder."""
-    path = folder / "environment.json"
-    before = None
-    with suppress(OSError, msgspec.DecodeError):
-        before = msgspec.json.decode(path.read_bytes(), type=_Begun).first_step
+    before = Begun.of(folder)
     system = os.uname()  # `platform.platform` would start a program, and wait for it for ever
     content = {
         "plait": VERSION,
@@ -87,10 +97,11 @@ def write_environment(folder: Path, extra: Mapping[str, Any], *, start_step: int
         "platform": f"{system.sysname}-{system.release}-{system.machine}-with-{''.join(platform.libc_ver())}",
         "cpus": os.cpu_count(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "first_step": start_step if before is None else before,
+        "first_step": start_step if before.first_step is None else before.first_step,
+        "run": before.run or uuid.uuid4().hex,
         **extra,
     }
-    write_whole(path, json.dumps(content, indent=2, default=str) + "\n")
+    write_whole(folder / "environment.json", json.dumps(content, indent=2, default=str) + "\n")
 
 
 def write_totals(folder: Path, plan: Plan, summary: Mapping[str, Any]) -> None:

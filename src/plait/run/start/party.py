@@ -6,13 +6,13 @@ others.
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
 import torch
 
-from plait.errors import UsageError
+from plait.errors import EchoError, PlaitError, UsageError
 from plait.job.job import Job
 from plait.plan.plan import Plan
 from plait.run.join.find import find_place
@@ -28,6 +28,8 @@ _JOIN_S = 60.0
 """For all tasks to come, which an engine starts within moments; imports and busy hosts take the rest."""
 TIMEOUT_S = 1800.0
 """How long a rank of a user's own loop waits for another before it gives up, as torch's process groups do."""
+_TELLS_S = 10.0
+"""The same where one of them has only to say what is wrong."""
 _joined: dict[int, First | Follower] = {}
 """This process's party, by process id: a fork has none."""
 
@@ -84,8 +86,37 @@ def telling(party: First | Follower | None) -> Iterator[None]:
         raise
 
 
-def join(place: Place, ranks: int, *, outlives: bool = False) -> First | Follower:
-    """Meet the other tasks, the first time; `ranks` are wanted in all.
+@contextmanager
+def told_once() -> Iterator[None]:
+    """What is wrong before tasks do anything together, also before they have met, is told by task 0, for all."""
+    try:
+        yield
+    except EchoError:
+        raise
+    except PlaitError as error:
+        party = _met()
+        if isinstance(party, Follower) and not party.has_begun:
+            party.fail(error)
+        if isinstance(party, First) and party.told is not error:
+            with telling(party):
+                raise
+        raise
+
+
+def _met() -> First | Follower | None:
+    """The other tasks of this one, which may have to be found first; None: there are none, or they do not come."""
+    found = _joined.get(os.getpid())
+    if found is None:
+        with suppress(PlaitError):
+            place = place_here()
+            return None if place is None else join(place, None, within_s=_TELLS_S)
+    return found
+
+
+def join(
+    place: Place, ranks: int | None, *, outlives: bool = False, within_s: float | None = None
+) -> First | Follower:
+    """Meet the other tasks, the first time, for which there is a limit; `ranks` are wanted in all, None: nobody knows.
 
     From then on this process ends when what started it is gone: it asks all to save and end, or, where the run
     `outlives` a host, it is lost to the others.
@@ -96,10 +127,10 @@ def join(place: Place, ranks: int, *, outlives: bool = False) -> First | Followe
             end_with_starter(place.mark, asks=place.is_first or not outlives, told=told)
         token = run_token(place, os.environ, Path.home())
         make = First if place.is_first else Follower
-        _joined[os.getpid()] = make(place, token, os.environ, patience_s(os.environ))
+        _joined[os.getpid()] = make(place, token, os.environ, within_s or patience_s(os.environ))
     party = _joined[os.getpid()]
     try:
-        place.ranks_each(ranks)
+        place.ranks_each(place.tasks if ranks is None else ranks)
     except (
         UsageError
     ) as error:  # told once all are there: who ends before takes task 0 along, under most engines

@@ -23,8 +23,9 @@ from plait.run.start.board import Board
 from plait.run.start.child import describe
 from plait.run.start.memory_file import anonymous_file
 from plait.run.start.tasks.agreement import compare, name_tasks
+from plait.run.start.tasks.counsel import Counsel
 from plait.run.start.tasks.members import Members, Other
-from plait.run.start.tasks.open_round import Lines, OpenRound, tell_board
+from plait.run.start.tasks.open_round import Lines, OpenRound, keep_copies, tell_board
 from plait.run.start.tasks.remote import RemoteProcess
 from plait.run.start.tasks.trunk import Arrivals, Trunk
 from plait.run.wire.door import Door
@@ -47,10 +48,16 @@ class First:
         self.place = place
         self.members = Members(place=place)
         self.others = self.members.others
+        self.counsel = Counsel(members=self.members, late=self._late)
+        """What all know of a run folder, before they begin."""
         self._facts: Mapping[str, Any] | None = None
         """What all have agreed to do, while they do it."""
         self.owes_end = False
         """Whether the others wait for a word that what was begun is over."""
+        self.found: dict[str, dict[str, str] | None] = {}
+        """Run folders that all tasks have looked for, and what they say of how the run was started."""
+        self.told: BaseException | None = None
+        """The error of which they were told last."""
         self.on_interrupt: Callable[[int], None] = lambda number: None
         """Is told when another task is asked to stop."""
         self._token = token
@@ -89,7 +96,7 @@ class First:
     def begin(self, facts: Mapping[str, Any], patience_s: float) -> None:
         """All tasks are about to do the same; or the error that says what differs."""
         self.members.wait(
-            lambda: all(other.facts is not None for other in self.members.present()),
+            lambda: all(o.facts is not None or o.said is not None for o in self.members.present()),
             patience_s,
             lambda: self._late(
                 f"{name_tasks(o.task for o in self.members.present() if o.facts is None)} did not come so far within "
@@ -97,14 +104,23 @@ class First:
             ),
         )
         for other in self.members.present():
+            if other.said is not None:
+                raise UsageError(
+                    f"task {other.task} on {other.host} looks for the run in {other.said['folder']} to go on with it; "
+                    "task 0 begins one.",
+                    fix="start the same command on all hosts.",
+                )
             compare(facts, other)
             other.facts = None
         with self.members.changed:
             self._facts = facts
             early = [o for o in self.others.values() if o.is_returning and o.facts is not None]
+            asking = [o for o in self.others.values() if o.is_returning and o.said is not None]
         self.members.tell({"op": "agreed"})
         for other in early:
             self._welcome(other)
+        for other in asking:
+            self.counsel.repeat(other)
 
     def _welcome(self, other: Other) -> None:
         """A task that comes while the run is under way is to do the same as all; it waits until it is taken in."""
@@ -126,7 +142,7 @@ class First:
         """What all have begun is over."""
         if not self.owes_end:
             return
-        self.owes_end, self._facts = False, None
+        self.owes_end, self._facts, self.told = False, None, error
         told = {"op": "end", "summary": summary, "error": None if error is None else describe(error)}
         for other in self.others.values():
             with suppress(OSError):
@@ -179,11 +195,16 @@ class First:
         }
         arrivals = {o.task: Arrivals(folder, o.task) for o in members} if folder is not None else {}
         self.members.wait(lambda: all(other.is_ready for other in members), math.inf, lambda: self._late(""))
+        for other in members:
+            other.is_apart = False
         self._round = OpenRound(number=self._count, processes=processes, board=board, arrivals=arrivals)
         marker = folder / f".shared-{token_hex(8)}" if folder is not None else None
         over = threading.Event()
         pump = threading.Thread(
             target=tell_board, args=(board, self.members, over), name="plait hosts", daemon=True
+        )
+        copies = threading.Thread(
+            target=keep_copies, args=(folder, self.members, over), name="plait copies", daemon=True
         )
         is_right = False
         try:
@@ -199,6 +220,8 @@ class First:
                     | {"ranks": board.ranks, "resume": resume and str(resume.absolute()), **names, **info}
                 )
             start_thread(pump)
+            if folder is not None and info.get("outlives"):
+                start_thread(copies)
             try:
                 yield list(processes.values())
                 is_right = True
@@ -214,8 +237,9 @@ class First:
                 arrival.close()
             if marker is not None:
                 marker.unlink(missing_ok=True)
-            if pump.is_alive():
-                pump.join()
+            for thread in (pump, copies):
+                if thread.is_alive():
+                    thread.join()
 
     def connect(self, switchboard: Switchboard) -> None:
         """Lines of other hosts' ranks go to this switchboard."""
@@ -279,6 +303,8 @@ class First:
         elif op in ("file", "place", "drop"):
             if found is not None and other.task in found.arrivals:
                 found.arrivals[other.task].take(head, body)
+            else:
+                self.counsel.take_file(other, head, body)
         elif op in ("lines", "pulse", "stack", "slot", "ended"):
             if found is not None and head["round"] == found.number:
                 found.take(head, body)
@@ -292,6 +318,14 @@ class First:
                     other.facts = dict(head["facts"])
                     if self._facts is not None:
                         self._welcome(other)
+                elif op == "said":
+                    other.said = dict(head["said"])
+                    if self._facts is not None:
+                        self.counsel.repeat(other)
+                elif op == "brought":
+                    other.has_brought = True
+                elif op == "apart":
+                    other.is_apart = True
                 elif op == "failed":
                     other.error = dict(head["error"])
                 elif op == "ready":

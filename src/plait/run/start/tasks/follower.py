@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from plait.errors import EchoError, RunError, UsageError
 from plait.files.scratch import scratch_folder
+from plait.files.unused import COPY_NAME
 from plait.run.join.addresses import address_of_first, own_address
 from plait.run.join.place import Place
 from plait.run.join.token import ports_of
@@ -64,6 +65,10 @@ class Follower:
         self.token = token
         self._sends = environment.get("PLAIT_SEND_FILES", "") not in ("", "0")
         """Whether files are sent to task 0 though its folder can be seen here."""
+        self.found: dict[str, dict[str, str] | None] = {}
+        """Run folders that all tasks have looked for, and what task 0 says of how the run was started."""
+        self.has_begun = False
+        """Whether task 0 knows what this one is about to do, and watches it."""
         self._waiting: list[tuple[dict[str, Any], bytes]] = []
         host = socket.gethostname()
         hello = {"op": "join", "task": place.task, "host": host}
@@ -114,6 +119,24 @@ class Follower:
         if head["op"] == "end":
             self._ended(head)
         assert head["op"] == "agreed", head
+        self.has_begun = True
+
+    def consult(self, said: dict[str, Any], send: Callable[[Trunk, str], None]) -> dict[str, Any]:
+        """Say what is known here of a run folder, and `send` of it what task 0 wants; returns what that decides."""
+        self.say({"op": "said", "said": said})
+        while True:
+            head, _ = self._next()
+            if head["op"] == "end":
+                self._ended(head)
+            elif head["op"] == "bring":
+                try:
+                    send(self.trunk, head["what"])
+                except ConnectionError as error:
+                    raise self.lost(error) from error
+                self.say({"op": "brought"})
+            else:
+                assert head["op"] == "answer", head
+                return head
 
     def say(self, head: dict[str, Any], body: bytes = b"") -> None:
         try:
@@ -130,6 +153,7 @@ class Follower:
                 self._ended(head)
 
     def _ended(self, head: Mapping[str, Any]) -> Any:
+        self.has_begun = False
         if head["error"] is not None:
             error = revive(head["error"])
             self._outstay()
@@ -159,10 +183,12 @@ class Follower:
             arrivals = Arrivals(given / "given", 0)
             (given / "given").mkdir()
             self.say({"op": "ready"})
-            number = 0
+            number, copies = 0, None
             while True:
                 head, body = self._next()
                 if head["op"] == "end":
+                    if copies is not None:
+                        copies.discard()
                     return self._ended(head)
                 if head["op"] in ("file", "place"):
                     arrivals.take(head, body)
@@ -180,8 +206,11 @@ class Follower:
                     keep = None
                     if hand_on is not None and shared is not None and head["holds_all"]:
                         keep = partial(hand_on, shared, folder)
+                    if head.get("outlives") and shared is not None and not is_shared:
+                        copies = Arrivals(shared / COPY_NAME, 0)
+                        self.say({"op": "apart"})
                     run = LocalRanks(
-                        self.trunk, self._waiting, self.lost, head["number"], folder, is_shared, keep
+                        self.trunk, self._waiting, self.lost, head["number"], folder, is_shared, keep, copies
                     )
                     main, threads, start = make(found)
                     call = self._caller(head["number"])

@@ -23,7 +23,7 @@ from plait.run.start.guardian import Guardian
 from plait.run.start.memory_file import anonymous_file
 from plait.run.start.process import Process
 from plait.run.start.processes import Crew, Start, choose_start, close_crew, end_crew, start_crew
-from plait.run.start.tasks.trunk import Message, Trunk
+from plait.run.start.tasks.trunk import Arrivals, Message, Mirror, Trunk
 from plait.run.start.watch.interrupts import Interrupts
 from plait.run.start.watch.limits import Limits
 from plait.run.start.watch.monitor import Monitor
@@ -56,18 +56,21 @@ class LocalRanks:
         folder: Path,
         is_shared: bool,
         hand_on: HandOn | None,
+        copies: Arrivals | None,
     ) -> None:
         """`waiting`: messages that were read before this round took over, and afterwards those that it leaves;
-        `hand_on`: what is done with what ranks here hold, where task 0 is lost."""
+        `hand_on`: what is done with what ranks here hold, where task 0 is lost; `copies`: where this host keeps what
+        task 0 has saved, which has it on its own disk alone."""
         self._trunk, self._waiting, self._lost, self._number = trunk, waiting, lost, number
         self._folder, self._is_shared, self._hand_on = folder, is_shared, hand_on
+        self._copies = copies
         self._latest: dict[int, bytes] = {}
         """What ranks wrote last: task 0 may not have heard it."""
         self._over = False
         self._slots: dict[int, bytes] = {}
         self._stacks: dict[int, int] = {}
         self._ended: set[int] = set()
-        self._sent: set[str] = set()
+        self._mirror = Mirror(trunk, folder)
         self._interrupts = 0
         self._pulse_at = self._files_at = 0.0
 
@@ -142,8 +145,10 @@ class LocalRanks:
         """Do what task 0 says, up to the word that the round is over."""
         by_rank = {process.rank: process for process in crew.processes}
         while self._waiting and not self._over:
-            head, _ = self._waiting.pop(0)
+            head, body = self._waiting.pop(0)
             match head["op"]:
+                case "file" | "folder" | "place" | "drop":
+                    self._keep(head, body)
                 case "signal":
                     by_rank[head["rank"]].signal(head["number"])
                 case "stack":
@@ -166,6 +171,15 @@ class LocalRanks:
                     self._over = True
                     if any(process.poll() is None for process in crew.processes):
                         end_crew(crew)
+
+    def _keep(self, head: dict[str, Any], body: bytes) -> None:
+        """A piece of a copy; where there is no room for them, none is kept: an old one would be taken for the last."""
+        if self._copies is not None:
+            try:
+                self._copies.take(head, body)
+            except OSError:
+                self._copies.discard()
+                self._copies = None
 
     def _pass_lines(self, process: Process) -> bool:
         """Pass on what a rank wrote; whether more may come."""
@@ -229,14 +243,7 @@ class LocalRanks:
         if self._is_shared:
             return
         root = self._folder
-        checkpoints = sorted((root / "checkpoints").glob("step-*"))
-        for path in checkpoints:
-            if path.name not in self._sent:
-                self._sent.add(path.name)
-                self._trunk.send_tree(root, path)
-        for name in sorted(self._sent - {path.name for path in checkpoints}):
-            self._sent.discard(name)
-            self._trunk.send({"op": "drop", "path": f"checkpoints/{name}"})
+        self._mirror.look()
         for path in sorted(root.rglob("*")) if final else ():
             if path.is_file() and path.relative_to(root).parts[0] != "checkpoints":
                 self._trunk.send_tree(root, path)

@@ -31,6 +31,10 @@ class Other:
     """By how much that may be wrong."""
     facts: Mapping[str, Any] | None = None
     """What it is about to do; None: it has not come so far."""
+    said: Mapping[str, Any] | None = None
+    """What it says of a run folder, before it knows what to do; None: nothing yet, or it was answered."""
+    has_brought: bool = False
+    """Whether it has sent all that it was asked for."""
     error: Mapping[str, Any] | None = None
     """Why it cannot."""
     is_ready: bool = False
@@ -40,6 +44,8 @@ class Other:
     """Whether its ranks are gone and their files are here."""
     lost: str | None = None
     """How the connection ended."""
+    is_apart: bool = False
+    """Whether it does not see the run folder."""
     is_returning: bool = False
     """Whether it came while the run was under way, and waits to be taken in."""
 

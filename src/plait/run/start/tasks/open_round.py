@@ -6,17 +6,23 @@ switchboard; and the others are told what the board says to all.
 
 import socket
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from plait.run.start.board import Board
 from plait.run.start.tasks.members import Members, Other
 from plait.run.start.tasks.remote import RemoteProcess
-from plait.run.start.tasks.trunk import Arrivals
+from plait.run.start.tasks.trunk import Arrivals, Mirror
 from plait.run.wire.switchboard import Switchboard
 
 _LOOK_S = 0.02
 """Between two looks at what other hosts must be told."""
+_COPY_S = 0.2
+"""Between two looks for checkpoints of which another host is to have a copy."""
+_COPIED = ("environment.json", "plan.yaml")
+"""How a run was started: by this, hosts that do not see its folder know it."""
 
 
 @dataclass(slots=True)
@@ -89,3 +95,24 @@ def tell_board(board: Board, members: Members, over: threading.Event) -> None:
         for rank in board.gone() - gone:
             gone.add(rank)
             members.tell({"op": "gone", "rank": rank})
+
+
+def keep_copies(folder: Path, members: Members, over: threading.Event) -> None:
+    """Have tasks that do not see the run folder know the run, and one of them its checkpoints, until the round is over:
+    where the first host is lost with its disk, the run goes on from there."""
+    told: set[int] = set()
+    keeper: tuple[int, Mirror] | None = None
+    while not over.wait(_COPY_S):
+        for other in members.present():
+            if not other.is_apart or other.lost is not None:
+                continue
+            with suppress(OSError):  # of one that is lost; whoever listens to it finds out
+                if other.task not in told:
+                    told.add(other.task)
+                    for path in (folder / name for name in _COPIED):
+                        other.trunk.send_tree(folder, path)
+                if keeper is None:
+                    keeper = (other.task, Mirror(other.trunk, folder, over))
+                    other.trunk.send({"op": "folder", "path": "checkpoints"})
+                if keeper[0] == other.task:
+                    keeper[1].look()

@@ -53,26 +53,48 @@ class Trunk:
         while True:
             yield from self.read()
 
-    def send_file(self, root: Path, path: Path) -> None:
-        """Send a file below `root`, in pieces; `place` puts it where it belongs."""
+    def send_file(self, root: Path, path: Path, over: threading.Event | None = None) -> None:
+        """Send a file below `root`, in pieces, unless it is `over` before; `place` puts it where it belongs."""
         name = path.relative_to(root).as_posix()
         with path.open("rb") as file:
             self.send({"op": "file", "path": name, "start": True}, file.read(_CHUNK_BYTES))
-            while piece := file.read(_CHUNK_BYTES):
+            while (over is None or not over.is_set()) and (piece := file.read(_CHUNK_BYTES)):
                 self.send({"op": "file", "path": name, "start": False}, piece)
 
-    def send_tree(self, root: Path, top: Path) -> None:
-        """Send a file, or a folder with all that is in it, which appears there at once."""
+    def send_tree(self, root: Path, top: Path, over: threading.Event | None = None) -> None:
+        """Send a file, or a folder with all that is in it, which appears there at once; not where it is `over`."""
         for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
             if path.is_file() and not path.is_symlink():
-                self.send_file(root, path)
-        self.send({"op": "place", "path": top.relative_to(root).as_posix()})
+                self.send_file(root, path, over)
+        if over is None or not over.is_set():
+            self.send({"op": "place", "path": top.relative_to(root).as_posix()})
 
     def close(self) -> None:
         """Hang up."""
         with suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
+
+
+class Mirror:
+    """Checkpoints of a run folder, which the other side is to have too for as long as they are there."""
+
+    def __init__(self, trunk: Trunk, root: Path, over: threading.Event | None = None) -> None:
+        """`over`: when nothing more is to be sent."""
+        self._trunk, self._root, self._over = trunk, root, over
+        self._sent: set[str] = set()
+
+    def look(self) -> None:
+        """Send those that are new, and word of those that are gone."""
+        found = sorted((self._root / "checkpoints").glob("step-*"))
+        for path in found:
+            if path.name not in self._sent:
+                self._sent.add(path.name)
+                with suppress(FileNotFoundError):  # one that has made way for another meanwhile
+                    self._trunk.send_tree(self._root, path, self._over)
+        for name in sorted(self._sent - {path.name for path in found}):
+            self._sent.discard(name)
+            self._trunk.send({"op": "drop", "path": f"checkpoints/{name}"})
 
 
 class Arrivals:
@@ -90,6 +112,8 @@ class Arrivals:
             aside.parent.mkdir(parents=True, exist_ok=True)
             with aside.open("wb" if head["start"] else "ab") as file:
                 file.write(body)
+        elif head["op"] == "folder":
+            goal.mkdir(parents=True, exist_ok=True)
         elif head["op"] == "drop":
             shutil.rmtree(goal, ignore_errors=True)
         else:
@@ -101,6 +125,12 @@ class Arrivals:
     def close(self) -> None:
         """Forget what did not come to its end."""
         shutil.rmtree(self._aside, ignore_errors=True)
+
+    def discard(self) -> None:
+        """Forget all that came, and the folder where nothing else is in the one above it."""
+        shutil.rmtree(self._root, ignore_errors=True)
+        with suppress(OSError):
+            self._root.parent.rmdir()
 
 
 def _parts(path: object) -> list[str]:
