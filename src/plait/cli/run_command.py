@@ -37,7 +37,7 @@ from plait.errors import CheckpointError, PlaitError, UsageError
 from plait.files.unused import check_unused
 from plait.files.write import write_or_tell
 from plait.options import Elsewhere, Limits, Listener, Saving, Trial
-from plait.run.join.find import find_place
+from plait.run.join.find import find_place, task_of
 
 
 class FailedRunError(Exception):
@@ -97,7 +97,8 @@ def run(
         )
     with told_by_first():
         look_first(job, How() if resume is not None else how, auto=True)
-    if out is not None and resume is None and find_place(os.environ) is None:
+    begins_again = limits.elastic is not None and task_of(os.environ) is not None
+    if out is not None and resume is None and find_place(os.environ) is None and not begins_again:
         check_unused(out)  # of tasks started side by side the first looks, once they have met
     loggers(saving.log)
     told, is_silent = plain_console(to_stderr=json_), speaks_elsewhere()

@@ -182,6 +182,7 @@ class RayRun:
             "PLAIT_FIRST_ADDRESS": first,
             "PLAIT_RUN_ID": uuid.uuid4().hex,
             "PLAIT_ABSENT": str(len(self._members) - len(here)),
+            "PLAIT_RESTARTS": str(_MOST_STARTS - 1 - here[0].starts if self._elastic else 0),
         }
         self._ray.get([self._start(member) for member in here])
 

@@ -18,5 +18,6 @@ def read(environment: Mapping[str, str]) -> Place | None:
         local_tasks=number(environment, _NAME, "PLAIT_LOCAL_TASKS", 1),
         first=environment.get("PLAIT_FIRST_ADDRESS"),
         run=environment.get("PLAIT_RUN_ID", ""),
+        restarts=number(environment, _NAME, "PLAIT_RESTARTS", 0) > 0,
         absent=number(environment, _NAME, "PLAIT_ABSENT", 0),
     )

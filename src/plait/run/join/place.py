@@ -33,6 +33,8 @@ class Place:
     """Whether a task is a rank by the engine's own words; else a task may start the ranks of its host."""
     each: int | None = None
     """Ranks that a task has in an elastic run, however many tasks there are; None: those of the plan are shared."""
+    restarts: bool = False
+    """Whether the engine starts all tasks again where one is lost."""
     absent: int = 0
     """How many of them, the last ones, the run begins without: their hosts are lost, and may come back."""
 

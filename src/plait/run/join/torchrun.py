@@ -27,4 +27,6 @@ def read(environment: Mapping[str, str]) -> Place | None:
         run=f"{name} {first} {port} {again}",
         mark=_MARK if _MARK in environment else None,
         is_rank=True,
+        restarts=number(environment, _NAME, "TORCHELASTIC_MAX_RESTARTS", 0)
+        > number(environment, _NAME, "TORCHELASTIC_RESTART_COUNT", 0),
     )

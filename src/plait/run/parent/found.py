@@ -76,9 +76,8 @@ def find_run(
     here = Holding.of(folder)
     if isinstance(party, Follower):
         said = {"folder": str(folder), "holding": None if here is None else asdict(here)}
-        told: dict[str, str] | None = party.consult(said, lambda trunk, what: _send(folder, trunk, what))[
-            "told"
-        ]
+        answer = party.consult(said, lambda trunk, what: _send(folder, trunk, what))
+        told: dict[str, str] | None = answer["told"]
         return told
     found: dict[int, Holding] = {} if here is None else {0: here}
     if party is not None:
@@ -87,11 +86,8 @@ def find_run(
                 found[task] = Holding(**heard["holding"])
     result = None
     if found:
-        names = (
-            {}
-            if party is None
-            else {task: f"task {task} on {party.others[task].host}" for task in party.others}
-        )
+        others = {} if party is None else party.others
+        names = {0: "this host"} | {task: f"task {task} on {other.host}" for task, other in others.items()}
         _gather(folder, found, party, names, tell, is_kept=is_kept)
         result = {name: (folder / name).read_text() for name in _TOLD if (folder / name).exists()}
     if party is not None:

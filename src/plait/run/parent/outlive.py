@@ -103,11 +103,13 @@ class Outlive:
         with suppress(PlaitError):
             before = describe(read_plan(task.folder / "plan.yaml"))
         source = task.resume.name if task.resume is not None else "the start"
-        last_s = time.time()
-        with suppress(OSError):
+        what, last_s = "The run was started again.", time.time()
+        try:
             last_s = (task.folder / "metrics.jsonl").stat().st_mtime
+        except OSError:
+            what += " Its records are lost with their host, and how many steps are repeated is not known."
         self._since_s = time.monotonic() - max(0.0, time.time() - last_s)
-        self._add(task, "The run was started again.", before, start_step, done, source)
+        self._add(task, what, before, start_step, done, source)
 
     def _add(self, task: Task, what: str, before: str, step: int, done: int, source: str) -> None:
         after, repeated = describe(task.plan), max(0, done - step)

@@ -129,6 +129,8 @@ def join(
         make = First if place.is_first else Follower
         _joined[os.getpid()] = make(place, token, os.environ, within_s or patience_s(os.environ))
     party = _joined[os.getpid()]
+    if isinstance(party, Follower):
+        party.outlives = outlives
     try:
         place.ranks_each(place.tasks if ranks is None else ranks)
     except (

@@ -54,6 +54,21 @@ def test_engines(environment: dict[str, str], expected: tuple[object, ...]) -> N
 
 
 @pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        (TORCHRUN, False),
+        (TORCHRUN | {"TORCHELASTIC_MAX_RESTARTS": "1"}, True),
+        (TORCHRUN | {"TORCHELASTIC_MAX_RESTARTS": "1", "TORCHELASTIC_RESTART_COUNT": "1"}, False),
+        ({"PLAIT_TASK": "0", "PLAIT_TASKS": "2", "PLAIT_RESTARTS": "2"}, True),
+        (SRUN, False),
+    ],
+)
+def test_engines_that_start_all_tasks_again(environment: dict[str, str], expected: bool) -> None:
+    found = find_place(environment)
+    assert found is not None and found.restarts is expected
+
+
+@pytest.mark.parametrize(
     "environment", [{}, {"WORLD_SIZE": "1", "RANK": "0"}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}]
 )
 def test_processes_that_are_alone(environment: dict[str, str]) -> None:

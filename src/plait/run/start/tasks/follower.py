@@ -67,6 +67,8 @@ class Follower:
         """Whether files are sent to task 0 though its folder can be seen here."""
         self.found: dict[str, dict[str, str] | None] = {}
         """Run folders that all tasks have looked for, and what task 0 says of how the run was started."""
+        self.outlives = False
+        """Whether the run goes on where tasks are lost."""
         self.has_begun = False
         """Whether task 0 knows what this one is about to do, and watches it."""
         self._waiting: list[tuple[dict[str, Any], bytes]] = []
@@ -107,10 +109,11 @@ class Follower:
 
     def lost(self, error: OSError) -> RunError:
         where = f"{self.first[0]}:{self.first[1]}"
-        return RunError(
-            f"task 0 at {where} is gone: {error.strerror or error}.",
-            fix="its host has the run folder: start all tasks again with --resume, task 0 where that folder is seen.",
-        )
+        fix = "its host has the run folder: start all tasks again with --resume, task 0 where that folder is seen."
+        if self.outlives:
+            who = f"{self.place.engine} starts it" if self.place.restarts else "start it by the same command"
+            fix = f"{who} again, on the hosts that are left: the run goes on with what was saved."
+        return RunError(f"task 0 at {where} is gone: {error.strerror or error}.", fix=fix)
 
     def begin(self, facts: Mapping[str, Any]) -> None:
         """Say what is about to be done; returns when all tasks do the same."""
