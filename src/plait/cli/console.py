@@ -11,7 +11,6 @@ from contextlib import contextmanager, redirect_stdout
 from rich.console import Console
 from rich.text import Text
 
-from plait.errors import PlaitError
 from plait.run.join.find import find_place
 
 
@@ -24,24 +23,6 @@ def speaks_elsewhere() -> bool:
     """Whether another task of the same run, its first, tells people what happens."""
     place = find_place(os.environ)
     return place is not None and not place.is_first
-
-
-@contextmanager
-def told_by_first() -> Iterator[None]:
-    """What is wrong with a command that tasks of an engine join by is told by the first of them."""
-    try:
-        yield
-    except PlaitError:
-        try:
-            place = find_place(os.environ)
-        except PlaitError:
-            place = None
-        if place is None:
-            raise
-        from plait.run.start.party import told_once  # torch takes seconds: others do not wait for it
-
-        with told_once():
-            raise
 
 
 @contextmanager

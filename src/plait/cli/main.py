@@ -9,7 +9,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
 
 os.environ.setdefault(
@@ -45,6 +46,7 @@ from plait.cli.try_command import try_
 from plait.cli.validate_command import validate
 from plait.cli.verify_command import verify
 from plait.errors import ClusterError, EchoError, JobError, PlaitError, PlanError, UsageError, lacks_memory
+from plait.run.join.find import find_place
 from plait.threads import MEMORY_FIX
 from plait.version import VERSION
 
@@ -54,6 +56,8 @@ if signal.getsignal(signal.SIGINT) is end_at_once:
 _BadCommandLine: Any = typer.BadParameter.__mro__[2]
 """ClickException: click's own, or that of the copy which newer versions of typer carry."""
 
+_JOINING = ("run", "verify")
+"""Commands that tasks of an engine do together."""
 _CTRL_C = 130
 """What typer, and shells, make of Ctrl-C."""
 
@@ -132,7 +136,7 @@ def call(arguments: Sequence[str]) -> int:
     try:
         given = [argument for argument in arguments if argument != "--debug"]
         COMMAND_LINE[:] = given
-        with raised_in_safety():
+        with raised_in_safety(), _told_by_first(given):
             outcome: Any = app(args=given, prog_name="plait", standalone_mode=False)
         if outcome == _CTRL_C:
             raise KeyboardInterrupt
@@ -174,6 +178,26 @@ def call(arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 1
+
+
+@contextmanager
+def _told_by_first(words: Sequence[str]) -> Iterator[None]:
+    """What is wrong with a command by which tasks of an engine join each other is told by the first of them."""
+    try:
+        yield
+    except (PlaitError, _BadCommandLine) as error:
+        try:
+            joins = bool(words) and words[0] in _JOINING and find_place(os.environ) is not None
+        except PlaitError:
+            joins = False
+        if not joins or any(word.startswith("--engine") for word in words):
+            raise
+        from plait.run.start.party import told_once  # torch takes seconds: others do not wait for it
+
+        with told_once():
+            if isinstance(error, PlaitError):
+                raise
+            raise UsageError(error.format_message(), fix=f"see plait {words[0]} --help.") from error
 
 
 def _tell(error: PlaitError) -> None:

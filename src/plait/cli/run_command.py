@@ -20,7 +20,7 @@ from plait.api.display.loggers import loggers
 from plait.api.display.progress import show_progress
 from plait.api.inputs.settings import parse_arguments
 from plait.api.inputs.stored import SAVED
-from plait.cli.console import plain_console, prints_aside, speaks_elsewhere, told_by_first
+from plait.cli.console import plain_console, prints_aside, speaks_elsewhere
 from plait.cli.engine import COMMAND_LINE, start
 from plait.cli.flatten import flattened
 from plait.cli.options import (
@@ -95,8 +95,7 @@ def run(
         raise typer.Exit(
             start(elsewhere, how.num_ranks, COMMAND_LINE, dry_run=dry_run, name=name, out=out or resume)
         )
-    with told_by_first():
-        look_first(job, How() if resume is not None else how, auto=True)
+    look_first(job, How() if resume is not None else how, auto=True)
     begins_again = limits.elastic is not None and task_of(os.environ) is not None
     if out is not None and resume is None and find_place(os.environ) is None and not begins_again:
         check_unused(out)  # of tasks started side by side the first looks, once they have met

@@ -17,7 +17,7 @@ from rich.text import Text
 import plait
 from plait.api.display.progress import show_progress
 from plait.api.inputs.settings import parse_arguments
-from plait.cli.console import plain_console, prints_aside, speaks_elsewhere, told_by_first
+from plait.cli.console import plain_console, prints_aside, speaks_elsewhere
 from plait.cli.engine import COMMAND_LINE, start
 from plait.cli.flatten import flattened
 from plait.cli.options import (
@@ -61,8 +61,7 @@ def verify(
         raise typer.Exit(
             start(elsewhere, how.num_ranks, COMMAND_LINE, dry_run=dry_run, name=name, out=None, runs=False)
         )
-    with told_by_first():
-        look_first(job, how)
+    look_first(job, how)
     is_silent, console = not serial and speaks_elsewhere(), plain_console(to_stderr=json_)
     with prints_aside(json_), show_progress(console, quiet=json_ or is_silent) as listener:
         outcome = plait.verify(

@@ -166,7 +166,8 @@ def _find(
 
 def _of_file(saving: Saving) -> dict[str, Any]:
     """What is known of the file that the job came from."""
-    return {name: saving.remembered[name] for name in ("job_sha256",) if name in saving.remembered}
+    known = saving.remembered.get("job_sha256")
+    return {} if known is None else {"job file (by its SHA-256)": str(known)[:12]}
 
 
 def _lead(

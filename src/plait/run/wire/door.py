@@ -163,6 +163,8 @@ class Door:
         answer = self._receive(found[0][0], guest.socket)
         if answer is not None:
             guest.socket.sendall(pack(answer))
+            if "refused" in answer:
+                guest.socket.close()
 
     def _forget(self, guest: _Guest) -> None:
         del self._guests[guest.socket.fileno()]

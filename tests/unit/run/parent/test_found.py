@@ -19,6 +19,7 @@ from plait.run.join.place import Place
 from plait.run.parent.found import find_run
 from plait.run.start import party as parties
 from plait.run.start.party import join, telling, told_once
+from plait.run.start.tasks import follower, members
 from plait.run.start.tasks.first import First
 from plait.run.start.tasks.follower import Follower
 
@@ -45,13 +46,17 @@ def _write(host: Path, *steps: int, run: str | None = "r", records: bool = False
 
 
 def _on_two_hosts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: Callable[[First], None], other: Callable[[Follower], None]
-) -> None:  # fmt: skip
-    """Each in its own folder, as if that were its disk; the second must come to its end too."""
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    first: Callable[[First], None],
+    other: Callable[[Follower], None],
+    others: int = 2,
+) -> None:
+    """Each in its own folder, as if that were its disk; the second, one of so many, must come to its end too."""
     monkeypatch.setenv("PLAIT_TOKEN", uuid.uuid4().hex)
     places = [
-        Place(engine="test", task=task, tasks=2, local_tasks=2, first="127.0.0.1", run=str(tmp_path))
-        for task in (0, 1)
+        Place(engine="test", task=task, tasks=tasks, local_tasks=tasks, first="127.0.0.1", run=str(tmp_path))
+        for task, tasks in ((0, 2), (1, others))
     ]
 
     def follow() -> None:
@@ -60,7 +65,9 @@ def _on_two_hosts(
             met = join(places[1], None)
             assert isinstance(met, Follower)
             other(met)
-        except BaseException:
+        except BaseException as error:
+            if others != 2 and isinstance(error, EchoError):
+                os._exit(0)
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
@@ -78,7 +85,11 @@ def _on_two_hosts(
         process.join(30)
         assert process.exitcode == 0
     finally:
-        parties._joined.pop(os.getpid()).close()
+        if os.getpid() in parties._joined:
+            parties._joined.pop(os.getpid()).close()
+        else:  # the tasks have not met
+            process.join(30)
+            assert process.exitcode == 0
         process.kill()
         process.join()
 
@@ -222,3 +233,14 @@ def test_what_is_wrong_before_tasks_begin_is_told_by_the_first(
             begin(1, party)
 
     _on_two_hosts(tmp_path, monkeypatch, first, other)
+
+
+def test_tasks_of_runs_of_different_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which differ for longer than what is left of an earlier start would."""
+    monkeypatch.setattr(members, "DIFFERS_S", 0.2)
+    monkeypatch.setattr(follower, "DIFFERS_S", 0.2)
+    monkeypatch.setattr(follower, "_TELLS_S", 0.5)
+    nobody: list[First | Follower] = []
+    with pytest.raises(UsageError, match=r"task 1 on .* was started with 3 tasks, task 0 with 2\."):
+        _on_two_hosts(tmp_path, monkeypatch, nobody.append, nobody.append, others=3)
+    assert not nobody

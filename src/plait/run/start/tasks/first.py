@@ -257,6 +257,9 @@ class First:
                 self._seats.add(int(hello["rank"]), made)
             return None
         task, host = hello.get("task"), str(hello.get("host"))[:200]
+        if hello.get("op") == "join" and hello.get("tasks") != self.place.tasks:
+            with self.members.changed:
+                return self.members.refuse(task, hello.get("tasks"), host)
         if hello.get("op") != "join" or not isinstance(task, int) or not 0 < task < self.place.tasks:
             made.close()
             return None

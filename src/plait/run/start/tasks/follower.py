@@ -25,6 +25,7 @@ from plait.run.start.child import Main, describe
 from plait.run.start.guardian import Guardian
 from plait.run.start.processes import Start
 from plait.run.start.tasks.local_ranks import LocalRanks
+from plait.run.start.tasks.members import DIFFERS_S
 from plait.run.start.tasks.trunk import Arrivals, Trunk
 from plait.run.start.watch.failure import revive
 from plait.run.wire.door import Address, StrangerError, dial
@@ -73,7 +74,7 @@ class Follower:
         """Whether task 0 knows what this one is about to do, and watches it."""
         self._waiting: list[tuple[dict[str, Any], bytes]] = []
         host = socket.gethostname()
-        hello = {"op": "join", "task": place.task, "host": host}
+        hello = {"op": "join", "task": place.task, "tasks": place.tasks, "host": host}
         self.first, made = _call_first(place, token, hello, own_address(environment), patience_s)
         self.trunk = Trunk(made)
         self.address: str = made.getsockname()[0]
@@ -256,6 +257,7 @@ def _call_first(
 ) -> tuple[Address, socket.socket]:
     """Find task 0 at one of the ports that the token names."""
     host, deadline, last = address_of_first(place), time.monotonic() + patience_s, "nobody listens there"
+    differs_at: float | None = None
     while True:
         for port in ports_of(token):
             try:
@@ -269,7 +271,11 @@ def _call_first(
                 if "refused" not in answer:
                     return (host, port), made
                 made.close()
-                raise UsageError(f"task 0 at {host} refuses this task: {answer['refused']}")
+                if not answer.get("differs"):
+                    raise UsageError(f"task 0 at {host} refuses this task: {answer['refused']}")
+                differs_at = differs_at or time.monotonic()
+        if differs_at is not None and time.monotonic() - differs_at > DIFFERS_S + _TELLS_S:
+            raise EchoError(f"task 0 at {host} has told that it is one of another number of tasks.")
         if time.monotonic() > deadline:
             raise UsageError(
                 f"task {place.task} of {place.tasks} did not find task 0 at {host} within {patience_s:g} s: {last}.",

@@ -16,6 +16,9 @@ from plait.run.join.place import Place
 from plait.run.start.tasks.trunk import Trunk
 from plait.run.start.watch.failure import revive
 
+DIFFERS_S = 5.0
+"""For which a task of a run with another number of tasks may call: it can be what is left of an earlier start."""
+
 
 @dataclass(kw_only=True, slots=True)
 class Other:
@@ -63,6 +66,8 @@ class Members:
     place: Place
     others: dict[int, Other] = field(default_factory=dict)
     """By task; also those that are lost."""
+    differing: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Tasks that were started with another number of tasks, in words -> when they called first and last."""
     changed: threading.Condition = field(default_factory=threading.Condition)
     """Is notified when one of them has told something new."""
     _room: dict[int, int] = field(default_factory=dict)
@@ -85,6 +90,12 @@ class Members:
                         raise other.failure(other.error)
                     if other.lost is not None:
                         raise RunError(f"task {other.task} on {other.host} is gone: {other.lost}.")
+                for told, (since, until) in self.differing.items():
+                    if until - since > DIFFERS_S:
+                        raise UsageError(
+                            f"{told}, task 0 with {self.place.tasks}.",
+                            fix="start all of them with the same number of tasks.",
+                        )
                 if time.monotonic() > deadline:
                     raise late()
                 self.changed.wait(0.1)
@@ -97,6 +108,13 @@ class Members:
                 if all(other.is_done or other.lost is not None for other in self.present()):
                     return
                 self.changed.wait(0.1)
+
+    def refuse(self, task: object, tasks: object, host: str) -> dict[str, Any]:
+        """The answer to a task that was started with another number of tasks."""
+        told = f"task {task} on {host} was started with {tasks} tasks"
+        now = time.monotonic()
+        self.differing[told] = (self.differing.get(told, (now, now))[0], now)
+        return {"refused": f"task 0 was started with {self.place.tasks} tasks.", "differs": True}
 
     def tell(self, head: dict[str, Any]) -> None:
         """All that are present hear it; those that cannot are found lost by whoever listens to them."""
