@@ -18,6 +18,8 @@ from plait.job.job import Job
 from plait.options import Emulation, Trial
 from plait.plan.mesh import Mesh
 from plait.plan.named import resolve
+from plait.program.instructions import Collective
+from plait.program.value import Value
 from plait.run.link import host_links
 from plait.run.link.between import links_between
 from plait.run.link.host_links import HostLinks, HostMesh
@@ -84,6 +86,40 @@ def test_every_collective_over_both_levels(
 
     for found, right, calls in launch(main, ranks=4):
         assert found == [] and all(right) and (calls > 0) == is_two_level
+
+
+def test_buckets_are_summed_where_they_lie_and_may_be_filled_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host_links, "is_two_level_cheaper", lambda *_: True)
+    monkeypatch.setattr(host_links, "num_pieces", lambda _: 3)
+
+    def main(seat: Seat) -> tuple[bool, bool]:
+        connect(seat, timeout_s=30)
+        monkeypatch.setenv("PLAIT_HOST", f"host{seat.rank // 2}")
+        links = links_between(DATA, seat.rank, CPU, timeout_s=20)
+        bucket = links.buffer(100_003, torch.float32, CPU, "data")
+        sent: list[int] = []
+        begin = host_links.TwoLevel._start
+
+        def seen(two: Any, op: Any, inside: bool, tensor: torch.Tensor, *rest: Any) -> Any:
+            if not inside:
+                sent.append(tensor.untyped_storage().data_ptr())
+            return begin(two, op, inside, tensor, *rest)
+
+        monkeypatch.setattr(host_links.TwoLevel, "_start", seen)
+        here, right = (Value.bucket(0),), True
+        for round_ in range(20):
+            bucket.fill_(float(seat.rank + round_))
+            summed = Collective(
+                name="", op="all_reduce", axis="data", reads=here, writes=here, num_bytes=bucket.nbytes
+            )
+            links.start(summed, bucket).result()
+            right &= bool((bucket == 6 + 4 * round_).all())
+        disconnect()
+        return right, len(sent) == 60 and set(sent) == {bucket.untyped_storage().data_ptr()}
+
+    assert all(all(found) for found in launch(main, ranks=4))
 
 
 def test_hosts_that_are_no_boxes_meet_by_sockets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,9 +57,10 @@ ROOTED = ("broadcast", "reduce")
 SMALL_BYTES = 1 << 15
 """Up to this size, over our own sockets, everybody adds up everything: one exchange instead of two."""
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 22
 """Of a sum in two levels that are in memory, or on the wire, at once: what the first and the last one take is not
-hidden. Between hosts of two ranks at 1 Gbit/s, 8 MiB in two pieces took 82 ms, eight sums of 1 MiB 74 ms."""
+hidden, and every piece costs processors: sums of 24 MiB among 2 x 2 ranks took 33 ms of a rank's processor in pieces of
+1 MiB, 19 of 2 MiB, 15 of 4 MiB (`docs/log.md`)."""
 
 
 def collective_travel(

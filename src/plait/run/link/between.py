@@ -135,10 +135,13 @@ def links_between(
         return shared if shared is not None else ProcessLinks(mesh, rank, fresh=fresh)
     within, per_host = hosts.within, sizes[0]
 
-    def share_here() -> Links | None:
-        return share_memory(within, rank % per_host, timeout_s, first=rank - rank % per_host)
+    place = rank % per_host
 
-    shared_here = share_here()
+    def share_by_threads() -> tuple[Links, Links] | None:
+        first = share_memory(within, place, timeout_s, first=rank - place, threads=2)
+        return None if first is None else (first, first.for_next_thread())
+
+    shared_here = share_memory(within, place, timeout_s, first=rank - place)
     if shared_here is None:
         return ProcessLinks(mesh, rank, fresh=fresh)
-    return HostLinks(hosts, rank, shared_here, share_here, network, fresh=fresh)
+    return HostLinks(hosts, rank, shared_here, share_by_threads, network, fresh=fresh)

@@ -139,8 +139,7 @@ class TwoLevel:
             whole, rest = divmod(piece.numel(), self._each)
             extents = [whole + (place < rest) for place in range(self._each)]
             part = self._do("reduce_scatter", True, piece, extents)
-            # A copy: others read it in place, while this rank may already fill the tensor again.
-            between.append((piece, extents, self._start("all_reduce", False, part.clone())))
+            between.append((piece, extents, self._start("all_reduce", False, part)))
         return flat
 
     def end(
@@ -153,8 +152,12 @@ class TwoLevel:
     ) -> Tensor:
         """What is after the network, by links of its own: what has come back, to all ranks of the host."""
         if collective.op == "all_reduce":
-            for piece, extents, handle in between:
-                self._do("all_gather", True, handle.result(), extents, piece)
+            gathers = [
+                self._start("all_gather", True, handle.result(), extents, piece)
+                for piece, extents, handle in between
+            ]
+            for gather in gathers:
+                gather.result()
             is_there = begun.data_ptr() == tensor.data_ptr()
             return tensor if is_there else tensor.copy_(begun.view(tensor.shape))
         ((_, _, handle),) = between
@@ -204,12 +207,12 @@ class HostLinks:
         hosts: HostMesh,
         rank: int,
         shared: Links,
-        share: Callable[[], Links | None],
+        share: Callable[[], tuple[Links, Links] | None],
         network: Network,
         *,
         fresh: bool = False,
     ) -> None:
-        """`shared`: links through the memory of this host, of which `share` makes more."""
+        """`shared`: links through the memory of this host, of which `share` makes more, for two threads."""
         self._hosts, self._rank, self._network = hosts, rank, network
         self._place = rank % hosts.within.size
         self._first = rank - self._place
@@ -219,17 +222,21 @@ class HostLinks:
             between, within = hosts.parts(axis)
             if not between or not within:
                 continue
-            own, other = share(), share()  # links belong to one thread
-            assert own is not None and other is not None, "memory that could be shared cannot any more"
+            shared_by_threads = share()
+            assert shared_by_threads is not None, "memory that could be shared cannot any more"
             sockets = ProcessLinks(hosts.refined, rank, only=[between])
             group = hosts.within.group(self._place, within)
             two, back = (
                 TwoLevel(links, sockets, between, within, group.index(self._place), len(group))
-                for links in (own, other)
+                for links in shared_by_threads
             )
             names = f"links along {axis}", f"links along {axis}, back"
             self._levels[axis] = _Level(
-                shared=own, two=two, back=back, thread=Background(names[0]), second=Background(names[1])
+                shared=shared_by_threads[0],
+                two=two,
+                back=back,
+                thread=Background(names[0]),
+                second=Background(names[1]),
             )
 
     def start(self, collective: Collective, tensor: Tensor, out: Tensor | None = None) -> Handle:

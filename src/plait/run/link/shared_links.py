@@ -65,18 +65,27 @@ class SharedLinks:
         *,
         native: bool,
         first: int = 0,
+        thread: int | None = None,
+        buffers: dict[int, Region] | None = None,
     ) -> None:
-        """`first`: the number in the run of the mesh's first rank."""
+        """`first`: the number in the run of the mesh's first rank.
+
+        `thread`: the number of the thread beside the computation that these links are for, and `buffers` those of the
+        thread before it. It has meetings of its own and never spins, and a gather ends when others have read this
+        rank's part: the computation, which is in no meeting, may change it then.
+        """
         self._mesh = mesh
         self._rank = rank
         self._arenas = arenas
         self._own = arenas[rank]
         self._timeout_s = timeout_s
+        self._native, self._first, self._thread = native, first, thread
         self._names = [f"rank {first + other}" for other in range(len(arenas))]
-        self._buffers: dict[int, Region] = {}
+        self._buffers = buffers if buffers is not None else {}
         self._bells = Bells([arena.bell for arena in arenas], rank, native=native)
         self._axes: dict[str, Collectives] = {}
-        for index, axes in enumerate(axes_that_meet(mesh) if rank < mesh.size else ()):
+        meeting = axes_that_meet(mesh) if rank < mesh.size else ()
+        for index, axes in enumerate(meeting, (thread or 0) * len(meeting)):
             self._axes[axes] = self._meet(mesh.group(rank, axes), index, native)
         self._meetings = [axis.meeting for axis in self._axes.values()]
         self.mail = Mail(arenas, rank, self._bells, self._until)
@@ -84,10 +93,20 @@ class SharedLinks:
     def _meet(self, ranks: Sequence[int], index: int, native: bool) -> Collectives:
         peers, own = [self._arenas[peer] for peer in ranks], list(ranks).index(self._rank)
         headers, slots = zip(*(arena.meeting(index) for arena in peers), strict=True)
-        made = core.make_core(headers, [arena.bell for arena in peers], own, native=native)
+        beside = self._thread is not None
+        bells = [arena.bell for arena in peers]
+        made = core.make_core(headers, bells, own, native=native, spins=not beside)
         names, pids = [self._names[peer] for peer in ranks], [arena.pid for arena in peers]
         meeting = Meeting(made, slots, own, names, pids, self._timeout_s)
-        return Collectives(meeting, peers, self._buffers)
+        return Collectives(meeting, peers, self._buffers, settles=beside)
+
+    def for_next_thread(self) -> "SharedLinks":
+        """Links of another thread through the same memory; `share_memory` was told that there are so many."""
+        assert self._thread is not None, "these links are the rank's own"
+        return SharedLinks(
+            self._mesh, self._rank, self._arenas, self._timeout_s, native=self._native, first=self._first,
+            thread=self._thread + 1, buffers=self._buffers,
+        )  # fmt: skip
 
     def _until(self, is_over: Callable[[], bool], peer: int, what: str) -> None:
         """Wait for a rank, and meanwhile do this rank's part of everything that is under way."""
@@ -198,13 +217,14 @@ def _all_gather(
 
 
 def share_memory(
-    mesh: Mesh, rank: int, timeout_s: float, servers: int = 0, first: int = 0
+    mesh: Mesh, rank: int, timeout_s: float, servers: int = 0, first: int = 0, threads: int = 0
 ) -> SharedLinks | None:
     """Open each other's memory; None, on all ranks, where one of them cannot. They meet through torch.distributed.
 
-    On several hosts, `mesh` and `rank` are those of one host, whose `first` rank is that of the run.
+    On several hosts, `mesh` and `rank` are those of one host, whose `first` rank is that of the run. `threads`: how
+    many beside the computation will have links through it; then these are the first one's.
     """
-    count = len(axes_that_meet(mesh))
+    count = len(axes_that_meet(mesh)) * max(1, threads)
     own = _attempt(lambda: Arena.create(count)) if is_suitable() else None
     told_by_all = tell(
         [host(), [own.file, own.pid] if own is not None else None, core.compiled() is not None]
@@ -217,7 +237,9 @@ def share_memory(
     agreed = tell(arenas is not None)
     if arenas is None or not all(agreed):
         return None
-    return SharedLinks(mesh, rank, arenas, timeout_s, native=native, first=first)
+    return SharedLinks(
+        mesh, rank, arenas, timeout_s, native=native, first=first, thread=0 if threads else None
+    )
 
 
 def _attempt(make: Callable[[], Any]) -> Any:

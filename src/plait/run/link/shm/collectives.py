@@ -26,11 +26,20 @@ Then = Callable[[Task], Task | None]
 class Collectives:
     """What one rank may ask of its group."""
 
-    def __init__(self, meeting: Meeting, arenas: Sequence[Arena], buffers: Mapping[int, Region]) -> None:
-        """`buffers`: regions of this rank's arena by the address at which they start."""
+    def __init__(
+        self,
+        meeting: Meeting,
+        arenas: Sequence[Arena],
+        buffers: Mapping[int, Region],
+        *,
+        settles: bool = False,
+    ) -> None:
+        """`buffers`: regions of this rank's arena by the address at which they start; `settles`: who is given what was
+        gathered may change its own part at once, which others read where it lies."""
         self.meeting = meeting
         self._arenas = arenas
         self._buffers = buffers
+        self._settles = settles
         self._ranks, self._own = meeting.ranks, meeting.own
 
     def barrier(self) -> Task:
@@ -101,7 +110,7 @@ class Collectives:
         if root >= 0:
             return self._start(staged)
         is_there = outs[self._own].data_ptr() == flat.data_ptr()
-        rows = steps.gather_in_place(self._ranks, self._own, sizes, is_there)
+        rows = steps.gather_in_place(self._ranks, self._own, sizes, is_there, self._settles)
         return self._start_placed(flat, staged, rows, sizes)
 
     def reduce_scatter(

@@ -120,14 +120,20 @@ class NativeCore(_Headers):
     """In C: it waits without the interpreter's lock, and is woken."""
 
     def __init__(
-        self, library: ctypes.CDLL, headers: Sequence[Tensor], bells: Sequence[Tensor], own: int
+        self,
+        library: ctypes.CDLL,
+        headers: Sequence[Tensor],
+        bells: Sequence[Tensor],
+        own: int,
+        *,
+        spins: bool = True,
     ) -> None:
         super().__init__(headers, own)
         rooms = [
             (ctypes.c_void_p * _MOST_RANKS)(*[t.data_ptr() for t in found]) for found in (headers, bells)
         ]
-        spins = _SPINS if len(headers) <= _processors() else 0
-        self._group = _Group(len(headers), own, spins, *rooms)
+        rounds = _SPINS if spins and len(headers) <= _processors() else 0
+        self._group = _Group(len(headers), own, rounds, *rooms)
         self._advance: Callable[..., int] = library.plait_advance
         self._advance.restype = ctypes.c_int64
         self._announce: Callable[..., None] = library.plait_announce
@@ -253,10 +259,17 @@ def compiled() -> ctypes.CDLL | None:
     return native.load(native.library())
 
 
-def make_core(headers: Sequence[Tensor], bells: Sequence[Tensor], own: int, *, native: bool) -> Core:
-    """The executor of rank `own`; `headers` of all ranks of the group, each `HEADER_BYTES`, and their bells."""
+def make_core(
+    headers: Sequence[Tensor], bells: Sequence[Tensor], own: int, *, native: bool, spins: bool = True
+) -> Core:
+    """The executor of rank `own`; `headers` of all ranks of the group, each `HEADER_BYTES`, and their bells.
+
+    `spins`: it may look again and again for a moment before it sleeps, where every rank can have a processor.
+    """
     library = compiled() if native else None
-    return PythonCore(headers, own) if library is None else NativeCore(library, headers, bells, own)
+    return (
+        PythonCore(headers, own) if library is None else NativeCore(library, headers, bells, own, spins=spins)
+    )
 
 
 def _processors() -> int:

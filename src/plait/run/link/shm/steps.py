@@ -149,14 +149,19 @@ def sum_in_place(ranks: int, own: int, num_bytes: int, how: Reduction, sizes: tu
 
 
 @lru_cache(_KEPT)
-def gather_in_place(ranks: int, own: int, sizes: tuple[int, ...], is_there: bool) -> Rows:
-    """Everybody's bytes from where they lie; `is_there`: this rank's own are in their place."""
+def gather_in_place(
+    ranks: int, own: int, sizes: tuple[int, ...], is_there: bool, settles: bool = False
+) -> Rows:
+    """Everybody's bytes from where they lie; `is_there`: this rank's own are in their place; `settles`: it ends when
+    all others have read this rank's."""
     writer = Writer(ranks, own)
     for rank in range(ranks):
         if rank != own or not is_there:
             writer.copy(writer.taken(rank), 0, writer.given(rank), 0, sizes[rank])
     writer.leave()
-    return writer.rows()
+    if settles:
+        writer.settle()
+    return writer.rows(is_settled=not settles)
 
 
 @lru_cache(_KEPT)
