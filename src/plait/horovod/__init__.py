@@ -55,6 +55,28 @@ _here: dict[str, Any] = {}
 """What `init` found: the hosts of all ranks."""
 
 
+_NOT_HERE = {
+    "elastic": "train with `plait run --elastic 2:4`, or `plait.train(..., elastic=...)`: ranks may then be lost.",
+    "SyncBatchNorm": "train with `plait.train`: under every plan batch norm is over the whole batch.",
+}
+"""Names of Horovod's that are done otherwise here."""
+
+
+def __getattr__(name: str) -> Any:
+    fix = _NOT_HERE.get(name, f"what there is: {', '.join(__all__)}.")
+    raise AttributeError(f"plait.horovod has no {name}. Fix: {fix}")
+
+
+def _refuse(**options: Any) -> None:
+    """Options that would change a result, and that nobody here heeds."""
+    for name, value in options.items():
+        if value is not None:
+            raise UsageError(
+                f"{name}={value!r} is not known to plait.horovod: all ranks take part in everything.",
+                fix=f"leave {name} out.",
+            )
+
+
 class Compression:
     """How gradients travel."""
 
@@ -62,8 +84,9 @@ class Compression:
     fp16: torch.dtype | None = torch.float16
 
 
-def init(*unused: Any, **options: Any) -> None:
+def init(comm: Any = None, process_sets: Any = None) -> None:
     """Meet the other ranks; does nothing the second time."""
+    _refuse(comm=comm, process_sets=process_sets)
     if "hosts" in _here:
         return
     if not dist.is_initialized():
@@ -124,7 +147,7 @@ def allreduce_(
     """The mean (or `op=Sum`) over all ranks, in place."""
     wanted = op if op is not None else Average if average is not False else Sum
     if wanted == Adasum:
-        raise UsageError("Adasum is not known here.", fix="use op=hvd.Average or op=hvd.Sum.")
+        raise _no_adasum()
     if tensor.dtype not in _DTYPES:
         raise UsageError(f"tensors of {tensor.dtype} cannot be reduced.", fix="use float32.")
     if size() > 1:
@@ -137,6 +160,10 @@ def allreduce_(
         if wanted == Average:
             _divide(tensor, size())
     return tensor
+
+
+def _no_adasum() -> UsageError:
+    return UsageError("Adasum is not known here.", fix="use op=hvd.Average or op=hvd.Sum.")
 
 
 def _divide(tensor: Tensor, count: int) -> None:
@@ -153,8 +180,9 @@ def allreduce(
     compression: torch.dtype | None = None,
     op: Op | None = None,
 ) -> Tensor:
-    """The mean (or `op=Sum`) over all ranks."""
-    sent = tensor.detach().to(compression, copy=True) if compression is not None else tensor.detach().clone()
+    """The mean (or `op=Sum`) over all ranks; `compression` is for floats."""
+    short = compression is not None and tensor.is_floating_point()
+    sent = tensor.detach().to(compression, copy=True) if short else tensor.detach().clone()
     return allreduce_(sent, average, name, op).to(tensor.dtype)
 
 
@@ -273,10 +301,27 @@ def DistributedOptimizer(  # noqa: N802
     compression: torch.dtype | None = None,
     backward_passes_per_step: int = 1,
     op: Op = Average,
-    **unused: Any,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    sparse_as_dense: bool = False,
+    process_set: Any = None,
 ) -> Any:
-    """The optimizer with gradients that are means over all ranks; gradients of several backward passes add up."""
-    del named_parameters, backward_passes_per_step
+    """The optimizer with gradients that are means over all ranks; gradients of several backward passes add up.
+
+    What Horovod takes to send gradients in other lots, or to divide them earlier, changes nothing here.
+    """
+    del (
+        named_parameters,
+        backward_passes_per_step,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        sparse_as_dense,
+    )
+    _refuse(process_set=process_set)
+    if op == Adasum:
+        raise _no_adasum()
     kind = type(optimizer)
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), {})
     made: Any = optimizer

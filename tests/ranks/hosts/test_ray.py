@@ -105,3 +105,36 @@ def test_what_a_job_raises_comes_back(cluster: Any, tmp_path: Path) -> None:
     said, complained = run.communicate(timeout=200)
     assert run.returncode == 1
     assert "ArithmeticError: the network met a huge number" in said + complained
+
+
+CALLS = """
+import sys
+import cloudpickle
+import plait.errors
+import plait.horovod.ray
+cloudpickle.register_pickle_by_value(sys.modules["__main__"])
+
+def meet(wrong=False):
+    import torch
+    import plait.horovod as hvd
+    hvd.init()
+    if wrong and hvd.rank() == 1:
+        raise ValueError("by itself")
+    return hvd.rank(), hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum).item()
+
+assert plait.horovod.ray.run(meet, num_proc=2) == [(0, 3.0), (1, 3.0)]
+try:
+    plait.horovod.ray.run(meet, kwargs={"wrong": True}, num_proc=2)
+except plait.errors.RunError as error:
+    print(error)
+"""
+
+
+def test_a_function_of_horovods_kind_on_every_rank(cluster: Any, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(CALLS)
+    done = subprocess.run(
+        [PLAIT[0], "script.py"], cwd=tmp_path, env=environment(RAY_ADDRESS=cluster.address), capture_output=True,
+        text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 ended with exit status 1" in done.stdout and "ValueError: by itself" in done.stdout

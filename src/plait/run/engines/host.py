@@ -14,7 +14,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
+import cloudpickle
+
+from plait.errors import RunError
 from plait.files.scratch import scratch_folder
 
 _MOST_BYTES = 1 << 20
@@ -23,6 +27,12 @@ _MOST_BYTES = 1 << 20
 
 _GUARD = "from plait.run.engines.host import end_with_input; end_with_input(); "
 _ENTRY = "from plait.cli.main import main; main()"
+CALL = (
+    "import os, cloudpickle; from pathlib import Path; "
+    "value = cloudpickle.loads(Path(os.environ['PLAIT_GIVEN']).read_bytes())(); "
+    "Path(os.environ['PLAIT_VALUE']).write_bytes(cloudpickle.dumps(value))"
+)
+"""Python that calls the function in the file that PLAIT_GIVEN names, and leaves what it returns at PLAIT_VALUE."""
 
 
 def end_with_input() -> None:
@@ -34,6 +44,28 @@ def end_with_input() -> None:
         os.kill(os.getpid(), signal.SIGKILL)  # its ranks go with it
 
     threading.Thread(target=watch, name="plait input", daemon=True).start()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """How a task ended."""
+
+    task: int
+    code: int
+    said: str
+    """The end of what it printed."""
+    value: bytes | None
+    """What it left in the file that PLAIT_VALUE names."""
+
+
+def values_of(ended: Sequence[Ended]) -> list[Any]:
+    """What a function returned in every task; an error with the words of the first that failed by itself, not because
+    another one was gone."""
+    failed = [task for task in ended if task.code or task.value is None]
+    if failed:
+        first = min(failed, key=lambda task: "ConnectionError" in task.said)
+        raise RunError(f"rank {first.task} ended with exit status {first.code}:\n{first.said.rstrip()}")
+    return [cloudpickle.loads(task.value) for task in ended]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

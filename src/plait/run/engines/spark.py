@@ -21,7 +21,7 @@ import cloudpickle
 
 from plait.errors import UsageError
 from plait.files.scratch import scratch_folder
-from plait.run.engines.host import HostTask, Shipped
+from plait.run.engines.host import CALL, Ended, HostTask, Shipped, values_of
 from plait.run.engines.request import Request
 
 _LOOK_S = 0.5
@@ -36,18 +36,6 @@ def spark() -> Any:
         return importlib.import_module("pyspark")
     except ImportError as error:
         raise UsageError("Spark needs the package pyspark.", fix="pip install 'plait[spark]'.") from error
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
-    """How a task of Spark ended."""
-
-    task: int
-    code: int
-    said: str
-    """The end of what it printed."""
-    value: bytes | None
-    """What it left in the file that PLAIT_VALUE names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,16 +138,7 @@ def variables() -> dict[str, str]:
 
 def call_everywhere(session: Any, function: Callable[[], Any], ranks: int) -> list[Any]:
     """What a function returns in a process of each task, by rank."""
-    entry = (
-        "import os, cloudpickle; from pathlib import Path; "
-        "value = cloudpickle.loads(Path(os.environ['PLAIT_GIVEN']).read_bytes())(); "
-        "Path(os.environ['PLAIT_VALUE']).write_bytes(cloudpickle.dumps(value))"
-    )
     task = SparkTask(
-        arguments=(), shipped=None, variables=variables(), entry=entry, given=cloudpickle.dumps(function)
+        arguments=(), shipped=None, variables=variables(), entry=CALL, given=cloudpickle.dumps(function)
     )
-    found = run_on(session, task, ranks)
-    for ended in found:
-        if ended.code or ended.value is None:
-            raise UsageError(f"rank {ended.task} ended with exit status {ended.code}:\n{ended.said.rstrip()}")
-    return [cloudpickle.loads(ended.value) for ended in found]
+    return values_of(run_on(session, task, ranks))
