@@ -116,9 +116,10 @@ def _pause(*, of_parent: bool) -> Do:
 
 def _stop_a_rank(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
     """Of a run that has no ranks (yet), the only process: then it goes on, for nobody is there who could tell."""
-    if not run.ranks():
+    ranks = run.ranks()  # once: those of a run that ends may be gone at the next look
+    if not ranks:
         return _pause(of_parent=True)(run, choice, shim)
-    return "done" if _sent(_target(run, choice, False), signal.SIGSTOP) else "missed"
+    return "done" if _sent(choice.choice(ranks), signal.SIGSTOP) else "missed"
 
 
 def _ask_everybody(run: Run, choice: random.Random, shim: Shim | None) -> Outcome:
