@@ -10,7 +10,8 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 os.environ.setdefault(
@@ -126,8 +127,17 @@ for _command in (
 def main() -> NoReturn:
     """Entry point: errors become one paragraph and an exit code."""
     code = call(sys.argv[1:])
+    _leave_status(code)
     gc.freeze()  # as it ends, Python would look for garbage in all of torch, for a second of processor time
     sys.exit(code)
+
+
+def _leave_status(code: int) -> None:
+    """Where a script asks for it, task 0 writes down how it ended: engines mix that with how other tasks did."""
+    name = os.environ.get("PLAIT_STATUS")
+    with suppress(OSError, PlaitError):
+        if name and ((place := find_place(os.environ)) is None or place.is_first):
+            Path(name).write_text(f"{code}\n")
 
 
 def call(arguments: Sequence[str]) -> int:

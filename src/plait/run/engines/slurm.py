@@ -31,6 +31,11 @@ _GO_ON = (
     "fi",
 )
 
+_OWN_CODE = (
+    '[ -s "$PLAIT_STATUS" ] && code=$(cat "$PLAIT_STATUS")   # of task 0: those of nodes that were lost do not count',
+    'rm -f "$PLAIT_STATUS"',
+)
+
 _RESUME = '[ -d "$out/checkpoints" ] && more=(--resume "$out")   # a job that was requeued goes on'
 
 
@@ -41,8 +46,7 @@ def script(request: Request, name: str, out: str | None, *, runs: bool = True) -
     lines = [
         "#!/bin/bash",
         f"#SBATCH --job-name={_word(name)}",
-        f"#SBATCH --nodes={_nodes(request)}",
-        "#SBATCH --ntasks-per-node=1",
+        f"#SBATCH --nodes={_nodes(request)}",  # not how many tasks each has: of 1-2 nodes Slurm would then give one
         f"#SBATCH --output={_word(name)}-%j.log",
         "#SBATCH --open-mode=append",
         "#SBATCH --requeue",
@@ -62,6 +66,7 @@ def script(request: Request, name: str, out: str | None, *, runs: bool = True) -
         "",
         *([options["setup"]] if "setup" in options else []),
         *([f"export PLAIT_RANKS_EACH={each}   # of as many nodes as there are"] if outlives else []),
+        *(["export PLAIT_STATUS=$(mktemp)"] if outlives else []),
         *(
             (
                 f"out={quoted}",
@@ -71,8 +76,9 @@ def script(request: Request, name: str, out: str | None, *, runs: bool = True) -
             if runs
             else ("more=()",)
         ),
-        f'srun --kill-on-bad-exit=0{stays}{container} {arguments} "${{more[@]}}"',
+        f'srun --ntasks-per-node=1 --kill-on-bad-exit=0{stays}{container} {arguments} "${{more[@]}}"',
         "code=$?",
+        *(_OWN_CODE if outlives else ()),
         *(_GO_ON if runs else ()),
         "exit $code",
         "",

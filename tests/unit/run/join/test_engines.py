@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plait.cli.engine import without_engine
-from plait.cli.main import call
+from plait.cli.main import call, main
 from plait.errors import UsageError
 from plait.run.engines.host import HostTask, Shipped
 from plait.run.engines.kubernetes import manifest
@@ -56,6 +56,46 @@ def test_a_job_of_slurm_stays_when_a_node_is_lost_of_an_elastic_run() -> None:
     assert text.count("--no-kill") == 2
     assert "#SBATCH --nodes=1-2\n" in text and "export PLAIT_RANKS_EACH=2 " in text and "--resume" not in text
     assert not {"--no-kill", "PLAIT_RANKS_EACH", "1-2"} & set(script(request(), "job", None).split())
+    assert (
+        "#SBATCH --ntasks-per-node" not in text
+    )  # by which Slurm gives one of 1-2 nodes, however many are free
+
+
+def test_a_job_that_outlived_a_node_ended_as_its_first_task_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script as bash runs it, with an srun that ends like a task that was killed."""
+    elastic = request(arguments=("run", "job.py", "--ranks", "4", "--elastic", "2:4"))
+    says = 'if [ -n "$FIRST" ]; then echo "$FIRST" > "$PLAIT_STATUS"; fi; exit 137'
+    for name, lines in (("srun", says), ("squeue", "true")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    for first, expected in (("0", 0), ("1", 1), ("", 137)):
+        monkeypatch.setenv("FIRST", first)
+        text = script(elastic, "job", str(tmp_path / "run"))
+        done = subprocess.run(["bash", "-c", text], check=False, timeout=60, cwd=tmp_path)
+        assert done.returncode == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["squeue", "srun"]
+
+
+@pytest.mark.parametrize(("task", "left"), [("0", "2\n"), ("1", None)])
+def test_the_first_task_leaves_word_of_how_it_ended(
+    task: str, left: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (
+        ("PLAIT_STATUS", str(tmp_path / "status")),
+        ("PLAIT_TASK", task),
+        ("PLAIT_TASKS", "2"),
+    ):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.argv", ["plait", "report", "--nothing"])
+    monkeypatch.setattr("gc.freeze", lambda: None)
+    with pytest.raises(SystemExit):
+        main()
+    found = tmp_path / "status"
+    assert (found.read_text() if found.exists() else None) == left
 
 
 def test_the_token_is_on_no_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +121,6 @@ def test_the_batch_script_is_one_that_a_shell_reads(tmp_path: Path) -> None:
     text = script(request(options={"partition": "gpu", "time": "1:00:00"}), "job", "/runs/it's here")
     for line in (
         "--nodes=2",
-        "--ntasks-per-node=1",
         "--partition=gpu",
         "--time=1:00:00",
         "--requeue",
