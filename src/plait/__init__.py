@@ -46,6 +46,7 @@ Options that belong together are values: `Saving`, `Limits` and `Trial` of a run
 engines. All errors are `PlaitError`s that say what is wrong and how to fix it.
 """
 
+import gc as _gc
 import random as _random
 import sys as _sys
 from importlib import import_module as _import_module
@@ -268,13 +269,27 @@ if "torch.distributed" in _sys.modules:  # else torch, when it is imported, asks
     _import_module("plait.shm")
 
 
+def _imported(module: str) -> Any:
+    """A module of ours. What is imported stays: nobody looks for garbage in it meanwhile, nor, where torch came with it
+    and the caller can have no tensors yet, ever after; on the command line that was a fifth of a short run."""
+    collects, has_torch = _gc.isenabled(), "torch" in _sys.modules
+    _gc.disable()
+    try:
+        return _import_module(module)
+    finally:
+        if not has_torch and "torch" in _sys.modules:
+            _gc.freeze()
+        if collects:
+            _gc.enable()
+
+
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
-        return _import_module(f"plait.{name}")
+        return _imported(f"plait.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'plait' has no attribute {name!r}")
     before = _random.getstate()
-    found = getattr(_import_module(f"plait.{_HOME[name]}"), name)
+    found = getattr(_imported(f"plait.{_HOME[name]}"), name)
     _random.setstate(before)  # rich draws a number when it is imported
     if isinstance(found, type):
         _shown_in_help(found)
