@@ -42,6 +42,8 @@ def node_flops(node: fx.Node) -> int:
 
 def value_bytes(value: Any) -> int:
     """Bytes of the tensors in a node's value."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
     leaves = pytree.tree_leaves(value)
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves if isinstance(leaf, torch.Tensor))
 

@@ -23,7 +23,7 @@ def shows_input(node: fx.Node) -> bool:
     if is_item(node):
         made = node.args[0]
         return isinstance(made, fx.Node) and is_view(made.target)
-    return bool(node.all_input_nodes) and is_view(node.target)
+    return is_view(node.target) and bool(node.all_input_nodes)
 
 
 def users_through_views(node: fx.Node) -> Iterator[fx.Node]:

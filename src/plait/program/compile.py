@@ -103,7 +103,7 @@ def compile_program(
     )
     chosen = {
         (size, units): place(graphs[size], (plans or {}).get(size, plan), units)
-        for size, units in zip(micro_batches, given, strict=True)
+        for size, units in dict.fromkeys(zip(micro_batches, given, strict=True))
     }
     first, placed = graphs[micro_batches[0]], chosen[(micro_batches[0], given[0])]
     ends = [ends_of(first, p, plan) for p in placed]

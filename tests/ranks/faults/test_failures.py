@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests import forked
 from tests.ranks import jobs
 from torch import Tensor, nn
 
@@ -21,8 +21,6 @@ from plait.run.start.launch import Seat, connect
 from plait.run.start.watch import hang
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("leaves_no_process")]
-
-PLAIT = Path(sys.executable).parent / "plait"
 
 
 def test_complaint_10_a_killed_rank_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,12 +194,9 @@ def test_weights_that_differ_between_ranks_are_noticed(tmp_path: Path) -> None:
 def test_complaint_23_two_runs_at_once_need_no_flags(tmp_path: Path) -> None:
     """Same folder, same second: no port and no name of a run folder clashes."""
     processes = [
-        subprocess.Popen(
-            [PLAIT, "run", jobs.reference("plain"), "--ranks", "2"], cwd=tmp_path, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
+        forked.plait("run", jobs.reference("plain"), "--ranks", "2", cwd=tmp_path, stderr=subprocess.STDOUT)
         for _ in range(2)
-    ]  # fmt: skip
+    ]
     for process in processes:
         out, _ = process.communicate()  # the test's own limit holds
         assert process.returncode == 0, out

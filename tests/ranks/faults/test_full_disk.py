@@ -2,12 +2,12 @@
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests import forked
 from tests.ranks import jobs
 from tests.unit.run.checkpoint.checkpoint_states import small_state
 
@@ -16,8 +16,6 @@ from plait.files.records import read_records
 from plait.run.checkpoint.store import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.timeout(120)
-
-PLAIT = Path(sys.executable).parent / "plait"
 
 
 @pytest.fixture
@@ -64,10 +62,9 @@ def test_a_run_that_cannot_be_saved_is_not_started(
 
 def test_a_disk_that_fills_up_is_told_once_and_loses_nothing(small_disk: Path) -> None:
     folder = small_disk / "run"
-    process = subprocess.Popen(
-        [PLAIT, "run", jobs.reference("slow"), "--ranks", "2", "--checkpoint-every", "5", "--out", folder],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    process = forked.plait(
+        "run", jobs.reference("slow"), "--ranks", "2", "--checkpoint-every", "5", "--out", folder
+    )
     deadline = time.monotonic() + 60
     while not any(folder.glob("checkpoints/step-????????")):
         assert process.poll() is None, process.communicate()

@@ -7,11 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
+from tests import forked
 from tests.ranks import jobs
 
 pytestmark = pytest.mark.timeout(60)
-
-PLAIT = Path(sys.executable).parent / "plait"
 
 
 def is_running(pid: int) -> bool:
@@ -26,10 +25,9 @@ def is_running(pid: int) -> bool:
 def test_helpers_of_a_killed_run_are_gone(ranks: int, tmp_path: Path) -> None:
     helpers = tmp_path / "helpers"
     helpers.mkdir()
-    process = subprocess.Popen(
-        [PLAIT, "run", jobs.reference("with_helper"), "--ranks", str(ranks), "--out", tmp_path / "run", "--no-trace"],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HELPERS": str(helpers)},
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    process = forked.plait(
+        "run", jobs.reference("with_helper"), "--ranks", str(ranks), "--out", tmp_path / "run", "--no-trace",
+        environment=os.environ | {"HELPERS": str(helpers)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     deadline = time.monotonic() + 40
     while len(found := [path for path in helpers.iterdir() if path.read_text()]) < 2 * (

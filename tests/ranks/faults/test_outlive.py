@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests import forked
 from tests.ranks import jobs
-from tests.ranks.hosts.hosts import PLAIT, environment
+from tests.ranks.hosts.hosts import environment
 from torch import Tensor
 
 import plait
@@ -141,10 +142,12 @@ def test_a_host_is_lost_and_comes_back(tmp_path: Path) -> None:
     shared = {"PLAIT_TASKS": "2", "PLAIT_FIRST_ADDRESS": "127.0.0.1", "PLAIT_RUN_ID": str(tmp_path)}
 
     def start(task: int) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            [*PLAIT, *run, "--out", str(out), "--record-samples", "--no-trace"], cwd=tmp_path, text=True,
-            start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env=environment(**shared, PLAIT_TASK=str(task), PLAIT_TOKEN="0123456789abcdef" * 2, PLAIT_SEND_FILES="1"),
+        return forked.plait(
+            *run, "--out", out, "--record-samples", "--no-trace", cwd=tmp_path, start_new_session=True,
+            stderr=subprocess.STDOUT,
+            environment=environment(
+                **shared, PLAIT_TASK=str(task), PLAIT_TOKEN="0123456789abcdef" * 2, PLAIT_SEND_FILES="1"
+            ),
         )  # fmt: skip
 
     def wait_for(path: Path, text: str) -> None:

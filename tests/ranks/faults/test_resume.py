@@ -1,12 +1,10 @@
 """Runs that are killed, interrupted or moved to other ranks go on as if nothing had happened."""
 
 import json
-import os
 import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests import forked
 from tests.ranks import jobs
 from tests.zoo import ZOO
 
@@ -25,7 +24,6 @@ from plait.run.checkpoint.store import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.timeout(120)
 
-PLAIT = Path(sys.executable).parent / "plait"
 STEPS = 80
 
 
@@ -53,13 +51,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def start(*arguments: str | Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [PLAIT, "run", *arguments], env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
 def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
     """Until a checkpoint of this step or a later one is there."""
     deadline = time.monotonic() + 60
@@ -80,7 +71,7 @@ def kill_run(process: subprocess.Popen[str]) -> None:
 def test_complaint_13_14_a_killed_run_goes_on_bit_for_bit(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     given = (jobs.reference("slow"), "--ranks", "2", "--steps", str(STEPS), "--out", folder)
-    first = start(*given, "--checkpoint-every", "10", "--record-samples")
+    first = forked.plait("run", *given, "--checkpoint-every", "10", "--record-samples")
     wait_for_step(folder, 20, first)
     time.sleep(random.Random(time.time_ns()).random() * 0.1)  # any moment will do
     kill_run(first)
@@ -107,7 +98,8 @@ def test_an_interrupted_run_saves_and_can_be_resumed(
 ) -> None:
     folder = tmp_path / "run"
     ranks = "2" if number == signal.SIGINT else "1"
-    process = start(
+    process = forked.plait(
+        "run",
         jobs.reference("slow"),
         "--ranks",
         ranks,

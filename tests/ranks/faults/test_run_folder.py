@@ -2,15 +2,14 @@
 
 import hashlib
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests import forked
 from tests.ranks import jobs
 
 from plait.files.records import read_records
@@ -18,8 +17,6 @@ from plait.report.record import read_run
 from plait.run.checkpoint.store import load_checkpoint
 
 pytestmark = pytest.mark.timeout(300)
-
-PLAIT = Path(sys.executable).parent / "plait"
 
 
 @pytest.fixture
@@ -33,13 +30,6 @@ def runs() -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
-def start(*arguments: str | Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [PLAIT, "run", *arguments], env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
 def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
     """Until a checkpoint of this step or a later one is there."""
     while not any(int(path.name.split("-")[1]) >= step for path in folder.glob("checkpoints/step-????????")):
@@ -51,7 +41,9 @@ def test_a_run_that_goes_on_is_not_resumed_beside_it(
     tmp_path: Path, runs: list[subprocess.Popen[str]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
-    first = start(jobs.reference("slow"), "--ranks", "2", "--out", folder, "--checkpoint-every", "5")
+    first = forked.plait(
+        "run", jobs.reference("slow"), "--ranks", "2", "--out", folder, "--checkpoint-every", "5"
+    )
     runs.append(first)
     wait_for_step(folder, 5, first)
     assert jobs.cli("run", "--resume", folder) == 2
@@ -72,7 +64,7 @@ def test_a_parent_that_was_killed_before_it_wrote_leaves_no_hole(
 ) -> None:
     folder = tmp_path / "run"
     options = ("--plan", "server-sync", "--ranks", "3", "--checkpoint-every", "5", "--record-samples")
-    first = start(jobs.reference("slow"), *options, "--steps", "60", "--out", folder)
+    first = forked.plait("run", jobs.reference("slow"), *options, "--steps", "60", "--out", folder)
     runs.append(first)
     wait_for_step(folder, 5, first)
     first.send_signal(signal.SIGSTOP)  # it hears nothing more, while servers go on saving

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests import forked
 from tests.ranks import jobs
 
 pytestmark = pytest.mark.timeout(90)
@@ -54,10 +55,9 @@ def test_names_that_look_like_markup_are_shown_as_they_are(
 @pytest.mark.parametrize("ranks", ["1", "2"])
 def test_the_second_ctrl_c_says_what_is_left(ranks: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = subprocess.Popen(
-        [PLAIT, "run", jobs.reference("ever_slower"), "--ranks", ranks, "--out", folder, "--checkpoint-every", "5"],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    process = forked.plait(
+        "run", jobs.reference("ever_slower"), "--ranks", ranks, "--out", folder, "--checkpoint-every", "5"
+    )
     deadline, newest, since = time.monotonic() + 60, "", time.monotonic()
     while not newest or time.monotonic() - since < 2:  # until a step begins that nobody waits for
         assert process.poll() is None, process.communicate()

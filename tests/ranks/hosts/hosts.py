@@ -32,18 +32,24 @@ def start_tasks(
     **more: str,
 ) -> list[subprocess.Popen[str]]:
     """The same command on `tasks` hosts, plus what differs; in sessions of their own, which are killed with them."""
+    return [
+        subprocess.Popen(
+            [*map(str, command), *(differing[task] if differing else ())],
+            cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, env=place,
+        )
+        for task, place in enumerate(places(tasks, **more))
+    ]  # fmt: skip
+
+
+def places(tasks: int, **more: str) -> list[dict[str, str]]:
+    """The environments of tasks that are one run, each on a host of its own."""
     shared = {
         "PLAIT_TASKS": str(tasks), "PLAIT_FIRST_ADDRESS": "127.0.0.1", "PLAIT_RUN_ID": uuid.uuid4().hex,
         "PLAIT_TOKEN": uuid.uuid4().hex,
     }  # fmt: skip
     return [
-        subprocess.Popen(
-            [*map(str, command), *(differing[task] if differing else ())],
-            cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-            env=environment(**shared, PLAIT_TASK=str(task), PLAIT_HOST=f"host{task}", **more),
-        )
-        for task in range(tasks)
-    ]  # fmt: skip
+        environment(**shared, PLAIT_TASK=str(task), PLAIT_HOST=f"host{task}", **more) for task in range(tasks)
+    ]
 
 
 def ended(tasks: Sequence[subprocess.Popen[str]], timeout_s: float) -> list[tuple[int, str, str]]:

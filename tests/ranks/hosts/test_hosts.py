@@ -8,43 +8,44 @@ import time
 from pathlib import Path
 
 import pytest
+from tests import forked
 from tests.ranks import jobs
-from tests.ranks.hosts.hosts import PLAIT, ROOT, ended, start_tasks
+from tests.ranks.hosts.hosts import PLAIT, ROOT, ended, places, start_tasks
 
+import plait
 from plait.run.checkpoint.store import load_checkpoint
 from plait.trace.files import read_trace
 
 pytestmark = pytest.mark.timeout(150)
 
-PROVE = """
-import plait
-from tests.ranks import jobs
-
-for plan, ranks, mesh in (
+PLANS: tuple[tuple[str, int | None, dict[str, int] | None], ...] = (
     ("ddp", 4, None), ("zero3", 2, None), ("megatron", 2, None), ("1f1b", 2, None),
     ("megatron", None, {"data": 2, "tensor": 2}), ("server-sync", 4, None), ("local-sgd", 2, None),
-):
-    found = plait.verify(jobs.plain(), plan, ranks, mesh=mesh, steps=2)
-    print(plan, found.ok, [difference.kind for difference in found.differences])
-"""
+)  # fmt: skip
 """Two tasks of up to two ranks each: the inner axis within hosts, the outer one between them."""
 
 
+def prove() -> None:
+    for plan, ranks, mesh in PLANS:
+        found = plait.verify(jobs.plain(), plan, ranks, mesh=mesh, steps=2)
+        print(plan, found.ok, [difference.kind for difference in found.differences])
+
+
 def test_plans_compute_over_two_hosts_what_one_process_computes(tmp_path: Path) -> None:
-    script = tmp_path / "prove.py"
-    script.write_text(PROVE)
-    (code, said, complaint), (other_code, _, other) = ended(
-        start_tasks([PLAIT[0], script], 2, tmp_path), timeout_s=140
-    )
+    tasks = [forked.forked(prove, place, cwd=tmp_path, start_new_session=True) for place in places(2)]
+    (code, said, complaint), (other_code, _, other) = ended(tasks, timeout_s=140)
     assert (code, other_code) == (0, 0), complaint + other
     lines = said.splitlines()
-    assert len(lines) == 7
+    assert len(lines) == len(PLANS)
     assert all(" True ['loss', 'gradient', 'weight'" in line for line in lines), said
 
 
 def run(tmp_path: Path, *more: str, job: str = "plain", sends: str = "0") -> list[subprocess.Popen[str]]:
-    command = [*PLAIT, "run", jobs.reference(job), "--plan", "ddp", "--out", str(tmp_path / "run"), *more]
-    return start_tasks(command, 2, ROOT, PLAIT_SEND_FILES=sends)
+    words = ("run", jobs.reference(job), "--plan", "ddp", "--out", tmp_path / "run", *more)
+    return [
+        forked.plait(*words, environment=place, cwd=ROOT, start_new_session=True)
+        for place in places(2, PLAIT_SEND_FILES=sends)
+    ]
 
 
 def test_the_first_host_has_everything_and_one_voice(tmp_path: Path) -> None:

@@ -1,10 +1,7 @@
 """Workers that average now and then, in real processes: saved, resumed, interrupted, moved to other plans."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests import forked
 from tests.ranks import jobs
 from torch import nn
 
@@ -128,10 +126,9 @@ def test_checkpoints_move_between_plans_and_numbers_of_workers(tmp_path: Path) -
 
 def test_an_interrupted_run_ends_at_one_step_of_all_workers_and_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = subprocess.Popen(
-        [Path(sys.executable).parent / "plait", "run", jobs.reference("slow"), "--plan", "local-sgd", "--ranks", "2",
-         "--set", "average.every=7", "--steps", "80", "--out", folder, "--checkpoint-every", "5"],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    process = forked.plait(
+        "run", jobs.reference("slow"), "--plan", "local-sgd", "--ranks", "2", "--set", "average.every=7",
+        "--steps", "80", "--out", folder, "--checkpoint-every", "5",
     )  # fmt: skip
     deadline = time.monotonic() + 60
     while not list(folder.glob("checkpoints/step-*")) and time.monotonic() < deadline:

@@ -4,10 +4,15 @@ import pytest
 import torch
 from tests.unit.program.compiled import graph_of, program_of
 
+from plait.graph.graph import Graph
 from plait.job.order import split
 from plait.plan.named import resolve
+from plait.plan.plan import Plan
+from plait.program import compile as compile_
 from plait.program.compile import Settings, compile_program
 from plait.program.instructions import Accumulate, Collective, Commit, Compute, Load, Tangent, Update, Wait
+from plait.program.place.place import place
+from plait.program.place.propagate import Placements
 
 
 @pytest.mark.parametrize(
@@ -78,6 +83,18 @@ def test_accumulation_synchronizes_once_after_the_last_micro_batch() -> None:
     assert {i.micro_batch for i in sent} == {1}
     filled = [(i.micro_batch, i.fresh) for i in instructions if isinstance(i, Accumulate) and i.bucket == 0]
     assert filled == [(0, True), (1, False)]
+
+
+def test_micro_batches_of_one_size_are_placed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    placed: list[tuple[int, tuple[int, ...]]] = []
+
+    def noted(graph: Graph, plan: Plan, units: tuple[int, ...]) -> tuple[Placements, ...]:
+        placed.append((graph.num_samples, units))
+        return place(graph, plan, units)
+
+    monkeypatch.setattr(compile_, "place", noted)
+    program_of.__wrapped__("mlp", 2, (3, 3, 2, 3))
+    assert placed == [(3, (2, 1)), (2, (1, 1))]
 
 
 def test_segments_hold_no_communication() -> None:

@@ -114,7 +114,8 @@ def _choose(
             return whole
         makes = (s for s in candidates(op, taken) if s.outputs[0] == wanted and set(s.inputs) <= {R})
         return next(makes, whole)
-    best = min(candidates(op, taken), key=lambda s: _cost(op, have, s))
+    sizes = [max(value_bytes(tensor.meta["val"]), 1) for tensor in op.tensors]
+    best = min(candidates(op, taken), key=lambda s: _cost(sizes, have, s))
     if rule is None and best != whole:
         gathered.append(_fallback(op, 0, by_torch=True))
     if best == whole:
@@ -178,12 +179,8 @@ def _regrouped(strategy: Strategy, outer: int) -> Strategy:
     return Strategy(regroup(strategy.inputs), regroup(strategy.outputs))
 
 
-def _cost(op: Op, have: list[Placement], strategy: Strategy) -> float:
-    costs = (
-        conversion_cost(a, b) * max(value_bytes(t.meta["val"]), 1)
-        for t, a, b in zip(op.tensors, have, strategy.inputs, strict=True)
-    )
-    return sum(costs)
+def _cost(sizes: Sequence[int], have: Sequence[Placement], strategy: Strategy) -> float:
+    return sum(conversion_cost(a, b) * size for size, a, b in zip(sizes, have, strategy.inputs, strict=True))
 
 
 def _makes_pieces(op: Op) -> bool:
