@@ -47,6 +47,7 @@ def forked(
         return subprocess.Popen(
             ["never executed"],
             preexec_fn=lambda: _be(main, {"OMP_NUM_THREADS": "1", **(environment or os.environ)}),
+            restore_signals=False,  # SIGPIPE is an error to write for Python, not the end
             **(pipes | options),
         )
 

@@ -1,8 +1,28 @@
 """What a node of a graph is computed from."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from torch import fx
+
+
+def arguments(node: fx.Node) -> list[fx.Node]:
+    """The nodes among a node's arguments in flattened order, repeats included."""
+    found: list[fx.Node] = []
+    _gather(node.args, found)
+    _gather(node.kwargs, found)
+    return found
+
+
+def _gather(value: Any, found: list[fx.Node]) -> None:
+    if isinstance(value, fx.Node):
+        found.append(value)
+    elif isinstance(value, (tuple, list)):
+        for entry in value:
+            _gather(entry, found)
+    elif isinstance(value, dict):
+        for entry in value.values():
+            _gather(entry, found)
 
 
 def ancestors(nodes: Iterable[fx.Node], within: Callable[[fx.Node], bool] = lambda _: True) -> set[fx.Node]:

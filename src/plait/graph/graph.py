@@ -108,7 +108,8 @@ class Graph:
     short: frozenset[str] = frozenset()
     """Ops that compute in float32 though all others are in float64 (`capture/widen.py`)."""
     known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
-    """Fake values of ops on tensors like this graph's, by op and arguments, so that nobody asks torch twice."""
+    """Fake values of ops on tensors like this graph's, by op and arguments, so that nobody asks torch twice; and how
+    ops run where `data` cuts the samples, by the samples of each rank."""
 
     def nodes(self) -> dict[str, fx.Node]:
         """Every node by name."""

@@ -5,6 +5,7 @@ local fake values, with `communicate` nodes where ranks exchange data. Every nod
 one that its placement demands, so a wrong rule is found here and not by a wrong gradient.
 """
 
+import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -135,7 +136,7 @@ class _Localizer:
             self._check(node)
             return
         strategies = tuple(placements.strategies[node] for placements in self.chosen)
-        counter = iter(range(len(pytree.tree_leaves((node.args, node.kwargs)))))
+        counter = itertools.count()
 
         def replace(leaf: fx.Node) -> fx.Node:
             position = next(counter)

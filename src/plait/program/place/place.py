@@ -17,14 +17,25 @@ def place(graph: Graph, plan: Plan, units: tuple[int, ...]) -> tuple[Placements,
     found: dict[str, Placements] = {}
     axes = [entry for entry in plan.mesh.axes if entry[0] != PIPE]
     for name, size in sorted(axes, key=lambda axis: axis[0] != DATA):
-        axis = AxisShares(name=name, units=units if name == DATA else (1,) * size)
+        if name == DATA:
+            found[name] = placed_on_data(graph, units)
+            continue
+        axis = AxisShares(name=name, units=(1,) * size)
         inputs: dict[str, Placement] = {}
         pins: dict[torch.fx.Node, Strategy] = {}
-        if name == DATA:
-            entries = zip(graph.inputs_of("batch"), graph.batch.has_samples, strict=True)
-            inputs = {entry.node: Shard(0) for entry, counts in entries if counts}
-        elif (said := plan.placements_of(name)) is not None:
+        if (said := plan.placements_of(name)) is not None:
             inputs = input_placements(graph, axis, said)
             pins = pinned_strategies(graph, axis, said)
         found[name] = propagate(graph, axis, inputs, pins=pins, others=tuple(found.values()))
     return tuple(found[name] for name, _ in axes)
+
+
+def placed_on_data(graph: Graph, units: tuple[int, ...]) -> Placements:
+    """Placements where `data` cuts the samples in `units`: chosen once for a graph, whatever other axes cut."""
+    key = (DATA, units)
+    if key not in graph.known:
+        entries = zip(graph.inputs_of("batch"), graph.batch.has_samples, strict=True)
+        inputs: dict[str, Placement] = {entry.node: Shard(0) for entry, counts in entries if counts}
+        graph.known[key] = propagate(graph, AxisShares(name=DATA, units=units), inputs)
+    known: Placements = graph.known[key]
+    return known

@@ -59,6 +59,12 @@ class Placements:
         return self.outputs[node][0]
 
 
+Taken = Sequence[tuple[AxisShares, Strategy]]
+"""How other axes run an op."""
+Listed = dict[tuple[fx.Node, frozenset[int]], list[Strategy]]
+"""Every way to run an op, by the `outer` of the shards that come in."""
+
+
 def propagate(
     graph: Graph,
     axis: AxisShares,
@@ -66,11 +72,14 @@ def propagate(
     *,
     pins: Mapping[fx.Node, Strategy] | None = None,
     others: Sequence["Placements"] = (),
+    listed: Listed | None = None,
 ) -> Placements:
     """Placements of everything, given those of the inputs by placeholder name (replicated where not named).
 
-    `pins` are strategies that ops must have; `others` are what was chosen on other axes, whose cuts are taken.
+    `pins` are strategies that ops must have; `others` are what was chosen on other axes, whose cuts are taken; `listed`
+    keeps the ways to run ops for whoever asks again with the same graph, axis and others.
     """
+    ways = {} if listed is None else listed
     pinned = pins or {}
     strategies: dict[fx.Node, Strategy] = {}
     outputs: dict[fx.Node, tuple[Placement, ...]] = {}
@@ -92,18 +101,18 @@ def propagate(
             taken = [(p.axis, p.strategies[node]) for p in others]
             strategy = pinned.get(node)
             if strategy is None:
-                strategy = _choose(op, outputs, gathered, taken)
+                strategy = _choose(op, outputs, gathered, taken, ways)
             strategies[node] = strategy
             outputs[node] = strategy.outputs
     return Placements(axis=axis, strategies=strategies, outputs=outputs, gathered=tuple(gathered))
 
 
-Taken = Sequence[tuple[AxisShares, Strategy]]
-"""How other axes run an op."""
-
-
 def _choose(
-    op: Op, outputs: Mapping[fx.Node, tuple[Placement, ...]], gathered: list[Gathered], taken: Taken
+    op: Op,
+    outputs: Mapping[fx.Node, tuple[Placement, ...]],
+    gathered: list[Gathered],
+    taken: Taken,
+    listed: Listed,
 ) -> Strategy:
     have = [outputs[tensor][0] for tensor in op.tensors]
     whole = op.same(R)
@@ -115,7 +124,10 @@ def _choose(
         makes = (s for s in candidates(op, taken) if s.outputs[0] == wanted and set(s.inputs) <= {R})
         return next(makes, whole)
     sizes = [max(value_bytes(tensor.meta["val"]), 1) for tensor in op.tensors]
-    best = min(candidates(op, taken), key=lambda s: _cost(sizes, have, s))
+    key = (op.node, op.outers)
+    if key not in listed:
+        listed[key] = candidates(op, taken)
+    best = min(listed[key], key=lambda s: _cost(sizes, have, s))
     if rule is None and best != whole:
         gathered.append(_fallback(op, 0, by_torch=True))
     if best == whole:

@@ -11,7 +11,7 @@ from torch import fx
 from plait.plan.placements import AxisPlacements, Entries
 from plait.program.place.op_keys import exact_keys, find_blocks, fold_path, op_keys
 from plait.program.place.placement import Placement, Shard, Strategy
-from plait.program.place.propagate import Placements, propagate
+from plait.program.place.propagate import Listed, Placements, propagate
 from plait.search.place.flow import Flow
 
 _ROUNDS = 12
@@ -43,8 +43,9 @@ def _pins(flow: Flow, placements: Placements) -> dict[fx.Node, Strategy]:
         alike.setdefault(key, []).append(node)
     pins: dict[fx.Node, Strategy] = {}
     inputs = inputs_of(flow, placements)
+    listed: Listed = {}
     for number in range(_ROUNDS + 1):
-        reached = propagate(flow.graph, flow.axis, inputs, pins=pins, others=flow.others)
+        reached = propagate(flow.graph, flow.axis, inputs, pins=pins, others=flow.others, listed=listed)
         astray = [node for node in flow.ops if reached.strategies[node] != placements.strategies[node]]
         if not astray:
             break

@@ -16,10 +16,11 @@ from plait.graph.graph import Graph
 from plait.job.order import shares
 from plait.job.updates.optimizer_state import Builder
 from plait.plan.placements import AxisPlacements
-from plait.plan.plan import DATA, DOMAIN, TENSOR, Plan
+from plait.plan.plan import DOMAIN, TENSOR, Plan
 from plait.program.cost.update import state_ratio
 from plait.program.place.op_keys import find_blocks, fold_path
 from plait.program.place.pins import input_placements, pinned_strategies
+from plait.program.place.place import placed_on_data
 from plait.program.place.placement import AxisShares, Placement, Shard, Strategy
 from plait.program.place.propagate import Placements, propagate
 from plait.search.place.cost import Cost, flow_cost
@@ -136,10 +137,7 @@ def _after(
 
 def _others(graph: Graph, plan: Plan) -> list[Placements]:
     """What other axes cut. `data` has the samples even where it has one rank, as in `compile`."""
-    axis = AxisShares(name=DATA, units=shares(graph.num_samples, plan.data_ranks))
-    entries = zip(graph.inputs_of("batch"), graph.batch.has_samples, strict=True)
-    inputs: dict[str, Placement] = {entry.node: Shard(0) for entry, counts in entries if counts}
-    found = [propagate(graph, axis, inputs)]
+    found = [placed_on_data(graph, shares(graph.num_samples, plan.data_ranks))]
     said = plan.placements_of(DOMAIN)
     if said is not None and plan.mesh.size_of(DOMAIN) > 1:
         axis = AxisShares(name=DOMAIN, units=(1,) * plan.mesh.size_of(DOMAIN))

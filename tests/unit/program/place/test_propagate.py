@@ -8,9 +8,12 @@ from tests.unit.program.compiled import graph_of, placed_on_data
 from tests.unit.program.one_op import one_op
 from tests.unit.run.training import CASES
 
+from plait.plan.named import resolve
+from plait.program.place import propagate as propagation
 from plait.program.place.conversion_cost import conversion_cost
+from plait.program.place.place import place
 from plait.program.place.placement import AxisShares, P, Partial, Placement, R, Shard, overlaps
-from plait.program.place.propagate import candidates, propagate
+from plait.program.place.propagate import Listed, candidates, propagate
 from plait.program.place.rules import Op, dtensor_fallback
 
 aten = torch.ops.aten
@@ -42,6 +45,24 @@ def test_the_choice_does_not_depend_on_the_number_of_ranks(name: str) -> None:
     reference = placed_on_data(graph, (7,))
     for units in ((4, 3), (3, 2, 2), (2, 2, 2, 1), (1,) * 7 + (0,)):
         assert placed_on_data(graph, units).strategies == reference.strategies
+
+
+def test_what_data_cuts_is_chosen_once_for_all_plans_of_a_graph() -> None:
+    graph = graph_of("mlp", 7)
+    placed = placed_on_data(graph, (4, 3))
+    assert place(graph, resolve("zero3", 2), (4, 3)) == (placed,)
+    (of_pipeline,) = place(graph, resolve("1f1b", None, {}, {"data": 2, "pipe": 2}), (4, 3))
+    assert of_pipeline is placed
+    assert placed_on_data(graph, (5, 2)) is not placed
+
+
+def test_ways_that_were_listed_are_not_listed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, axis, listed = graph_of("gpt", 7), AxisShares(name="tensor", units=(1, 1)), Listed()
+    inputs: dict[str, Placement] = {entry.node: Shard(0) for entry in graph.inputs_of("parameter")}
+    first = propagate(graph, axis, inputs, listed=listed)
+    assert listed
+    monkeypatch.setattr(propagation, "candidates", None)
+    assert propagate(graph, axis, inputs, listed=listed) == first
 
 
 def test_an_op_without_a_rule_is_told() -> None:

@@ -24,6 +24,7 @@ from plait.graph.ops import (  # their import registers our ops
     lstm,
     random,
 )
+from plait.nodes import arguments
 from plait.program.place.placement import AxisShares, P, Placement, R, Shard, Strategy
 from plait.torch_private import pytree
 from plait.torch_private.ops import schema_of
@@ -46,8 +47,7 @@ class Op:
     @cached_property
     def tensors(self) -> list[fx.Node]:
         """Tensor arguments in flattened order, repeats included."""
-        leaves = pytree.tree_leaves((self.node.args, self.node.kwargs))
-        return [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
+        return arguments(self.node)
 
     @cached_property
     def shapes(self) -> list[tuple[int, ...]]:
