@@ -46,7 +46,14 @@ def measure(name: str, steps: int) -> float:
                     file.write(json.dumps([began, time.perf_counter()]) + "\n")
 
         with mock.patch.object(guard, "compare_replicas", timed):  # ranks are forked, and inherit it
-            plait.train(CASES[name].job(), "ddp", 2, steps=steps, out=Path(place) / "run", trace=False)
+            plait.train(
+                CASES[name].job(),
+                "ddp",
+                2,
+                steps=steps,
+                out=Path(place) / "run",
+                saving=plait.Saving(trace=False),
+            )
         seen = [json.loads(line) for line in times.read_text().splitlines()]
     pairs = [(one[1] - one[0], one[0] - before[1]) for before, one in pairwise(seen)]
     share = statistics.median(took / between for took, between in pairs)

@@ -98,7 +98,9 @@ def _compare(name: str, task: Task, stages: int, seeds: list[int]) -> bool:
             began = time.perf_counter()
             with tempfile.TemporaryDirectory(prefix="plait-bench-") as scratch:
                 own = _job(task, batch, parts, count, seed)
-                result = plait.train(own, plan, stages, out=Path(scratch) / "run", trace=False)
+                result = plait.train(
+                    own, plan, stages, out=Path(scratch) / "run", saving=plait.Saving(trace=False)
+                )
             found[plan] = result.evaluation["accuracy"]
             print(
                 f"seed {seed}  {plan:<9}  accuracy {found[plan]:.4f}  last loss {result.losses[-1]:.3f}  "

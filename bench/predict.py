@@ -29,6 +29,7 @@ from rich.table import Table
 from bench.predict_cases import MODELS, PLANS, Entry, gpu_entries, processor_entries
 from plait.cluster.cluster import Cluster
 from plait.cluster.parse import parse_cluster
+from plait.options import Changes, Saving
 from plait.plan.named import resolve
 from plait.run.measure.machine import measure_machine
 from plait.run.measure.predict import predict_job
@@ -108,7 +109,12 @@ def run_one(entry: Entry, steps: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         job = replace(job, epochs=None, steps=steps)
         result = train(
-            job, entry.plan, entry.ranks, out=Path(folder) / "run", settings=entry.settings, trace=False
+            job,
+            entry.plan,
+            entry.ranks,
+            out=Path(folder) / "run",
+            changes=Changes(settings=entry.settings),
+            saving=Saving(trace=False),
         )
         lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     seconds = [line["step_s"] for line in lines if "step_s" in line]

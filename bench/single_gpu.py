@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from plait.job.job import Job
+from plait.options import Changes, Saving
 from plait.run.parallelize import parallelize
 from plait.run.train import train
 
@@ -155,8 +156,13 @@ def loading(precision: Precision, graphs: str, steps: int = 400) -> None:
     bare = [seconds(partial(step, batch), 100) for _ in range(3)]
     with tempfile.TemporaryDirectory() as folder:
         made = train(
-            replace(job, steps=steps), "single", device="cuda", out=Path(folder) / "run", settings=settings, trace=False
-        )  # fmt: skip
+            replace(job, steps=steps),
+            "single",
+            device="cuda",
+            out=Path(folder) / "run",
+            changes=Changes(settings=settings),
+            saving=Saving(trace=False),
+        )
         lines = [json.loads(line) for line in (made.folder / "metrics.jsonl").read_text().splitlines()]
     whole = statistics.fmean(line["step_s"] for line in lines[50:])
     middle = statistics.median(line["step_s"] for line in lines[50:])

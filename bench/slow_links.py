@@ -25,7 +25,7 @@ from plait.cluster.cluster import Cluster
 from plait.cluster.emulated import emulated
 from plait.cluster.parse import parse_cluster
 from plait.job.job import Job
-from plait.options import Emulation, Trial
+from plait.options import Changes, Emulation, Saving, Trial
 from plait.plan.named import resolve
 from plait.run.measure.machine import measure_machine
 from plait.run.measure.predict import predict_job
@@ -96,9 +96,14 @@ def measure(name: str, emulate: str, ranks: int, steps: int) -> float:
     plan, settings = WAYS[name]
     with tempfile.TemporaryDirectory() as folder:
         result = train(
-            replace(job(name), epochs=None, steps=steps), plan, ranks, out=Path(folder) / "run", settings=settings,
-            trace=False, trial=Trial(emulate=emulate),
-        )  # fmt: skip
+            replace(job(name), epochs=None, steps=steps),
+            plan,
+            ranks,
+            out=Path(folder) / "run",
+            changes=Changes(settings=settings),
+            saving=Saving(trace=False),
+            trial=Trial(emulate=emulate),
+        )
         lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     seconds = [line["step_s"] for line in lines if "step_s" in line][8:]
     if plan != "local-sgd":

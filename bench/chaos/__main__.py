@@ -90,7 +90,7 @@ def main() -> int:
             flush=True,
         )
         for plan in ("single", "ddp"):  # what they import is inherited by all that follow
-            plait.train(job(), plan, 1, steps=1, out=place / f"warm-{plan}", trace=False)
+            plait.train(job(), plan, 1, steps=1, out=place / f"warm-{plan}", saving=plait.Saving(trace=False))
         tally = try_all(place, engines, cases, kinds, given)
     tally.print(kinds, [case.name for case in cases])
     return 1 if tally.broken.total() else 0

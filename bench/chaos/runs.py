@@ -228,12 +228,12 @@ def be_the_run(case: Case, folder: Path, resume: bool, hang_s: float = HANG_S) -
     try:
         obey_flips(folder)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKS)
-        result = plait.train(
-            job(), case.resolved(), out=folder, trace=False,
-            resume=folder if resume else None, limits=plait.Limits(hang_s=hang_s),
-            saving=plait.Saving(checkpoint_every=SAVE_EVERY, record_samples=True),
-            listener=listen,
-        )  # fmt: skip
+        options: dict[str, Any] = {
+            "job": job(), "plan": case.resolved(), "out": folder, "limits": plait.Limits(hang_s=hang_s),
+            "saving": plait.Saving(checkpoint_every=SAVE_EVERY, record_samples=True, trace=False),
+            "watching": plait.Watching(listener=listen),
+        }  # fmt: skip
+        result = plait.resume(folder, **options) if resume else plait.train(**options)
         told = {"losses": result.losses, "stopped": result.stopped}
         code = 0
     except PlaitError as error:

@@ -180,7 +180,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="chaos-stops-") as name:
         place = Path(name)
         for plan in ("single", "ddp"):
-            plait.train(job(), plan, 1, steps=1, out=place / f"warm-{plan}", trace=False)
+            plait.train(job(), plan, 1, steps=1, out=place / f"warm-{plan}", saving=plait.Saving(trace=False))
 
         @contextmanager
         def lane(number: int) -> Iterator[Callable[[Stop], Told | None]]:

@@ -20,10 +20,9 @@ def exhibit() -> Exhibit:
     with tempfile.TemporaryDirectory(prefix="plait-lecture-") as folder:
         tuned = plait.tune(
             str(JOB),
-            args={"lr": list(RATES)},
-            folds=FOLDS,
+            changes=plait.Changes(args={"lr": list(RATES)}),
+            tries=plait.Tries(folds=FOLDS, metric="accuracy"),
             steps=STEPS,
-            metric="accuracy",
             out=Path(folder) / "tried",
         )
     assert tuned.best is not None and tuned.command is not None

@@ -44,7 +44,7 @@ def job() -> plait.Job:
 
 
 def by_plait() -> Tensor:
-    with trained(job(), "ddp", 2, trace=False) as result:
+    with trained(job(), "ddp", 2, saving=plait.Saving(trace=False)) as result:
         return torch.cat([result.weights["weight"].flatten(), result.weights["bias"]])
 
 

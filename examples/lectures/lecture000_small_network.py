@@ -47,7 +47,7 @@ def job() -> plait.Job:
 def exhibit() -> Exhibit:
     torch.manual_seed(0)
     graph, walked = walk(job(), tuple(column[:32] for column in points().tensors))
-    with trained(job(), "ddp", 2, trace=False) as result:
+    with trained(job(), "ddp", 2, saving=plait.Saving(trace=False)) as result:
         first, last = result.losses[0], result.losses[-1]
     forward = [one for one in walked if one.phase == "forward"]
     return Exhibit(

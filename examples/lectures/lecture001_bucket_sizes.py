@@ -45,7 +45,12 @@ def measured(size: float, *, overlap: bool = True) -> float:
     """Seconds a step, the median without the first."""
     settings = {"sync": {"bucket_mib": size, "overlap": overlap}}
     with trained(
-        job(), "ddp", 2, settings=settings, trace=False, trial=plait.Trial(emulate=NETWORK)
+        job(),
+        "ddp",
+        2,
+        changes=plait.Changes(settings=settings),
+        saving=plait.Saving(trace=False),
+        trial=plait.Trial(emulate=NETWORK),
     ) as result:
         return statistics.median(line["step_s"] for line in result.history[2:] if "step_s" in line)
 

@@ -78,7 +78,7 @@ def _parts(trace: Trace) -> dict[str, float]:
 
 def measured(name: str, *, overlap: bool) -> dict[str, float]:
     settings = {"sync": {"overlap": overlap, "bucket_mib": 1.0}, "links": {"transport": "sockets"}}
-    with trained(small(name), "ddp", 2, settings=settings) as result:
+    with trained(small(name), "ddp", 2, changes=plait.Changes(settings=settings)) as result:
         trace = plait.read_run(result.folder).trace
     assert trace is not None
     return _parts(trace)
@@ -88,7 +88,9 @@ def predicted(name: str, *, overlap: bool) -> dict[str, float]:
     """On 4 hosts of 8 V100; 32 images or 8 sequences a GPU, as the paper's appendix has them."""
     model, batch = ("resnet50", 32) if name == "ResNet" else ("bert-large:seq=128", 8)
     job = replace(paper_job(model, batch=batch * GPUS), batch_norm="local")
-    made = plait.predict(job, "ddp", GPUS, cluster="4x8xV100", settings={"sync": {"overlap": overlap}})
+    made = plait.predict(
+        job, "ddp", GPUS, cluster="4x8xV100", changes=plait.Changes(settings={"sync": {"overlap": overlap}})
+    )
     return _parts(made.trace)
 
 

@@ -24,7 +24,12 @@ def settings(groups: int) -> dict[str, Any]:
 
 def measured(groups: int, network: str) -> float:
     with trained(
-        job(), "ddp", 2, settings=settings(groups), trace=False, trial=plait.Trial(emulate=network)
+        job(),
+        "ddp",
+        2,
+        changes=plait.Changes(settings=settings(groups)),
+        saving=plait.Saving(trace=False),
+        trial=plait.Trial(emulate=network),
     ) as result:
         return statistics.median(line["step_s"] for line in result.history[2:] if "step_s" in line)
 

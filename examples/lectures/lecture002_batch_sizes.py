@@ -42,7 +42,9 @@ def exhibit() -> Exhibit:
     lines: dict[str, list[tuple[float, float]]] = {}
     rows: list[list[float | str]] = []
     for name, (batch, shuffle, lr) in VARIANTS.items():
-        with trained(job(batch, shuffle=shuffle, lr=lr), "single", trace=False) as result:
+        with trained(
+            job(batch, shuffle=shuffle, lr=lr), "single", saving=plait.Saving(trace=False)
+        ) as result:
             losses, found = result.losses, result.evaluation
         size = batch or len(digits())
         window = max(1, 64 // size)

@@ -71,7 +71,7 @@ def exhibit() -> Exhibit:
     picture = torch.zeros(1, 3, 32, 32)
     flat = Net(6 * 14 * 14)
     size = torch.flatten(flat.pool(F.relu(flat.conv(picture))), 1).shape[1]
-    with trained(job(), "ddp", 2, trace=False) as result:
+    with trained(job(), "ddp", 2, saving=plait.Saving(trace=False)) as result:
         accuracy = result.evaluation["accuracy"]
     told = {
         "002, Net()(a picture of CIFAR-10's size)": said(lambda: Net()(picture)),

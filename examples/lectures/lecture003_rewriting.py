@@ -61,7 +61,7 @@ def exhibit() -> Exhibit:
     for name, (model, width) in CASES.items():
         given = job(model, width)
         found = plait.rewritten(given)
-        proof = plait.verify(given, "ddp", 2, serial=True, settings={"rewrite": "on"})
+        proof = plait.verify(given, "ddp", 2, serial=True, changes=plait.Changes(settings={"rewrite": "on"}))
         assert found.before.measured_s is not None and found.after.measured_s is not None
         numbers += [
             Number(

@@ -49,7 +49,9 @@ def exhibit() -> Exhibit:
     }
     rows, losses = [], {}
     for name, (plan, ranks, settings) in ways.items():
-        with trained(job(), plan, ranks, settings=settings, trace=False) as result:
+        with trained(
+            job(), plan, ranks, changes=plait.Changes(settings=settings), saving=plait.Saving(trace=False)
+        ) as result:
             losses[name] = result.losses
             centers = result.weights["centers"]
         points = digits().tensors[0]

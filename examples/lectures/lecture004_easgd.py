@@ -76,7 +76,9 @@ def in_turn(workers: int) -> Tensor:
 
 def by_plait(variant: str, ranks: int) -> Tensor:
     settings = {"elastic": {"variant": variant, "tau": 1, "rho": RHO}}
-    with trained(job(), "easgd", ranks, settings=settings, trace=False) as result:
+    with trained(
+        job(), "easgd", ranks, changes=plait.Changes(settings=settings), saving=plait.Saving(trace=False)
+    ) as result:
         return result.weights["weight"]
 
 

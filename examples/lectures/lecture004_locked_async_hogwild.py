@@ -10,6 +10,8 @@ from examples.lectures.pictures import curves
 from examples.lectures.runs import trained
 from examples.sparse_verses import job
 
+import plait
+
 PLANS = {
     "server-sync": ("all wait for each other", 3),
     "server-async": ("one gradient at a time, under the server's lock", 3),
@@ -23,7 +25,7 @@ def exhibit() -> Exhibit:
     lines, rows, speed, scores = {}, [], {}, {}
     for plan, (what, ranks) in PLANS.items():
         shortened = replace(job(), epochs=None, steps=STEPS, evaluate_every=STEPS)
-        with trained(shortened, plan, ranks, trace=False) as result:
+        with trained(shortened, plan, ranks, saving=plait.Saving(trace=False)) as result:
             seen = [line for line in result.history if "samples_per_s" in line]
             scores[plan] = result.evaluation["accuracy"]
             speed[plan] = sum(line["samples_per_s"] for line in seen[len(seen) // 2 :]) / len(

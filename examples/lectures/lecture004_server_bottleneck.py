@@ -37,10 +37,9 @@ def job(workers: int) -> plait.Job:
 
 def rate(plan: str, ranks: int, workers: int, servers: int = 0) -> float:
     """Predicted samples a second."""
-    settings = {"sync": {"servers": servers}} if servers else None
-    return plait.predict(
-        job(workers), plan, ranks, cluster=CLUSTER, settings=settings
-    ).prediction.samples_per_s
+    changes = plait.Changes(settings={"sync": {"servers": servers}} if servers else {})
+    found = plait.predict(job(workers), plan, ranks, cluster=CLUSTER, changes=changes)
+    return found.prediction.samples_per_s
 
 
 def exhibit() -> Exhibit:

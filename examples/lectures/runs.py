@@ -15,4 +15,6 @@ def trained(
 ) -> Iterator[plait.Result]:
     """`plait.train` in a folder that is gone at the end."""
     with tempfile.TemporaryDirectory(prefix="plait-lecture-") as folder:
-        yield plait.train(job, plan, ranks, out=Path(folder) / "run", progress=False, **options)
+        yield plait.train(
+            job, plan, ranks, out=Path(folder) / "run", watching=plait.Watching(progress=False), **options
+        )

@@ -42,8 +42,9 @@ What to call. Names and options are those of the command line; `help(plait.train
                 export                 the trained weights as a file            plait export
 
 Code of your own is called after steps, evaluations, epochs and saves: see `Callback`.
-Options that belong together are values: `Saving`, `Limits` and `Trial` of a run, `Search` of a choice, `Elsewhere` of
-engines. All errors are `PlaitError`s that say what is wrong and how to fix it.
+Options that belong together are values: `Changes` of a job and its plan; `Saving`, `Limits`, `Trial` and `Watching` of
+a run; `Search` of a choice, `Tries` of `tune`, `Elsewhere` of engines. All errors are `PlaitError`s that say what is
+wrong and how to fix it.
 """
 
 import gc as _gc
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
         Started,
         StepDone,
         Stop,
+        Watching,
     )
     from plait.dynamic.batched import Batched
     from plait.dynamic.structure import Structure
@@ -89,7 +91,7 @@ if TYPE_CHECKING:
     from plait.job.updates.average import Average
     from plait.job.updates.freeze import Freeze
     from plait.job.updates.objectives import Objective
-    from plait.options import Elsewhere, Limits, Saving, Search, Trial
+    from plait.options import Changes, Elsewhere, Limits, Saving, Search, Trial, Tries
     from plait.plan.named import resolve
     from plait.plan.plan import Plan
     from plait.report.compare import Comparison, compare
@@ -107,6 +109,7 @@ _HOME = {
     "Average": "job.updates.average",
     "Batched": "dynamic.batched",
     "Callback": "callbacks",
+    "Changes": "options",
     "Choice": "api.choose",
     "Comparison": "report.compare",
     "Diagnosis": "api.doctor",
@@ -140,12 +143,14 @@ _HOME = {
     "Structure": "dynamic.structure",
     "Trial": "options",
     "Tried": "api.tune",
+    "Tries": "options",
     "Tuned": "api.tune",
     "Until": "job.job",
     "Validation": "api.validate",
     "Verdict": "api.graphs",
     "Verification": "run.verify",
     "Vertices": "dynamic.vertices",
+    "Watching": "callbacks",
     "capture": "api.graphs",
     "choose": "api.choose",
     "compare": "report.compare",
@@ -195,6 +200,7 @@ __all__ = [
     "Average",
     "Batched",
     "Callback",
+    "Changes",
     "Choice",
     "Comparison",
     "Diagnosis",
@@ -228,12 +234,14 @@ __all__ = [
     "Structure",
     "Trial",
     "Tried",
+    "Tries",
     "Tuned",
     "Until",
     "Validation",
     "Verdict",
     "Verification",
     "Vertices",
+    "Watching",
     "__version__",
     "capture",
     "choose",

@@ -1,4 +1,4 @@
-"""What happens around a run, for code of your own: `plait.train(job, callbacks=[Mine()])`.
+"""What happens around a run, for code of your own: `plait.train(job, watching=Watching(callbacks=[Mine()]))`.
 
 In: the events that a run tells of. Out: calls of `Callback`s, in the process that called `plait.train`: never in a
 worker, so a callback needs no care of ranks, sees each event once, and may keep state. It sees numbers, not tensors.
@@ -158,6 +158,18 @@ class Callback:
 
     def on_end(self, event: Ended) -> None:
         """After the last checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Watching:
+    """Who is told how a run goes."""
+
+    callbacks: Sequence[Callback] = ()
+    """Code of your own, called in the process that trains, see `plait.Callback`."""
+    listener: Listener | None = None
+    """Is told everything as it happens."""
+    progress: bool | None = None
+    """Show how it goes: True everywhere, False nowhere; None: in a terminal or notebook where nobody listens."""
 
 
 class Callbacks:

@@ -25,8 +25,20 @@ OnBadLoss = Literal["stop", "back", "skip"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Changes:
+    """What is changed of the job and its plan."""
+
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    """Ranks along each axis: data=2,tensor=2."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Change the job (batch=128) or the plan (sync.bucket_mib=4)."""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """An argument of the job's function: lr=3e-4."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Saving:
-    """What a run leaves in its folder beside plan, metrics and trace."""
+    """What a run leaves in its folder beside plan and metrics."""
 
     checkpoint_every: int | None = None
     """Save a checkpoint every so many steps; one is saved at the end anyway."""
@@ -40,6 +52,8 @@ class Saving:
     """Seconds that a checkpoint may take before it is given up, with a notice."""
     record_samples: bool = False
     """Write the sample ids of every step to samples.jsonl."""
+    trace: bool = True
+    """Record every instruction of every rank."""
     name: str = field(default="run", metadata={"python_only": True})
     """What the run folder is called where no folder is given: runs/NAME-TIME."""
     remembered: Mapping[str, Any] = field(default_factory=dict, metadata={"python_only": True})
@@ -77,6 +91,8 @@ class Limits:
     """Take a loss over so many times the median of the last 32 for a bad one, too."""
     elastic: str | None = None
     """Go on with the ranks that are left when some are lost, from the fewest to the most of them: 2:4."""
+    trust_job: bool = False
+    """Resume with the job that the folder names, even if changed or another's."""
 
     @property
     def elastic_ranks(self) -> tuple[int, int] | None:
@@ -195,6 +211,34 @@ class Search:
             raise UsageError(
                 f"--price {self.price:g} is negative.", fix="give the price of one device and hour."
             )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tries:
+    """Which arguments are tried, and how they are compared."""
+
+    folds: int = 1
+    """Train on all but one part of the data, for each of so many."""
+    search: Searching = "grid"
+    """How arguments are chosen; asha stops losers early."""
+    trials: int = 20
+    """How many; a grid has its own number."""
+    metric: str = "loss"
+    """What is compared: loss, accuracy, min:perplexity."""
+    seed: int = 0
+    """Of the folds and of random arguments."""
+    parallel: int | None = None
+    """Runs side by side; as many as fit by default."""
+
+    def __post_init__(self) -> None:
+        if self.search not in get_args(Searching):
+            raise UsageError(
+                f"--search {self.search} is not known.", fix=f"use one of {', '.join(get_args(Searching))}."
+            )
+        for name in ("folds", "trials", "parallel"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"--{name} {value} leaves nothing to run.", fix="use 1 or more.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

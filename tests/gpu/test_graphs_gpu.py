@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from tests.zoo import ZOO
 
+from plait.callbacks import Watching
 from plait.plan.named import resolve
 from plait.run.train import train
 from plait.run.verify import verify
@@ -35,7 +36,9 @@ def test_a_small_step_is_captured_by_itself(tmp_path: Path) -> None:
     told: list[str] = []
     job = ZOO["gpt"].job(16, 12, optimizer="adamw", num_samples=16)
     train(
-        job, device="cuda", out=tmp_path / "run",
-        listener=lambda event: told.append(str(event.get("notice", ""))),
-    )  # fmt: skip
+        job,
+        device="cuda",
+        out=tmp_path / "run",
+        watching=Watching(listener=lambda event: told.append(str(event.get("notice", "")))),
+    )
     assert any("run as CUDA graphs" in text for text in told), told

@@ -39,9 +39,15 @@ def trained(tmp_path: Path, name: str, ranks: int, workers: int, notices: list[s
         optimizer=lambda params: torch.optim.SGD(params, lr=0.1), evaluate=DataLoader(Letters(), batch_size=6),
     )  # fmt: skip
     return plait.train(
-        job, "ddp" if ranks > 1 else "single", ranks, out=tmp_path / name, saving=plait.Saving(record_samples=True),
-        listener=lambda event: notices.append(event["notice"]) if "notice" in event else None,
-    )  # fmt: skip
+        job,
+        "ddp" if ranks > 1 else "single",
+        ranks,
+        out=tmp_path / name,
+        saving=plait.Saving(record_samples=True),
+        watching=plait.Watching(
+            listener=lambda event: notices.append(event["notice"]) if "notice" in event else None
+        ),
+    )
 
 
 def test_a_sample_that_cannot_be_read_is_not_called_a_fault_of_the_model(tmp_path: Path) -> None:
@@ -53,9 +59,13 @@ def test_a_sample_that_cannot_be_read_is_not_called_a_fault_of_the_model(tmp_pat
     )  # fmt: skip
     with pytest.raises(plait.PlaitError, match=r"sample 5 .*damaged"):
         plait.train(
-            job, "single", out=tmp_path / "run",
-            listener=lambda event: notices.extend([*event.get("notices", ()), event.get("notice", "")]),
-        )  # fmt: skip
+            job,
+            "single",
+            out=tmp_path / "run",
+            watching=plait.Watching(
+                listener=lambda event: notices.extend([*event.get("notices", ()), event.get("notice", "")])
+            ),
+        )
     assert "capture not checked: a sample of the first step cannot be read." in notices
 
 

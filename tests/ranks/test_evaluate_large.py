@@ -42,7 +42,7 @@ def test_evaluation_counts_each_sample_where_no_rank_has_room_for_the_model(
         plan,
         ranks=2,
         limits=Limits(memory="210kB"),
-        listener=listen,
+        watching=plait.Watching(listener=listen),
         out=tmp_path / "two",
     ).evaluation
     assert found == pytest.approx(wanted, rel=1e-5)

@@ -5,7 +5,7 @@ import pkgutil
 import subprocess
 import sys
 import types
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from itertools import product
 
 import pytest
@@ -22,11 +22,11 @@ FUNCTIONS = {
     "train", "verdict", "tune", "validate", "verify", "wrap", "write_page",
 }  # fmt: skip
 VALUES = {
-    "Average", "Batched", "Callback", "Choice", "Comparison", "Diagnosis", "Elsewhere", "Ended", "EpochDone",
+    "Average", "Batched", "Callback", "Changes", "Choice", "Comparison", "Diagnosis", "Elsewhere", "Ended", "EpochDone",
     "Evaluated", "Failed", "Freeze", "Job", "Limits", "LinkReport",
     "Measured", "Objective", "Placed", "PlaitError", "Plan", "Predicted", "Rates", "Result", "RewrittenGraph",
     "Verdict", "RunRecord", "Saved", "Saving", "Search", "Started", "States", "Step", "StepDone", "Stop", "Structure",
-    "Trial", "Tried", "Tuned", "Until", "Validation", "Verification", "Vertices",
+    "Trial", "Tried", "Tries", "Tuned", "Until", "Validation", "Verification", "Vertices", "Watching",
 }  # fmt: skip
 COMMANDS = {
     "run": ("train", "resume"), "graph": ("capture", "verdict", "placements", "rewritten"),
@@ -77,15 +77,12 @@ def test_what_the_command_line_can_python_can() -> None:
         python: set[str] = set()
         for function in COMMANDS[command.name]:
             for parameter in inspect.signature(getattr(plait, function)).parameters.values():
-                default = parameter.default
+                group = parameter.annotation
                 python.add(parameter.name)
-                if type(default) in (plait.Saving, plait.Limits, plait.Trial, plait.Search, plait.Elsewhere):
-                    python |= {field.name for field in fields(default)}
+                if is_dataclass(group) and group is not plait.Plan:
+                    python |= {field.name for field in fields(group)}
         shown = {"json_", "html", "explain", "svg"}  # how it is shown, and where; a value can be asked
         spelled = {
-            "set_": "settings",
-            "arg": "args",
-            "no_trace": "trace",
             "scale": "counts",
             "export": "to",
             "folders": "runs",
@@ -101,6 +98,7 @@ EQUIVALENT = {
     ("graph", "placements"),  # the function of that name
     ("graph", "rewrite"),  # `plait.rewritten`
     ("predict", "trace"),  # `Predicted.trace`
+    ("run", "resume"),  # the function of that name
     ("run", "workers"),  # settings={"workers": 2}, or Job(workers=2)
     ("run", "skip_bad"),
     ("run", "weights"),
@@ -154,6 +152,11 @@ def test_train_takes_a_plan_and_ranks_by_position() -> None:
     parameters = list(inspect.signature(plait.train).parameters.values())
     assert [parameter.name for parameter in parameters[:3]] == ["job", "plan", "ranks"]
     assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in parameters[3:])
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_options_that_belong_together_are_one_parameter(name: str) -> None:
+    assert len(inspect.signature(getattr(plait, name)).parameters) <= 12
 
 
 def test_every_error_is_a_plait_error_and_drawn_in_the_tree() -> None:

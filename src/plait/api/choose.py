@@ -5,10 +5,9 @@ that do not; a table of how it scales; the best plan as a file, for plait or for
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,7 +18,7 @@ from plait.cluster.parse import THIS, parse_cluster
 from plait.errors import PlanError, UsageError
 from plait.job.generators import kept_generators
 from plait.job.job import Job
-from plait.options import Search
+from plait.options import Changes, Search
 from plait.plan.named import NAMED
 from plait.plan.plan import Plan
 from plait.run.prepare.fits import parse_memory
@@ -95,15 +94,14 @@ def choose(
     model: str | None = None,
     cluster: str | Cluster = "this",
     batch: int | None = None,
-    settings: Mapping[str, Any] | None = None,
-    args: Mapping[str, Any] | None = None,
+    changes: Changes = Changes(),
     search: Search = Search(),
 ) -> Choice:
     """Rank the plans for a job, or for a model on paper (`gpt3-175b`, `gpt:layers=24,...`), on a cluster."""
     _check(job, model, batch)
     request = _request(search)
     devices = _devices(cluster)
-    subject = _subject_of(job, model, batch, settings, args)
+    subject = _subject_of(job, model, batch, changes)
     ranking = rank_plans(subject, devices, request)
     notices = (*ranking.notices, *_proposals(subject, devices))
     return Choice(subject=subject, ranking=replace(ranking, notices=notices))
@@ -117,8 +115,7 @@ def scale(
     model: str | None = None,
     cluster: str | Cluster = "this",
     batch: int | None = None,
-    settings: Mapping[str, Any] | None = None,
-    args: Mapping[str, Any] | None = None,
+    changes: Changes = Changes(),
     same_batch: bool = False,
     search: Search = Search(),
 ) -> list[Scaled]:
@@ -126,7 +123,7 @@ def scale(
     _check(job, model, batch)
     request = replace(_request(search), top=1)
     devices = _devices(cluster)
-    subject = _subject_of(job, model, batch, settings, args)
+    subject = _subject_of(job, model, batch, changes)
     oracle = oracle_for(subject, part_of(devices, max(counts, default=1)), request)
     return scaling(oracle, counts, request, grow=not same_batch)
 
@@ -144,14 +141,15 @@ def _subject_of(
     job: Job | str | None,
     model: str | None,
     batch: int | None,
-    settings: Mapping[str, Any] | None,
-    args: Mapping[str, Any] | None,
+    changes: Changes,
 ) -> Subject:
     """What is planned for: a job, or a model on paper."""
     paper = subject_of_paper(model, batch) if model is not None else None
     named = paper.job if paper is not None else job
     assert named is not None
-    given, of_plan = given_job(named, settings, args)
+    if changes.mesh:
+        raise UsageError("a mesh belongs to a plan, which is what is searched for.", fix="drop the mesh.")
+    given, of_plan = given_job(named, changes)
     if of_plan:
         raise UsageError(
             f"--set {', '.join(of_plan)} belongs to a plan, which is what is searched for.",

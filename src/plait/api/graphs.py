@@ -21,6 +21,7 @@ from plait.job.data.open import open_data
 from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.job.order import shares
+from plait.options import Changes
 from plait.plan.named import resolve, usual_ranks
 from plait.plan.plan import PIPE, Plan
 from plait.program.hops.price import Network, choices_of
@@ -67,7 +68,7 @@ def capture(job: Job | str, *, batch: int | None = None, args: Mapping[str, Any]
     Raises `CaptureError`, with the line, where the model cannot be captured.
     """
     _check_batch(batch)
-    given, _ = given_job(job, None, args)
+    given, _ = given_job(job, Changes(args=args or {}))
     return Captures(given).of_size(batch if batch is not None else -(-given.batch // given.accumulate))
 
 
@@ -75,7 +76,7 @@ def capture(job: Job | str, *, batch: int | None = None, args: Mapping[str, Any]
 def verdict(job: Job | str, *, batch: int | None = None, args: Mapping[str, Any] | None = None) -> Verdict:
     """Whether one graph serves every step of a job: static, static for each shape, in parts, or dynamic and why."""
     _check_batch(batch)
-    given, _ = given_job(job, None, args)
+    given, _ = given_job(job, Changes(args=args or {}))
     return verdict_of(Captures(given), batch if batch is not None else -(-given.batch // given.accumulate))
 
 
@@ -85,7 +86,7 @@ def captured(
 ) -> tuple[Graph, Verdict]:
     """Both of a job that is captured once."""
     _check_batch(batch)
-    given, _ = given_job(job, None, args)
+    given, _ = given_job(job, Changes(args=args or {}))
     captures, size = Captures(given), batch if batch is not None else -(-given.batch // given.accumulate)
     try:
         return captures.of_size(size), verdict_of(captures, size)
@@ -105,7 +106,7 @@ def rewritten(
 ) -> RewrittenGraph:
     """The graph of `capture` and a cheaper equal one, with what both cost: predicted, and timed on this processor."""
     _check_batch(batch)
-    given, _ = given_job(job, None, args)
+    given, _ = given_job(job, Changes(args=args or {}))
     before = Captures(given).of_size(batch if batch is not None else -(-given.batch // given.accumulate))
     made = rewrite(before, preset_like(torch.device("cpu")).device)
     seconds = time_graphs([before, made.graph])
@@ -125,16 +126,16 @@ def placements(
     plan: str | Path | Plan | None = None,
     ranks: int | None = None,
     *,
-    mesh: Mapping[str, int] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    args: Mapping[str, Any] | None = None,
+    changes: Changes = Changes(),
     batch: int | None = None,
 ) -> Placed:
     """Where every tensor of a step is under a plan, and what ranks exchange; `batch` as for `capture`."""
     _check_batch(batch)
-    ranks = ranks if ranks is not None or mesh else usual_ranks(plan)
-    given, of_plan = given_job(job, settings, args)
-    chosen = replace(resolve(plan, ranks, of_plan, mesh), rewrite="off")  # the user's own ops are shown
+    ranks = ranks if ranks is not None or changes.mesh else usual_ranks(plan)
+    given, of_plan = given_job(job, changes)
+    chosen = replace(
+        resolve(plan, ranks, of_plan, changes.mesh), rewrite="off"
+    )  # the user's own ops are shown
     if chosen.num_stages > 1:
         raise UsageError(
             f"--placements shows cuts within operators; pipe={chosen.mesh.size_of(PIPE)} cuts between them.",

@@ -18,7 +18,7 @@ from plait.cluster.parse import THIS, parse_cluster
 from plait.errors import UsageError
 from plait.job.generators import kept_generators
 from plait.job.job import Job
-from plait.options import Listener, Trial
+from plait.options import Changes, Listener, Trial
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.run.measure.machine import processor_name
@@ -33,9 +33,7 @@ def predict(
     plan: str | Path | Plan | None = None,
     ranks: int | None = None,
     *,
-    mesh: Mapping[str, int] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    args: Mapping[str, Any] | None = None,
+    changes: Changes = Changes(),
     cluster: str | Cluster | None = None,
     memory: str | None = None,
     device: str = "cpu",
@@ -57,20 +55,20 @@ def predict(
     known = cluster if isinstance(cluster, Cluster) else None
     if isinstance(cluster, str) and cluster != THIS:
         known = parse_cluster(cluster)
-    given, of_plan = given_job(job, settings, args)
+    given, of_plan = given_job(job, changes)
     if network is not None and known is not None:
         raise UsageError(
             f"a network is emulated on this machine, not on {known.name}.", fix="drop cluster or emulate."
         )
-    if network is not None and ranks is None and not mesh:
+    if network is not None and ranks is None and not changes.mesh:
         ranks = network.ranks
-    chosen = _on(known, plan, ranks, mesh, of_plan)
+    chosen = _on(known, plan, ranks, changes.mesh, of_plan)
     check_emulation(network, chosen, device)
     machine = devices = known if known is not None else this_machine(device, tell)
     if network is not None:
         devices = emulated(machine, network)
     if known is None and cluster is not None:
-        chosen = _on(devices, plan, ranks, mesh, of_plan)
+        chosen = _on(devices, plan, ranks, changes.mesh, of_plan)
     is_here = known is None or (device == "cpu" and known.device.name == processor_name())
     found = predict_job(
         given, chosen, devices, time_on=device if is_here else None, limit_bytes=limit, tell=tell

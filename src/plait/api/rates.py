@@ -6,19 +6,17 @@ lowest value.
 """
 
 import math
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from plait.api.inputs.given import given_job
 from plait.api.train import train
-from plait.callbacks import Callback, StepDone, Stop
+from plait.callbacks import Callback, StepDone, Stop, Watching
 from plait.errors import SpoiledError, UsageError
 from plait.files.scratch import scratch_folder
 from plait.job.job import Job
-from plait.options import Limits, Listener
+from plait.options import Changes, Limits, Listener, Saving
 from plait.plan.plan import Plan
 
 _SMOOTHED = 0.9
@@ -75,9 +73,7 @@ def find_lr(
     lowest: float = 1e-6,
     highest: float = 10.0,
     steps: int = 100,
-    mesh: Mapping[str, int] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    args: Mapping[str, Any] | None = None,
+    changes: Changes = Changes(),
     device: str = "cpu",
     listener: Listener | None = None,
 ) -> Rates:
@@ -92,7 +88,7 @@ def find_lr(
         )
     if steps < 2 * _FIRST:
         raise UsageError(f"steps={steps} are too few for a curve.", fix=f"use {2 * _FIRST} or more.")
-    given, of_plan = given_job(job, settings, args)
+    given, of_plan = given_job(job, changes)
     if given.objectives:
         raise UsageError(
             "the job has several objectives, each with a learning rate of its own.",
@@ -107,8 +103,9 @@ def find_lr(
     # A loss that is no number any more is an end too: the rate is far over what the model bears.
     with scratch_folder() as folder, suppress(SpoiledError):
         train(
-            asked, plan, ranks, mesh=mesh, settings=of_plan, out=folder / "run", device=device, trace=False,
-            listener=listener, limits=Limits(check=False), callbacks=[watch], progress=False,
+            asked, plan, ranks, changes=Changes(mesh=changes.mesh, settings=of_plan), out=folder / "run", device=device,
+            saving=Saving(trace=False), limits=Limits(check=False),
+            watching=Watching(callbacks=[watch], listener=listener, progress=False),
         )  # fmt: skip
     return rates_of(watch.rates, watch.losses)
 

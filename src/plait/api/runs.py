@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.api.inputs.given import given_job
-from plait.api.inputs.settings import parse_arguments, parse_settings
-from plait.api.inputs.stored import stored_settings
+from plait.api.inputs.stored import stored_changes, stored_settings
 from plait.api.inputs.trust import check_remembered
 from plait.errors import UsageError
 from plait.job.data.open import open_data
@@ -73,10 +72,7 @@ def _job_of(folder: Path, job: Job | str | None, *, trust: bool) -> Job:
         raise UsageError(f"{folder} does not say which job it ran.", fix="name it: --job path.py:function.")
     if job is None:
         check_remembered(run, stored, trust=trust)
-    before = parse_settings(stored.get("settings", []))
-    before.pop("weights", None)
-    args = parse_arguments(stored.get("args", [])) if isinstance(named, str) else {}
-    return given_job(named, before, args)[0]
+    return given_job(named, stored_changes(stored, named))[0]
 
 
 def _to_huggingface(model: nn.Module, path: Path) -> Path:

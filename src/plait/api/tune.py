@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from plait.api.inputs.given import given_job, name_of
 from plait.api.inputs.settings import write_arguments
@@ -20,18 +20,18 @@ from plait.api.train import AUTO
 from plait.api.trials.board import REDUCTION, Board, Key, Outcome
 from plait.api.trials.request import Request, claim, engine_words, places_for
 from plait.api.trials.runs import Running, interrupt, outcome_of, start
-from plait.api.trials.space import Range, as_taken, drawn, one_by_one, proposer, read_space
+from plait.api.trials.space import Range, Space, as_taken, drawn, one_by_one, proposer, read_space
 from plait.errors import JobError, UsageError
 from plait.files.write import write_whole
 from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.job.named.reference import check_arguments
-from plait.options import Elsewhere, Listener, Searching
+from plait.options import Changes, Elsewhere, Listener, Tries
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.report.record import read_run
 from plait.report.tries_page import Curve, tries_page
-from plait.run.record.evaluate import aim_of
+from plait.run.record.evaluate import Aim, aim_of
 from plait.run.record.lock import locked
 
 _LOOKED_AT = 10
@@ -93,16 +93,9 @@ def tune(
     plan: str | Path | Plan | None = None,
     ranks: int | None = None,
     *,
-    args: Mapping[str, Any],
-    mesh: Mapping[str, int] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    folds: int = 1,
-    search: Searching = "grid",
-    trials: int = 20,
-    metric: str = "loss",
-    seed: int = 0,
+    changes: Changes,
+    tries: Tries = Tries(),
     steps: int | None = None,
-    parallel: int | None = None,
     out: str | Path | None = None,
     device: str = "cpu",
     elsewhere: Elsewhere = Elsewhere(),
@@ -110,25 +103,23 @@ def tune(
 ) -> Tuned:
     """Train `job` with several arguments and compare its last evaluations; the same call goes on after a kill.
 
-    `args` is what may be tried: {"lr": [1e-4, 3e-4], "width": "64:256", "wd": "1e-5:1e-1:log"}, as on the command line.
-    With `folds` each trial is trained so many times, each time on all but one part of the data, and evaluated on that
-    part; without, on the job's own `evaluate`. `search`: every combination (`grid`), at random, by `optuna`, or `asha`,
-    at random where losers are stopped early. `parallel` trials run side by side, as many as fit by default. With
-    an engine (`elsewhere`) each run is started by it, one at a time unless `parallel` says more.
+    `changes.args` is what may be tried: {"lr": [1e-4, 3e-4], "width": "64:256", "wd": "1e-5:1e-1:log"}, as on the
+    command line. With `tries.folds` each trial is trained so many times, each time on all but one part of the data, and
+    evaluated on that part; without, on the job's own `evaluate`. `tries.search`: every combination (`grid`), at random,
+    by `optuna`, or `asha`, at random where losers are stopped early. With an engine (`elsewhere`) each run is
+    started by it, one at a time unless `tries.parallel` says more.
     """
     if not isinstance(job, str) or isinstance(plan, Plan):
         raise UsageError(
             "tune starts runs that find their job and their plan by name.",
             fix='name them: tune("path.py:job", "ddp", 2, ...); a plan may be a .yaml file.',
         )
-    _check(search, folds, trials, parallel)
-    space = read_space(args)
+    space = read_space(changes.args)
     request = Request(
-        job=anywhere(job), plan=None if plan is None else str(plan), ranks=ranks, mesh=mesh or {},
-        settings=settings or {}, steps=steps, device=device, folds=folds, seed=seed, args=args,
-        engine=engine_words(elsewhere, ranks),
+        job=anywhere(job), plan=None if plan is None else str(plan), ranks=ranks, changes=changes, tries=tries,
+        steps=steps, device=device, engine=engine_words(elsewhere, ranks),
     )  # fmt: skip
-    some = drawn(space, _LOOKED_AT, seed)
+    some = drawn(space, _LOOKED_AT, tries.seed)
     taken = check_arguments(request.job, [*some, *one_by_one(space, some[0])])
     space = as_taken(space, taken[0])
     given, of_plan = _looked_at(request, some)
@@ -137,27 +128,40 @@ def tune(
             "the job has no evaluation data to compare trials by.",
             fix="give Job(evaluate=...), or --folds 5.",
         )
-    aim = aim_of(metric, given, "--metric")
-    chosen = 0 if plan == AUTO else resolve(plan, ranks, of_plan, mesh).ranks
-    folder = claim(Path(out) if out is not None else None, request, search, metric)
-    rungs = _RUNGS if search == "asha" else 1
-    places = places_for(request, chosen, parallel)
+    aim = aim_of(tries.metric, given, "--metric")
+    chosen = 0 if plan == AUTO else resolve(plan, ranks, of_plan, changes.mesh).ranks
+    folder = claim(Path(out) if out is not None else None, request)
+    places = places_for(request, chosen)
     tell = listener or (lambda event: None)
     tell({"told": f"{len(places)} at a time; {folder} keeps what is done, and the same call goes on in it"})
     with locked(folder):
-        board = Board(
-            folder / "results.jsonl", folds=folds, rungs=rungs, mode=aim.mode,
-            propose=proposer(search, space, trials, seed, aim.mode),
-            varied=[name for name, values in space.items() if isinstance(values, Range) or len(values) > 1],
-        )  # fmt: skip
-        try:
-            _work(board, request, folder, aim.metric, rungs, places, tell)
-            if board.hopeless is not None:
-                tell({"told": f"all that were run failed alike; no more are run: {board.hopeless}"})
-        finally:
-            board.close()
-        tuned = _tuned(board, request, folder, aim.metric, aim.mode, rungs)
-        write_whole(folder / "try.html", _page(tuned, name_of(job), folds))
+        return _tried(request, space, folder, aim, places, tell)
+
+
+def _tried(
+    request: Request,
+    space: Space,
+    folder: Path,
+    aim: Aim,
+    places: list[dict[str, str]],
+    tell: Listener,
+) -> Tuned:
+    """Run all that is asked for in a folder that nobody else uses meanwhile."""
+    tries = request.tries
+    rungs = _RUNGS if tries.search == "asha" else 1
+    board = Board(
+        folder / "results.jsonl", folds=tries.folds, rungs=rungs, mode=aim.mode,
+        propose=proposer(tries.search, space, tries.trials, tries.seed, aim.mode),
+        varied=[name for name, values in space.items() if isinstance(values, Range) or len(values) > 1],
+    )  # fmt: skip
+    try:
+        _work(board, request, folder, aim.metric, rungs, places, tell)
+        if board.hopeless is not None:
+            tell({"told": f"all that were run failed alike; no more are run: {board.hopeless}"})
+    finally:
+        board.close()
+    tuned = _tuned(board, request, folder, aim.metric, aim.mode, rungs)
+    write_whole(folder / "try.html", _page(tuned, name_of(request.job), tries.folds))
     return tuned
 
 
@@ -166,21 +170,11 @@ def _looked_at(request: Request, some: Sequence[Mapping[str, Any]]) -> tuple[Job
     problem: JobError | None = None
     for args in some:
         try:
-            return given_job(request.job, {**request.settings, **request.fold(0)}, args)
+            return given_job(request.job, request.changed(args, 0))
         except JobError as error:
             problem = problem or error
     assert problem is not None
     raise problem
-
-
-def _check(search: str, folds: int, trials: int, parallel: int | None) -> None:
-    if search not in get_args(Searching):
-        raise UsageError(
-            f"--search {search} is not known.", fix=f"use one of {', '.join(get_args(Searching))}."
-        )
-    for name, value in (("folds", folds), ("trials", trials), ("parallel", parallel)):
-        if value is not None and value < 1:
-            raise UsageError(f"--{name} {value} leaves nothing to run.", fix="use 1 or more.")
 
 
 def _work(
@@ -241,12 +235,15 @@ def _ended(running: dict[Key, Running]) -> Iterator[None]:
 
 
 def _folder(folder: Path, request: Request, key: Key) -> Path:
-    part = f"-fold{key.fold + 1}" if request.folds > 1 else ""
+    part = f"-fold{key.fold + 1}" if request.tries.folds > 1 else ""
     return folder.absolute() / "trials" / f"{key.trial:03d}{part}"
 
 
 def _line(board: Board, request: Request, key: Key, metric: str) -> str:
-    outcome, part = board.outcomes[key], f" fold {key.fold + 1}/{request.folds}" if request.folds > 1 else ""
+    outcome, part = (
+        board.outcomes[key],
+        f" fold {key.fold + 1}/{request.tries.folds}" if request.tries.folds > 1 else "",
+    )
     what = f"{metric} {outcome.score:.5g}" if outcome.score is not None else f"failed: {outcome.failed}"
     named = " ".join(write_arguments(board.args[key.trial]))
     return f"trial {key.trial}{part} ({named}): {what}, {outcome.steps} steps in {outcome.seconds:.1f} s"

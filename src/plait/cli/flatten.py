@@ -7,7 +7,7 @@ name, type and default are the field's, its help is the docstring under it.
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -34,11 +34,12 @@ class Text:
 
 
 def flattened(
-    texts: Mapping[str, Text] = MappingProxyType({}),
+    texts: Mapping[str, Text] = MappingProxyType({}), *, without: Collection[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace parameters that are groups of options by the options; `texts` are those written in a way of their own.
 
-    A parameter `given` receives the names of all options that were given, whatever their values.
+    Fields in `without` are no options of this command: they keep the group's default. A parameter `given` receives the
+    names of all options that were given, whatever their values.
     """
 
     def flatten(command: Callable[..., None]) -> Callable[..., None]:
@@ -49,7 +50,7 @@ def flattened(
             kind = hints[parameter.name]
             if is_dataclass(kind) and isinstance(kind, type):
                 groups[parameter.name] = kind
-                parameters += _options(kind, texts)
+                parameters += _options(kind, texts, without)
             elif parameter.name != "given":
                 parameters.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
 
@@ -57,7 +58,7 @@ def flattened(
         def flat(**values: Any) -> None:
             given = {name for name, value in values.items() if value is not None}
             for name, group in groups.items():
-                own = {field: values.pop(field) for field in _names(group)}
+                own = {field: values.pop(field) for field in _names(group, without)}
                 read = {
                     field: texts[field].read(value) if field in texts else value
                     for field, value in own.items()
@@ -75,17 +76,21 @@ def flattened(
     return flatten
 
 
-def _names(group: Any) -> list[str]:
+def _names(group: Any, without: Collection[str]) -> list[str]:
     """Fields that a command line has."""
-    return [field.name for field in fields(group) if not field.metadata.get("python_only")]
+    return [
+        field.name
+        for field in fields(group)
+        if not field.metadata.get("python_only") and field.name not in without
+    ]
 
 
-def _options(group: Any, texts: Mapping[str, Text]) -> list[inspect.Parameter]:
+def _options(group: Any, texts: Mapping[str, Text], without: Collection[str]) -> list[inspect.Parameter]:
     """A parameter for every field; None is "not given", so that the group's own default counts."""
     hints, helps = typing.get_type_hints(group), docstrings(group)
-    found = []
+    names, found = _names(group, without), []
     for field in fields(group):
-        if field.metadata.get("python_only"):
+        if field.name not in names:
             continue
         text = texts.get(field.name)
         kind = text.type if text is not None else hints[field.name]
@@ -93,7 +98,7 @@ def _options(group: Any, texts: Mapping[str, Text]) -> list[inspect.Parameter]:
         assert text is not None or not is_flag or field.default is False, (
             f"--{field.name} would change nothing"
         )
-        default = "" if field.default in (None, MISSING) or is_flag else f" \\[default: {field.default}]"
+        default = "" if field.default in (None, MISSING, ()) or is_flag else f" \\[default: {field.default}]"
         option = typer.Option(
             text.option if text is not None and text.option else "--" + field.name.replace("_", "-"),
             help=((text.help if text is not None else None) or helps.get(field.name, "")) + default,

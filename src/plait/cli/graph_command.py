@@ -5,6 +5,7 @@ code. Nothing of the model is allocated, and nothing is trained.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,12 +15,12 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 import plait
-from plait.api.inputs.settings import parse_arguments
 from plait.cli.console import plain_console, prints_aside, waiting
 from plait.cli.flatten import flattened
-from plait.cli.options import TEXTS, ArgOption, How, JobArgument, JsonOption, look_first
+from plait.cli.options import TEXTS, How, JobArgument, JsonOption, look_first
 from plait.errors import CaptureError, DiskError, UsageError
 from plait.files.write import write_whole
+from plait.options import Changes
 
 
 @flattened(TEXTS)
@@ -39,7 +40,7 @@ def graph(
         typer.Option("--rewrite", help="Compare it with a cheaper equal graph, found by rules."),
     ] = False,
     how: How,
-    arg: ArgOption = None,
+    changes: Changes,
     json_: JsonOption = False,
 ) -> None:
     """Show what one training step of JOB computes: parameters, ops, FLOPs, memory, the costliest modules.
@@ -48,21 +49,20 @@ def graph(
     """
     if placements and rewrite:
         raise UsageError("--placements and --rewrite show different things.", fix="give one of them.")
-    if not placements and how.is_given:
+    if not placements and (how != How() or changes.mesh or changes.settings):
         raise UsageError(
             "--plan, --ranks, --mesh and --set say how a step is run.", fix="add --placements to see it."
         )
-    look_first(job, how)
-    args = parse_arguments(arg or ())
+    look_first(job, how, changes)
     progress = plain_console(
         to_stderr=json_
     )  # a machine reads standard output; what is going on is for a person
     try:
         with prints_aside(json_), waiting(progress, f"Reading {job}"):
             if placements:
-                found = _placed(job, batch, how, args)
+                found = _placed(job, batch, how, changes)
             else:
-                found = _rewritten(job, batch, args) if rewrite else _captured(job, batch, args)
+                found = (_rewritten if rewrite else _captured)(job, batch, changes.args)
     except CaptureError as error:
         _refuse(error, job, json_, progress)
         raise typer.Exit(1) from error
@@ -77,7 +77,7 @@ def graph(
         progress.print(Text(f"Wrote {html}", style="green"))
 
 
-def _captured(job: str, batch: int | None, args: dict[str, str]) -> tuple[Any, RenderableType, Any]:
+def _captured(job: str, batch: int | None, args: Mapping[str, Any]) -> tuple[Any, RenderableType, Any]:
     from plait.api.graphs import captured
     from plait.cli.views.graph import summary_values, summary_view  # torch takes seconds: help does not wait
     from plait.graph.show.draw import draw_html
@@ -93,7 +93,7 @@ def _captured(job: str, batch: int | None, args: dict[str, str]) -> tuple[Any, R
     )
 
 
-def _rewritten(job: str, batch: int | None, args: dict[str, str]) -> tuple[Any, RenderableType, Any]:
+def _rewritten(job: str, batch: int | None, args: Mapping[str, Any]) -> tuple[Any, RenderableType, Any]:
     from plait.cli.views.rewritten import rewritten_page, rewritten_view  # likewise
 
     found = plait.rewritten(job, batch=batch, args=args)
@@ -110,13 +110,11 @@ def _rewritten(job: str, batch: int | None, args: dict[str, str]) -> tuple[Any, 
     )
 
 
-def _placed(job: str, batch: int | None, how: How, args: dict[str, str]) -> tuple[Any, RenderableType, Any]:
+def _placed(job: str, batch: int | None, how: How, changes: Changes) -> tuple[Any, RenderableType, Any]:
     from plait.cli.views.placements import listing_view  # likewise
     from plait.report.placements_page import placements_page
 
-    placed = plait.placements(
-        job, how.plan, how.ranks, mesh=how.mesh, settings=how.settings, args=args, batch=batch
-    )
+    placed = plait.placements(job, how.plan, how.ranks, changes=changes, batch=batch)
     listing, notices = placed.listing, placed.notices
     view = Group(Text(job, style="bold"), *listing_view(listing, notices))
     return (

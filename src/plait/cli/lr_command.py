@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 import plait
-from plait.api.inputs.settings import parse_arguments
 from plait.cli.console import plain_console, prints_aside
 from plait.cli.flatten import flattened
-from plait.cli.options import TEXTS, ArgOption, DeviceOption, How, JobArgument, JsonOption, look_first
+from plait.cli.options import TEXTS, DeviceOption, How, JobArgument, JsonOption, look_first
+from plait.options import Changes
 
 
 @flattened(TEXTS)
@@ -21,7 +21,7 @@ def lr(
     job: JobArgument,
     *,
     how: How,
-    arg: ArgOption = None,
+    changes: Changes,
     lowest: Annotated[float, typer.Option(help="The learning rate of the first step.")] = 1e-6,
     highest: Annotated[float, typer.Option(help="Of the last step, if the loss bears it.")] = 10.0,
     steps: Annotated[int, typer.Option(help="Steps, each with a rate larger by the same factor.")] = 100,
@@ -30,12 +30,12 @@ def lr(
     json_: JsonOption = False,
 ) -> None:
     """Train JOB for some steps with a learning rate that grows, and tell which one to use."""
-    look_first(job, how)
+    look_first(job, how, changes)
     told = plain_console(to_stderr=json_)
     with prints_aside(json_):
         found = plait.find_lr(
-            job, how.plan, how.ranks, lowest=lowest, highest=highest, steps=steps, mesh=how.mesh,
-            settings=how.settings, args=parse_arguments(arg or ()), device=device,
+            job, how.plan, how.ranks, lowest=lowest, highest=highest, steps=steps, changes=changes,
+            device=device,
         )  # fmt: skip
         out.write_text(found.picture())
     if json_:

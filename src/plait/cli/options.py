@@ -2,17 +2,18 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from plait.api.inputs.settings import parse_settings, split_settings
+from plait.api.inputs.settings import parse_arguments, parse_settings, split_settings
 from plait.cli.flatten import Text
 from plait.errors import UsageError
 from plait.files.source import check_file, file_of
+from plait.options import Changes
 from plait.plan.named import NAMED, resolve
 
 JobArgument = Annotated[
@@ -20,10 +21,6 @@ JobArgument = Annotated[
     typer.Argument(
         metavar="JOB", help="path.py[:function] or module:function; the function is `job` by default."
     ),
-]
-ArgOption = Annotated[
-    list[str] | None,
-    typer.Option("--arg", metavar="NAME=VALUE", help="An argument of the job's function: lr=3e-4."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 DeviceName = Literal["cpu", "cuda"]
@@ -67,29 +64,20 @@ class How:
     """A plan's name or a .yaml file."""
     ranks: int | None = None
     """Number of processes."""
-    mesh: Mapping[str, int] | None = None
-    """Ranks along each axis: data=2,tensor=2."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Change the job (batch=128) or the plan (sync.bucket_mib=4)."""
-
-    @property
-    def num_ranks(self) -> int | None:
-        """Ranks that it asks for in all; None: it does not say."""
-        return self.ranks if self.ranks is not None or not self.mesh else prod(self.mesh.values())
-
-    @property
-    def is_given(self) -> bool:
-        """Whether it says anything."""
-        return self != How()
 
 
-def look_first(job: str | None, how: How, *, auto: bool = False) -> None:
+def num_ranks(how: How, changes: Changes) -> int | None:
+    """Ranks that are asked for in all; None: nobody says."""
+    return how.ranks if how.ranks is not None or not changes.mesh else prod(changes.mesh.values())
+
+
+def look_first(job: str | None, how: How, changes: Changes, *, auto: bool = False) -> None:
     """Refuse what can be refused at once: a job that is not there, a plan that is none. torch takes seconds."""
     path = None if job is None else file_of(job)
     if path is not None:
         check_file(path)
     if not (auto and how.plan == "auto"):
-        resolve(how.plan, how.ranks, split_settings(how.settings)[1], how.mesh)
+        resolve(how.plan, how.ranks, split_settings(changes.settings)[1], changes.mesh)
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -131,6 +119,13 @@ TEXTS: Mapping[str, Text] = {
     "plan": Text(type=str, help=f"A name ({', '.join(NAMED)}), a .yaml file; `plait run` also takes `auto`."),
     "mesh": Text(type=str, metavar="AXIS=N,...", read=parse_mesh),
     "settings": Text(type=list[str], metavar="KEY=VALUE", read=parse_settings, option="--set"),
+    "args": Text(type=list[str], metavar="NAME=VALUE", read=parse_arguments, option="--arg"),
+    "trace": Text(
+        type=bool,
+        option="--no-trace",
+        read=lambda off: not off,
+        help="Do not record every instruction of every rank.",
+    ),
     "check": Text(
         type=bool,
         option="--no-check",

@@ -5,6 +5,7 @@ In: what a person asked for on the command line. Out: tables or JSON, a plan fil
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,13 +13,13 @@ import typer
 from rich.text import Text
 
 import plait
-from plait.api.inputs.settings import parse_arguments, parse_settings
+from plait.api.inputs.settings import write_arguments
 from plait.cli.console import plain_console, prints_aside, speaks_elsewhere
 from plait.cli.engine import COMMAND_LINE, start
+from plait.cli.flatten import Text as FieldText
 from plait.cli.flatten import flattened
 from plait.cli.options import (
     TEXTS,
-    ArgOption,
     DryRunOption,
     How,
     JsonOption,
@@ -26,48 +27,79 @@ from plait.cli.options import (
     parse_counts,
 )
 from plait.errors import PlanError, UsageError
-from plait.options import SYSTEMS, Elsewhere, Search
+from plait.options import SYSTEMS, Changes, Elsewhere, Search
 
 if TYPE_CHECKING:
     from plait.search.choose.scaling import Scaled
 
 
-@flattened({"engine_set": TEXTS["engine_set"]})
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Subject:
+    """What is planned."""
+
+    model: str | None = None
+    """A model on paper instead: gpt3-175b, gpt:layers=24,..."""
+    cluster: str = "this"
+    """8xA100, 64x8xH100, a YAML file, or `this` after plait measure."""
+    batch: int | None = None
+    """Samples a step, over all devices."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Wanted:
+    """What is shown and written of the first plan."""
+
+    explain: bool = False
+    """Say why the first plan beats the second."""
+    out: Path | None = None
+    """Write the first plan to this file."""
+    export: str | None = None
+    """Write it for another system."""
+
+    def __post_init__(self) -> None:
+        if self.export is not None and self.export not in SYSTEMS:
+            raise UsageError(
+                f"--export {self.export!r} is not known.", fix=f"use one of {', '.join(SYSTEMS)}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Scaling:
+    """A scaling table instead."""
+
+    scale: Sequence[int] = ()
+    """Over these numbers of devices."""
+    same_batch: bool = False
+    """One batch for all, not one a device."""
+    svg: Path | None = None
+    """Draw it to this file."""
+
+    def __post_init__(self) -> None:
+        if (self.svg is not None or self.same_batch) and not self.scale:
+            raise UsageError("--svg and --same-batch belong to a scaling table.", fix="add --scale 1,2,4,8.")
+
+
+_TEXTS = {
+    **{name: TEXTS[name] for name in ("args", "engine_set")},
+    "settings": replace(TEXTS["settings"], help="Change the job: batch=128."),
+    "model": FieldText(type=str, metavar="NAME[:KEY=VALUE,...]"),
+    "export": FieldText(type=str, help=f"Write it for another system: {', '.join(SYSTEMS)}."),
+    "scale": FieldText(type=str, metavar="N,N,...", read=parse_counts),
+}
+"""Fields that are written in a way of their own."""
+
+
+@flattened(_TEXTS, without=("mesh",))
 def plan_(
     job: Annotated[
         str | None, typer.Argument(metavar="JOB", help="path.py[:function] or module:function.")
     ] = None,
     *,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME[:KEY=VALUE,...]", help="A model on paper instead: gpt3-175b, gpt:layers=24,..."
-        ),
-    ] = None,
-    cluster: Annotated[
-        str, typer.Option(help="8xA100, 64x8xH100, a YAML file, or `this` after plait measure.")
-    ] = "this",
-    batch: Annotated[int | None, typer.Option(help="Samples a step, over all devices.")] = None,
+    subject: _Subject,
     search: Search,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Say why the first plan beats the second.")
-    ] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the first plan to this file.")] = None,
-    export: Annotated[
-        str | None, typer.Option(help=f"Write it for another system: {', '.join(SYSTEMS)}.")
-    ] = None,
-    scale: Annotated[
-        str | None, typer.Option(metavar="N,N,...", help="A scaling table over these numbers of devices.")
-    ] = None,
-    same_batch: Annotated[
-        bool,
-        typer.Option("--same-batch", help="With --scale: one batch for all, not one a device."),
-    ] = False,
-    svg: Annotated[Path | None, typer.Option(help="With --scale: draw it to this file.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the job: batch=128.")
-    ] = None,
-    arg: ArgOption = None,
+    changes: Changes,
+    wanted: _Wanted,
+    scaling: _Scaling,
     elsewhere: Elsewhere,
     dry_run: DryRunOption = False,
     json_: JsonOption = False,
@@ -80,39 +112,37 @@ def plan_(
         raise typer.Exit(
             start(elsewhere, search.ranks, COMMAND_LINE, dry_run=dry_run, name="plan", out=None, runs=False)
         )
-    look_first(job, How(plan=search.plan))
-    if (svg is not None or same_batch) and scale is None:
-        raise UsageError("--svg and --same-batch belong to a scaling table.", fix="add --scale 1,2,4,8.")
-    if export is not None and export not in SYSTEMS:
-        raise UsageError(f"--export {export!r} is not known.", fix=f"use one of {', '.join(SYSTEMS)}.")
+    look_first(job, How(plan=search.plan), Changes())
     what: dict[str, Any] = {
-        "job": job, "model": model, "cluster": cluster, "batch": batch, "settings": parse_settings(set_ or []),
-        "args": parse_arguments(arg or ()), "search": search,
+        "job": job, "model": subject.model, "cluster": subject.cluster, "batch": subject.batch, "changes": changes,
+        "search": search,
     }  # fmt: skip
-    if scale is not None:
+    if scaling.scale:
         with prints_aside(json_):
-            rows = plait.scale(parse_counts(scale), same_batch=same_batch, **what)
-        if speaks_elsewhere():
-            return
-        _show_scaling(rows, job or str(model), cluster, same_batch, json_, svg)
+            rows = plait.scale(scaling.scale, same_batch=scaling.same_batch, **what)
+        if not speaks_elsewhere():
+            _show_scaling(rows, job or str(subject.model), subject.cluster, scaling, json_)
         return
     with prints_aside(json_):
         choice = plait.choose(**what)
-    if speaks_elsewhere():
-        return
-    written = []
-    if export is not None:
-        written += plait.export_plan(choice, export, out)
-    elif out is not None:
-        out.write_text(choice.to_yaml())
-        named = job and " ".join([job, *(f"--arg {entry}" for entry in arg or ())])
-        written.append(f"wrote {out}: {choice.to_use(out, named, cluster)}")
-    _show(choice, written, explain, json_)
+    if not speaks_elsewhere():
+        _show(choice, _written(choice, wanted, job, changes, subject.cluster), wanted.explain, json_)
 
 
-def _show_scaling(
-    rows: "Sequence[Scaled]", name: str, cluster: str, same_batch: bool, json_: bool, svg: Path | None
-) -> None:
+def _written(
+    choice: "plait.Choice", wanted: _Wanted, job: str | None, changes: Changes, cluster: str
+) -> list[str]:
+    """Write the files that are wanted, and say what they are for."""
+    if wanted.export is not None:
+        return list(plait.export_plan(choice, wanted.export, wanted.out))
+    if wanted.out is None:
+        return []
+    wanted.out.write_text(choice.to_yaml())
+    named = job and " ".join([job, *(f"--arg {entry}" for entry in write_arguments(changes.args))])
+    return [f"wrote {wanted.out}: {choice.to_use(wanted.out, named, cluster)}"]
+
+
+def _show_scaling(rows: "Sequence[Scaled]", name: str, cluster: str, asked: _Scaling, json_: bool) -> None:
     from plait.cli.views.plan import (  # torch takes seconds: help does not wait for it
         scaling_json,
         scaling_view,
@@ -120,19 +150,19 @@ def _show_scaling(
     from plait.report.scaling_picture import scaling_picture
 
     console = plain_console()
-    title = f"{name} on {cluster}: {'one batch' if same_batch else 'batch grows with devices'}"
+    title = f"{name} on {cluster}: {'one batch' if asked.same_batch else 'batch grows with devices'}"
     if json_:
         print(json.dumps(scaling_json(rows)))
     else:
         console.print(scaling_view(title, rows))
-    if svg is None:
+    if asked.svg is None:
         return
     points = [(row.ranks, row.prediction.samples_per_s) for row in rows if row.prediction is not None]
     if not points:
         raise PlanError("no number of devices has a plan that fits.", fix="use more devices or less batch.")
-    svg.write_text(scaling_picture(title, points))
+    asked.svg.write_text(scaling_picture(title, points))
     if not json_:
-        console.print(f"wrote {svg}")
+        console.print(f"wrote {asked.svg}")
 
 
 def _show(choice: "plait.Choice", written: list[str], explain: bool, json_: bool) -> None:

@@ -13,13 +13,11 @@ import typer
 
 import plait
 from plait.api.display.progress import show_progress
-from plait.api.inputs.settings import parse_arguments
 from plait.cli.console import plain_console, prints_aside, speaks_elsewhere, waiting
 from plait.cli.engine import COMMAND_LINE, start
 from plait.cli.flatten import flattened
 from plait.cli.options import (
     TEXTS,
-    ArgOption,
     DeviceOption,
     DryRunOption,
     EmulateOption,
@@ -29,7 +27,7 @@ from plait.cli.options import (
     look_first,
 )
 from plait.cluster.parse import HOSTS_FILE, measured_path
-from plait.options import Elsewhere
+from plait.options import Changes, Elsewhere
 
 
 @flattened(TEXTS)
@@ -37,7 +35,7 @@ def predict(
     job: JobArgument,
     *,
     how: How,
-    arg: ArgOption = None,
+    changes: Changes,
     cluster: Annotated[
         str | None,
         typer.Option(help="8xA100, 64x8xH100, a YAML file; this machine by default, measured if need be."),
@@ -54,10 +52,10 @@ def predict(
 
     A plan without --ranks or --mesh is predicted on the whole of --cluster.
     """
-    look_first(job, how)
+    look_first(job, how, changes)
     with prints_aside(json_), waiting(plain_console(to_stderr=json_), f"reading {job}") as say:
         found = plait.predict(
-            job, how.plan, how.ranks, mesh=how.mesh, settings=how.settings, args=parse_arguments(arg or ()),
+            job, how.plan, how.ranks, changes=changes,
             cluster=cluster, memory=memory, device=device, emulate=emulate, listener=lambda event: say(event["stage"]),
         )  # fmt: skip
     from plait.cli.views.predict import print_prediction  # torch takes seconds: help does not wait for it

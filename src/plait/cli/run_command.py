@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,25 +19,25 @@ from rich.text import Text
 import plait
 from plait.api.display.loggers import loggers
 from plait.api.display.progress import show_progress
-from plait.api.inputs.settings import parse_arguments
 from plait.api.inputs.stored import SAVED
+from plait.callbacks import Watching
 from plait.cli.console import plain_console, prints_aside, speaks_elsewhere
 from plait.cli.engine import COMMAND_LINE, start
 from plait.cli.flatten import flattened
 from plait.cli.options import (
     TEXTS,
-    ArgOption,
     DeviceName,
     DryRunOption,
     How,
     JsonOption,
     Reading,
     look_first,
+    num_ranks,
 )
 from plait.errors import CheckpointError, PlaitError, UsageError
 from plait.files.unused import check_unused
 from plait.files.write import write_or_tell
-from plait.options import Elsewhere, Limits, Listener, Saving, Trial
+from plait.options import Changes, Elsewhere, Limits, Listener, Saving, Trial
 from plait.run.join.find import find_place, task_of
 
 
@@ -52,6 +53,20 @@ class InterruptedRunError(Exception):
     """Somebody wanted the run to end; says what is left of it."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Going:
+    """How far it goes, and where."""
+
+    steps: int | None = None
+    """Stop after this many optimizer steps."""
+    out: Path | None = None
+    """The run folder; runs/NAME-TIME by default."""
+    device: DeviceName | None = None
+    """Of this machine; cpu by default."""
+    resume: Path | None = None
+    """Continue the run in this folder, on any number of ranks."""
+
+
 @flattened(TEXTS)
 def run(
     job: Annotated[
@@ -62,25 +77,9 @@ def run(
     ] = None,
     *,
     how: How,
-    arg: ArgOption = None,
-    steps: Annotated[int | None, typer.Option(help="Stop after this many optimizer steps.")] = None,
+    changes: Changes,
+    going: _Going,
     reading: Reading,
-    out: Annotated[Path | None, typer.Option(help="The run folder; runs/NAME-TIME by default.")] = None,
-    device: Annotated[DeviceName | None, typer.Option(help="Of this machine; cpu by default.")] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="Continue the run in this folder, on any number of ranks.")
-    ] = None,
-    trust_job: Annotated[
-        bool,
-        typer.Option(
-            "--trust-job",
-            help="Resume with the job that the folder names, even if changed or another's.",
-        ),
-    ] = False,
-    no_trace: Annotated[
-        bool,
-        typer.Option("--no-trace", help="Do not record every instruction of every rank."),
-    ] = False,
     elsewhere: Elsewhere,
     dry_run: DryRunOption = False,
     json_: JsonOption = False,
@@ -90,12 +89,11 @@ def run(
     given: frozenset[str],
 ) -> None:
     """Train JOB and leave a run folder with its plan, metrics, trace and checkpoints."""
+    out, resume = going.out, going.resume
     if elsewhere.engine is not None:
-        name = Path((job or str(resume)).split(":")[0]).stem
-        raise typer.Exit(
-            start(elsewhere, how.num_ranks, COMMAND_LINE, dry_run=dry_run, name=name, out=out or resume)
-        )
-    look_first(job, How() if resume is not None else how, auto=True)
+        name, ranks = Path((job or str(resume)).split(":")[0]).stem, num_ranks(how, changes)
+        raise typer.Exit(start(elsewhere, ranks, COMMAND_LINE, dry_run=dry_run, name=name, out=out or resume))
+    look_first(job, *((how, changes) if resume is None else (How(), Changes())), auto=True)
     begins_again = limits.elastic is not None and task_of(os.environ) is not None
     if out is not None and resume is None and find_place(os.environ) is None and not begins_again:
         check_unused(out)  # of tasks started side by side the first looks, once they have met
@@ -107,40 +105,44 @@ def run(
         _failing_after_start(listener, told) as heard,
     ):
         options: dict[str, Any] = {
-            "plan": how.plan, "ranks": how.ranks, "mesh": how.mesh, "settings": {**how.settings, **reading.settings},
-            "args": parse_arguments(arg or ()), "steps": steps, "out": out, "trace": not no_trace, "listener": heard,
-            "limits": limits, "trial": trial,
+            "plan": how.plan, "ranks": how.ranks, "steps": going.steps, "out": out, "limits": limits, "trial": trial,
+            "changes": replace(changes, settings={**changes.settings, **reading.settings}),
+            "watching": Watching(listener=heard),
         }  # fmt: skip
         if resume is not None:
-            own = {name: getattr(saving, name) for name in given & set(SAVED)}
-            result = plait.resume(resume, job=job, device=device, saving=own, trust_job=trust_job, **options)
+            own = {name: getattr(saving, name) for name in given & {*SAVED, "trace"}}
+            result = plait.resume(resume, job=job, device=going.device, saving=own, **options)
         elif job is not None:
-            result = plait.train(job, device=device or "cpu", saving=saving, **options)
+            result = plait.train(job, device=going.device or "cpu", saving=saving, **options)
         else:
             raise UsageError("no job was given.", fix="name it: plait run path.py --plan ddp --ranks 2.")
-    if is_silent:
-        if result.stopped == "interrupted":
-            raise InterruptedRunError
-        raise typer.Exit(0)
-    if not no_trace:
-        write_or_tell(
-            lambda: plait.write_page(result.folder), lambda text: print(f"notice: {text}", file=sys.stderr)
-        )
+    if not is_silent:
+        if saving.trace:
+            write_or_tell(
+                lambda: plait.write_page(result.folder),
+                lambda text: print(f"notice: {text}", file=sys.stderr),
+            )
+        _show(result, told, json_)
+    if result.stopped == "interrupted":
+        left = f"interrupted and saved; to go on: plait run --resume {result.folder}"
+        raise InterruptedRunError("" if is_silent else left)
+
+
+def _show(result: "plait.Result", told: Console, json_: bool) -> None:
+    """What a run has come to, for a person or a program."""
     if json_:
         summary = {
             "folder": str(result.folder), "losses": result.losses, "evaluation": dict(result.evaluation),
             "stopped": result.stopped, "notices": list(result.notices),
         }  # fmt: skip
         print(json.dumps(summary))
-    else:
-        if result.stopped not in (None, "interrupted"):
-            told.print(f"stopped: {result.stopped}", highlight=False, soft_wrap=True)
-        folder = str(result.folder)
-        page = f"; {folder}/report.html" if (result.folder / "report.html").exists() else ""
-        where = Text.assemble("run folder: ", (folder, "bold"), f"  (plait report {folder}{page})")
-        told.print(where, soft_wrap=True)
-    if result.stopped == "interrupted":
-        raise InterruptedRunError(f"interrupted and saved; to go on: plait run --resume {result.folder}")
+        return
+    if result.stopped not in (None, "interrupted"):
+        told.print(f"stopped: {result.stopped}", highlight=False, soft_wrap=True)
+    folder = str(result.folder)
+    page = f"; {folder}/report.html" if (result.folder / "report.html").exists() else ""
+    where = Text.assemble("run folder: ", (folder, "bold"), f"  (plait report {folder}{page})")
+    told.print(where, soft_wrap=True)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ The exit code is 1 where all trials failed.
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 import plait
-from plait.api.inputs.settings import parse_arguments
 from plait.cli.console import plain_console, prints_aside
 from plait.cli.flatten import flattened
 from plait.cli.options import (
@@ -29,35 +28,24 @@ from plait.cli.options import (
 )
 from plait.cli.run_command import InterruptedRunError
 from plait.errors import UsageError
-from plait.options import Elsewhere, Searching
+from plait.options import Changes, Elsewhere, Tries
+
+_TRIED = replace(
+    TEXTS["args"],
+    metavar="NAME=VALUES",
+    help="Of the job's function: lr=1e-4,3e-4, width=64:256, wd=1e-5:0.1:log.",
+)
+"""Several values of an argument."""
 
 
-@flattened(TEXTS)
+@flattened({**TEXTS, "args": _TRIED})
 def try_(
     job: JobArgument,
     *,
-    arg: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--arg",
-            metavar="NAME=VALUES",
-            help="Of the job's function: lr=1e-4,3e-4, width=64:256, wd=1e-5:0.1:log.",
-        ),
-    ] = None,
-    folds: Annotated[
-        int, typer.Option(help="Train on all but one part of the data, for each of so many.")
-    ] = 1,
-    search: Annotated[
-        Searching, typer.Option(help="How arguments are chosen; asha stops losers early.")
-    ] = "grid",
-    trials: Annotated[int, typer.Option(help="How many; a grid has its own number.")] = 20,
-    metric: Annotated[str, typer.Option(help="What is compared: loss, accuracy, min:perplexity.")] = "loss",
-    seed: Annotated[int, typer.Option(help="Of the folds and of random arguments.")] = 0,
+    changes: Changes,
+    tries: Tries,
     how: How,
     steps: Annotated[int | None, typer.Option(help="Stop each run after this many optimizer steps.")] = None,
-    parallel: Annotated[
-        int | None, typer.Option(help="Runs side by side; as many as fit by default.")
-    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder of the try; tries/NAME-SUM by default. The same command goes on in it."),
@@ -68,18 +56,17 @@ def try_(
 ) -> None:
     """Train JOB with several arguments, side by side, and tell which are best, with their spread over folds."""
     told = plain_console(to_stderr=json_)
-    if not arg:
+    if not changes.args:
         raise UsageError("there is nothing to try.", fix="say what: --arg lr=1e-4,3e-4,1e-3.")
-    look_first(job, how)
+    look_first(job, how, changes)
 
     def say(event: dict[str, Any]) -> None:
         told.print(event["told"], highlight=False, soft_wrap=True, markup=False)
 
     with prints_aside(json_), _told_how_to_go_on():
         tuned = plait.tune(
-            job, how.plan, how.ranks, args=parse_arguments(arg), mesh=how.mesh, settings=how.settings, folds=folds,
-            search=search, trials=trials, metric=metric, seed=seed, steps=steps, parallel=parallel, out=out,
-            device=device, elsewhere=elsewhere, listener=say,
+            job, how.plan, how.ranks, changes=changes, tries=tries, steps=steps, out=out, device=device,
+            elsewhere=elsewhere, listener=say,
         )  # fmt: skip
     if json_:
         _print_json(tuned)

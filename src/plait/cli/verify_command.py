@@ -16,13 +16,11 @@ from rich.text import Text
 
 import plait
 from plait.api.display.progress import show_progress
-from plait.api.inputs.settings import parse_arguments
 from plait.cli.console import plain_console, prints_aside, speaks_elsewhere
 from plait.cli.engine import COMMAND_LINE, start
 from plait.cli.flatten import flattened
 from plait.cli.options import (
     TEXTS,
-    ArgOption,
     DeviceOption,
     DryRunOption,
     EmulateOption,
@@ -30,8 +28,9 @@ from plait.cli.options import (
     JobArgument,
     JsonOption,
     look_first,
+    num_ranks,
 )
-from plait.options import Elsewhere
+from plait.options import Changes, Elsewhere
 
 if TYPE_CHECKING:
     from plait.run.proof.compare import Difference
@@ -45,7 +44,7 @@ def verify(
     job: JobArgument,
     *,
     how: How,
-    arg: ArgOption = None,
+    changes: Changes,
     steps: Annotated[int, typer.Option(help="Optimizer steps to compare.")] = 3,
     fp32: Annotated[bool, typer.Option("--fp32", help="Compare in float32 instead of float64.")] = False,
     serial: Annotated[bool, typer.Option("--serial", help="All ranks in this process; 64 are fine.")] = False,
@@ -59,13 +58,21 @@ def verify(
     if elsewhere.engine is not None:
         name = Path(job.split(":")[0]).stem
         raise typer.Exit(
-            start(elsewhere, how.num_ranks, COMMAND_LINE, dry_run=dry_run, name=name, out=None, runs=False)
+            start(
+                elsewhere,
+                num_ranks(how, changes),
+                COMMAND_LINE,
+                dry_run=dry_run,
+                name=name,
+                out=None,
+                runs=False,
+            )
         )
-    look_first(job, how)
+    look_first(job, how, changes)
     is_silent, console = not serial and speaks_elsewhere(), plain_console(to_stderr=json_)
     with prints_aside(json_), show_progress(console, quiet=json_ or is_silent) as listener:
         outcome = plait.verify(
-            job, how.plan, how.ranks, mesh=how.mesh, settings=how.settings, args=parse_arguments(arg or ()),
+            job, how.plan, how.ranks, changes=changes,
             steps=steps, fp32=fp32, serial=serial,
             device=device, emulate=emulate, listener=listener,
         )  # fmt: skip

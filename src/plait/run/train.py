@@ -6,20 +6,20 @@ any process starts; workers inherit both.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from plait.callbacks import Callback, Callbacks
+from plait.callbacks import Callbacks, Watching
 from plait.errors import JobError
 from plait.files.write import write_or_tell, write_whole
 from plait.graph.from_job import Captures
 from plait.job.generators import kept_generators
 from plait.job.job import Job
-from plait.options import Limits, Listener, Saving, Trial
+from plait.options import Changes, Limits, Listener, Saving, Trial
 from plait.plan.named import NAMED, resolve
 from plait.plan.plan import Plan, parse_plan
 from plait.rewrite.choose import settled_for
@@ -67,28 +67,28 @@ def train(
     plan: str | Path | Plan | None = None,
     ranks: int | None = None,
     *,
+    changes: Changes = Changes(),
     steps: int | None = None,
     out: str | Path | None = None,
     device: str = "cpu",
-    settings: Mapping[str, Any] | None = None,
-    mesh: Mapping[str, int] | None = None,
     resume: str | Path | None = None,
-    trace: bool = True,
-    listener: Listener | None = None,
     saving: Saving = Saving(),
     limits: Limits = Limits(),
     trial: Trial = Trial(),
-    callbacks: Sequence[Callback] = (),
+    watching: Watching = Watching(),
     captures: Captures | None = None,
 ) -> Result:
-    """Train `job` and return its result: `plait run`, with the same names; `captures`: graphs that are known."""
+    """Train `job` and return its result: `plait run`, with the same names; `captures`: graphs that are known.
+
+    Of `changes` those of the plan are made here; what is changed of the job has been.
+    """
     if not isinstance(job, Job):
         raise JobError(
             f"train takes a plait.Job, not {type(job).__name__}.",
             fix="call your job function first: train(job()).",
         )
     place = place_here()
-    chosen = resolve(plan, ranks_wanted(place, plan, ranks, mesh), settings, mesh)
+    chosen = resolve(plan, ranks_wanted(place, plan, ranks, changes.mesh), changes.settings, changes.mesh)
     started = task_of(os.environ) if limits.elastic is not None else None
     if started is not None and started.room not in (None, chosen.ranks):
         chosen = plan_on(chosen, started.room)
@@ -96,7 +96,7 @@ def train(
     if steps is not None:
         job = replace(job, steps=steps, epochs=None)
     party = join(place, chosen.ranks, outlives=limits.elastic is not None) if place is not None else None
-    tell = Callbacks(callbacks, listener if listener is not None else (lambda event: None))
+    tell = Callbacks(watching.callbacks, watching.listener or (lambda event: None))
     begins_again = _find(resume, None if started is None else out, party, tell, limits)
     check_device(device)
     check_suits_device(chosen, device)
@@ -107,7 +107,7 @@ def train(
     check_keep_best(saving.keep_best, job, chosen)
     check_bad_loss(limits.on_bad_loss, chosen)
     options = _Options(
-        device=device, dtype=dtype, resume=resume, begins_again=begins_again, trace=trace,
+        device=device, dtype=dtype, resume=resume, begins_again=begins_again,
         saving=saving, limits=limits, trial=trial,
         facts=facts_of(job, chosen, device=device, dtype=trial.dtype, **_of_file(saving)), captures=captures,
     )  # fmt: skip
@@ -134,7 +134,6 @@ class _Options:
     resume: str | Path | None
     begins_again: bool
     """Whether an engine has started again what is in the run folder."""
-    trace: bool
     saving: Saving
     limits: Limits
     trial: Trial
@@ -222,7 +221,7 @@ def _lead(
             tell.fail(error)
             raise
         write_or_tell(lambda: write_totals(folder, programs.plan, summary), say)
-        if options.trace and summary["losses"]:
+        if options.saving.trace and summary["losses"]:
             write_or_tell(lambda: _write_timeline(folder), say)
         tell.end(summary["stopped"])
         notices = (*programs.choices, *summary["notices"])
@@ -278,7 +277,7 @@ def _task(job: Job, plan: Plan, folder: Path, options: _Options, **more: Any) ->
         checkpoint_every=saving.checkpoint_every or (None if limits.elastic is None else SAVE_EVERY),
         checkpoint_timeout_s=saving.checkpoint_timeout_s,
         keep=saving.keep, keep_best=saving.keep_best,
-        record_samples=saving.record_samples, record_gradients=trial.record_gradients, trace=options.trace,
+        record_samples=saving.record_samples, record_gradients=trial.record_gradients, trace=saving.trace,
         hang_s=limits.hang_s, compare_every=limits.compare_every, spike=limits.spike, detect_nan=limits.detect_nan,
         slow=dict(trial.slow), emulation=trial.emulation, outlives=limits.elastic is not None, **more,
     )  # fmt: skip

@@ -13,12 +13,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from plait.callbacks import Watching
 from plait.errors import UsageError
 from plait.files.scratch import scratch_folder
 from plait.graph.from_job import Captures
 from plait.job.generators import kept_generators
 from plait.job.job import Job
-from plait.options import Listener, Trial
+from plait.options import Listener, Saving, Trial
 from plait.plan.named import resolve, usual_ranks
 from plait.plan.plan import Plan
 from plait.run.checkpoint.store import load_checkpoint
@@ -228,8 +229,9 @@ def _train(
         dtype="float64" if dtype == torch.float64 else "float32", record_gradients=True, emulate=emulate
     )
     return train(
-        job, plan, out=folder, device=device, trace=False, listener=tell, trial=trial, captures=captures
-    )
+        job, plan, out=folder, device=device, saving=Saving(trace=False), trial=trial,
+        watching=Watching(listener=tell), captures=captures,
+    )  # fmt: skip
 
 
 def _run_processes(known: Reference, plan: Plan, device: str, tell: Listener, emulate: str | None) -> Record:

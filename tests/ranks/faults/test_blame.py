@@ -33,7 +33,7 @@ def test_the_last_words_are_the_users_line(
 ) -> None:
     limits = plait.Limits(check=False, detect_nan=module == "body")
     with pytest.raises(StepError) as caught:
-        plait.train(made, "ddp", 2, out=tmp_path, trace=False, limits=limits)
+        plait.train(made, "ddp", 2, out=tmp_path, saving=plait.Saving(trace=False), limits=limits)
     error, text = caught.value, str(caught.value)
     assert error.where == one.line(comment) and text.startswith(f"{error.where} in module {module}: ")
     assert one.BAD in error.ids and "micro-batch 0, samples" in text and "Fix: " in text

@@ -151,7 +151,7 @@ def is_silent(folder: Path, job: plait.Job, plan: Plan, whole: tuple[list[str], 
 def test_every_leaf_of_a_checkpoint_is_told_or_harmless(name: str, tmp_path: Path) -> None:
     plan_name, ranks, changes = RUNS[name]
     job, plan = make_job(**changes), resolve(plan_name, ranks)
-    plait.train(job, plan_name, ranks, out=tmp_path / "run", trace=False)
+    plait.train(job, plan_name, ranks, out=tmp_path / "run", saving=plait.Saving(trace=False))
     folder = step_folders(tmp_path / "run" / "checkpoints")[-1]
     whole = taken_over(folder, job, plan)
     assert bool(whole[0]) == (name == "easgd"), "workers of easgd alone keep what no checkpoint holds"

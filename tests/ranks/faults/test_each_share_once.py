@@ -57,10 +57,12 @@ def job(**changes: Any) -> plait.Job:
 
 
 def train(folder: Path, plan: str, ranks: int, resume: bool) -> None:
-    plait.train(
-        job(), plan, ranks, out=folder, trace=False, resume=folder if resume else None,
-        saving=plait.Saving(checkpoint_every=EVERY, record_samples=True), limits=plait.Limits(hang_s=20),
-    )  # fmt: skip
+    saving = plait.Saving(checkpoint_every=EVERY, record_samples=True, trace=False)
+    limits = plait.Limits(hang_s=20)
+    if resume:
+        plait.resume(folder, ranks, job=job(), plan=plan, saving=saving, limits=limits)
+    else:
+        plait.train(job(), plan, ranks, out=folder, saving=saving, limits=limits)
 
 
 def killed_at_some_moment(folder: Path, plan: str, ranks: int, after: int, choice: random.Random) -> None:

@@ -37,9 +37,9 @@ def test_complaint_10_a_killed_rank_ends_the_run(tmp_path: Path, capsys: pytest.
 
 def test_complaint_10_ranks_are_gone_soon_after_the_kill_and_what_is_saved_is_told(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    plait.train(jobs.plain(), ranks=1, out=run, trace=False)
+    plait.train(jobs.plain(), ranks=1, out=run, saving=plait.Saving(trace=False))
     with pytest.raises(WorkerError) as caught:
-        plait.train(replace(jobs.killed(), epochs=2), ranks=2, out=run, resume=run, trace=False)
+        plait.resume(run, 2, job=replace(jobs.killed(), epochs=2), out=run, saving=plait.Saving(trace=False))
     assert caught.value.rank in (0, 1)
     assert f"Saved is step-00000004: plait run --resume {run} goes on from there." in str(caught.value)
     seen = (run / "failure.txt").stat().st_mtime
@@ -122,9 +122,14 @@ def test_a_stopped_worker_of_a_plan_that_can_spare_it_is_told_and_left(
     marker = tmp_path / "stopped"
     job = replace(jobs.plain(), data=jobs.Marked(jobs.MARK, lambda: jobs.stop_once(marker)))
     result = plait.train(
-        job, plan, 2 if plan == "hogwild" else 3, out=tmp_path / "run", trace=False, limits=plait.Limits(hang_s=60),
-        listener=lambda event: told.append(str(event.get("notice", ""))),
-    )  # fmt: skip
+        job,
+        plan,
+        2 if plan == "hogwild" else 3,
+        out=tmp_path / "run",
+        saving=plait.Saving(trace=False),
+        limits=plait.Limits(hang_s=60),
+        watching=plait.Watching(listener=lambda event: told.append(str(event.get("notice", "")))),
+    )
     assert len(result.losses) >= 3
     assert any("stopped by a signal" in notice and "go on" in notice for notice in told), told
 
@@ -150,7 +155,12 @@ def test_a_worker_killed_before_it_has_connected_is_named_and_not_waited_for(
         match=rf"rank 1 of {ranks} was killed by SIGKILL \(before its first step, running 'connect'",
     ):
         plait.train(
-            jobs.plain(), plan, ranks, out=tmp_path / "run", trace=False, limits=plait.Limits(hang_s=60)
+            jobs.plain(),
+            plan,
+            ranks,
+            out=tmp_path / "run",
+            saving=plait.Saving(trace=False),
+            limits=plait.Limits(hang_s=60),
         )
 
 

@@ -56,7 +56,9 @@ def _job(folder: Path, *steps: int) -> Job:
 
 def _trained(job: Job, out: Path, plan: str, **more: Any) -> tuple[plait.Result, list[dict[str, Any]]]:
     saving = plait.Saving(record_samples=True, checkpoint_every=2)
-    result = plait.train(job, plan, out=out, saving=saving, listener=lambda event: None, **more)
+    result = plait.train(
+        job, plan, out=out, saving=saving, watching=plait.Watching(listener=lambda event: None), **more
+    )
     outlived = out / "outlived.json"
     return result, json.loads(outlived.read_text()) if outlived.exists() else []
 
@@ -100,9 +102,15 @@ def test_workers_that_meet_now_and_then_and_servers_go_on_from_memory(
     """From what workers agreed on when they met last; from all that the only server holds. Nothing was saved."""
     saving = plait.Saving(record_samples=True, checkpoint_every=1000)
     result = plait.train(
-        _job(tmp_path, 5), plan, ranks, settings=settings, out=tmp_path / "run", saving=saving,
-        limits=plait.Limits(elastic="2:4"), listener=lambda event: None,
-    )  # fmt: skip
+        _job(tmp_path, 5),
+        plan,
+        ranks,
+        changes=plait.Changes(settings=settings),
+        out=tmp_path / "run",
+        saving=saving,
+        limits=plait.Limits(elastic="2:4"),
+        watching=plait.Watching(listener=lambda event: None),
+    )
     (event,) = json.loads((tmp_path / "run" / "outlived.json").read_text())
     assert event["source"] == "memory" and event["step"] > 0, event
     assert event["repeated_steps"] <= (0 if plan.startswith("server") else 4)

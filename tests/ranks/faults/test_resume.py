@@ -132,13 +132,8 @@ def test_complaint_11_14_other_ranks_go_on_with_the_same_samples(
 ) -> None:
     folder = tmp_path / "run"
     plait.train(jobs.slow(), ranks=2, steps=30, out=folder, saving=plait.Saving(record_samples=True))
-    result = plait.train(
-        jobs.slow(),
-        ranks=ranks,
-        steps=40,
-        out=folder,
-        resume=folder,
-        saving=plait.Saving(record_samples=True),
+    result = plait.resume(
+        folder, ranks, job=jobs.slow(), steps=40, out=folder, saving=plait.Saving(record_samples=True)
     )
     assert len(result.losses) == 10
     assert lines(folder, "samples.jsonl") == lines(whole, "samples.jsonl")[:40]
@@ -157,7 +152,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_notice(
     folder = tmp_path / "run"
     whole = plait.train(jobs.plain(), ranks=1, out=tmp_path / "whole")
     plait.train(jobs.plain(), ranks=1, steps=2, out=folder)
-    plait.train(jobs.plain(), ranks=1, steps=4, out=folder, resume=folder)
+    plait.resume(folder, 1, job=jobs.plain(), steps=4, out=folder)
     newest = folder / "checkpoints" / "step-00000004" / "model.safetensors"
     content = bytearray(newest.read_bytes())
     content[-1] ^= 1
@@ -189,7 +184,7 @@ def test_until_remembers_its_patience(tmp_path: Path) -> None:
     job = replace(job, model=lambda: torch.nn.Linear(16, 10))
     first = plait.train(job, ranks=1, steps=6, out=tmp_path / "run")
     assert first.stopped is None
-    second = plait.train(job, ranks=1, steps=50, out=tmp_path / "run", resume=tmp_path / "run")
+    second = plait.resume(tmp_path / "run", 1, job=job, steps=50, out=tmp_path / "run")
     assert len(second.losses) == 2
     assert second.stopped is not None
 
@@ -198,7 +193,7 @@ def test_until_remembers_its_patience(tmp_path: Path) -> None:
 def test_another_run_is_not_taken_for_the_same(change: dict[str, Any], told: str, tmp_path: Path) -> None:
     plait.train(jobs.plain(), ranks=1, steps=2, out=tmp_path / "run")
     with pytest.raises(UsageError, match=told):
-        plait.train(replace(jobs.plain(), **change), ranks=1, out=tmp_path / "run", resume=tmp_path / "run")
+        plait.resume(tmp_path / "run", 1, job=replace(jobs.plain(), **change), out=tmp_path / "run")
 
 
 def test_what_has_changed_since_is_told(tmp_path: Path) -> None:
@@ -208,13 +203,17 @@ def test_what_has_changed_since_is_told(tmp_path: Path) -> None:
         told.extend([event["notice"]] if "notice" in event else [])
 
     run = tmp_path / "run"
-    plait.train(jobs.plain(), ranks=1, out=run, trace=False)
+    plait.train(jobs.plain(), ranks=1, out=run, saving=plait.Saving(trace=False))
     longer = replace(jobs.plain(), data=jobs.samples(70), epochs=None, steps=6)
-    plait.train(longer, ranks=1, out=run, resume=run, trace=False, listener=hear)
+    plait.resume(
+        run, 1, job=longer, out=run, saving=plait.Saving(trace=False), watching=plait.Watching(listener=hear)
+    )
     assert any("the data is 70 samples and was 64 samples" in line for line in told), told
     assert "resume: the run ends with steps=6; it was begun with epochs=1." in told
     told.clear()
-    plait.train(longer, ranks=1, out=run, resume=run, trace=False, listener=hear)
+    plait.resume(
+        run, 1, job=longer, out=run, saving=plait.Saving(trace=False), watching=plait.Watching(listener=hear)
+    )
     assert not any(line.startswith("resume: ") for line in told), told
 
 
@@ -222,7 +221,7 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     plait.train(jobs.plain(), ranks=1, steps=2, out=tmp_path / "run")
     job = replace(jobs.plain(), model=lambda: torch.nn.Linear(16, 10, bias=False))
     with pytest.raises(CheckpointError, match="bias"):
-        plait.train(job, ranks=1, out=tmp_path / "run", resume=tmp_path / "run")
+        plait.resume(tmp_path / "run", 1, job=job, out=tmp_path / "run")
 
 
 # --- saves that fail ----------------------------------------------------------------------------------------
@@ -244,7 +243,9 @@ def test_complaint_12_a_full_disk_loses_no_checkpoint(
     folder = tmp_path / "run"
     plait.train(jobs.plain(), ranks=ranks, steps=2, out=folder)
     with pytest.raises(CheckpointError, match="last checkpoint was not saved: .*step 4 .*No space left"):
-        plait.train(jobs.plain(), ranks=ranks, out=folder, resume=folder, listener=events.append)
+        plait.resume(
+            folder, ranks, job=jobs.plain(), out=folder, watching=plait.Watching(listener=events.append)
+        )
     assert load_checkpoint(tmp_path / "run").step == 2
     assert len(losses(tmp_path / "run")) == 4  # training went on
     assert any("step 4 cannot be written" in event.get("notice", "") for event in events)

@@ -51,10 +51,14 @@ def flip_on(rank: int, marker: Path | None) -> Callable[[Machine], None]:
 def run(folder: Path, ranks: int, notices: list[str] | None = None, **limits: Any) -> plait.Result:
     told = notices if notices is not None else []
     return plait.train(
-        job(), "ddp", ranks, out=folder, trace=False, limits=plait.Limits(**limits),
-        saving=plait.Saving(checkpoint_every=3, record_samples=True),
-        listener=lambda event: told.append(str(event.get("notice", ""))),
-    )  # fmt: skip
+        job(),
+        "ddp",
+        ranks,
+        out=folder,
+        limits=plait.Limits(**limits),
+        saving=plait.Saving(checkpoint_every=3, record_samples=True, trace=False),
+        watching=plait.Watching(listener=lambda event: told.append(str(event.get("notice", "")))),
+    )
 
 
 def ids(folder: Path) -> list[Any]:
@@ -114,11 +118,14 @@ class Spoiling(torch.utils.data.Dataset[Any]):
 def test_a_bad_loss_stops_goes_back_or_leaves_the_step_out(ranks: int, tmp_path: Path) -> None:
     def train(folder: str, marker: Path | None, policy: Any, told: list[str]) -> plait.Result:
         return plait.train(
-            replace(job(), data=Spoiling(marker), shuffle=False, batch=8, steps=8), "ddp", ranks, out=tmp_path / folder,
-            trace=False, limits=plait.Limits(on_bad_loss=policy),
-            saving=plait.Saving(checkpoint_every=2, record_samples=True),
-            listener=lambda event: told.append(str(event.get("notice", ""))),
-        )  # fmt: skip
+            replace(job(), data=Spoiling(marker), shuffle=False, batch=8, steps=8),
+            "ddp",
+            ranks,
+            out=tmp_path / folder,
+            limits=plait.Limits(on_bad_loss=policy),
+            saving=plait.Saving(checkpoint_every=2, record_samples=True, trace=False),
+            watching=plait.Watching(listener=lambda event: told.append(str(event.get("notice", "")))),
+        )
 
     with pytest.raises(SpoiledError, match=r"the loss is nan at step 6 .*\n.*--on-bad-loss") as caught:
         train("stop", None, "stop", [])
@@ -150,7 +157,13 @@ def test_a_jump_of_the_loss_is_told(tmp_path: Path) -> None:
     ]
     jumping = replace(job(), data=samples, shuffle=False, batch=8, steps=12)
     with pytest.raises(SpoiledError, match=r"the loss jumped to .* at step 11 \(epoch 0\); lately it was"):
-        plait.train(jumping, "single", out=tmp_path / "run", limits=plait.Limits(spike=10), trace=False)
+        plait.train(
+            jumping,
+            "single",
+            out=tmp_path / "run",
+            limits=plait.Limits(spike=10),
+            saving=plait.Saving(trace=False),
+        )
 
 
 @pytest.mark.parametrize(
@@ -162,7 +175,12 @@ def test_replicas_stay_equal_under_other_plans(
     plan: str, mesh: dict[str, int], settings: dict[str, Any], tmp_path: Path
 ) -> None:
     result = plait.train(
-        replace(job(), model=jobs.network), plan, mesh=mesh, settings=settings, steps=4, out=tmp_path / "run",
-        trace=False, limits=plait.Limits(compare_every=1),
-    )  # fmt: skip
+        replace(job(), model=jobs.network),
+        plan,
+        changes=plait.Changes(mesh=mesh, settings=settings),
+        steps=4,
+        out=tmp_path / "run",
+        saving=plait.Saving(trace=False),
+        limits=plait.Limits(compare_every=1),
+    )
     assert len(result.losses) == 4

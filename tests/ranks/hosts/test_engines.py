@@ -139,7 +139,8 @@ import plait
 from tests.ranks import jobs
 
 plan, mesh = sys.argv[1], dict((name, int(size)) for name, size in (e.split("=") for e in sys.argv[2].split(",")))
-found = plait.verify(jobs.dropout(), plan, mesh=mesh, steps=2, settings={"links": {"transport": "mpi"}})
+changes = plait.Changes(mesh=mesh, settings={"links": {"transport": "mpi"}})
+found = plait.verify(jobs.dropout(), plan, changes=changes, steps=2)
 if found.differences:  # of the task that compares
     print(plan, found.ok, found.first)
 """

@@ -180,14 +180,14 @@ def wide() -> Job:
     ],
 )
 def test_plans_compute_on_emulated_hosts_what_one_process_computes(plan: str, mesh: dict[str, int]) -> None:
-    assert plait.verify(wide(), plan, mesh=mesh, steps=2, emulate=FAST).ok
+    assert plait.verify(wide(), plan, changes=plait.Changes(mesh=mesh), steps=2, emulate=FAST).ok
 
 
 def test_networks_that_cannot_be() -> None:
     with pytest.raises(UsageError, match="2 hosts of 2 ranks; plan ddp has 2"):
-        plait.train(wide(), "ddp", 2, trial=Trial(emulate=FAST), progress=False)
+        plait.train(wide(), "ddp", 2, trial=Trial(emulate=FAST), watching=plait.Watching(progress=False))
     with pytest.raises(UsageError, match="share no memory"):
-        plait.train(wide(), "hogwild", 4, trial=Trial(emulate=FAST), progress=False)
+        plait.train(wide(), "hogwild", 4, trial=Trial(emulate=FAST), watching=plait.Watching(progress=False))
     with pytest.raises(UsageError, match="not on 4xA100"):
         plait.predict(wide(), "ddp", 4, cluster="4xA100", emulate=FAST)
 

@@ -191,9 +191,13 @@ def test_nor_can_he_where_ranks_serve_share_their_weights_or_speak_over_sockets(
     thread = threading.Thread(target=stranger)
     thread.start()
     result = plait.train(
-        replace(jobs.plain(), data=jobs.Marked(jobs.MARK, hold_on), epochs=2), plan, ranks, out=tmp_path / "run",
-        trace=False, settings={"links": {"transport": transport}},
-    )  # fmt: skip
+        replace(jobs.plain(), data=jobs.Marked(jobs.MARK, hold_on), epochs=2),
+        plan,
+        ranks,
+        out=tmp_path / "run",
+        saving=plait.Saving(trace=False),
+        changes=plait.Changes(settings={"links": {"transport": transport}}),
+    )
     thread.join()
     assert seen["processes"] > ranks
     assert (seen["listening"], seen["done"]) == ([], {})

@@ -32,10 +32,8 @@ EMULATED = "bandwidth=1Gbit,latency=100us,hosts=2x2"
     ],
 )
 def test_serially(plan: str, ranks: int, mesh: dict[str, int] | None, algorithm: str) -> None:
-    settings = {"links": {"algorithm": algorithm}}
-    found = plait.verify(
-        jobs.reference("dropout"), plan, ranks, settings=settings, mesh=mesh, steps=2, serial=True
-    )
+    changes = plait.Changes(settings={"links": {"algorithm": algorithm}}, mesh=mesh or {})
+    found = plait.verify(jobs.reference("dropout"), plan, ranks, changes=changes, steps=2, serial=True)
     assert found.ok
 
 
@@ -56,7 +54,11 @@ def test_between_processes(
 ) -> None:
     settings = {"links": links}
     found = plait.verify(
-        jobs.reference("dropout"), plan, settings=settings, mesh=mesh, steps=2, emulate=emulate
+        jobs.reference("dropout"),
+        plan,
+        changes=plait.Changes(settings=settings, mesh=mesh),
+        steps=2,
+        emulate=emulate,
     )
     assert found.ok
 
@@ -64,20 +66,33 @@ def test_between_processes(
 @pytest.mark.parametrize("transport", ["auto", "sockets"])
 def test_workers_of_servers_sum_by_it(transport: str) -> None:
     settings = {"links": {"algorithm": "ring", "transport": transport}}
-    assert plait.verify(jobs.reference("dropout"), "server-sync", 3, settings=settings, steps=2).ok
+    assert plait.verify(
+        jobs.reference("dropout"), "server-sync", 3, changes=plait.Changes(settings=settings), steps=2
+    ).ok
 
 
 def test_where_nobody_sums_it_is_told() -> None:
     settings = {"links": {"algorithm": "ring"}}
-    found = plait.predict(jobs.plain(), "server-async", 3, settings=settings, cluster="3xcpu")
+    found = plait.predict(
+        jobs.plain(), "server-async", 3, changes=plait.Changes(settings=settings), cluster="3xcpu"
+    )
     assert any("has nothing to choose: under server-async" in line for line in found.notices)
 
 
 def test_a_hybrid_shows_its_hops(tmp_path: Path) -> None:
     """Both stages of a pipeline, measured and predicted: every message of a ring among two, and the pipe's own."""
     settings, mesh = {"links": {"algorithm": "ring"}}, {"data": 2, "pipe": 2}
-    plait.train(jobs.plain(), "1f1b", mesh=mesh, settings=settings, steps=2, out=tmp_path, progress=False)
-    predicted = plait.predict(jobs.plain(), "1f1b", mesh=mesh, settings=settings, cluster="4xcpu").trace
+    plait.train(
+        jobs.plain(),
+        "1f1b",
+        changes=plait.Changes(mesh=mesh, settings=settings),
+        steps=2,
+        out=tmp_path,
+        watching=plait.Watching(progress=False),
+    )
+    predicted = plait.predict(
+        jobs.plain(), "1f1b", changes=plait.Changes(mesh=mesh, settings=settings), cluster="4xcpu"
+    ).trace
     for trace in (read_trace(tmp_path), predicted):
         for rank in trace.ranks:
             own = [span for span in trace.spans if (span.rank, span.step) == (rank, 1)]
@@ -89,8 +104,18 @@ def test_a_hybrid_shows_its_hops(tmp_path: Path) -> None:
 def test_a_timeline_shows_every_hop(tmp_path: Path) -> None:
     """Of a ring among three: each rank receives four messages a sum, one after the other, and adds two of them."""
     settings = {"links": {"algorithm": "ring"}}
-    plait.train(jobs.plain(), "ddp", 3, settings=settings, steps=2, out=tmp_path, progress=False)
-    predicted = plait.predict(jobs.plain(), "ddp", 3, settings=settings, cluster="3xcpu").trace
+    plait.train(
+        jobs.plain(),
+        "ddp",
+        3,
+        changes=plait.Changes(settings=settings),
+        steps=2,
+        out=tmp_path,
+        watching=plait.Watching(progress=False),
+    )
+    predicted = plait.predict(
+        jobs.plain(), "ddp", 3, changes=plait.Changes(settings=settings), cluster="3xcpu"
+    ).trace
     for trace in (read_trace(tmp_path), predicted):
         for rank in trace.ranks:
             own = [span for span in trace.spans if (span.rank, span.step) == (rank, 1)]
@@ -107,10 +132,18 @@ def test_a_timeline_shows_every_hop(tmp_path: Path) -> None:
 def test_the_choice_is_told(tmp_path: Path) -> None:
     settings = {"links": {"algorithm": "auto"}}
     told: list[dict[str, Any]] = []
-    plait.train(jobs.plain(), "ddp", 2, settings=settings, steps=1, out=tmp_path, listener=told.append)
+    plait.train(
+        jobs.plain(),
+        "ddp",
+        2,
+        changes=plait.Changes(settings=settings),
+        steps=1,
+        out=tmp_path,
+        watching=plait.Watching(listener=told.append),
+    )
     lines = [event["notice"] for event in told if "links.algorithm=auto" in event.get("notice", "")]
     assert any(line.startswith("links.algorithm=auto: all_reduce of ") for line in lines)
-    shown = plait.placements(jobs.plain(), "ddp", 2, settings=settings).notices
+    shown = plait.placements(jobs.plain(), "ddp", 2, changes=plait.Changes(settings=settings)).notices
     assert any(line.startswith("links.algorithm=auto: all_reduce of ") for line in shown)
 
 

@@ -100,5 +100,5 @@ def test_real_processes_run_verify_save_and_report_it(tmp_path: Path) -> None:
         and len(found_run.metrics) == 5
         and found_run.trace is not None
     )
-    after = plait.train(jobs.plain(), "ddp", 2, steps=6, out=folder, resume=folder)
+    after = plait.resume(folder, 2, job=jobs.plain(), plan="ddp", steps=6, out=folder)
     assert len(after.losses) == 1 and load_checkpoint(folder).step == 6

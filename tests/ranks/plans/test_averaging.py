@@ -39,7 +39,11 @@ STEPS = 11
 def test_processes_do_what_the_serial_interpreter_does_and_resume_exactly(name: str, tmp_path: Path) -> None:
     plan, settings = PLANS[name]
     job = replace(jobs.dropout(), steps=STEPS, epochs=None, evaluate_every=STEPS)
-    given: dict[str, Any] = {"settings": settings, "trial": plait.Trial(dtype="float64"), "trace": False}
+    given: dict[str, Any] = {
+        "changes": plait.Changes(settings=settings),
+        "trial": plait.Trial(dtype="float64"),
+        "saving": plait.Saving(trace=False),
+    }
     whole = plait.train(job, plan, 2, out=tmp_path / "whole", **given)
     saved = load_checkpoint(whole.folder)
     ranks = SerialRanks(
@@ -66,7 +70,7 @@ def test_processes_do_what_the_serial_interpreter_does_and_resume_exactly(name: 
         assert set(sent.values()) == {3 * sum(t.numel() * t.element_size() for t in floats)}
     folder = tmp_path / "parts"
     plait.train(job, plan, 2, out=folder, **(given | {"steps": 6}))
-    rest = plait.train(job, plan, 2, out=folder, resume=folder, **given)
+    rest = plait.resume(folder, 2, job=job, plan=plan, out=folder, **given)
     assert rest.losses == whole.losses[6:]
     again = load_checkpoint(folder)
     assert all(torch.equal(again.beside[key], tensor) for key, tensor in saved.beside.items())
@@ -96,10 +100,14 @@ def test_verify_compares_processes_with_all_workers_in_one() -> None:
 def test_a_dead_worker_loses_its_turn(tmp_path: Path) -> None:
     told: list[str] = []
     result = plait.train(
-        replace(jobs.killed(), epochs=2), "easgd", 3, out=tmp_path / "run", trace=False,
-        settings={"elastic": {"variant": "round-robin", "tau": 1}},
-        listener=lambda event: told.append(event.get("notice", "")),
-    )  # fmt: skip
+        replace(jobs.killed(), epochs=2),
+        "easgd",
+        3,
+        out=tmp_path / "run",
+        saving=plait.Saving(trace=False),
+        changes=plait.Changes(settings={"elastic": {"variant": "round-robin", "tau": 1}}),
+        watching=plait.Watching(listener=lambda event: told.append(event.get("notice", ""))),
+    )
     assert any("SIGKILL" in text and "The others go on" in text for text in told)
     assert len(result.losses) == 8
     assert load_checkpoint(result.folder).step == 8
@@ -110,12 +118,19 @@ def test_checkpoints_move_between_plans_and_numbers_of_workers(tmp_path: Path) -
     job = replace(jobs.dropout(), schedule=lambda step: 0.02 if step < 3 else 0.0, steps=3, epochs=None)
     job = replace(job, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0, momentum=0.9))
     folder = tmp_path / "run"
-    before = plait.train(job, "ddp", 2, out=folder, trace=False).weights
+    before = plait.train(job, "ddp", 2, out=folder, saving=plait.Saving(trace=False)).weights
     route = ("local-sgd", 3), ("diloco", 2), ("easgd", 2), ("easgd-in-turn", 3), ("local-sgd", 2), ("ddp", 2)
     for steps, (name, ranks) in enumerate(route, start=4):
         plan, settings = (PLANS | IN_TURN).get(name, (name, {}))
-        result = plait.train(
-            job, plan, ranks, out=folder, resume=folder, steps=steps, settings=settings, trace=False
+        result = plait.resume(
+            folder,
+            ranks,
+            job=job,
+            plan=plan,
+            out=folder,
+            steps=steps,
+            changes=plait.Changes(settings=settings),
+            saving=plait.Saving(trace=False),
         )
         assert len(result.losses) == 1
         after = result.weights

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(180)
 def test_plans_that_do_not_add_gradients_up_are_exact(
     plan: str, ranks: int, settings: dict[str, object]
 ) -> None:
-    proof = plait.verify(job(ByVertex), plan, ranks, steps=3, settings=settings)
+    proof = plait.verify(job(ByVertex), plan, ranks, steps=3, changes=plait.Changes(settings=settings))
     assert proof.ok, proof
 
 
@@ -33,7 +33,9 @@ def test_plans_that_do_not_add_gradients_up_are_exact(
 def test_a_run_tells_of_its_graphs(model: type, plan: str, tmp_path: Path) -> None:
     given = replace(job(model), epochs=4)
     sizes = [2 * (1 + 3 * (index % 4)) - 1 for index in range(24)]
-    losses = plait.train(replace(given, work=sizes), plan, 2, out=tmp_path / "run", trace=False).losses
+    losses = plait.train(
+        replace(given, work=sizes), plan, 2, out=tmp_path / "run", saving=plait.Saving(trace=False)
+    ).losses
     assert sum(losses[-4:]) < sum(losses[:4])
     graphs = report_json(tmp_path / "run")["graphs"]
     console = Console(record=True, width=200)

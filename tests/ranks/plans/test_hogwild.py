@@ -30,7 +30,7 @@ def test_two_workers_train_one_model(tmp_path: Path, shared: bool) -> None:
         "hogwild",
         2,
         out=tmp_path / "run",
-        settings=settings,
+        changes=plait.Changes(settings=settings),
         saving=plait.Saving(record_samples=True, checkpoint_every=5),
     )
     assert len(result.losses) == 4 * 7
@@ -51,8 +51,13 @@ def test_two_workers_train_one_model(tmp_path: Path, shared: bool) -> None:
     before, after = (F.cross_entropy(model(inputs), labels).item() for model in (untrained, trained))
     assert after < before, "the weights that come back are those that were trained"
     assert all(torch.equal(tensor, result.weights[name]) for name, tensor in saved.parameters.items())
-    again = plait.train(
-        replace(job, epochs=6), "ddp", 2, out=tmp_path / "run", resume=tmp_path / "run", trace=False
+    again = plait.resume(
+        tmp_path / "run",
+        2,
+        job=replace(job, epochs=6),
+        plan="ddp",
+        out=tmp_path / "run",
+        saving=plait.Saving(trace=False),
     )
     assert len(again.losses) == 14 and all(map(isfinite, again.losses))
 
@@ -61,9 +66,13 @@ def test_a_dead_worker_does_not_stop_the_other(tmp_path: Path) -> None:
     told: list[str] = []
     job = replace(jobs.killed(), epochs=1)
     result = plait.train(
-        job, "hogwild", 2, out=tmp_path / "run", trace=False, saving=plait.Saving(record_samples=True),
-        listener=lambda event: told.append(str(event.get("notice", ""))),
-    )  # fmt: skip
+        job,
+        "hogwild",
+        2,
+        out=tmp_path / "run",
+        saving=plait.Saving(record_samples=True, trace=False),
+        watching=plait.Watching(listener=lambda event: told.append(str(event.get("notice", "")))),
+    )
     assert any("SIGKILL" in notice and "go on" in notice for notice in told), told
     assert 3 <= len(result.losses) <= 4
     taken = [number for line in lines(tmp_path / "run", "samples") for number in line["ids"]]

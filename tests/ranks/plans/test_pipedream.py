@@ -48,7 +48,9 @@ def test_processes_compute_what_is_written_out(
     assert layout is not None
     stage_of = {parameter: owners[0] for parameter, owners in layout.owners.items()}
     expected = written_out(job, stage_of, mesh[PIPE], ROUNDS)
-    found = plait.train(job, plan, out=tmp_path / "run", trial=plait.Trial(dtype="float64"), trace=False)
+    found = plait.train(
+        job, plan, out=tmp_path / "run", trial=plait.Trial(dtype="float64"), saving=plait.Saving(trace=False)
+    )
     assert found.losses == pytest.approx(expected.losses, rel=1e-9)
     for parameter, tensor in expected.weights.items():
         difference = float((tensor - found.weights[parameter]).abs().max())
@@ -57,10 +59,19 @@ def test_processes_compute_what_is_written_out(
 
 
 def test_a_run_is_continued_from_the_flush_between_two_rounds(tmp_path: Path) -> None:
-    whole = plait.train(job_of("mlp"), "pipedream", 2, out=tmp_path / "whole", trace=False)
-    plait.train(job_of("mlp"), "pipedream", 2, steps=1, out=tmp_path / "parts", trace=False)
-    rest = plait.train(
-        job_of("mlp"), "pipedream", 2, resume=tmp_path / "parts", out=tmp_path / "parts", trace=False
+    whole = plait.train(
+        job_of("mlp"), "pipedream", 2, out=tmp_path / "whole", saving=plait.Saving(trace=False)
+    )
+    plait.train(
+        job_of("mlp"), "pipedream", 2, steps=1, out=tmp_path / "parts", saving=plait.Saving(trace=False)
+    )
+    rest = plait.resume(
+        tmp_path / "parts",
+        2,
+        job=job_of("mlp"),
+        plan="pipedream",
+        out=tmp_path / "parts",
+        saving=plait.Saving(trace=False),
     )
     assert rest.losses == whole.losses[1:]
     assert all(torch.equal(tensor, rest.weights[name]) for name, tensor in whole.weights.items())

@@ -110,14 +110,23 @@ def uninterrupted() -> tuple[float, ...]:
 @pytest.mark.parametrize(("before", "after"), PAIRS, ids=str)
 def test_a_run_goes_on_under_another_plan(before: Any, after: Any, tmp_path: Path) -> None:
     job = long_job()
-    options: dict[str, Any] = {"trial": plait.Trial(dtype="float64"), "trace": False}
-    first = plait.train(job, before[0], mesh=before[1], steps=2, out=tmp_path / "run", **options)
+    options: dict[str, Any] = {"trial": plait.Trial(dtype="float64"), "saving": plait.Saving(trace=False)}
+    first = plait.train(
+        job, before[0], changes=plait.Changes(mesh=before[1]), steps=2, out=tmp_path / "run", **options
+    )
     assert first.losses == pytest.approx(uninterrupted()[:2], rel=1e-9)
     state = load_checkpoint(tmp_path / "run")
     assert {name: tuple(t.shape) for name, t in state.parameters.items()} == {
         name: tuple(p.shape) for name, p in job.build_model().named_parameters()
     }
-    then = plait.train(job, after[0], mesh=after[1], resume=tmp_path / "run", out=tmp_path / "run", **options)
+    then = plait.resume(
+        tmp_path / "run",
+        job=job,
+        plan=after[0],
+        changes=plait.Changes(mesh=after[1]),
+        out=tmp_path / "run",
+        **options,
+    )
     assert then.losses == pytest.approx(uninterrupted()[2:], rel=1e-9)
 
 

@@ -59,10 +59,10 @@ def measured(job: Job, plan: str, recompute: str, folder: Path) -> tuple[list[di
         job,
         plan,
         2,
-        settings={"memory": {"recompute": recompute}},
+        changes=plait.Changes(settings={"memory": {"recompute": recompute}}),
         out=folder / recompute,
-        trace=False,
-        listener=lambda event: said.extend(event.get("notices", ())),
+        saving=plait.Saving(trace=False),
+        watching=plait.Watching(listener=lambda event: said.extend(event.get("notices", ()))),
     )
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)], said
 

@@ -63,9 +63,9 @@ def test_complaint_24_weights_are_never_older_than_the_bound(tmp_path: Path) -> 
         "server-stale",
         3,
         out=tmp_path,
-        settings={"sync": {"staleness": 2}},
+        changes=plait.Changes(settings={"sync": {"staleness": 2}}),
         trial=plait.Trial(slow={0: 20.0}),
-        trace=False,
+        saving=plait.Saving(trace=False),
     )
     ages = {int(age): count for age, count in totals(tmp_path)["staleness"].items()}
     assert sum(ages.values()) == 80
@@ -81,8 +81,7 @@ def test_a_slow_worker_takes_fewer_shares_and_none_is_lost(tmp_path: Path) -> No
         3,
         out=tmp_path,
         trial=plait.Trial(slow={0: 20.0}),
-        saving=plait.Saving(record_samples=True),
-        trace=False,
+        saving=plait.Saving(record_samples=True, trace=False),
     )
     found = totals(tmp_path)
     assert found["updates"] == sum(found["shares_by_worker"].values()) == 80
@@ -129,7 +128,14 @@ def slow_job() -> Job:
 @pytest.mark.parametrize("plan", ["server-async", "server-stale"])
 def test_a_dead_worker_does_not_stop_the_others(plan: str, tmp_path: Path) -> None:
     kill = KillsAt(rank=1, step=5)
-    result = plait.train(slow_job(), plan, 3, out=tmp_path, listener=kill, trace=False)
+    result = plait.train(
+        slow_job(),
+        plan,
+        3,
+        out=tmp_path,
+        watching=plait.Watching(listener=kill),
+        saving=plait.Saving(trace=False),
+    )
     assert len(result.losses) == 60
     assert load_checkpoint(tmp_path).step == 60
     told, *named = kill.notices
@@ -153,9 +159,8 @@ def test_complaint_24_a_dead_server_ends_the_run_with_a_way_back(tmp_path: Path)
             "server-async",
             3,
             out=tmp_path,
-            listener=kill,
-            saving=plait.Saving(checkpoint_every=10),
-            trace=False,
+            watching=plait.Watching(listener=kill),
+            saving=plait.Saving(checkpoint_every=10, trace=False),
         )
     assert time.monotonic() - kill.killed_s < 10
     assert "a server is gone" in caught.value.what
@@ -164,14 +169,21 @@ def test_complaint_24_a_dead_server_ends_the_run_with_a_way_back(tmp_path: Path)
     assert saved >= 10 and saved % 10 == 0
     assert f"step-{saved:08d}" in str(caught.value.fix)
     steps = replace(slow_job(), steps=saved + 4)
-    result = plait.train(steps, "ddp", 2, out=tmp_path, resume=tmp_path, trace=False)
+    result = plait.resume(tmp_path, 2, job=steps, plan="ddp", out=tmp_path, saving=plait.Saving(trace=False))
     assert len(result.losses) == 4
 
 
 @pytest.mark.parametrize("plan", ["server-async", "server-stale"])
 def test_an_interrupted_run_goes_on(plan: str, tmp_path: Path) -> None:
     stop = KillsAt(rank=None, step=5)
-    stopped = plait.train(slow_job(), plan, 3, out=tmp_path, listener=stop, trace=False)
+    stopped = plait.train(
+        slow_job(),
+        plan,
+        3,
+        out=tmp_path,
+        watching=plait.Watching(listener=stop),
+        saving=plait.Saving(trace=False),
+    )
     assert stopped.stopped == "interrupted"
     saved = load_checkpoint(tmp_path).step
     assert 5 < saved < 60
@@ -180,7 +192,7 @@ def test_an_interrupted_run_goes_on(plan: str, tmp_path: Path) -> None:
         saved,
     )  # of server-async, shares of the last step may be missing
     longer = replace(slow_job(), steps=saved + 3)
-    plait.train(longer, plan, 3, out=tmp_path, resume=tmp_path, trace=False)
+    plait.resume(tmp_path, 3, job=longer, plan=plan, out=tmp_path, saving=plait.Saving(trace=False))
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert sorted({line["step"] for line in lines})[-3:] == [saved, saved + 1, saved + 2]
 
@@ -200,14 +212,29 @@ def test_without_worker_0_an_interrupted_run_ends_and_is_saved(
         if kill.notices:  # its death was told
             stop(event)
 
-    stopped = plait.train(slow_job(), plan, 3, out=tmp_path, listener=listen, settings=settings, trace=False)
+    stopped = plait.train(
+        slow_job(),
+        plan,
+        3,
+        out=tmp_path,
+        watching=plait.Watching(listener=listen),
+        changes=plait.Changes(settings=settings),
+        saving=plait.Saving(trace=False),
+    )
     assert "rank 0 of 3 was killed" in kill.notices[0]
     assert stopped.stopped == "interrupted"
     assert 10 < load_checkpoint(tmp_path).step < 60
 
 
 def run(job: Job, plan: str, ranks: int, out: Path, resume: Path | None = None, **settings: Any) -> None:
-    plait.train(job, plan, ranks, out=out, resume=resume, trace=False, settings={"sync": settings})
+    options: dict[str, Any] = {
+        "job": job, "plan": plan, "ranks": ranks, "out": out, "saving": plait.Saving(trace=False),
+        "changes": plait.Changes(settings={"sync": settings}),
+    }  # fmt: skip
+    if resume is None:
+        plait.train(**options)
+    else:
+        plait.resume(resume, **options)
 
 
 def test_checkpoints_go_to_ddp_and_back(tmp_path: Path) -> None:
@@ -232,7 +259,7 @@ def test_a_goal_ends_all_workers(tmp_path: Path) -> None:
         evaluate=lambda: jobs.samples(31),
         metrics={"accuracy": jobs.right},
     )
-    result = plait.train(job, "server-async", 3, out=tmp_path, trace=False)
+    result = plait.train(job, "server-async", 3, out=tmp_path, saving=plait.Saving(trace=False))
     assert result.stopped is not None and "accuracy reached" in result.stopped
     assert len(result.losses) < 50 * 4
     assert result.evaluation["accuracy"] >= 0.0
@@ -250,9 +277,9 @@ class Remembers(nn.Sequential):
 def test_a_model_that_runs_eagerly(tmp_path: Path) -> None:
     plain = jobs.plain()
     job = replace(plain, model=lambda: Remembers(plain.build_model()), steps=5, epochs=None)
-    told = plait.train(job, "ddp", 2, out=tmp_path / "ddp", trace=False).notices
+    told = plait.train(job, "ddp", 2, out=tmp_path / "ddp", saving=plait.Saving(trace=False)).notices
     assert any("running eagerly" in notice for notice in told)
-    plait.train(job, "server-sync", 3, out=tmp_path / "server", trace=False)
+    plait.train(job, "server-sync", 3, out=tmp_path / "server", saving=plait.Saving(trace=False))
     one, other = load_checkpoint(tmp_path / "ddp"), load_checkpoint(tmp_path / "server")
     for name, tensor in one.parameters.items():
         assert (tensor - other.parameters[name]).abs().max() < 1e-6

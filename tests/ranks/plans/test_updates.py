@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 import plait
+from plait.callbacks import Watching
 from plait.job.updates.average import Average
 from plait.plan.named import resolve
 from plait.run.checkpoint.store import load_checkpoint
@@ -43,7 +44,7 @@ def test_turns_averages_and_measured_rates_go_on_under_another_plan(tmp_path: Pa
     exact = plait.Trial(dtype="float64")
     one = plait.train(job(), "single", out=tmp_path / "one", trial=exact)
     plait.train(job(), "ddp", 2, steps=4, out=tmp_path / "two", trial=exact)
-    two = plait.train(job(), "zero3", 2, resume=tmp_path / "two", out=tmp_path / "two", trial=exact)
+    two = plait.resume(tmp_path / "two", 2, job=job(), plan="zero3", out=tmp_path / "two", trial=exact)
     assert two.losses == pytest.approx(one.losses[4:], rel=1e-9)
     assert two.evaluation == pytest.approx(one.evaluation, rel=1e-9)
     wanted, found = load_checkpoint(one.folder), load_checkpoint(two.folder)
@@ -74,9 +75,11 @@ def test_batch_norm_sees_averaged_weights_as_by_torchs_own_pass(tmp_path: Path) 
     exact = plait.Trial(dtype="float64")
     said: list[str] = []
     tell = lambda event: said.extend(event.get("notices", ()))  # noqa: E731
-    one = train(normed(), resolve("single", 1), out=tmp_path / "one", trial=exact, listener=tell)
+    one = train(
+        normed(), resolve("single", 1), out=tmp_path / "one", trial=exact, watching=Watching(listener=tell)
+    )
     two = plait.train(normed(), "ddp", 2, steps=4, out=tmp_path / "two", trial=exact)
-    two = plait.train(normed(), "zero3", 2, resume=tmp_path / "two", out=tmp_path / "two", trial=exact)
+    two = plait.resume(tmp_path / "two", 2, job=normed(), plan="zero3", out=tmp_path / "two", trial=exact)
     assert any("batch norm sees the batches of 3 steps" in line for line in said), said
     model, batch = fresh(normed())
     wanted = AveragedModel(model)

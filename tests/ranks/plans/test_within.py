@@ -86,14 +86,28 @@ def uninterrupted() -> tuple[float, ...]:
 @pytest.mark.parametrize(("before", "after"), PAIRS, ids=str)
 def test_a_run_goes_on_under_another_plan(before: Any, after: Any, tmp_path: Path) -> None:
     job = ZOO["gpt_tied"].job(batch=7, steps=4, num_samples=28, optimizer="adamw", clip_norm=0.5)
-    options: dict[str, Any] = {"settings": SETTINGS, "trial": plait.Trial(dtype="float64"), "trace": False}
-    first = plait.train(job, before[0], mesh=before[1], steps=2, out=tmp_path / "run", **options)
+    options: dict[str, Any] = {"trial": plait.Trial(dtype="float64"), "saving": plait.Saving(trace=False)}
+    first = plait.train(
+        job,
+        before[0],
+        changes=plait.Changes(mesh=before[1], settings=SETTINGS),
+        steps=2,
+        out=tmp_path / "run",
+        **options,
+    )
     assert first.losses == pytest.approx(uninterrupted()[:2], rel=1e-9)
     state = load_checkpoint(tmp_path / "run")
     assert {name: tuple(t.shape) for name, t in state.parameters.items()} == {
         name: tuple(p.shape) for name, p in job.build_model().named_parameters()
     }
-    then = plait.train(job, after[0], mesh=after[1], resume=tmp_path / "run", out=tmp_path / "run", **options)
+    then = plait.resume(
+        tmp_path / "run",
+        job=job,
+        plan=after[0],
+        changes=plait.Changes(mesh=after[1], settings=SETTINGS),
+        out=tmp_path / "run",
+        **options,
+    )
     assert then.losses == pytest.approx(uninterrupted()[2:], rel=1e-9)
 
 
@@ -120,7 +134,7 @@ def test_a_rank_that_dies_in_the_middle_of_a_step_ends_the_run(
     monkeypatch.setattr(between, "links_between", dying)
     job = ZOO["gpt"].job(batch=7, steps=20, num_samples=70)
     with pytest.raises(WorkerError, match="was killed by SIGKILL") as caught:
-        plait.train(job, "zero3", 3, settings=SETTINGS, out=tmp_path / "run")
+        plait.train(job, "zero3", 3, changes=plait.Changes(settings=SETTINGS), out=tmp_path / "run")
     assert caught.value.rank == 1
     assert "SIGKILL" in (tmp_path / "run" / "failure.txt").read_text()
 

@@ -78,7 +78,9 @@ def test_capture_takes_a_reference_and_a_batch() -> None:
 
 
 def test_settings_change_the_job_and_the_plan() -> None:
-    listing = plait.placements(job(), "ddp", settings={"batch": 6, "memory": {"zero": 1}}).listing
+    listing = plait.placements(
+        job(), "ddp", changes=plait.Changes(settings={"batch": 6, "memory": {"zero": 1}})
+    ).listing
     assert (dict(listing.axes), listing.num_samples, listing.zero) == ({"data": 2}, 6, 1)
 
 
@@ -88,7 +90,12 @@ def test_a_plan_without_ranks_is_predicted_on_the_whole_cluster() -> None:
     assert whole.plan.ranks == 16 and whole.batch == 64
     assert plait.predict(given, cluster="8xA100").prediction.plan.ranks == 8
     assert plait.predict(given, "ddp", 2, cluster="8xA100").prediction.plan.ranks == 2
-    assert plait.predict(given, "megatron", mesh={"tensor": 2}, cluster="8xA100").prediction.plan.ranks == 2
+    assert (
+        plait.predict(
+            given, "megatron", changes=plait.Changes(mesh={"tensor": 2}), cluster="8xA100"
+        ).prediction.plan.ranks
+        == 2
+    )
     assert plait.predict(given, "single", cluster="8xA100").prediction.plan.ranks == 1
     assert plait.predict(given, plait.resolve("ddp", 4), cluster="8xA100").prediction.plan.ranks == 4
 
@@ -128,7 +135,7 @@ def test_a_choice_says_what_it_takes(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="JOB or --model"):
         plait.choose(job(), model="gpt2")
     with pytest.raises(UsageError, match="belongs to a plan"):
-        plait.choose(job(), cluster=CPUS, settings={"sync": {"bucket_mib": 1}})
+        plait.choose(job(), cluster=CPUS, changes=plait.Changes(settings={"sync": {"bucket_mib": 1}}))
 
 
 def _written(path: Path, text: str) -> Path:
@@ -172,18 +179,27 @@ def _never(*given: Any, **options: Any) -> Any:
 
 def test_auto_is_a_plan_for_train(tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
-    result = plait.train(job(), "auto", 1, steps=1, out=tmp_path / "run", listener=events.append)
+    result = plait.train(
+        job(), "auto", 1, steps=1, out=tmp_path / "run", watching=plait.Watching(listener=events.append)
+    )
     assert len(result.losses) == 1
     assert any("plan auto: " in event.get("told", "") for event in events)
     with pytest.raises(UsageError, match="auto chooses the mesh"):
-        plait.train(job(), "auto", mesh={"data": 2}, out=tmp_path / "other")
+        plait.train(job(), "auto", changes=plait.Changes(mesh={"data": 2}), out=tmp_path / "other")
 
 
 def test_a_run_of_a_named_job_is_resumed_by_its_folder(tmp_path: Path) -> None:
     out = tmp_path / "run"
     settings = {"seed": 3, "sync": {"bucket_mib": 2.0}}
     saving = plait.Saving(record_samples=True)
-    plait.train(jobs.reference("plain"), "single", steps=2, out=out, settings=settings, saving=saving)
+    plait.train(
+        jobs.reference("plain"),
+        "single",
+        steps=2,
+        out=out,
+        changes=plait.Changes(settings=settings),
+        saving=saving,
+    )
     result = plait.resume(out, steps=4)
     assert len(result.losses) == 2
     record = plait.read_run(out)

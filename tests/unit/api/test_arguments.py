@@ -34,9 +34,9 @@ def test_a_run_keeps_its_arguments_for_a_resume(path: str, tmp_path: Path) -> No
     assert call(["run", path, "--arg", "lr=3e-2", "--arg", "width=8", "--out", str(out), "--no-trace"]) == 0
     assert call(["run", "--resume", str(out), "--steps", "2", "--no-trace"]) == 0
     assert rates(out) == [0.03, 0.03]
-    assert plait.resume(out, steps=3, trace=False).weights["0.weight"].shape == (8, 2)
+    assert plait.resume(out, steps=3, saving=plait.Saving(trace=False)).weights["0.weight"].shape == (8, 2)
     with pytest.raises(plait.PlaitError, match="starts with the learning rates"):
-        plait.resume(out, steps=4, args={"lr": 0.5}, trace=False)
+        plait.resume(out, steps=4, changes=plait.Changes(args={"lr": 0.5}), saving=plait.Saving(trace=False))
 
 
 def test_every_command_takes_them(path: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,6 +54,8 @@ def test_what_is_no_argument_is_refused(path: str, tmp_path: Path) -> None:
     for entries in (["lr"], ["lr=1", "lr=2"], ["=1"]):
         assert call(["run", path, *(word for entry in entries for word in ("--arg", entry))]) == 2
     with pytest.raises(UsageError, match="cannot keep"):
-        plait.train(path, "single", args={"lr": 1.0, "extra": [1]}, out=tmp_path / "run")
+        plait.train(
+            path, "single", changes=plait.Changes(args={"lr": 1.0, "extra": [1]}), out=tmp_path / "run"
+        )
     with pytest.raises(UsageError, match="has been made"):
-        plait.train(plait.load_job(path, {"lr": 1}), "single", args={"lr": 1.0})
+        plait.train(plait.load_job(path, {"lr": 1}), "single", changes=plait.Changes(args={"lr": 1.0}))

@@ -67,9 +67,14 @@ class Recorder(plait.Callback):
 @pytest.mark.parametrize(("plan", "ranks"), [("single", 1), ("ddp", 2), ("hogwild", 2), ("server-sync", 3)])
 def test_callbacks_hear_of_everything_once(plan: str, ranks: int, tmp_path: Path) -> None:
     recorder = Recorder()
-    saving = plait.Saving(checkpoint_every=3, keep=1)
+    saving = plait.Saving(checkpoint_every=3, keep=1, trace=False)
     result = plait.train(
-        job(), plan, ranks, out=tmp_path / "run", trace=False, saving=saving, callbacks=[recorder]
+        job(),
+        plan,
+        ranks,
+        out=tmp_path / "run",
+        saving=saving,
+        watching=plait.Watching(callbacks=[recorder]),
     )
     steps = sorted(
         recorder.of(plait.StepDone), key=lambda event: event.step
@@ -102,7 +107,12 @@ def test_a_callback_ends_the_run_with_a_checkpoint(plan: str, ranks: int, tmp_pa
             return plait.Stop(reason="it is enough") if event.step >= 2 else None
 
     result = plait.train(
-        job(epochs=200), plan, ranks, out=tmp_path / "run", trace=False, callbacks=[Enough()]
+        job(epochs=200),
+        plan,
+        ranks,
+        out=tmp_path / "run",
+        saving=plait.Saving(trace=False),
+        watching=plait.Watching(callbacks=[Enough()]),
     )
     assert result.stopped == "it is enough"
     assert 3 <= len(result.losses) < 200 * STEPS
@@ -121,9 +131,13 @@ def test_a_callback_that_raises_is_told_and_not_called_again(tmp_path: Path) -> 
 
     broken, recorder = Broken(), Recorder()
     plait.train(
-        job(), out=tmp_path / "run", trace=False, callbacks=[broken, recorder],
-        listener=lambda event: told.append(event.get("notice", "")),
-    )  # fmt: skip
+        job(),
+        out=tmp_path / "run",
+        saving=plait.Saving(trace=False),
+        watching=plait.Watching(
+            callbacks=[broken, recorder], listener=lambda event: told.append(event.get("notice", ""))
+        ),
+    )
     assert broken.calls == 1
     assert len(recorder.of(plait.StepDone)) == STEPS * EPOCHS
     assert [text for text in told if text.startswith("Broken.on_step raised ValueError: no such file.")]
@@ -143,8 +157,8 @@ def test_a_failed_run_is_told(tmp_path: Path) -> None:
         plait.train(
             job(data=samples, evaluate=None, metrics=None),
             out=tmp_path / "run",
-            trace=False,
-            callbacks=[recorder],
+            saving=plait.Saving(trace=False),
+            watching=plait.Watching(callbacks=[recorder]),
         )
     assert [event.error for event in recorder.of(plait.Failed)] == [caught.value]
     assert not recorder.of(plait.Ended)
@@ -154,11 +168,10 @@ def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
     """Held-out labels are all wrong, so that the first evaluation is the best; also when the run is resumed."""
     wrong = [(row, (label + 1) % 3) for row, label in job().data]
     recorder = Recorder()
-    saving = plait.Saving(checkpoint_every=1, keep=1, keep_best="loss")
+    saving = plait.Saving(checkpoint_every=1, keep=1, keep_best="loss", trace=False)
     options: dict[str, Any] = {
-        "trace": False,
         "saving": saving,
-        "callbacks": [recorder],
+        "watching": plait.Watching(callbacks=[recorder]),
         "out": tmp_path / "run",
     }
     folder = plait.train(job(evaluate=wrong), "ddp", 2, steps=STEPS + 2, **options).folder
@@ -171,7 +184,7 @@ def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
 
     assert kept() == [f"step-{best:08d}", f"step-{STEPS + 2:08d}"]
     assert [event.step for event in recorder.of(plait.Saved) if event.is_best] == [best]
-    plait.train(job(evaluate=wrong), "ddp", 2, resume=folder, **options)
+    plait.resume(folder, 2, job=job(evaluate=wrong), plan="ddp", **options)
     assert kept() == [f"step-{best:08d}", f"step-{2 * STEPS:08d}"]
 
 
@@ -249,21 +262,26 @@ def test_a_log_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_progress_is_shown_where_it_is_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plait.train(job(), out=tmp_path / "silent", trace=False)
+    plait.train(job(), out=tmp_path / "silent", saving=plait.Saving(trace=False))
     assert capsys.readouterr().err == ""
-    plait.train(job(), out=tmp_path / "shown", trace=False, progress=True)
+    plait.train(
+        job(),
+        out=tmp_path / "shown",
+        saving=plait.Saving(trace=False),
+        watching=plait.Watching(progress=True),
+    )
     assert f"step {STEPS * EPOCHS}/{STEPS * EPOCHS}  loss" in capsys.readouterr().err
 
 
 def test_train_refuses_what_is_no_job() -> None:
     with pytest.raises(JobError):
-        plait.train(None, progress=True)  # type: ignore[arg-type]
+        plait.train(None, watching=plait.Watching(progress=True))  # type: ignore[arg-type]
 
 
 def test_a_result_has_history_and_model(tmp_path: Path) -> None:
     state = torch.get_rng_state()
     given = job()
-    result = plait.train(given, out=tmp_path / "run", trace=False)
+    result = plait.train(given, out=tmp_path / "run", saving=plait.Saving(trace=False))
     assert [entry["loss"] for entry in result.history if "loss" in entry] == list(result.losses)
     model = result.model
     assert not model.training

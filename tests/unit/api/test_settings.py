@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.zoo import ZOO
 
+import plait
 from plait.api.inputs.given import given_job, job_with
 from plait.api.inputs.settings import merged, parse_settings, split_settings, write_settings
 from plait.api.inputs.stored import stored_settings
@@ -55,10 +56,10 @@ def test_of_two_settings_the_second_wins() -> None:
 
 
 def test_a_mapping_is_checked_like_entries() -> None:
-    job, plan = given_job(ZOO["mlp"].job(), {"batch": 3, "sync": {"bucket_mib": 2}})
+    job, plan = given_job(ZOO["mlp"].job(), plait.Changes(settings={"batch": 3, "sync": {"bucket_mib": 2}}))
     assert job.batch == 3 and plan == {"sync": {"bucket_mib": 2}}
     with pytest.raises(UsageError, match="no setting 'model'"):
-        given_job(ZOO["mlp"].job(), {"model": 3})
+        given_job(ZOO["mlp"].job(), plait.Changes(settings={"model": 3}))
     with pytest.raises(JobError, match="not method"):
         given_job(ZOO["mlp"].job)  # type: ignore[arg-type]
 

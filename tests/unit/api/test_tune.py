@@ -193,7 +193,12 @@ def test_where_all_fail_alike_no_more_are_run(tmp_path: Path) -> None:
 def test_a_grid_on_folds_names_the_best_and_trains_no_fold_on_its_own_part(path: str, tmp_path: Path) -> None:
     arguments = ["try", path, "--arg", "lr=0.01,1", "--arg", "kind=sgd,none", "--folds", "2", "--out", "try"]
     assert call(arguments) == 0
-    tuned = plait.tune(path, args={"lr": "0.01,1", "kind": "sgd,none"}, folds=2, out="try")
+    tuned = plait.tune(
+        path,
+        changes=plait.Changes(args={"lr": "0.01,1", "kind": "sgd,none"}),
+        tries=plait.Tries(folds=2),
+        out="try",
+    )
     assert [(row.args["lr"], row.args["kind"], row.state) for row in tuned.tried[:2]] == [
         ("1", "sgd", "finished"),
         ("0.01", "sgd", "finished"),
@@ -207,7 +212,7 @@ def test_a_grid_on_folds_names_the_best_and_trains_no_fold_on_its_own_part(path:
     for fold in (1, 2):
         record = plait.read_run(tmp_path / "try" / "trials" / f"000-fold{fold}")
         assert f'fold="{fold}/2:0"' in record.environment["settings"]
-        weights = plait.resume(record.folder, trace=False).weights["rows"]
+        weights = plait.resume(record.folder, saving=plait.Saving(trace=False)).weights["rows"]
         held += (weights == 0).nonzero().flatten().tolist()
     assert sorted(held) == list(range(20)), (
         "each sample was held out once, and moved by training on the other fold"
@@ -215,17 +220,14 @@ def test_a_grid_on_folds_names_the_best_and_trains_no_fold_on_its_own_part(path:
     page = (tmp_path / "try" / "try.html").read_text()
     assert "plait try rows" in page and "--arg lr=1" in page and "<svg" in page
     with pytest.raises(UsageError, match="holds another try: args, folds changed"):
-        plait.tune(path, args={"lr": "0.01,2"}, folds=3, out="try")
+        plait.tune(path, changes=plait.Changes(args={"lr": "0.01,2"}), tries=plait.Tries(folds=3), out="try")
 
 
 def test_losers_are_stopped_and_the_best_goes_on_from_its_checkpoint(path: str) -> None:
     tuned = plait.tune(
         f"{path}:evaluated",
-        args={"lr": [0.001, 0.01, 0.5]},
-        search="asha",
-        metric="height",
-        trials=3,
-        parallel=1,
+        changes=plait.Changes(args={"lr": [0.001, 0.01, 0.5]}),
+        tries=plait.Tries(search="asha", metric="height", trials=3, parallel=1),
     )
     assert [(row.args["lr"], row.steps, row.state) for row in tuned.tried] == [
         (0.5, 9, "finished"),
@@ -239,24 +241,32 @@ def test_losers_are_stopped_and_the_best_goes_on_from_its_checkpoint(path: str) 
 
 
 def test_arguments_with_which_the_job_fails_lose(path: str) -> None:
-    tuned = plait.tune(path, args={"kind": "none,sgd"}, folds=2, search="asha", steps=None)
+    tuned = plait.tune(
+        path,
+        changes=plait.Changes(args={"kind": "none,sgd"}),
+        tries=plait.Tries(folds=2, search="asha"),
+        steps=None,
+    )
     assert [(row.args["kind"], row.state) for row in tuned.tried] == [("sgd", "finished"), ("none", "failed")]
     with pytest.raises(plait.PlaitError, match="no such optimizer"):
-        plait.tune(path, args={"kind": "none"}, folds=2)
+        plait.tune(path, changes=plait.Changes(args={"kind": "none"}), tries=plait.Tries(folds=2))
 
 
 def test_what_cannot_be_tried_is_told_before_anything_runs(path: str) -> None:
+    twice = plait.Tries(folds=2)
     for told, options in (
         ("no evaluation data", {}),
         ("by name", {"job": plait.load_job(path)}),
-        ("--search best is not known", {"search": "best"}),
-        ("--metric accuracy is not a metric", {"folds": 2, "metric": "accuracy"}),
-        ("--folds 0 leaves nothing", {"folds": 0}),
-        ("takes float, not 'fast'", {"folds": 2, "args": {"lr": "0.1,fast"}}),
-        ("has no such parameter", {"folds": 2, "args": {"width": "1,2"}}),
+        ("--metric accuracy is not a metric", {"tries": plait.Tries(folds=2, metric="accuracy")}),
+        ("takes float, not 'fast'", {"changes": plait.Changes(args={"lr": "0.1,fast"}), "tries": twice}),
+        ("has no such parameter", {"changes": plait.Changes(args={"width": "1,2"}), "tries": twice}),
     ):
         with pytest.raises(UsageError, match=told):
-            plait.tune(**{"job": path, "args": {"lr": "0.1,1"}, **options})  # type: ignore[arg-type]
+            plait.tune(**{"job": path, "changes": plait.Changes(args={"lr": "0.1,1"}), **options})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="--search best is not known"):
+        plait.Tries(search="best")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="--folds 0 leaves nothing"):
+        plait.Tries(folds=0)
     assert not Here.started and call(["try", path]) == 2
 
 

@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 from plait.cli.flatten import Text, flattened
 from plait.cli.options import TEXTS, How, Reading
 from plait.docstrings import docstrings
-from plait.options import Elsewhere, Limits, Saving, Search, Trial
+from plait.options import Changes, Elsewhere, Limits, Saving, Search, Trial, Tries
+
+GROUPS = (Changes, Saving, Limits, Trial, Search, Tries, Elsewhere, How, Reading)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,19 @@ def test_fields_are_options() -> None:
     assert heard[1]["given"] == {"name", "limit_s", "is_loud", "sizes"}, "also where it is the default"
 
 
+def test_a_command_may_leave_fields_out() -> None:
+    heard, app = [], typer.Typer()
+
+    @app.command()
+    @flattened(without=("limit_s", "sizes"))
+    def command(*, group: Group) -> None:
+        heard.append(group)
+
+    assert CliRunner().invoke(app, ["--is-loud"]).exit_code == 0
+    assert CliRunner().invoke(app, ["--limit-s", "3"]).exit_code == 2
+    assert heard == [Group(is_loud=True)]
+
+
 def test_help_is_the_docstring_and_shows_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "150")
     monkeypatch.setenv("NO_COLOR", "1")
@@ -62,11 +77,9 @@ def test_help_is_the_docstring_and_shows_the_default(monkeypatch: pytest.MonkeyP
         assert words in text
 
 
-@pytest.mark.parametrize("group", [Saving, Limits, Trial, Search, Elsewhere, How, Reading])
+@pytest.mark.parametrize("group", GROUPS)
 def test_every_field_has_help(group: Any) -> None:
     told = docstrings(group)
     assert set(told) == {entry.name for entry in fields(group)}
     assert all(text.endswith(".") or "1=3" in text or text[-1].isalnum() for text in told.values())
-    assert set(TEXTS) <= {
-        entry.name for kind in (How, Trial, Limits, Elsewhere, Reading) for entry in fields(kind)
-    }
+    assert set(TEXTS) <= {entry.name for kind in GROUPS for entry in fields(kind)}

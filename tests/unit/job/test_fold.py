@@ -53,7 +53,13 @@ def rows() -> plait.Job:
 @pytest.mark.parametrize("number", [1, FOLDS])
 def test_a_run_never_trains_on_what_it_holds_out(number: int, tmp_path: Path) -> None:
     settings = {"fold": f"{number}/{FOLDS}"}
-    result = plait.train(rows(), "single", settings=settings, out=tmp_path / "run", trace=False)
+    result = plait.train(
+        rows(),
+        "single",
+        changes=plait.Changes(settings=settings),
+        out=tmp_path / "run",
+        saving=plait.Saving(trace=False),
+    )
     moved = set(result.weights["rows"].nonzero().flatten().tolist())
     assert moved == ids(folds()[number - 1])
     assert result.evaluation["loss"] == 1.0, "it is evaluated on nothing but what it has not seen"
@@ -86,9 +92,9 @@ def test_folds_of_a_subset_are_parts_of_it() -> None:
 def test_what_cannot_be_folded_is_told() -> None:
     for text in ("0/5", "6/5", "1/1", "half"):
         with pytest.raises(UsageError, match="fold="):
-            given_job(rows(), {"fold": text})
+            given_job(rows(), plait.Changes(settings={"fold": text}))
     with pytest.raises(DataError, match="23 samples make no 24 folds"):
-        open_data(given_job(rows(), {"fold": "1/24"})[0].data)
+        open_data(given_job(rows(), plait.Changes(settings={"fold": "1/24"}))[0].data)
     with pytest.raises(DataError, match="stream"):
         open_data(Fold(data=lambda: iter([1, 2]), number=1, folds=2))
 
@@ -99,6 +105,6 @@ def test_lengths_stay_with_their_samples() -> None:
             model=Rows, data=torch.arange(SAMPLES), objective=lambda m, b: m(b).mean(), batch=4,
             optimizer=torch.optim.SGD, lengths=list(range(SAMPLES)),
         ),
-        {"fold": "2/5"},
+        plait.Changes(settings={"fold": "2/5"}),
     )  # fmt: skip
     assert job.lengths is not None and set(job.lengths) == ids(folds()[1])

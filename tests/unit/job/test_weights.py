@@ -101,7 +101,7 @@ def test_a_run_begins_with_them_and_says_so(tmp_path: Path) -> None:
         told.extend(map(str, event.get("notices", ())))  # type: ignore[call-overload]
 
     again = replace(jobs.plain(), weights=weights)
-    plait.train(again, "single", steps=1, out=tmp_path / "second", listener=listen)
+    plait.train(again, "single", steps=1, out=tmp_path / "second", watching=plait.Watching(listener=listen))
     assert any("tensors begin as in" in line for line in told)
     model = again.build_model()
     for name, value in first.weights.items():

@@ -128,7 +128,9 @@ def test_one_step_an_epoch_hardly_moves() -> None:
     found = {}
     for name in ("mini-batch, B = 64", "batch, B = all"):
         batch, shuffle, lr = batch_sizes.VARIANTS[name]
-        with trained(batch_sizes.job(batch, shuffle=shuffle, lr=lr), "single", trace=False) as result:
+        with trained(
+            batch_sizes.job(batch, shuffle=shuffle, lr=lr), "single", saving=plait.Saving(trace=False)
+        ) as result:
             found[name] = (len(result.losses), result.evaluation["accuracy"])
     (many, learned), (few, not_yet) = found.values()
     assert (many, few) == (69, 3)
@@ -178,7 +180,10 @@ def test_several_groups_pay_where_latency_decides() -> None:
         cluster = emulated(parse_cluster("2xV100"), emulation)
         one, five = (
             plait.predict(
-                bucket_sizes.job(), "ddp", settings=round_robin.settings(groups), cluster=cluster
+                bucket_sizes.job(),
+                "ddp",
+                changes=plait.Changes(settings=round_robin.settings(groups)),
+                cluster=cluster,
             ).prediction.step_s
             for groups in (1, 5)
         )

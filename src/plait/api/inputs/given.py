@@ -13,16 +13,16 @@ from plait.errors import JobError, UsageError
 from plait.job.data.fold import Fold
 from plait.job.job import Job
 from plait.job.named.reference import load_job
+from plait.options import Changes
 
 
-def given_job(
-    job: Job | str, settings: Mapping[str, Any] | None = None, args: Mapping[str, Any] | None = None
-) -> tuple[Job, dict[str, Any]]:
+def given_job(job: Job | str, changes: Changes = Changes()) -> tuple[Job, dict[str, Any]]:
     """The job with its part of the settings, and the plan's part.
 
     Text is a reference as on the command line: `path.py:function`, `module:function`. Settings are plain fields of the
-    job ({"batch": 128}) and groups of the plan ({"sync": {"bucket_mib": 4}}); `args` are arguments of its function.
+    job ({"batch": 128}) and groups of the plan ({"sync": {"bucket_mib": 4}}).
     """
+    args = changes.args
     if not isinstance(job, (Job, str)):
         raise JobError(
             f"a plait.Job, or text that names one, was expected, not {type(job).__name__}.",
@@ -31,9 +31,10 @@ def given_job(
     if args and not isinstance(job, str):
         raise UsageError(
             f"args ({', '.join(args)}) are for a job that is named, and this is a Job that has been made.",
-            fix='call your function with them: train(job(lr=3e-4)), or name it: train("path.py:job", args=...).',
+            fix="call your function with them: train(job(lr=3e-4)), or name it: "
+            'train("path.py:job", changes=Changes(args=...)).',
         )
-    of_job, of_plan = split_settings(settings or {})
+    of_job, of_plan = split_settings(changes.settings)
     return job_with(load_job(job, args) if isinstance(job, str) else job, of_job), of_plan
 
 

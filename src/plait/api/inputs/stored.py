@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 
+from plait.api.inputs.settings import parse_arguments, parse_settings
 from plait.errors import UsageError
 from plait.files.document import Format
 from plait.files.shape import read_json
-from plait.options import Saving
+from plait.options import Changes, Saving
 from plait.plan.plan import read_plan
 
 SAVED = ("checkpoint_every", "record_samples", "keep", "keep_best", "log")
@@ -56,6 +57,14 @@ def stored_settings(folder: Path) -> dict[str, Any]:
         stored["plan_file"] = folder / "plan.yaml"
         stored["plan"] = read_plan(folder / "plan.yaml").name
     return stored
+
+
+def stored_changes(stored: Mapping[str, Any], job: object) -> Changes:
+    """What was changed of the job; its arguments where `job` is still a name."""
+    settings = parse_settings(stored.get("settings", []))
+    settings.pop("weights", None)  # the checkpoint's count
+    args = parse_arguments(stored.get("args", [])) if isinstance(job, str) else {}
+    return Changes(settings=settings, args=args)
 
 
 def stored_saving(stored: Mapping[str, Any]) -> Saving:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from plait.api.inputs.trust import fingerprint
 from plait.errors import UsageError
 from plait.files.write import write_whole
 from plait.job.data.open import open_data
-from plait.options import Elsewhere
+from plait.options import Changes, Elsewhere, Tries
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,14 +30,11 @@ class Request:
     job: str
     plan: str | None
     ranks: int | None
-    mesh: Mapping[str, int]
-    settings: Mapping[str, Any]
+    changes: Changes
+    """Its arguments are what may be tried."""
+    tries: Tries
     steps: int | None
     device: str
-    folds: int
-    seed: int
-    args: Mapping[str, Any]
-    """What may be tried."""
     engine: tuple[str, ...] = ()
     """Options of `plait run` that have an engine start it."""
 
@@ -46,26 +43,30 @@ class Request:
         words = [self.job, *(word for entry in write_arguments(args) for word in ("--arg", entry))]
         words += ["--plan", self.plan] if self.plan is not None else []
         words += ["--ranks", str(self.ranks)] if self.ranks is not None else []
-        words += (
-            ["--mesh", ",".join(f"{name}={size}" for name, size in self.mesh.items())] if self.mesh else []
-        )
-        words += [word for entry in write_settings(self.settings) for word in ("--set", entry)]
+        mesh = ",".join(f"{name}={size}" for name, size in self.changes.mesh.items())
+        words += ["--mesh", mesh] if mesh else []
+        words += [word for entry in write_settings(self.changes.settings) for word in ("--set", entry)]
         return words + (["--device", self.device] if self.device != "cpu" else [])
 
     def fold(self, fold: int) -> dict[str, str]:
         """The setting that holds out a part."""
-        return {"fold": f"{fold + 1}/{self.folds}:{self.seed}"} if self.folds > 1 else {}
+        return {"fold": f"{fold + 1}/{self.tries.folds}:{self.tries.seed}"} if self.tries.folds > 1 else {}
 
     def words(self, args: Mapping[str, Any], fold: int) -> list[str]:
         """Those for one fold."""
         held_out = [word for entry in write_settings(self.fold(fold)) for word in ("--set", entry)]
         return [*self.command(args), *held_out]
 
+    def changed(self, args: Mapping[str, Any], fold: int) -> Changes:
+        """What is changed of the job for one fold."""
+        settings = {**self.changes.settings, **self.fold(fold)}
+        return replace(self.changes, settings=settings, args=args)
+
     def total_steps(self, args: Mapping[str, Any], fold: int) -> int:
         """Of a whole trial."""
         if self.steps is not None:
             return self.steps
-        job, _ = given_job(self.job, {**self.settings, **self.fold(fold)}, args)
+        job, _ = given_job(self.job, self.changed(args, fold))
         total = job.total_steps(open_data(job.data, job.collate).num_samples)
         if total is None:
             raise UsageError(
@@ -83,13 +84,14 @@ def engine_words(elsewhere: Elsewhere, ranks: int | None) -> tuple[str, ...]:
     return ("--engine", elsewhere.engine, "--hosts", str(elsewhere.hosts), *several, *given)
 
 
-def claim(folder: Path | None, request: Request, search: str, metric: str) -> Path:
+def claim(folder: Path | None, request: Request) -> Path:
     """The folder of this try, which holds no other: the same request has the same one."""
+    changes, tries = request.changes, request.tries
     said = {
-        "job": request.job, "args": {name: str(value) for name, value in request.args.items()}, "plan": request.plan,
-        "ranks": request.ranks, "mesh": dict(request.mesh), "settings": write_settings(request.settings),
-        "steps": request.steps, "device": request.device, "folds": request.folds, "seed": request.seed,
-        "search": search, "metric": metric, **fingerprint(request.job),
+        "job": request.job, "args": {name: str(value) for name, value in changes.args.items()}, "plan": request.plan,
+        "ranks": request.ranks, "mesh": dict(changes.mesh), "settings": write_settings(changes.settings),
+        "steps": request.steps, "device": request.device, "folds": tries.folds, "seed": tries.seed,
+        "search": tries.search, "metric": tries.metric, **fingerprint(request.job),
     }  # fmt: skip
     text = json.dumps(said, indent=2) + "\n"
     if folder is None:
@@ -110,8 +112,9 @@ def claim(folder: Path | None, request: Request, search: str, metric: str) -> Pa
     return folder
 
 
-def places_for(request: Request, ranks: int, parallel: int | None) -> list[dict[str, str]]:
+def places_for(request: Request, ranks: int) -> list[dict[str, str]]:
     """Places for runs, each with variables of its own: on this machine, `ranks` for each (0: all), or an engine's."""
+    parallel = request.tries.parallel
     if request.engine:
         return [{}] * (parallel or 1)
     if request.device == "cpu":

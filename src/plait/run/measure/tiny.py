@@ -15,6 +15,7 @@ from statistics import median
 import torch
 from torch import nn
 
+from plait.callbacks import Watching
 from plait.errors import RunError
 from plait.files.scratch import scratch_folder
 from plait.job.job import Job
@@ -85,7 +86,7 @@ def main() -> None:
             ranks,
             out=folder / "run",
             device=device,
-            listener=heard,
+            watching=Watching(listener=heard),
         )
         lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     steps = [line["step_s"] for line in lines if "step_s" in line]

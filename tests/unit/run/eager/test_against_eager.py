@@ -11,6 +11,7 @@ from tests.ordinary import CASES, STEPS
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from plait.callbacks import Watching
 from plait.errors import CaptureError, JobError
 from plait.graph.from_job import Captures
 from plait.job.data.open import open_data
@@ -159,7 +160,12 @@ def test_verify_says_that_capture_lost_something(monkeypatch: pytest.MonkeyPatch
 def told_by_training(name: str, folder: Path, **limits: Any) -> list[str]:
     heard: list[dict[str, Any]] = []
     train(
-        CASES[name](), "single", out=folder / "run", steps=1, listener=heard.append, limits=Limits(**limits)
+        CASES[name](),
+        "single",
+        out=folder / "run",
+        steps=1,
+        watching=Watching(listener=heard.append),
+        limits=Limits(**limits),
     )
     return [event["notice"] for event in heard if "notice" in event]
 

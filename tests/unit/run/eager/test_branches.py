@@ -139,7 +139,9 @@ def test_two_servers_clip_by_the_norm_of_what_is_there() -> None:
 
     job = replace(job_of(Branching, clip_norm=0.5), loss=None, objective=objective)
     settings = {"sync": {"servers": 2}}
-    proof = plait.verify(job, "server-sync", 4, steps=4, serial=True, settings=settings)
+    proof = plait.verify(
+        job, "server-sync", 4, steps=4, serial=True, changes=plait.Changes(settings=settings)
+    )
     assert proof.ok and proof.eager, (proof.first, proof.eager_first)
 
 

@@ -74,7 +74,13 @@ def test_an_update_keeps_sparse_gradients_sparse(tmp_path: Path) -> None:
             kinds.update(table.grad.is_sparse for table in tables)
             return super().step(closure)
 
-    plait.train(words(True, lambda p: Looks(p, lr=0.1)), "hogwild", 1, out=tmp_path / "run", trace=False)
+    plait.train(
+        words(True, lambda p: Looks(p, lr=0.1)),
+        "hogwild",
+        1,
+        out=tmp_path / "run",
+        saving=plait.Saving(trace=False),
+    )
     assert kinds == {True}
 
 
@@ -82,9 +88,14 @@ def test_an_update_keeps_sparse_gradients_sparse(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["dropout", "sparse"])
 def test_one_worker_equals_one_process(tmp_path: Path, name: str, shared: bool) -> None:
     job = jobs.dropout() if name == "dropout" else replace(words(True), steps=None, epochs=2)
-    one = plait.train(job, "single", 1, out=tmp_path / "one", trace=False)
+    one = plait.train(job, "single", 1, out=tmp_path / "one", saving=plait.Saving(trace=False))
     wild = plait.train(
-        job, "hogwild", 1, out=tmp_path / "wild", trace=False, settings={"hogwild": {"shared_state": shared}}
+        job,
+        "hogwild",
+        1,
+        out=tmp_path / "wild",
+        saving=plait.Saving(trace=False),
+        changes=plait.Changes(settings={"hogwild": {"shared_state": shared}}),
     )
     assert wild.losses == pytest.approx(one.losses, rel=1e-6)  # the parent divides in float64
     assert wild.evaluation == one.evaluation

@@ -54,8 +54,8 @@ def test_a_run_is_told_traced_saved_and_gone_on_with(tmp_path: Path) -> None:
     for rank in (0, 1):
         names = " ".join(span.name for span in found.trace.spans if span.rank == rank)
         assert all(word in names for word in ("scatter", "replicate", "gather losses", "reduce")), names
-    then = plait.train(job, "threads", 3, steps=5, out=folder, resume=folder)
-    last = plait.train(job, "single", steps=6, out=folder, resume=folder)
+    then = plait.resume(folder, 3, job=job, plan="threads", steps=5, out=folder)
+    last = plait.resume(folder, job=job, plan="single", steps=6, out=folder)
     assert [*first.losses, *then.losses, *last.losses] == pytest.approx(list(alone), rel=1e-5)
     assert torch.get_num_threads() == before
 

@@ -27,7 +27,9 @@ def chain() -> Job:
 
 
 def step_s(plan: str, settings: dict[str, Any]) -> float:
-    return plait.predict(chain(), plan, 4, settings=settings, cluster=SLOW).prediction.step_s
+    return plait.predict(
+        chain(), plan, 4, changes=plait.Changes(settings=settings), cluster=SLOW
+    ).prediction.step_s
 
 
 def test_overlap_larger_buckets_and_averaging_now_and_then_pay() -> None:
@@ -48,7 +50,9 @@ def test_sending_costs_processors_time() -> None:
     def found(overlap: bool) -> list[float]:
         settings = {"sync": {"bucket_mib": 0.1, "overlap": overlap}}
         return [
-            plait.predict(chain(), "ddp", 4, settings=settings, cluster=cluster).prediction.step_s
+            plait.predict(
+                chain(), "ddp", 4, changes=plait.Changes(settings=settings), cluster=cluster
+            ).prediction.step_s
             for cluster in (few, free)
         ]
 
@@ -62,7 +66,9 @@ def test_wires_of_hosts_are_shared_and_levels_save_them() -> None:
     apart = emulated(parse_cluster("4xcpu"), network)
     settings = {"sync": {"bucket_mib": 8}}
     found = [
-        plait.predict(chain(), "ddp", 4, settings=settings, cluster=cluster).prediction.step_s
+        plait.predict(
+            chain(), "ddp", 4, changes=plait.Changes(settings=settings), cluster=cluster
+        ).prediction.step_s
         for cluster in (parse_cluster("4xcpu"), SLOW, apart)
     ]
     assert found[0] < found[1] < found[2]
