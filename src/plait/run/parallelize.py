@@ -195,12 +195,12 @@ class Step:
     @contextmanager
     def on_trial(self) -> Iterator[None]:
         """Gradients that are made within it leave no trace in the model's buffers."""
-        self._machine.keeps_undo = True
+        self._machine.commits.keeps_undo = True
         try:
             yield
-            self._machine.undo()
+            self._machine.commits.undo()
         finally:
-            self._machine.keeps_undo = False
+            self._machine.commits.keeps_undo = False
 
     @property
     def model(self) -> nn.Module:

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from plait.errors import PlanError
 from plait.job.data.share import Share
 from plait.program import instructions as ins
@@ -20,10 +18,12 @@ from plait.program.value import TOTAL, WEIGHT, Value
 from plait.run.hold.averaging import Averaging
 from plait.run.hold.gradients import GradientStore
 from plait.run.hold.state import ModelState
+from plait.run.interpret.commits import Commits
 from plait.run.interpret.compression import Compressor
 from plait.run.interpret.copies import Copies
 from plait.run.interpret.outcome import Observer, StepOutcome
 from plait.run.interpret.segments import Segments
+from plait.run.interpret.serving import Serving
 from plait.run.interpret.step import Step, Steps, compare_sizes
 from plait.run.interpret.straggler import Straggler
 from plait.run.interpret.sums import Sums
@@ -33,10 +33,6 @@ from plait.run.interpret.user_code import UserCode
 from plait.run.interpret.worker_side import WorkerSide
 from plait.run.link.links import Links
 from plait.run.link.wire import Post
-from plait.run.serve.center import Center
-from plait.run.serve.optimized import Optimized
-from plait.run.serve.port import Port
-from plait.run.serve.service import Service
 
 
 class Machine:
@@ -58,27 +54,18 @@ class Machine:
         self.observer = observer
         self.store = GradientStore(state, links)
         self.averaging = Averaging(state, links)
-        self.post = post
-        self.service: Service | None = None
-        """What a server does."""
-        self.waits = True
-        """Whether an answer of a server may be waited for; else others must move meanwhile."""
+        self.serving = Serving(rank, state, post)
+        """Its side of servers, where there are any."""
         self.outcome: StepOutcome | None = None
         """Of the last step; None where this rank had no samples of its own."""
         self.straggler = Straggler()
         """How much longer this rank takes to compute than it needs."""
-        self.keeps_undo = False
-        """Whether a step that does not come to its end can be undone."""
-        self.on_update: Callable[[], None] = lambda: None
-        """Is called before weights change: from then on the step cannot be undone."""
-        self.is_updating = False
-        """Whether weights are those of no step."""
-        self._undo: dict[str, Tensor] = {}
-        """Buffers that this step has changed, as they were."""
         self._values: dict[Value, Any] = state.values()
+        self.commits = Commits(state, self.store, self._values)
+        """What a step writes over, and how far it can be undone."""
         self._traffic = Traffic(links, state, self.store, self._values)
         self._sums = Sums(state, self.store, Compressor(links), self._values)
-        self._side = WorkerSide(state, self.store, self.averaging, self._traffic, self._values)
+        self._side = WorkerSide(state, self.store, self.averaging, self.serving, self._traffic, self._values)
         copies = Copies(state, self.store, self._values, self._traffic.keep)
         self._updates = Updates(state, self.store, copies, self._traffic.keep)
         self._steps = Steps(rank, state)
@@ -86,38 +73,20 @@ class Machine:
         """Runs what is captured."""
         self.user_code = UserCode(rank, links, state, self.store, self._values)
         """Runs what is not captured."""
-        self._now: Step | None = None
-        """The step that is executed; None: none yet."""
         self._run: dict[type, Callable[[Step, Any], None]] = {
             **self.segments.handlers,
-            ins.Stash: self._stash,
+            **self.commits.handlers,
             ins.Update: self._update,
-            ins.Commit: self._commit,
             **self._traffic.handlers,
             **copies.handlers,
             **self._sums.handlers,
             **self._side.handlers,
         }
-        self._run_once: dict[type, Callable[[Any], None]] = {
-            ins.Anchor: lambda anchor: self.averaging.anchor(center=anchor.center),
-            ins.Leave: lambda leave: self._side.leave(),
-        }
-        """What comes before the first step and after the last."""
 
     def begin(self, program: Program) -> None:
         """Before the first step, with the weights that it begins with; of a worker, any step's program will do."""
-        own = program.of(self.rank)
-        if own.serve is not None:
-            assert self.post is not None
-            service = Service(program.plan, self.rank, self.post, self.state, own, own.serve)
-            service.holder = Center(service)
-            if "push" in own.serve.handlers:
-                service.holder = optimized = Optimized(service)
-                optimized.store.conditional = program.conditional
-            self.service = service
-        elif self.post is not None:
-            self._side.port = Port(program.plan, self.post, self.state, own, waits=self.waits)
-        self._once(own.prologue, self.state.steps_done)
+        self.serving.begin(program)
+        self._once(program.of(self.rank).prologue, self.state.steps_done)
 
     def skip(self, step: int) -> None:
         """A step of which this rank has nothing to do."""
@@ -131,7 +100,7 @@ class Machine:
         for instruction in instructions:
             start = time.perf_counter_ns()
             self.observer.entering(step, instruction, False)
-            self._run_once[type(instruction)](instruction)
+            self._side.once[type(instruction)](instruction)
             self.observer.done(step, instruction, start, time.perf_counter_ns())
 
     def execute(self, program: Program, step: int, shares: Sequence[Share]) -> Iterator[None]:
@@ -166,10 +135,10 @@ class Machine:
         return (instructions, ()) if at is None else (instructions[:at], instructions[at + 1 :])
 
     def _begin_step(self, program: Program, step: int, shares: Sequence[Share]) -> Iterator[None]:
-        now = self._steps.step(program, step, shares)
+        now = self._steps.begin(program, step, shares)
         self.store.frozen, self.store.conditional = self.state.frozen(step), program.conditional
-        self._now, self._sums.norm, self._sums.loss, self.user_code.used = now, None, None, frozenset()
-        self._undo.clear()
+        self._sums.norm, self._sums.loss, self.user_code.used = None, None, frozenset()
+        self.commits.begin()
         self._updates.begin()
         self._values |= now.known.constants
         if self.store.on_ready is not None:  # a proof holds copies to what the program promises
@@ -188,8 +157,8 @@ class Machine:
                 if self._traffic.hops:
                     self.observer.hopped(step, self._traffic.hops)
             elif isinstance(instruction, ins.Serve):
-                assert self.service is not None
-                yield from self.service.execute()
+                assert self.serving.service is not None
+                yield from self.serving.service.execute()
                 return
             elif isinstance(instruction, ins.Opaque):
                 entering(step, instruction, False)
@@ -207,8 +176,8 @@ class Machine:
     def _end_step(self, steps_done: int) -> Iterator[None]:
         yield from self._traffic.drain()
         self.store.tell_parts()
-        self.state.steps_done, self.is_updating = steps_done, False
-        self._undo.clear()
+        self.state.steps_done = steps_done
+        self.commits.end()
         if self.state.averages is not None:
             self.state.host_memory.settle()
         if self.state.averages is not None and self._at.program.plan.agreement.weights == "own":
@@ -224,17 +193,6 @@ class Machine:
                 early=self._sums.loss,
             )
 
-    def undo(self) -> None:
-        """Forget a step of which the weights have not changed yet."""
-        assert not self.is_updating
-        for name, before in self._undo.items():
-            self._held(name).copy_(before)
-
-    @property
-    def port(self) -> Port | None:
-        """A worker's way to servers, where there are any."""
-        return self._side.port
-
     @property
     def bytes_sent(self) -> int:
         """In all collectives and messages so far; a collective counts what it gathers or sums once."""
@@ -247,29 +205,11 @@ class Machine:
 
     @property
     def _at(self) -> Step:
-        assert self._now is not None, "no step is executed"
-        return self._now
-
-    def _stash(self, now: Step, instruction: ins.Stash) -> None:
-        for source, name in zip(instruction.reads, instruction.writes, strict=True):
-            self._values[name] = self._values[source].clone()
+        return self._steps.now
 
     def _update(self, now: Step, instruction: ins.Update) -> None:
-        self.on_update()
-        self.is_updating = True
+        self.commits.begin_update()
         counts = self._updates.counts(self._sums.norm)
         if not counts:
             self._sums.norm = None  # of a step that was not made
         self._updates.update(now, instruction, counts=counts)
-
-    def _commit(self, now: Step, instruction: ins.Commit) -> None:
-        for name, source in zip(instruction.buffers, instruction.reads, strict=True):
-            new = self.store.buffer(name) if source.kind == "bucket" else self._values[source]
-            if self.keeps_undo and name not in self._undo:
-                self._undo[name] = self._held(name).clone()
-            self._held(name).copy_(new)
-
-    def _held(self, name: str) -> Tensor:
-        """A buffer; or a parameter that the forward writes into."""
-        buffer = self.state.buffers.get(name)
-        return buffer if buffer is not None else self.state.parameters[name].detach()

@@ -86,12 +86,19 @@ class Steps:
     def __init__(self, rank: int, state: ModelState) -> None:
         self._rank, self._state = rank, state
         self._known = Latest[int, Known](_PROGRAMS)
+        self._now: Step | None = None
 
-    def step(self, program: Program, number: int, shares: Sequence[Share]) -> Step:
+    @property
+    def now(self) -> Step:
+        """The one that is executed, or was last."""
+        assert self._now is not None, "no step is executed"
+        return self._now
+
+    def begin(self, program: Program, number: int, shares: Sequence[Share]) -> Step:
         """A step of a program with this rank's samples."""
         own, axes = program.of(self._rank), [name for name, _ in program.plan.mesh.axes]
         on_mesh = own.serve is None
-        return Step(
+        self._now = Step(
             number=number,
             program=program,
             own=own,
@@ -104,6 +111,7 @@ class Steps:
             if on_mesh
             else (),
         )
+        return self._now
 
     def _known_of(self, program: Program, own: RankProgram) -> Known:
         known = self._known.get(id(own))

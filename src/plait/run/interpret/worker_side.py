@@ -11,6 +11,7 @@ from plait.program.value import Value
 from plait.run.hold.averaging import Averaging
 from plait.run.hold.gradients import GradientStore
 from plait.run.hold.state import ModelState
+from plait.run.interpret.serving import Serving
 from plait.run.interpret.step import Step
 from plait.run.interpret.traffic import Traffic
 from plait.run.serve.port import Port
@@ -24,12 +25,12 @@ class WorkerSide:
         state: ModelState,
         store: GradientStore,
         averaging: Averaging,
+        serving: Serving,
         traffic: Traffic,
         values: dict[Value, Any],
     ) -> None:
         self.averaging = averaging
-        self.port: Port | None = None
-        """The way to servers, where there are any."""
+        self._serving = serving
         self._state = state
         self._store = store
         self._traffic = traffic
@@ -44,14 +45,15 @@ class WorkerSide:
             ins.Mix: self.average,
             ins.Exchange: self.exchange,
         }
-
-    def leave(self) -> None:
-        """Tell the servers that nothing more comes."""
-        self._to_servers().leave()
+        self.once: dict[type, Callable[[Any], None]] = {
+            ins.Anchor: lambda anchor: self.averaging.anchor(center=anchor.center),
+            ins.Leave: lambda leave: self._to_servers().leave(),
+        }
+        """What comes before the first step and after the last."""
 
     def _to_servers(self) -> Port:
-        assert self.port is not None, "a machine begins before its first step"
-        return self.port
+        assert self._serving.port is not None, "a machine begins before its first step"
+        return self._serving.port
 
     def push(self, now: Step, instruction: ins.Push) -> None:
         """Send a bucket to the servers."""

@@ -74,8 +74,8 @@ class Apart:
         while self._next_save <= step:
             with self.watch.observer.beside(self._next_save - 1, "checkpoint"):
                 self.seat.board.enter(self._next_save, -1, AWAITS_SAVE, waiting=True)
-                if self.machine.port is not None:
-                    self.machine.port.pause(self._next_save)
+                if self.machine.serving.port is not None:
+                    self.machine.serving.port.pause(self._next_save)
                 else:
                     assert self._model is not None
                     self.seat.emit({"awaits_save": self._next_save})
@@ -84,9 +84,9 @@ class Apart:
 
     def did(self, loaded: LoadedStep) -> None:
         """Servers are told how far it is."""
-        if self.machine.port is not None:
-            self.machine.port.shares += 1
-            self.machine.port.next_step = max(self.machine.port.next_step, loaded.step + 1)
+        if self.machine.serving.port is not None:
+            self.machine.serving.port.shares += 1
+            self.machine.serving.port.next_step = max(self.machine.serving.port.next_step, loaded.step + 1)
 
     def tell(self, loaded: LoadedStep, told: dict[str, Any]) -> None:
         """Write it where it outlives this process, and tell the parent."""
@@ -98,8 +98,8 @@ class Apart:
 
     def skip(self, step: int) -> None:
         """Whoever waits for all workers must not wait for this one."""
-        if self.machine.port is not None:
-            self.machine.port.skip(step)
+        if self.machine.serving.port is not None:
+            self.machine.serving.port.skip(step)
 
     def measures(self, loaded: LoadedStep) -> bool:
         """Whether this is the last share of a step after which it is time to; a dead worker's is nobody's."""
@@ -112,7 +112,7 @@ class Apart:
 
     def measure(self, step: int, epoch: int) -> None:
         """What all train, as it is now."""
-        held_out, port = self.programs.held_out, self.machine.port
+        held_out, port = self.programs.held_out, self.machine.serving.port
         assert held_out is not None
         with self.watch.observer.beside(step, "evaluate"):
             if port is not None:
@@ -144,5 +144,5 @@ class Apart:
             self.seat.emit({"awaits_save": None})
         self._log.close()
         write_gradients(self.task, self._gradients)
-        port = self.machine.port
+        port = self.machine.serving.port
         return {"bytes_sent": port.sent_bytes + self.machine.bytes_sent} if port is not None else {}

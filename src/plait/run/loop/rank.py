@@ -149,7 +149,7 @@ class _Rank:
         if self.resumed is not None:
             restore_workers(self.resumed, self.state, self.machine.averaging, self.task.plan, self.seat.rank)
             self.resumed = None
-        if self.machine.service is not None:
+        if self.machine.serving.service is not None:
             return self._serve()
         company = self._company()
         worker = Worker(
@@ -165,7 +165,7 @@ class _Rank:
         if self.task.outlives and self.seat.ranks > 1:
             if isinstance(company, Together):
                 rescue.listen()
-                self.machine.keeps_undo, self.machine.on_update = True, rescue.close
+                self.machine.commits.keeps_undo, self.machine.commits.on_update = True, rescue.close
             else:
                 rescue.ignore()  # who has the weights hears it
         try:
@@ -248,7 +248,7 @@ class _Rank:
 
     def _serve(self) -> dict[str, Any]:
         """Be a server to the end of the run."""
-        service, task, seat = self.machine.service, self.task, self.seat
+        service, task, seat = self.machine.serving.service, self.task, self.seat
         assert service is not None
         service.is_gone = seat.board.is_gone
         service.on_work = lambda what, step: self.watch.observer.serving(service.serve, what, step)

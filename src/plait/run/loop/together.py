@@ -227,10 +227,10 @@ class Together:
         """Others are lost: say what this rank holds, and write it down where it is asked to; `error` where it does not
         hold everything. Between two updates every rank of such a plan holds the same, or did when all met last."""
         alone = self.task.plan.agreement.averages
-        if not self.task.holds_all or (self._met is None if alone else self.machine.is_updating):
+        if not self.task.holds_all or (self._met is None if alone else self.machine.commits.is_updating):
             raise error
         if not alone:
-            self.machine.undo()
+            self.machine.commits.undo()
         if self._saver is not None:
             self._tell(self._saver.close())
         if self.ledger is not None:

@@ -89,7 +89,7 @@ class SerialRanks:
                 state = on_model_of(self.machines[0].state, state, plan)
             post = SerialPost(self.boxes, rank) if plan.ranks > plan.mesh.size else None
             machine = Machine(rank, state, links, Unobserved(), compiled, post)
-            machine.waits = False
+            machine.serving.waits = False
             with torch.no_grad():
                 machine.begin(self._full)
             (self.servers if rank >= plan.mesh.size else self.machines).append(machine)
@@ -102,7 +102,7 @@ class SerialRanks:
     @staticmethod
     def _store(machine: Machine) -> GradientStore:
         """Where gradients are made ready: that of whoever updates."""
-        holder = machine.service.holder if machine.service is not None else None
+        holder = machine.serving.service.holder if machine.serving.service is not None else None
         return holder.store if isinstance(holder, Optimized) else machine.store
 
     def run(self, step: int) -> bool:
@@ -121,8 +121,8 @@ class SerialRanks:
                 own.append(self.programs.at(step).for_step(shares, fragments))
             else:
                 machine.skip(step)
-                if machine.port is not None:
-                    machine.port.skip(step)
+                if machine.serving.port is not None:
+                    machine.serving.port.skip(step)
         for parts in self._gradients:
             parts.clear()  # a parameter may have none in this step
         self.notices = (*self.programs.choices, *own[0].notices)
@@ -130,8 +130,8 @@ class SerialRanks:
         while self.turn():
             pass
         for machine in self.machines:
-            if machine.port is not None:
-                machine.port.shares += 1
+            if machine.serving.port is not None:
+                machine.serving.port.shares += 1
         self._outcome = self._together(own[0]) if self.servers else self.machines[0].outcome
         if self._outcome is not None and not self.servers:
             for machine in self.machines:
@@ -150,7 +150,7 @@ class SerialRanks:
         return before != self._progress() or before_moves != self._moves
 
     def _progress(self) -> list[tuple[int, int]]:
-        services = [machine.service for machine in self.servers]
+        services = [machine.serving.service for machine in self.servers]
         return [(service.streams.taken, service.rule.applied) for service in services if service is not None]
 
     def _together(self, program: Program) -> StepOutcome:
@@ -160,7 +160,8 @@ class SerialRanks:
         known = not self.programs.plan.agreement.alone and not any(
             "weight" in bucket.scalars for bucket in program.buckets
         )
-        holder = self.servers[0].service.holder if self.servers[0].service is not None else None
+        service = self.servers[0].serving.service
+        holder = service.holder if service is not None else None
         return StepOutcome(
             total=torch.stack([outcome.total for outcome in outcomes]).sum(),
             weight=weights[0] if known else torch.stack(weights).sum(),

@@ -133,7 +133,7 @@ def test_easgd_one_after_the_other_by_hand(variant: str, tau: int, momentum: flo
 def test_the_center_takes_workers_in_turn_or_as_they_come(variant: str) -> None:
     job = case_job("mlp", torch.float64)
     ranks = ranks_of(job, "easgd", 4, elastic={"variant": variant})
-    first, second, third = (machine.port for machine in ranks.machines)
+    first, second, third = (machine.serving.port for machine in ranks.machines)
     assert first is not None and second is not None and third is not None
     (flat,) = ranks.programs.for_sizes([(3, 2, 2)]).of(0).averages
     weights = torch.ones(flat.num_elements, dtype=torch.float64)
@@ -154,7 +154,7 @@ def test_the_center_takes_workers_in_turn_or_as_they_come(variant: str) -> None:
         else early.result().lerp(3 * weights, 0.5)
     )
     torch.testing.assert_close(early.result() if variant == "round-robin" else start.result(), between)
-    service = ranks.servers[0].service
+    service = ranks.servers[0].serving.service
     assert service is not None and service.rule.applied == 2
 
 
