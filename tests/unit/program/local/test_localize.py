@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from plait.program.local.local_graph import LocalGraph
 from plait.program.local.localize import localize
 from plait.program.place.placement import AxisShares, P, R, Shard, Strategy
 
-aten = torch.ops.aten
+aten, ours = torch.ops.aten, torch.ops.plait
 
 
 def local(name: str, units: tuple[int, ...], rank: int, size: int = 7) -> LocalGraph:
@@ -102,6 +103,19 @@ def test_a_rule_that_lies_about_a_shape_is_found() -> None:
     axis = AxisShares(name="data", units=(2, 1, 3))
     with pytest.raises(ProgramError, match=r"gives \[6\] on this rank where its placement .* demands \[2\]"):
         run_on_ranks(op, Strategy((Shard(0),), (Shard(0),)), axis)
+
+
+@pytest.mark.parametrize("lie", [0, 1])
+@pytest.mark.parametrize(
+    "op", [ours.attention.default, aten._scaled_dot_product_flash_attention_for_cpu.default], ids=str
+)
+def test_no_output_of_attention_is_exempt(op: Any, lie: int) -> None:
+    query = torch.ones(6, 2, 4, 8)
+    call = one_op(op, (query, query, query, *((None, False, 0.5) if op is ours.attention.default else ())))
+    axis, truth = AxisShares(name="data", units=(2, 1, 3)), Shard(0)
+    outputs = [truth if index != lie else R for index in range(len(call.outputs))]
+    with pytest.raises(ProgramError, match=r"gives \[2.* on this rank where its placement .* demands \[6"):
+        run_on_ranks(call, Strategy((truth,) * 3, tuple(outputs)), axis)
 
 
 @pytest.mark.parametrize("want", [R, Shard(0), Shard(1), Shard(0, 2)], ids=str)
