@@ -12,39 +12,35 @@ _LARGER: dict[str, tuple[Any, ...]] = {
 """The same of a kernel that grows, by `k` rows and `l` columns on each side, as its padding does."""
 _GROWS = ("(grows a k l)", '(= d "1,1")')
 """A neighbour is so much larger, and there is nothing between positions."""
+_ALIKE = ("(= (size a 2) (size b 2))", "(= (size a 3) (size b 3))")
+"""Two kernels have the same rows and columns."""
+_TWO_GRADIENTS = {"g": "mohw", "h": "mphw", "x": "mihw", "a": "oicc", "b": "picc"}
+"""Shapes of two gradients of one image, which went through two kernels."""
 
 GRADIENTS = (
     Rule(
         name="gradients of one image are summed first",
         given=("(add (add r (convx p y z d g x a)) (convx q u v d h x b))",),
         gives=("(add r (add (convx p y z d g x a) (convx q u v d h x b)))",),
-        shapes={"r": "mihw", "g": "mohw", "h": "mphw", "x": "mihw", "a": "oicc", "b": "picc"},
-        numbers={
-            "p": ("1,1",),
-            "y": (0, 1),
-            "z": (0, 1),
-            "q": ("1,1",),
-            "u": (0, 1),
-            "v": (0, 1),
-            "d": ("1,1",),
-        },
+        shapes={"r": "mihw", **_TWO_GRADIENTS},
+        numbers={**_PLAIN, "q": ("1,1",), "u": (0, 1), "v": (0, 1)},
         when=("(beside a b)",),
     ),
     Rule(
         name="gradients of one image merge",
         given=("(add (convx p y z d g x a) (convx p y z d h x b))",),
         gives=("(convx p y z d (cat 1 g h) x (cat 0 a b))",),
-        shapes={"g": "mohw", "h": "mphw", "x": "mihw", "a": "oicc", "b": "picc"},
+        shapes=_TWO_GRADIENTS,
         numbers=_PLAIN,
-        when=("(next a b)", "(= (size a 2) (size b 2))", "(= (size a 3) (size b 3))"),
+        when=("(next a b)", *_ALIKE),
     ),
     Rule(
         name="gradients of one image merge, from the right",
         given=("(add (convx p y z d g x a) (convx p y z d h x b))",),
         gives=("(convx p y z d (cat 1 h g) x (cat 0 b a))",),
-        shapes={"g": "mohw", "h": "mphw", "x": "mihw", "a": "oicc", "b": "picc"},
+        shapes=_TWO_GRADIENTS,
         numbers=_PLAIN,
-        when=("(next b a)", "(= (size a 2) (size b 2))", "(= (size a 3) (size b 3))"),
+        when=("(next b a)", *_ALIKE),
     ),
     Rule(
         name="gradients of kernels on one image merge",
@@ -53,9 +49,9 @@ GRADIENTS = (
             "(slice 0 0 (size a 0) (convw p y z d (cat 1 g h) x (cat 0 a b)))",
             "(slice 0 (size a 0) (+ (size a 0) (size b 0)) (convw p y z d (cat 1 g h) x (cat 0 a b)))",
         ),
-        shapes={"g": "mohw", "h": "mphw", "x": "mihw", "a": "oicc", "b": "picc"},
+        shapes=_TWO_GRADIENTS,
         numbers=_PLAIN,
-        when=("(next a b)", "(head a)", "(= (size a 2) (size b 2))", "(= (size a 3) (size b 3))"),
+        when=("(next a b)", "(head a)", *_ALIKE),
     ),
     Rule(
         name="gradients of biases merge with those of kernels",
@@ -64,7 +60,7 @@ GRADIENTS = (
             "(slice 0 0 (size a 0) (convs (cat 1 g h)))",
             "(slice 0 (size a 0) (+ (size a 0) (size b 0)) (convs (cat 1 g h)))",
         ),
-        shapes={"g": "mohw", "h": "mphw", "x": "mihw", "a": "oicc", "b": "picc"},
+        shapes=_TWO_GRADIENTS,
         numbers=_PLAIN,
         when=("(next a b)", "(head a)"),
     ),
@@ -100,7 +96,7 @@ CONVOLUTIONS = (
         ),
         shapes={"x": "mihw", "a": "oicd", "b": "picd"},
         numbers={"p": ("1,1", "2,1"), "y": (1,), "z": (1, 2), "d": ("1,1", "1,2")},
-        when=("(next a b)", "(head a)", "(= (size a 2) (size b 2))", "(= (size a 3) (size b 3))"),
+        when=("(next a b)", "(head a)", *_ALIKE),
     ),
     Rule(
         name="convolutions with biases of one input merge",
@@ -111,7 +107,7 @@ CONVOLUTIONS = (
         ),
         shapes={"x": "mihw", "a": "oicd", "b": "picd", "r": "o", "s": "p"},
         numbers=_PLAIN,
-        when=("(next a b)", "(head a)", "(= (size a 2) (size b 2))", "(= (size a 3) (size b 3))"),
+        when=("(next a b)", "(head a)", *_ALIKE),
     ),
     Rule(
         name="a kernel as a larger one",
