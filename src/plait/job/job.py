@@ -20,15 +20,11 @@ from torch.utils.data import DataLoader
 
 from plait.errors import JobError
 from plait.job import objective as _objective
-from plait.job.batch import describe
+from plait.job.build import build_model
 from plait.job.data.torch_loader import loader_fields
 from plait.job.fields import Problem, is_whole, job_problems, until_problems
-from plait.job.lazy import give_shapes
-from plait.job.model.copies import copy_of
-from plait.job.model.weights import load_weights
 from plait.job.order import Draws, SampleOrder, micro_batch_sizes, shares
-from plait.job.origin import called
-from plait.job.precision import Precision, half_of, keep_masters, with_short_weights
+from plait.job.precision import Precision, half_of, keep_masters
 from plait.job.sampler import Sampler
 from plait.job.schedule import Schedule
 from plait.job.updates.average import Average
@@ -36,21 +32,13 @@ from plait.job.updates.clip import Bound
 from plait.job.updates.freeze import Freeze
 from plait.job.updates.objectives import Objective, Turn, optimizers_of, schedules_of, turn_of
 from plait.job.updates.optimizers import build_optimizer, leaves_of
-from plait.job.updates.patterns import as_patterns, check_known, first_of
+from plait.job.updates.patterns import as_patterns, check_known
 from plait.job.updates.schedules import Given, Schedules, schedule_of
-from plait.torch_private.modules import is_lazy
 
 _WHOLE = (
-    "batch",
-    "epochs",
-    "steps",
-    "seed",
-    "accumulate",
-    "evaluate_every",
-    "workers",
-    "prefetch",
-    "skip_bad",
-)
+    "batch", "epochs", "steps", "seed", "accumulate", "evaluate_every", "workers", "prefetch", "skip_bad",
+)  # fmt: skip
+"""Fields that are whole numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,43 +197,7 @@ class Job:
 
     def build_model(self) -> nn.Module:
         """The network: built under the job's seed, or the given instance as it is."""
-        self.seed_everything()
-        model = self.model if isinstance(self.model, nn.Module) else self._call_model()
-        if not isinstance(model, nn.Module):
-            raise JobError(
-                f"model() returned {describe(model)}, not a torch.nn.Module.", fix="return the network."
-            )
-        if any(map(is_lazy, model.modules())):
-            give_shapes(model, self)  # a given instance too: torch cannot copy what has no shape
-        _refuse_sparse(model)
-        if self.weights is not None:
-            model = copy_of(model) if model is self.model else model
-            load_weights(model, Path(self.weights))
-        if self.trains is not None:
-            model = copy_of(model) if model is self.model else model
-            self._choose_trained(model)
-        if self.precision == "bf16-weights":
-            model = with_short_weights(copy_of(model) if model is self.model else model)
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            num_frozen = sum(1 for _ in model.parameters())
-            raise JobError(
-                f"{type(model).__name__} has no trainable parameter ({num_frozen} frozen ones).",
-                fix="give the network a layer with weights, or set requires_grad=True on those to be trained.",
-            )
-        return model
-
-    def _choose_trained(self, model: nn.Module) -> None:
-        assert self.trains is not None
-        patterns, named = as_patterns(self.trains), list(model.named_parameters())
-        check_known("trains", patterns, [name for name, _ in named])
-        for name, parameter in named:
-            if first_of(patterns, name) is None:
-                parameter.requires_grad_(False)
-
-    def _call_model(self) -> nn.Module:
-        assert not isinstance(self.model, nn.Module)
-        with called("model()"):
-            return self.model()
+        return build_model(self)
 
     def build_optimizer(self, named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         """The user's optimizer on these parameters, which must be the only ones that it uses."""
@@ -359,16 +311,6 @@ class Job:
         for name, metric in metrics.items():
             measured[name] = _objective.checked(f"metric {name}", metric(*given), numbers=True)
         return measured
-
-
-def _refuse_sparse(model: nn.Module) -> None:
-    """What a model holds is copied, sent and saved as dense numbers."""
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.layout != torch.strided:
-            raise JobError(
-                f"{name} of {type(model).__name__} is not dense ({str(tensor.layout).removeprefix('torch.')}).",
-                fix="keep its indices and values as two buffers, and make the sparse tensor in the forward.",
-            )
 
 
 def _refuse(noun: str, problems: list[Problem]) -> None:
