@@ -40,7 +40,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     exact = Machine.execute
 
     def execute(machine: Machine, program: Program, step: int, shares: Sequence[Share]) -> Iterator[None]:
-        state, buckets = machine.state, machine.store._flat.values()
+        state, buckets = machine.state, machine.store._memory._flat.values()
         live = Live([*state.parameters.values(), *state.buffers.values(), *buckets])
         observer, machine.observer = machine.observer, Activations(live, machine)
         with FlopCounterMode(display=False) as counter, live:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from plait.graph.ops.choice import is_absent
 from plait.job.updates.clip import Clip
-from plait.plan.plan import DATA
 from plait.program.program import Bucket
 from plait.run.hold.away.gone import Gone
 from plait.run.hold.bounds import by_norm, clamp, entries, norms_of
+from plait.run.hold.bucket_memory import BucketMemory
 from plait.run.hold.sparse import to_dense, to_sparse
 from plait.run.hold.state import ModelState
 from plait.run.link.links import Links
@@ -26,15 +26,10 @@ class GradientStore:
 
     def __init__(self, state: ModelState, links: Links) -> None:
         self._state = state
-        self._links = links
-        self._flat: dict[Bucket, Tensor] = {}
-        self._views: dict[Bucket, list[Tensor]] = {}
-        self._scalars: dict[Bucket, list[Tensor]] = {}
+        self._memory = BucketMemory(state, links)
         self._loose: list[Tensor] = []
         self._copies: dict[Bucket, list[bool]] = {}
         self._kept: dict[Bucket, Tensor] = {}
-        self._spare: dict[torch.dtype, list[Tensor]] = {}
-        self._borrowed: dict[Bucket, Tensor] = {}
         self.frozen: frozenset[str] = frozenset()
         """Parameters that are not trained in this step: their gradients count as if there were none."""
         self.conditional: frozenset[str] = frozenset()
@@ -50,45 +45,7 @@ class GradientStore:
 
     def flat(self, bucket: Bucket) -> Tensor:
         """The bucket's gradients and scalars as one tensor."""
-        if bucket not in self._flat:
-            if bucket.group is not None:
-                self._flat[bucket] = flat = self._room(bucket)
-                self._views[bucket] = bucket.group.views(flat)
-                self._scalars[bucket] = []
-                return flat
-            flat = (
-                self._links.buffer(bucket.num_elements, bucket.dtype, self._state.device, bucket.axis)
-                if bucket.axis is not None
-                else torch.zeros(bucket.num_elements, dtype=bucket.dtype, device=self._state.device)
-            )
-            sizes = [torch.Size(shape).numel() for shape in bucket.shapes]
-            pieces = torch.split(flat, [*sizes, *([1] * len(bucket.scalars))])
-            self._flat[bucket] = flat
-            self._views[bucket] = [p.view(s) for p, s in zip(pieces, bucket.shapes, strict=False)]
-            self._scalars[bucket] = [piece.view(()) for piece in pieces[len(bucket.shapes) :]]
-        return self._flat[bucket]
-
-    def _room(self, bucket: Bucket) -> Tensor:
-        """Memory for a bucket of which this rank will keep a part: its own, or borrowed until then."""
-        assert bucket.group is not None
-        if not self._is_pooled():
-            return self._links.buffer(bucket.num_elements, bucket.dtype, self._state.device, DATA)
-        spare = self._spare.setdefault(bucket.dtype, [])
-        fits = [room for room in spare if room.numel() >= bucket.num_elements]
-        if fits:
-            room = min(fits, key=Tensor.numel)
-            spare[:] = [other for other in spare if other is not room]
-        else:
-            holding = self._state.holding
-            assert holding is not None
-            largest = max(group.num_elements for group in holding.layout.groups)
-            room = self._links.buffer(largest, bucket.dtype, self._state.device, DATA)
-        self._borrowed[bucket] = room
-        return room[: bucket.num_elements]
-
-    def _is_pooled(self) -> bool:
-        holding = self._state.holding
-        return holding is not None and holding.layout.zero >= 2
+        return self._memory.flat(bucket)
 
     def whole_or_kept(self, bucket: Bucket) -> Tensor:
         """This rank's part of a bucket of which other stages have parts as well, as one flat tensor."""
@@ -99,11 +56,8 @@ class GradientStore:
     def keep(self, bucket: Bucket, part: Tensor, *, fresh: bool) -> None:
         """This rank's part of the sum; the memory in which the bucket travelled is given back."""
         assert bucket.group is not None
-        if not self._is_pooled():
-            holding = self._state.holding
-            assert holding is not None
-            size = bucket.group.chunk_elements
-            own = self._flat[bucket][holding.data_coordinate * size :][:size]
+        if not self._memory.is_pooled:
+            own = self._memory.own_shard(bucket)
             self._kept[bucket] = own if own.data_ptr() == part.data_ptr() else own.copy_(part)
             return
         if not fresh:
@@ -112,9 +66,7 @@ class GradientStore:
             self._kept[bucket].copy_(part)
         else:
             self._kept[bucket] = part.clone()
-        self._spare[bucket.dtype].append(self._borrowed.pop(bucket))
-        self._flat.pop(bucket)
-        self._views.pop(bucket)
+        self._memory.give_back(bucket)
 
     def take(self, bucket: Bucket, summed: Tensor) -> None:
         """This rank's shard of a bucket, or all of it, that was summed elsewhere."""
@@ -153,8 +105,8 @@ class GradientStore:
         own = self.summed(bucket)
         self._gone.leave(bucket, {n: there[n] if n in there else g.cpu() for n, g in own.items()})
         if bucket.axis is None and not bucket.tied:
-            self._views.pop(bucket, None)
-        if bucket.group is not None and self._is_pooled():
+            self._memory.views.pop(bucket, None)
+        if bucket.group is not None and self._memory.is_pooled:
             self._kept.pop(bucket, None)
 
     def _here(self, buckets: Sequence[Bucket]) -> list[Bucket]:
@@ -163,7 +115,7 @@ class GradientStore:
     def slot(self, bucket: Bucket, position: int) -> Tensor:
         """The memory of one gradient of a bucket that travels: whoever makes the gradient may write it here."""
         self.flat(bucket)
-        return self._views[bucket][position]
+        return self._memory.views[bucket][position]
 
     def add(self, bucket: Bucket, tensors: list[Tensor], *, fresh: bool, begins: bool) -> None:
         """Gradients, then the bucket's scalars, then scalars that no bucket carries; `begins`: the first of a step."""
@@ -175,16 +127,16 @@ class GradientStore:
             self.flat(bucket).fill_(-0.0)  # which a sum keeps: no row was used here
         elif bucket.axis is not None or bucket.tied:
             self.flat(bucket)
-            targets = self._views[bucket] + self._scalars[bucket]
+            targets = self._memory.views[bucket] + self._memory.scalars[bucket]
             if bucket.group is None:  # optimizers of shards are elementwise
                 own = zip(bucket.parameters, gradients, strict=False)
                 self._sparse |= {name: g.sparse_dim() for name, g in own if g.is_sparse}
             _join(targets, [*gradients, *scalars], fresh)
         elif gradients:
             if fresh:
-                self._views[bucket] = self._own(bucket, gradients)
+                self._memory.views[bucket] = self._own(bucket, gradients)
             else:
-                self._views[bucket] = _added(self._views[bucket], gradients)
+                self._memory.views[bucket] = _added(self._memory.views[bucket], gradients)
         if loose and begins:
             self._loose = [tensor.clone() for tensor in loose]
         elif loose:
@@ -193,7 +145,7 @@ class GradientStore:
     def _own(self, bucket: Bucket, gradients: list[Tensor]) -> list[Tensor]:
         """Tensors that may be written in place: copies of those that share memory or are broadcast."""
         if bucket not in self._copies:
-            seen = self._pointers()
+            seen = self._memory.pointers()
             copies = []
             for gradient in gradients:
                 if gradient.is_sparse:  # made anew by every backward
@@ -207,17 +159,12 @@ class GradientStore:
         flags = self._copies[bucket]
         return [g.clone() if copy else g for g, copy in zip(gradients, flags, strict=True)]
 
-    def _pointers(self) -> set[int]:
-        """The memory of gradients that are kept as they came."""
-        loose = [views for bucket, views in self._views.items() if bucket not in self._flat]
-        return {t.untyped_storage().data_ptr() for views in loose for t in views if not t.is_sparse}
-
     def scalars(self, buckets: Sequence[Bucket]) -> dict[str, Tensor]:
         """`total` (and a late `weight`) after the sums."""
         found = {
             name: tensor
             for bucket in buckets
-            for name, tensor in zip(bucket.scalars, self._scalars.get(bucket, ()), strict=False)
+            for name, tensor in zip(bucket.scalars, self._memory.scalars.get(bucket, ()), strict=False)
         }
         names = [name for name in ("total", "weight") if name not in found]
         return found | dict(zip(names, self._loose, strict=False))
@@ -236,14 +183,14 @@ class GradientStore:
         if bucket in self._gone.gradients:
             return list(self._gone.gradients[bucket].values())
         if bucket.group is None:
-            return self._views.get(bucket, ())
+            return self._memory.views.get(bucket, ())
         holding = self._state.holding
         assert holding is not None
         return bucket.group.chunk_views(self._kept[bucket], holding.data_coordinate)
 
     def buffer(self, name: str) -> Tensor:
         """A buffer that travelled in a bucket."""
-        for bucket, views in self._views.items():
+        for bucket, views in self._memory.views.items():
             if name in bucket.buffers:
                 return views[bucket.buffers.index(name)]
         raise KeyError(name)
@@ -303,8 +250,10 @@ class GradientStore:
     def _coalesce(self, buckets: Sequence[Bucket]) -> None:
         """Give every row of sparse gradients one entry, so that the squares of entries add up to the norm's."""
         for bucket in buckets:
-            if any(view.is_sparse for view in self._views.get(bucket, ())):
-                self._views[bucket] = [v.coalesce() if v.is_sparse else v for v in self._views[bucket]]
+            if any(view.is_sparse for view in self._memory.views.get(bucket, ())):
+                self._memory.views[bucket] = [
+                    v.coalesce() if v.is_sparse else v for v in self._memory.views[bucket]
+                ]
 
     def hand_over(self, buckets: Sequence[Bucket], *, part: bool = False) -> None:
         """Put the gradients where the optimizer looks for them; `part`: those of other buckets come apart."""
@@ -341,7 +290,7 @@ class GradientStore:
             elif bucket.axis is None and not bucket.tied:
                 for name in bucket.parameters:
                     self._state.parameters[name].grad = None
-                self._views.pop(bucket, None)
+                self._memory.views.pop(bucket, None)
 
 
 def _added(sums: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:

@@ -65,5 +65,5 @@ class Activations:
     def done(self, step: int, instruction: Instruction, start_ns: int, end_ns: int) -> None:
         self.next.done(step, instruction, start_ns, end_ns)
         if isinstance(instruction, Accumulate):
-            for key in storages(self.machine.store._views.values()):
+            for key in storages(self.machine.store._memory.views.values()):
                 self.live.forget(key)

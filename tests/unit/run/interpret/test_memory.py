@@ -82,11 +82,11 @@ class Held(Unobserved):
         state, store = self.machine.state, self.machine.store
         gathered = [v for k, v in self.machine._values.items() if k.kind in ("parameter", "chunk", "shard")]
         gradients: list[dict[Any, Any]] = [
-            store._views,
+            store._memory.views,
             store._kept,
-            store._spare,
-            store._borrowed,
-            store._flat,
+            store._memory._spare,
+            store._memory._borrowed,
+            store._memory._flat,
         ]
         tables = [list(table.values()) for table in gradients]
         found = storages(
