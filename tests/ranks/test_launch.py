@@ -22,7 +22,7 @@ from tests.ranks import jobs
 
 import plait
 from plait.errors import CaptureError, DataError, HangError, WorkerError
-from plait.run.start.launch import Interrupted, Seat, connect, disconnect, launch
+from plait.run.start.launch import Interrupted, Losses, Seat, connect, disconnect, launch
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("leaves_no_process")]
 
@@ -307,7 +307,11 @@ def test_a_run_goes_on_without_a_stopped_rank_that_it_can_spare() -> None:
             time.sleep(0.01)
         return seat.rank
 
-    assert launch(main, ranks=3, hang_s=1, dispensable=(0, 1, 2), on_event=on_event) == [0, None, 2]
+    assert launch(main, ranks=3, hang_s=1, losses=Losses(dispensable=(0, 1, 2)), on_event=on_event) == [
+        0,
+        None,
+        2,
+    ]
     assert len(lost) == 1
     assert lost[0].startswith("1: rank 1 does not move")
     assert "_stop_here" in lost[0]
@@ -335,7 +339,7 @@ def test_a_dead_rank_that_had_not_come_to_a_step_is_not_spared() -> None:
         connect(seat, timeout_s=60)
 
     with pytest.raises(WorkerError, match=r"rank 1 of 3 was killed by SIGKILL \(before its first step"):
-        launch(main, ranks=3, hang_s=60, dispensable=(0, 1, 2))
+        launch(main, ranks=3, hang_s=60, losses=Losses(dispensable=(0, 1, 2)))
 
 
 def test_a_rank_that_goes_on_after_a_short_stop_is_no_hang() -> None:
@@ -562,4 +566,4 @@ def test_a_rank_without_which_the_others_cannot_go_on_after_all_is_named() -> No
         return seat.rank
 
     with pytest.raises(WorkerError, match="rank 0 of 3 was killed by SIGKILL"):
-        launch(main, ranks=3, dispensable=(0, 1, 2))
+        launch(main, ranks=3, losses=Losses(dispensable=(0, 1, 2)))

@@ -20,7 +20,7 @@ from plait.program.instructions import Collective
 from plait.run.link.between import links_of_plan
 from plait.run.link.links import Links
 from plait.run.link.shm.memory import has_ended
-from plait.run.start.launch import Seat, connect, launch
+from plait.run.start.launch import Losses, Seat, connect, launch
 from plait.run.wire.emulate import Wire
 
 pytestmark = pytest.mark.timeout(60)
@@ -83,7 +83,7 @@ def test_a_rank_that_is_killed_in_a_collective_is_told_by_everybody(way: str, tm
         except ConnectionError as error:
             return [time.monotonic(), str(error), own]
 
-    found = launch(main, ranks=4, dispensable=range(4))[:3]
+    found = launch(main, ranks=4, losses=Losses(dispensable=range(4)))[:3]
     died = float((tmp_path / "died").read_text())
     assert all(at - died < 5 for at, _, _ in found), found
     # Who hears it from a rank that has given up names that one: somebody names the dead.
@@ -118,7 +118,7 @@ def test_a_wait_for_too_long_names_operation_and_rank(way: str) -> None:
             return str(error)
         return "nothing"
 
-    told = launch(main, ranks=ranks, dispensable=range(ranks))
+    told = launch(main, ranks=ranks, losses=Losses(dispensable=range(ranks)))
     assert any(f"rank {ranks - 1}" in text for text in told[:-1]), told
     for text in told[:-1]:  # on several hosts, of the level at which it waits
         assert "timed out" in text and any(op in text for op in ("all_reduce", "reduce_scatter")), told
@@ -143,7 +143,7 @@ def test_ranks_that_differ_are_told_over_sockets(what: str) -> None:
             return str(error)
         return "nothing"
 
-    for rank, text in enumerate(launch(main, ranks=2, dispensable=range(2))):
+    for rank, text in enumerate(launch(main, ranks=2, losses=Losses(dispensable=range(2)))):
         assert f"rank {1 - rank} sent" in text and "the ranks do not do the same" in text
         wanted = {"sizes": "36 bytes", "dtypes": "torch.int32", "operations": "max", "kinds": "all_gather"}
         assert wanted[what] in text and "all_reduce (sum, torch.float32) of 32 bytes" in text

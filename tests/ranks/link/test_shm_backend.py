@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import plait.shm
-from plait.run.start.launch import Seat, launch
+from plait.run.start.launch import Losses, Seat, launch
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")]
 
@@ -197,7 +197,9 @@ def test_a_rank_that_is_killed_in_a_collective_is_told_and_leaves_nothing(
         except Exception as error:  # gloo's are of other kinds than ours
             return [time.monotonic(), str(error), files]
 
-    found = launch(main, ranks=3, dispensable=range(3))[:2]  # the launcher leaves those that live in peace
+    found = launch(main, ranks=3, losses=Losses(dispensable=range(3)))[
+        :2
+    ]  # the launcher leaves those that live in peace
     died = float((tmp_path / "died").read_text())
     assert all(at - died < 5 for at, _, _ in found), found
     if hosts == 1:

@@ -22,7 +22,7 @@ from plait.run.link.shm.memory import host, machine
 from plait.run.measure.fit import fit_line, socket_link
 from plait.run.setup.allocator import keep_freed_memory
 from plait.run.start.guardian import Guardian
-from plait.run.start.launch import Seat, connect, disconnect, launch
+from plait.run.start.launch import OtherTasks, Seat, connect, disconnect, launch
 from plait.run.start.party import join, telling
 from plait.run.start.tasks.first import First
 from plait.run.start.tasks.follower import Follower
@@ -66,7 +66,7 @@ def led(place: Place, what: str, lead: Callable[[First], dict[str, Any]]) -> dic
 
 def measure_hosts(party: First, known: Cluster) -> Hosts:
     """The cluster of all tasks, of which `known` is one host."""
-    found = launch(_time_links, ranks=party.place.tasks, hang_s=_TIMEOUT_S, party=party)
+    found = launch(_time_links, ranks=party.place.tasks, hang_s=_TIMEOUT_S, tasks=OtherTasks(party=party))
     places = [entry["host"] for entry in found]
     count = len(set(places))
     if count == 1:

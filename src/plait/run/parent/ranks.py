@@ -20,7 +20,7 @@ from plait.run.loop.task import Task
 from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
 from plait.run.start.guardian import Guardian
-from plait.run.start.launch import Seat, launch
+from plait.run.start.launch import Losses, OtherTasks, Seat, launch
 from plait.run.start.processes import Start
 from plait.run.start.tasks.first import First
 from plait.run.start.tasks.follower import Follower
@@ -56,21 +56,22 @@ def run_ranks(
         start=start_of(programs),
         on_event=on_event,
         run_dir=task.folder,
-        dispensable=dispensable,
+        losses=Losses(dispensable=dispensable, outlives=task.outlives, holds_all=task.holds_all),
         guardian=guardian,
-        party=party,
-        told={
-            "leave_out": sorted(task.leave_out),
-            "clock_offset_ns": task.clock_offset_ns,
-            "plan": task.plan.to_yaml() if task.attempt else None,
-            "attempt": task.attempt,
-            "holds_all": task.outlives and task.holds_all,
-            "outlives": task.outlives,
-        },
-        resume=task.resume,
-        outlives=task.outlives,
-        holds_all=task.holds_all,
+        tasks=None if party is None else OtherTasks(party=party, told=_told(task), resume=task.resume),
     )
+
+
+def _told(task: Task) -> dict[str, Any]:
+    """What other tasks must know of this round."""
+    return {
+        "leave_out": sorted(task.leave_out),
+        "clock_offset_ns": task.clock_offset_ns,
+        "plan": task.plan.to_yaml() if task.attempt else None,
+        "attempt": task.attempt,
+        "holds_all": task.outlives and task.holds_all,
+        "outlives": task.outlives,
+    }
 
 
 def threads_per_rank(ranks: int, party: First | Follower | None) -> int:

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -45,10 +46,46 @@ from plait.run.wire import group
 from plait.run.wire.store import RunStore
 from plait.run.wire.switchboard import Switchboard
 
-__all__ = ["Interrupted", "Main", "Seat", "connect", "connect_by", "disconnect", "launch"]
+__all__ = [
+    "Interrupted",
+    "Losses",
+    "Main",
+    "OtherTasks",
+    "Seat",
+    "connect",
+    "connect_by",
+    "disconnect",
+    "launch",
+]
 
 GroupKind = Literal["plait", "nccl"]
 """Sockets of the run's own, or the library for GPUs."""
+_GRACE_S = 30.0
+"""For workers to save and return after the first Ctrl-C: Slurm (KillWait) and Kubernetes kill a
+task after as long."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Losses:
+    """Ranks that a run can do without, and what becomes of it."""
+
+    dispensable: Collection[int] = ()
+    """Ranks whose death the others go on after, in the same processes."""
+    outlives: bool = False
+    """Whether a loss of others is a `LostError`, so that the run can go on with those that are left."""
+    holds_all: bool = False
+    """Whether each rank holds all of the model: one that is left writes it down first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OtherTasks:
+    """Tasks of an engine that share the ranks of a run."""
+
+    party: First
+    told: Mapping[str, Any] = field(default_factory=dict)
+    """What they are told about this round."""
+    resume: Path | None = None
+    """The checkpoint that they are given."""
 
 
 def launch(
@@ -60,28 +97,22 @@ def launch(
     start: Start = "auto",
     on_event: Callable[[int, dict[str, Any]], bool | None] | None = None,
     run_dir: Path | None = None,
-    grace_s: float = 30.0,
-    dispensable: Collection[int] = (),
+    losses: Losses = Losses(),
     guardian: Guardian | None = None,
-    party: First | None = None,
-    told: Mapping[str, Any] | None = None,
-    resume: Path | None = None,
-    outlives: bool = False,
-    holds_all: bool = False,
+    tasks: OtherTasks | None = None,
 ) -> list[Any]:
     """Run `main(seat)` in `ranks` processes and return what each returned, by rank.
 
     Results and events are JSON-able. `on_event(rank, event)` is called here, in this thread; True asks all
-    ranks to stop. When a `dispensable` rank dies that has come to a step (`seat.board.enter`: before, others may wait
+    ranks to stop. When a dispensable rank dies that has come to a step (`seat.board.enter`: before, others may wait
     for it to connect) while another of them lives, the run goes on: `on_event` is told what was `lost`, the others
     find it by `seat.board.is_gone`, and its result is None. A plait error
     that a worker raised is raised here as it was; any other failure as `WorkerError`, ranks that wait in vain
-    as `HangError`. The first Ctrl-C or SIGTERM sets `seat.stop_requested()` and gives the workers `grace_s`
+    as `HangError`. The first Ctrl-C or SIGTERM sets `seat.stop_requested()` and gives the workers 30 s
     to save and return, a second Ctrl-C ends them; both raise `Interrupted`, a KeyboardInterrupt with the results.
-    With a `party`, the ranks are shared with other tasks, which are told `told` and given the checkpoint `resume`, and
-    whose files come to `run_dir`. Where the run `outlives` ranks, a loss of some is a `LostError`; where each of them
-    `holds_all`, once one of the others has written that down. Whatever happens, no worker is left at return; in
-    `run_dir`, where given, `failure.txt` and `failed-rank-*.txt` keep what was told and also the echoes on other ranks.
+    With other `tasks`, files of ranks that they have come to `run_dir`. Whatever happens, no worker is left at return;
+    in `run_dir`, where given, `failure.txt` and `failed-rank-*.txt` keep what was told and also the echoes on other
+    ranks.
     """
     if ranks < 1 or threads_per_rank < 1:
         raise UsageError(f"ranks={ranks} and threads_per_rank={threads_per_rank} must both be at least 1.")
@@ -93,12 +124,12 @@ def launch(
         interrupts = stack.enter_context(Interrupts())
         after = stack.enter_context(ExitStack())
         local, remote, secret = range(ranks), [], None
-        if party is not None:
-            local = party.members.seats(ranks)[0]
-            party.on_interrupt = interrupts.note_once
-            secret = party.secret(local)
+        if tasks is not None:
+            local = tasks.party.members.seats(ranks)[0]
+            tasks.party.on_interrupt = interrupts.note_once
+            secret = tasks.party.secret(local)
             after.callback(os.close, secret)
-            remote = stack.enter_context(party.round(crew.board, run_dir, told or {}, resume))
+            remote = stack.enter_context(tasks.party.round(crew.board, run_dir, tasks.told, tasks.resume))
         stack.callback(end_crew, crew)
         require_files(len(local))
         try:
@@ -114,29 +145,32 @@ def launch(
         switchboard = Switchboard(lines)
         after.callback(switchboard.close)  # after the workers, who would otherwise complain of its loss
         switchboard.start()  # its thread, after the forks; until then a request waits in its socket
-        if party is not None:
-            party.connect(switchboard)
-        monitor = Monitor(
-            crew,
-            Limits(hang_s=hang_s, grace_s=grace_s),
-            interrupts,
-            on_event or (lambda rank, event: None),
-            dispensable,
-            switchboard.check,
-        )
+        if tasks is not None:
+            tasks.party.connect(switchboard)
+        limits = Limits(hang_s=hang_s, grace_s=_GRACE_S)
+        tell = on_event or (lambda rank, event: None)
+        monitor = Monitor(crew, limits, interrupts, tell, losses.dispensable, switchboard.check)
         try:
             return monitor.run()
         except RunError as error:
-            lost = monitor.lost_for_good(error) if outlives else ()
-            if 0 < len(lost) < ranks:
-                seen_s = time.monotonic()
-                handed = monitor.hand_over(lost) if holds_all else None
-                if interrupts.count:  # whoever has started this ends it, and may start it again
-                    raise Interrupted(number=interrupts.number, results=[], returned=False) from error
-                raise LostError(error, lost=lost, seen_s=seen_s, handed=handed) from error
+            _raise_lost(error, monitor, interrupts, losses, ranks)
             _keep(error, monitor, run_dir)
             raise
     raise AssertionError("an exit callback swallowed an exception")
+
+
+def _raise_lost(
+    error: RunError, monitor: Monitor, interrupts: Interrupts, losses: Losses, ranks: int
+) -> None:
+    """Where the run outlives what has failed: say which ranks are lost for good; nothing otherwise."""
+    lost = monitor.lost_for_good(error) if losses.outlives else ()
+    if not 0 < len(lost) < ranks:
+        return
+    seen_s = time.monotonic()
+    handed = monitor.hand_over(lost) if losses.holds_all else None
+    if interrupts.count:  # whoever has started this ends it, and may start it again
+        raise Interrupted(number=interrupts.number, results=[], returned=False) from error
+    raise LostError(error, lost=lost, seen_s=seen_s, handed=handed) from error
 
 
 def _keep(error: RunError, monitor: Monitor, run_dir: Path | None) -> None:
