@@ -21,8 +21,9 @@ from plait.rewrite.marks import mark
 from plait.rewrite.rules.language import WORDS
 from plait.rewrite.saturate import Classes, Way
 from plait.rewrite.solve import Choice
-from plait.rewrite.terms import Terms, sources_of
+from plait.rewrite.terms import Terms
 from plait.rewrite.values import Values, same_inputs
+from plait.rewrite.words import sources_of
 
 aten = torch.ops.aten
 _GRADIENTS = ("convx", "convw", "convs")

@@ -18,7 +18,7 @@ from plait.files.write import open_to_append
 _NAME = "shares.jsonl"
 
 
-class Share(msgspec.Struct, frozen=True, kw_only=True):
+class ShareRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One worker's part of one step."""
 
     step: int
@@ -44,7 +44,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """A record of the file: a share, or a measurement on held-out data."""
 
     rank: int
-    share: Share | None = None
+    share: ShareRecord | None = None
     evaluated: dict[str, Any] | None = None
 
 
