@@ -13,54 +13,19 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from plait.api.packages import ENGINES, OPTIONAL, REQUIRED, installed, is_new_enough
 from plait.units import format_bytes
 from plait.version import VERSION
 
-REQUIRED = {
-    "torch": "2.11", "numpy": "1.26", "scipy": "1.11", "safetensors": "0.4.5", "pyyaml": "6.0", "msgspec": "0.19",
-    "typer": "0.12", "rich": "13.0", "cloudpickle": "3.0",
-}  # fmt: skip
-"""Packages that plait cannot do without, and the oldest version of each."""
-OPTIONAL = {
-    "transformers": ("4.48", "models of Hugging Face"),
-    "accelerate": ("1.0", "Hugging Face's Trainer"),
-    "datasets": ("3.0", "datasets of Hugging Face as data"),
-    "pytorch-lightning": ("2.4", "plait.lightning"),
-    "pyarrow": ("17.0", "Parquet files as data"),
-    "optuna": ("4.0", "plait try --search optuna"),
-    "onnx": ("1.18", "plait export --to onnx"),
-    "onnxscript": ("0.5", "plait export --to onnx"),
-    "tensorboard": ("2.17", "--log tensorboard"),
-    "wandb": ("0.19", "--log wandb"),
-    "mlflow-skinny": ("3.0", "--log mlflow"),
-    "egglog": ("13.2", "rewriting of graphs"),
-    "scikit-learn": ("1.5", "the examples with handwritten digits"),
-}
-"""Packages that are used where they are there: the oldest version, and what for."""
-ENGINES = {
-    "ray": ("2.40", "--engine ray"),
-    "pyspark": ("3.5", "--engine spark"),
-    "mpi4py": ("4.1", "links.transport=mpi"),
-}
-"""Packages of what starts processes on several hosts."""
 _PROGRAMS = {
     "Slurm": ("sbatch", "--engine slurm, srun", "apt install slurm-client, on a host of the cluster."),
     "MPI": ("mpirun", "started by mpirun", "apt install openmpi-bin."),
     "Java": ("java", "--engine spark", "apt install openjdk-17-jre-headless."),
 }
 """Programs of such engines, what for, and where they come from."""
-_MODULES = {
-    "pyyaml": "yaml",
-    "scikit-learn": "sklearn",
-    "pytorch-lightning": "pytorch_lightning",
-    "mlflow-skinny": "mlflow",
-}
-"""Packages that are imported by another name."""
 _SMALL_SHM_BYTES = 64 * 2**20
 """What a container is given where nobody says more."""
 
@@ -134,7 +99,7 @@ def _environment(torch: Any, error: str) -> Iterator[Finding]:
         build = (
             f"built for CUDA {cuda}" if cuda else f"built for ROCm {hip}" if hip else "built for processors"
         )
-        new = _is_new_enough(torch.__version__, REQUIRED["torch"])
+        new = is_new_enough(torch.__version__, REQUIRED["torch"])
         fix = f'pip install "torch>={REQUIRED["torch"]}".'
         yield Finding(
             group="environment",
@@ -147,7 +112,7 @@ def _environment(torch: Any, error: str) -> Iterator[Finding]:
     lacking = [
         f'"{package}>={least}"'
         for package, least in REQUIRED.items()
-        if package != "torch" and not _is_new_enough(_installed(package), least)
+        if package != "torch" and not is_new_enough(installed(package), least)
     ]
     what = (
         f"lacking or too old: {' '.join(lacking)}" if lacking else f"all {len(REQUIRED) - 1} that plait needs"
@@ -284,10 +249,10 @@ def _engines() -> Iterator[Finding]:
 
 def _packages(group: str, wanted: Mapping[str, tuple[str, str]]) -> Iterator[Finding]:
     for package, (least, purpose) in wanted.items():
-        found = _installed(package)
+        found = installed(package)
         what = f"{found}, {purpose}" if found else purpose
         fix = f'pip install "{package}>={least}".'
-        yield Finding(group=group, name=package, ok=_is_new_enough(found, least), what=what, fix=fix)
+        yield Finding(group=group, name=package, ok=is_new_enough(found, least), what=what, fix=fix)
 
 
 def _optional() -> Iterator[Finding]:
@@ -298,7 +263,7 @@ def _optional() -> Iterator[Finding]:
     what = "compile=on on processors" + (f": no {' and no '.join(lacking)}" if lacking else f", {where}")
     fix = "install a C++ compiler and Python's headers: apt install g++ python3-dev."
     yield Finding(group="optional", name="C++ compiler", ok=not lacking, what=what, fix=fix)
-    triton = _installed("triton")
+    triton = installed("triton")
     what = f"{triton + ', ' if triton else ''}compile=on on GPUs"
     fix = "comes with CUDA builds of torch."
     yield Finding(group="optional", name="triton", ok=triton is not None, what=what, fix=fix)
@@ -308,24 +273,6 @@ def _without_torch(group: str, name: str) -> Finding:
     return Finding(
         group=group, name=name, ok=False, what="cannot be looked at without torch", fix="see torch."
     )
-
-
-def _installed(package: str) -> str | None:
-    """The version of a package that can be imported."""
-    if find_spec(_MODULES.get(package, package)) is None:
-        return None
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "of an unknown version"
-
-
-def _is_new_enough(found: str | None, least: str) -> bool:
-    """Whether a version is there and not older; only its leading numbers count."""
-    if found is None:
-        return False
-    numbers = [int(number) for number in re.findall(r"\d+", re.split(r"[+a-z ]", found, maxsplit=1)[0])]
-    return not numbers or [*numbers, 0, 0] >= [int(number) for number in least.split(".")]
 
 
 def _read(path: Path) -> str:

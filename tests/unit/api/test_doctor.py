@@ -13,7 +13,8 @@ import torch
 
 import plait
 from plait.api import doctor
-from plait.api.doctor import ENGINES, OPTIONAL, REQUIRED, Diagnosis, Finding
+from plait.api.doctor import Diagnosis, Finding
+from plait.api.packages import ENGINES, OPTIONAL, REQUIRED, is_new_enough
 
 PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
@@ -87,7 +88,7 @@ def test_a_small_place_for_shared_memory_is_told(
     ],
 )  # fmt: skip
 def test_versions_are_compared_by_number(found: str | None, least: str, enough: bool) -> None:
-    assert doctor._is_new_enough(found, least) is enough
+    assert is_new_enough(found, least) is enough
 
 
 def test_it_looks_for_what_the_project_declares() -> None:
