@@ -1,6 +1,6 @@
 """Checkpoints: a `TrainingState` written to a folder, read back, or exported under the user's own names.
 
-In: a state and a folder. Out: `<folder>/step-00000120/` with the three files of `checkpoint_format` and a manifest,
+In: a state and a folder. Out: `<folder>/step-00000120/` with the three files of `format.py` and a manifest,
 atomically; and such a folder as a state again. A kill at any moment leaves the last good one. It never reads a pickle,
 never communicates and never knows how many ranks there are, so any number of them may resume.
 """

@@ -31,7 +31,7 @@ from plait.torch_private.intercept import intercepted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
+class EagerTrial:
     """What one forward tells of all."""
 
     narrow: bool
@@ -56,7 +56,7 @@ class _Forward:
     written: tuple[str, ...]
 
 
-def try_eagerly(job: Job, batch: Any, num_samples: int, more: Any, num_more: int) -> Trial:
+def try_eagerly(job: Job, batch: Any, num_samples: int, more: Any, num_more: int) -> EagerTrial:
     """Try the model and its loss on a batch, and on one with more samples, here and now."""
     error: Exception | None = None
     wide = any(
@@ -79,7 +79,7 @@ def try_eagerly(job: Job, batch: Any, num_samples: int, more: Any, num_more: int
             with contextlib.suppress(Exception):
                 other = _try(job, more, num_more, narrow, watched=True).draws
                 shapes = shapes_of(first.draws.shapes, other.shapes) if other is not None else None
-        return Trial(
+        return EagerTrial(
             narrow=narrow,
             weighs=first.weighs,
             draw_shapes=shapes,

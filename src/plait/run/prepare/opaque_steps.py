@@ -15,7 +15,7 @@ from plait.plan.plan import Plan
 from plait.program.opaque import ParameterShape, compile_opaque
 from plait.program.program import Program
 from plait.program.value import Value
-from plait.run.eager.trial import Trial, try_eagerly
+from plait.run.eager.trial import EagerTrial, try_eagerly
 
 
 class OpaqueSteps:
@@ -25,7 +25,7 @@ class OpaqueSteps:
         self._job = job
         self._captures = captures
         self._device = device
-        self._trial: Trial | None = None
+        self._trial: EagerTrial | None = None
         self._parameters: tuple[ParameterShape, ...] | None = None
 
     def compile(
@@ -54,7 +54,7 @@ class OpaqueSteps:
         )
 
     @property
-    def trial(self) -> Trial:
+    def trial(self) -> EagerTrial:
         """What one forward of the user's code tells of all."""
         if self._trial is None:
             captures = self._captures

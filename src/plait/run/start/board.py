@@ -1,6 +1,6 @@
 """The board: what every rank is doing right now, in memory that the parent can read.
 
-In: each rank's worker writes its own slot (`Post.enter`, about a microsecond). Out: the parent reads any slot
+In: each rank's worker writes its own slot (`BoardSlot.enter`, about a microsecond). Out: the parent reads any slot
 (`Board.read`) at any time, also after the rank was killed. It also carries what concerns all ranks: the request to
 stop, and a counter from which workers take tickets. Writing what a rank does never blocks or allocates; nothing here
 has a history: that is the trace's work.
@@ -100,7 +100,7 @@ class Entry:
         return f"before its first step, {where}"
 
 
-class Post:
+class BoardSlot:
     """One rank's writer. Use it from one thread: the slot has one sequence counter."""
 
     __slots__ = ("_at", "_beats", "_memory", "_now", "_rank", "_ranks", "tickets")
@@ -206,9 +206,9 @@ class Board:
             )
         return board
 
-    def post(self, rank: int) -> Post:
+    def slot_of(self, rank: int) -> BoardSlot:
         """Give the writer of one rank."""
-        return Post(self._memory, rank, self.ranks, Tickets(self._memory, self.file))
+        return BoardSlot(self._memory, rank, self.ranks, Tickets(self._memory, self.file))
 
     def request_stop(self) -> None:
         """Ask every rank to finish its step, save and return."""

@@ -23,7 +23,7 @@ import torch
 
 from plait.errors import PlaitError
 from plait.processes import die_with_parent
-from plait.run.start.board import Board, Post
+from plait.run.start.board import Board, BoardSlot
 from plait.run.wire.reach import Reach, Secret
 from plait.run.wire.store import RunStore
 from plait.threads import NO_MEMORY_STATUS
@@ -59,13 +59,13 @@ class Seat:
     """How many workers there are."""
     store: RunStore
     """The run's key-value store, and the way to the other ranks; reachable for nobody else."""
-    board: Post
+    board: BoardSlot
     """Where this rank says what it does."""
     emit: Callable[[dict[str, Any]], None]
     """Send a JSON-able dict to the parent's `on_event`; returns at once, also when the parent is slow."""
 
     def stop_requested(self) -> bool:
-        """Tell whether the run should end; see `Post.stop_after` for an answer that is equal on all ranks."""
+        """Tell whether the run should end; see `BoardSlot.stop_after` for an answer that is equal on all ranks."""
         return self.board.stop_requested()
 
     def wait_to_give(self) -> None:
@@ -165,7 +165,7 @@ def run_child(child: Child, main: Main) -> int:
 
 def _take_seat(child: Child, outbox: Outbox) -> Seat:
     _prepare(child)
-    post = Board(child.board, child.ranks).post(child.rank)
+    post = Board(child.board, child.ranks).slot_of(child.rank)
     reach = None if child.reach is None else Reach(child.rank, Secret.read(child.reach), _REACH_S)
     return Seat(
         rank=child.rank,

@@ -40,7 +40,7 @@ from plait.run.start.processes import (
 )
 from plait.run.start.tasks.first import First
 from plait.run.start.watch.interrupts import Interrupts
-from plait.run.start.watch.limits import Interrupted, Limits
+from plait.run.start.watch.limits import Interrupted, WatchLimits
 from plait.run.start.watch.monitor import Monitor
 from plait.run.wire import group
 from plait.run.wire.store import RunStore
@@ -147,7 +147,7 @@ def launch(
         switchboard.start()  # its thread, after the forks; until then a request waits in its socket
         if tasks is not None:
             tasks.party.connect(switchboard)
-        limits = Limits(hang_s=hang_s, grace_s=_GRACE_S)
+        limits = WatchLimits(hang_s=hang_s, grace_s=_GRACE_S)
         tell = on_event or (lambda rank, event: None)
         monitor = Monitor(crew, limits, interrupts, tell, losses.dispensable, switchboard.check)
         try:

@@ -15,7 +15,7 @@ from plait.plan.plan import TENSOR
 from plait.plan.single import single
 from plait.search.choose.candidates import OFFLOAD_STATE, Candidate, Misfit, Space, candidates_on, meshes
 from plait.search.choose.oracle import SketchOracle
-from plait.search.choose.rank import Ranking, Search
+from plait.search.choose.rank import PlanSearch, Ranking
 from plait.search.choose.subject import Subject
 from plait.search.predict.prediction import Prediction
 from plait.units import format_bytes
@@ -69,7 +69,7 @@ def ranking_of(oracle: SketchOracle, request: Request) -> Ranking:
         micro_batches=subject.micro_batches,
     )
     usable, misfits = meshes(space)
-    search = Search(oracle, limit_bytes=oracle.limit_bytes, top=request.top, deadline=deadline)
+    search = PlanSearch(oracle, limit_bytes=oracle.limit_bytes, top=request.top, deadline=deadline)
     notices = list(subject.notices)
     candidates: list[Candidate] = []
     for mesh in usable:

@@ -86,7 +86,7 @@ class _Family:
     """Candidates that do not fit, of which larger ones need not be tried."""
 
 
-class Search:
+class PlanSearch:
     """One search, which can be given candidates in several goes."""
 
     def __init__(self, oracle: Oracle, *, limit_bytes: float, top: int, deadline: float) -> None:

@@ -29,7 +29,7 @@ from plait.search.place.entries import as_entries
 from plait.search.place.flow import Flow
 from plait.search.place.megatron import Pattern, describe, megatron, require_use
 from plait.search.place.problem import pose
-from plait.search.place.solve import Limits, Solution, solve
+from plait.search.place.solve import Solution, SolverLimits, solve
 from plait.units import format_bytes, format_seconds, parse_bytes
 
 _BLOCKED_SHOWN = 4
@@ -170,7 +170,7 @@ def _search(flow: Flow, given: _Given, plan: Plan, pattern: Cost) -> tuple[Place
             break
         problem = pose(flow, given.fixed, given.pins, blocks=blocks)
         fits = pattern.memory_bytes <= limit
-        limits = Limits(
+        limits = SolverLimits(
             memory_bytes=limit,
             num_bytes=pattern.num_bytes if fits else inf,
             total=pattern.total if fits else inf,

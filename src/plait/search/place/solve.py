@@ -40,7 +40,7 @@ class Solution:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class SolverLimits:
     """What a solution may need; infinite where nothing is known."""
 
     memory_bytes: float
@@ -53,7 +53,7 @@ class Limits:
     """Time to look."""
 
 
-def solve(problem: Problem, limits: Limits) -> Solution:
+def solve(problem: Problem, limits: SolverLimits) -> Solution:
     """Minimize bytes and repeated work within limits."""
     start = time.perf_counter()
     model = _Model(problem)
@@ -77,7 +77,7 @@ class _Model:
         self.shares: dict[Edge, dict[tuple[Placement, Placement], int]] = {}
         self.rows: list[tuple[list[int], list[float], float, float]] = []
 
-    def build(self, limits: Limits) -> None:
+    def build(self, limits: SolverLimits) -> None:
         problem = self.problem
         memory: list[float] = []
         for options, work, sent, held in zip(
@@ -107,7 +107,7 @@ class _Model:
             unit = max(limit, 1.0)
             self._row(columns, [amounts[i] / unit for i in columns], -np.inf, limit / unit)
 
-    def minimize(self, limits: Limits, start: float) -> Any:
+    def minimize(self, limits: SolverLimits, start: float) -> Any:
         """HiGHS' result: first the relaxation, which rules out most columns, then the program itself."""
         matrix, low, high = self._matrix()
         scale = _LARGEST_COST / max(*self.costs, 1e-9)

@@ -16,7 +16,7 @@ from plait.run.start.watch.hang import Patience, find_hang, trim_stack
 def test_a_slot_is_read_as_it_was_written() -> None:
     board = Board.create(3)
     before = time.monotonic_ns()
-    board.post(1).enter(5, 17, "all_reduce 3", waiting=True)
+    board.slot_of(1).enter(5, 17, "all_reduce 3", waiting=True)
     entry = board.read(1)
     assert entry is not None
     assert (entry.rank, entry.state, entry.step, entry.index) == (1, State.WAITING, 5, 17)
@@ -33,11 +33,11 @@ def test_a_slot_is_read_as_it_was_written() -> None:
 
 def test_a_long_label_is_cut_at_a_whole_character() -> None:
     board = Board.create(1)
-    board.post(0).enter(0, 0, "x" + "é" * LABEL_BYTES)
+    board.slot_of(0).enter(0, 0, "x" + "é" * LABEL_BYTES)
     entry = board.read(0)
     assert entry is not None
     assert entry.label == "x" + "é" * ((LABEL_BYTES - 1) // 2)
-    board.post(0).enter(0, 1, "short")
+    board.slot_of(0).enter(0, 1, "short")
     entry = board.read(0)
     assert entry is not None
     assert entry.label == "short"
@@ -45,7 +45,7 @@ def test_a_long_label_is_cut_at_a_whole_character() -> None:
 
 
 def _write_forever(board: Board) -> None:
-    post = board.post(0)
+    post = board.slot_of(0)
     number = 0
     while True:
         number += 1
@@ -76,7 +76,7 @@ def test_a_reader_never_sees_half_of_a_write() -> None:
 
 def test_a_slot_whose_writer_died_in_the_middle_is_not_believed() -> None:
     board = Board.create(1)
-    board.post(0).enter(1, 1, "a")
+    board.slot_of(0).enter(1, 1, "a")
     board._memory[64] |= 1  # the counter is odd while a write is going on
     assert board.read(0) is None
     assert board.read(0, writer_is_dead=True) is not None  # killed there, it is told where it was
@@ -85,7 +85,7 @@ def test_a_slot_whose_writer_died_in_the_middle_is_not_believed() -> None:
 
 def test_all_ranks_stop_after_the_same_step() -> None:
     board = Board.create(2)
-    first, second = board.post(0), board.post(1)
+    first, second = board.slot_of(0), board.slot_of(1)
     assert not first.stop_after(3)
     board.request_stop()
     assert first.stop_requested()
@@ -101,7 +101,7 @@ def test_all_ranks_stop_after_the_same_step() -> None:
 def test_one_rank_stops_at_once() -> None:
     board = Board.create(1)
     board.request_stop()
-    assert board.post(0).stop_after(7)
+    assert board.slot_of(0).stop_after(7)
     board.close()
 
 
@@ -156,7 +156,7 @@ def test_a_free_rank_that_does_nothing_is_found_in_the_end() -> None:
 
 def test_a_meeting_shows_as_waiting_under_the_name_of_what_is_done() -> None:
     board = Board.create(1)
-    post = board.post(0)
+    post = board.slot_of(0)
 
     def seen() -> tuple[State, str]:
         entry = board.read(0)
@@ -227,7 +227,7 @@ def test_a_stack_is_cut_where_the_worker_was_started() -> None:
 
 
 def _take(board: Board, rank: int, pipe: int, count: int) -> None:
-    post = board.post(rank)
+    post = board.slot_of(rank)
     for _ in range(count):
         os.write(pipe, post.tickets.take().to_bytes(4, "little"))
 
@@ -260,7 +260,7 @@ def test_every_ticket_is_taken_once_and_a_killed_rank_keeps_nobody_waiting() -> 
     for process in processes:
         process.join()
     assert len(set(found)) == len(found) >= 4_000
-    taken = board.post(3).tickets.take()
+    taken = board.slot_of(3).tickets.take()
     assert set(range(taken)) - set(found) <= {
         max(set(range(taken)) - set(found), default=0)
     }  # the dead one's
@@ -268,7 +268,7 @@ def test_every_ticket_is_taken_once_and_a_killed_rank_keeps_nobody_waiting() -> 
 
 
 def _hold(board: Board, pipe: int) -> None:
-    with board.post(1).tickets._locked():
+    with board.slot_of(1).tickets._locked():
         os.write(pipe, b"!")
         time.sleep(60)
 
@@ -294,7 +294,7 @@ def test_a_ticket_is_waited_for_while_another_rank_takes_one_and_not_when_that_o
 
 def test_tickets_end_above_all_that_were_taken_and_the_first_who_asks_says_where() -> None:
     board = Board.create(2)
-    first, second = board.post(0).tickets, board.post(1).tickets
+    first, second = board.slot_of(0).tickets, board.slot_of(1).tickets
     assert [first.take(), second.take(), first.take(), second.take(), first.take()] == [0, 1, 2, 3, 4]
     assert second.end(4) == 8
     assert first.take() == 5
@@ -305,5 +305,5 @@ def test_tickets_end_above_all_that_were_taken_and_the_first_who_asks_says_where
 
 def test_tickets_end_at_none_where_none_was_taken() -> None:
     board = Board.create(1)
-    assert [board.post(0).tickets.end(4), board.post(0).tickets.end(4)] == [0, 0]
+    assert [board.slot_of(0).tickets.end(4), board.slot_of(0).tickets.end(4)] == [0, 0]
     board.close()

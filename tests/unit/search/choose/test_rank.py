@@ -12,7 +12,7 @@ from plait.search.choose.candidates import Candidate, Space, candidates_on, mesh
 from plait.search.choose.choose import SKETCH_ERROR, Request, choose, part_of, ranking_of, simplest
 from plait.search.choose.explain import explain
 from plait.search.choose.oracle import SketchOracle
-from plait.search.choose.rank import Search
+from plait.search.choose.rank import PlanSearch
 from plait.search.choose.scaling import scaling
 from plait.search.choose.subject import subject_of_paper
 
@@ -47,7 +47,7 @@ def test_pruned_search_finds_what_trying_all_finds(known: SketchOracle) -> None:
             best[candidate.family] = min(best.get(candidate.family, float("inf")), found.step_s)
     assert len(best) > 5
     assert any(not found.fits for found in tried)
-    search = Search(oracle, limit_bytes=limit, top=5, deadline=time.perf_counter() + 60)
+    search = PlanSearch(oracle, limit_bytes=limit, top=5, deadline=time.perf_counter() + 60)
     search.add(all_candidates())
     ranking = search.ranking()
     assert [p.step_s for p in ranking.predictions[:5]] == pytest.approx(sorted(best.values())[:5])

@@ -11,7 +11,7 @@ from torch import nn
 from plait.program.place.placement import R, Shard
 from plait.search.place.cost import Cost, flow_cost
 from plait.search.place.problem import Problem, pose
-from plait.search.place.solve import Limits, solve
+from plait.search.place.solve import SolverLimits, solve
 
 SECONDS = 60.0
 
@@ -25,8 +25,10 @@ def cost_of_choice(problem: Problem, chosen: Sequence[int]) -> Cost:
     return flow_cost(problem.flow, problem.placements(chosen))
 
 
-def limits_of(cost: Cost) -> Limits:
-    return Limits(memory_bytes=cost.memory_bytes, num_bytes=cost.num_bytes, total=cost.total, seconds=SECONDS)
+def limits_of(cost: Cost) -> SolverLimits:
+    return SolverLimits(
+        memory_bytes=cost.memory_bytes, num_bytes=cost.num_bytes, total=cost.total, seconds=SECONDS
+    )
 
 
 @pytest.mark.parametrize("name", ["mlp", "gpt"])
@@ -45,7 +47,7 @@ def test_no_single_change_is_cheaper() -> None:
     flow = along(graph_of_layers(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16), width=16), 4)
     problem = pose(flow, {}, {})
     whole = cost_of_choice(problem, [_whole(problem, i) for i in range(len(problem.classes))])
-    limits = Limits(memory_bytes=0.5 * whole.memory_bytes, num_bytes=inf, total=inf, seconds=SECONDS)
+    limits = SolverLimits(memory_bytes=0.5 * whole.memory_bytes, num_bytes=inf, total=inf, seconds=SECONDS)
     solution = solve(problem, limits)
     assert solution.chosen is not None and solution.is_proven
     best = cost_of_choice(problem, solution.chosen)
@@ -60,14 +62,16 @@ def test_no_single_change_is_cheaper() -> None:
 
 def test_with_memory_to_spare_and_free_work_nothing_is_sent() -> None:
     flow = along(graph_of_layers(nn.Linear(16, 16), width=16), 2)
-    solution = solve(pose(flow, {}, {}), Limits(memory_bytes=inf, num_bytes=0.0, total=inf, seconds=SECONDS))
+    solution = solve(
+        pose(flow, {}, {}), SolverLimits(memory_bytes=inf, num_bytes=0.0, total=inf, seconds=SECONDS)
+    )
     assert solution.chosen is not None
     assert cost_of_choice(pose(flow, {}, {}), solution.chosen).collectives == {}
 
 
 def test_a_limit_that_cannot_be_met_has_no_solution() -> None:
     solution = solve(
-        problem_of("mlp", 2), Limits(memory_bytes=100.0, num_bytes=inf, total=inf, seconds=SECONDS)
+        problem_of("mlp", 2), SolverLimits(memory_bytes=100.0, num_bytes=inf, total=inf, seconds=SECONDS)
     )
     assert solution.chosen is None and not solution.is_proven
 

@@ -25,7 +25,7 @@ from plait.run.start.process import Process
 from plait.run.start.processes import Crew, Start, choose_start, close_crew, end_crew, start_crew
 from plait.run.start.tasks.trunk import Arrivals, Message, Mirror, Trunk
 from plait.run.start.watch.interrupts import Interrupts
-from plait.run.start.watch.limits import Limits
+from plait.run.start.watch.limits import WatchLimits
 from plait.run.start.watch.monitor import Monitor
 from plait.run.wire.reach import Secret
 
@@ -136,7 +136,9 @@ class LocalRanks:
 
     def _write_held(self, crew: Crew, interrupts: Interrupts, beyond: int) -> str | None:
         """Have a rank here write down what it holds, of a step beyond that one; the checkpoint."""
-        monitor = Monitor(crew, Limits(hang_s=math.inf, grace_s=0.0), interrupts, lambda rank, event: None)
+        monitor = Monitor(
+            crew, WatchLimits(hang_s=math.inf, grace_s=0.0), interrupts, lambda rank, event: None
+        )
         for rank, latest in self._latest.items():
             monitor.feed(rank, latest)
         return monitor.hand_over((), beyond)

@@ -20,7 +20,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class WatchLimits:
     """How long the monitor waits for what."""
 
     hang_s: float

@@ -22,7 +22,7 @@ from plait.run.start.watch import hang as launch_hang
 from plait.run.start.watch.failure import Failure
 from plait.run.start.watch.hang import Hang
 from plait.run.start.watch.interrupts import Interrupts
-from plait.run.start.watch.limits import Interrupted, Limits
+from plait.run.start.watch.limits import Interrupted, WatchLimits
 from plait.run.start.watch.vitals import Vitals
 
 _POLL_S = 0.1
@@ -53,7 +53,7 @@ class Monitor:
     def __init__(
         self,
         crew: Crew,
-        limits: Limits,
+        limits: WatchLimits,
         interrupts: Interrupts,
         on_event: Callable[[int, dict[str, Any]], bool | None],
         dispensable: Collection[int] = (),
