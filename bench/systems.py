@@ -72,7 +72,7 @@ def _plait(job: Job, rank: int, ranks: int, options: dict[str, str], stack: Exit
     programs = Programs(job, source, plan, CPU)
     programs.full_step()
     recorder = None if "untraced" in options else Recorder(rank)
-    board = None if "untraced" in options else Board.create(ranks).post(rank)
+    board = None if "untraced" in options else Board.create(ranks).slot_of(rank)
     observer = WorkerObserver(board, recorder)
     links = links_between(plan.mesh, rank, CPU, timeout_s=60.0, share=options.get("links") != "gloo")
     state = ModelState(job, CPU, holding=programs.holding(rank, links, CPU))
