@@ -5,6 +5,7 @@
     job = plait.Job(model=..., data=..., loss=..., optimizer=..., batch=64)   # plain PyTorch
     result = plait.train(job, "ddp", 4)                                       # or plan="auto"
     result.losses, result.weights, result.folder
+    plait.train("path.py", "megatron", changes=plait.Changes(mesh={"data": 2, "tensor": 2}, args={"lr": 3e-4}))
 
 What to call. Names and options are those of the command line; `help(plait.train)` has the details.
 

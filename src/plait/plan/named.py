@@ -49,8 +49,8 @@ NAMED: Mapping[str, Callable[[int], Plan]] = MappingProxyType(
 
 
 def resolve(
-    plan: str | Path | Plan | None,
-    ranks: int | None,
+    plan: str | Path | Plan | None = None,
+    ranks: int | None = None,
     settings: Mapping[str, Any] | None = None,
     mesh: Mapping[str, int] | None = None,
 ) -> Plan:

@@ -35,7 +35,7 @@ from plait.run.interpret.machine import Machine
 from plait.run.interpret.outcome import StepOutcome
 from plait.run.interpret.serial import Unobserved
 from plait.run.link.between import links_of_plan
-from plait.run.link.fetch import ProcessShardFetcher
+from plait.run.link.fetch import ProcessShardFetcher, add_up
 from plait.run.link.process_links import ProcessLinks
 from plait.run.prepare.fits import memory_limit
 from plait.run.prepare.prepare import prepare
@@ -225,11 +225,7 @@ class Step:
             yield model
 
     def _add_up(self, tensor: Tensor) -> Tensor:
-        if self._plan.mesh.size > 1:
-            placed = tensor.to(self._device) if dist.get_backend() == "nccl" else tensor
-            dist.all_reduce(placed)
-            return placed.cpu()
-        return tensor
+        return add_up(tensor, self._plan.mesh.size, self._device)
 
     @property
     def _fetch(self) -> ProcessShardFetcher | None:

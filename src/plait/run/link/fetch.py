@@ -1,7 +1,7 @@
-"""Fetch every rank's shard of a tensor, for checkpoints, evaluation and verification: rare, so plain.
+"""Every rank's shard of a tensor, or sums over all ranks, for checkpoints, evaluation and verification: rare, so plain.
 
 In: this rank's shard of a tensor that is held like a parameter. Out: the shards of all ranks, who ask for the same in
-the same order.
+the same order; or the sum of what each has.
 """
 
 from typing import Any
@@ -12,6 +12,15 @@ from torch import Tensor
 
 from plait.program.layout import Layout
 from plait.run.wire.tell import tell
+
+
+def add_up(tensor: Tensor, ranks: int, device: torch.device) -> Tensor:
+    """The sum of what all ranks have, on the host; `device` is where they compute. One rank's is its own."""
+    if ranks == 1:
+        return tensor
+    placed = tensor.to(device) if dist.get_backend() == "nccl" else tensor
+    dist.all_reduce(placed)
+    return placed.cpu()
 
 
 class ProcessShardFetcher:

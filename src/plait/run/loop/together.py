@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -26,7 +25,7 @@ from plait.run.eager.batch_norm import fit_batch_norm
 from plait.run.hold.away.copies import copies_of
 from plait.run.hold.worker_states import of_one, with_workers
 from plait.run.interpret.machine import Machine
-from plait.run.link.fetch import ProcessShardFetcher
+from plait.run.link.fetch import ProcessShardFetcher, add_up
 from plait.run.loop.task import Task
 from plait.run.loop.watch import Watch
 from plait.run.loop.worker import write_gradients
@@ -274,11 +273,7 @@ class Together:
         return counted
 
     def _add_up(self, tensor: Tensor) -> Tensor:
-        if self.seat.ranks > 1:
-            placed = tensor.to(self._state.device) if dist.get_backend() == "nccl" else tensor
-            dist.all_reduce(placed)
-            return placed.cpu()
-        return tensor
+        return add_up(tensor, self.seat.ranks, self._state.device)
 
     @property
     def _fetch(self) -> ProcessShardFetcher | None:
