@@ -8,8 +8,14 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest import mock
 
 import torch
+
+_TORCH, _PACKAGE = str(Path(torch.__file__).parent), str(Path(__file__).resolve().parents[1])
 
 
 @contextmanager
@@ -29,6 +35,36 @@ def kept_generators() -> Iterator[None]:
             numpy.random.set_state(of_numpy)
         if of_cuda is not None:
             torch.cuda.set_rng_state_all(of_cuda)
+
+
+@contextmanager
+def noted_draws() -> Iterator[list[str]]:
+    """What code does about random numbers that nobody finds in a generator's state when it has ended, as it does it."""
+    told: list[str] = []
+    urandom, generator = random._urandom, torch.random.default_generator  # type: ignore[attr-defined]
+
+    def ask(size: int) -> bytes:
+        told.append("draws random numbers of the system (a generator without a seed), each time others")
+        return urandom(size)  # type: ignore[no-any-return]
+
+    class Noted:
+        def __getattr__(self, name: str) -> Any:
+            if name in ("manual_seed", "seed") and not _is_ours(sys._getframe(1)):
+                told.append("seeds torch's random numbers itself (torch.manual_seed)")
+            return getattr(generator, name)
+
+    with (
+        mock.patch.object(random, "_urandom", ask),
+        mock.patch.object(torch.random, "default_generator", Noted()),
+    ):
+        yield told
+
+
+def _is_ours(frame: FrameType | None) -> bool:
+    """Whether plait itself called torch here, as it does before it builds a model."""
+    while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_PACKAGE)
 
 
 def seed_for(text: str) -> None:

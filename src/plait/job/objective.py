@@ -4,7 +4,7 @@ Goes in: what the user's functions returned. Comes out: a scalar tensor or (tota
 Never reads a tensor's values, so it also works on fake tensors while a graph is captured.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any, NoReturn
 
@@ -39,6 +39,18 @@ def refuse_no_gradient(num_trained: int) -> NoReturn:
         fix="compute it from the model's output, by ops that have a gradient: argmax, rounding, .item(), .detach() and "
         "torch.no_grad() have none.",
     )
+
+
+def refuse_own_gradients(parameters: Mapping[str, Tensor]) -> None:
+    """`backward()` inside of an objective leaves gradients that are none of what it returns."""
+    left = [name for name, parameter in parameters.items() if parameter.grad is not None]
+    if left:
+        raise JobError(
+            f"the objective calls backward() itself, which leaves a gradient in {left[0]} (and {len(left) - 1} more) "
+            "that its loss knows nothing of.",
+            fix="return the sum of all losses; for gradients that it needs by itself, use torch.autograd.grad, or call "
+            "model.zero_grad() before it returns.",
+        )
 
 
 def checked(noun: str, result: Any, *, numbers: bool = False) -> Tensor | tuple[Tensor, Tensor]:

@@ -22,7 +22,9 @@ from plait.graph.capture.merge import merge
 from plait.graph.capture.refusal import (
     explain,
     refuse_late_hooks,
+    refuse_other_shape,
     refuse_other_values,
+    refuse_resizing,
     refuse_sparse_gradients,
 )
 from plait.graph.capture.steady import trace_steady
@@ -192,6 +194,7 @@ def _assemble(subject: Subject, traced: Traced, module: fx.GraphModule) -> Graph
     output.args = ((total, weight, *new_buffers.values(), *gradients, *flags),)
     clean(module)
     refuse_other_values(graph)
+    refuse_resizing(graph)
     for node in graph.nodes:
         if node.op == "get_attr" and isinstance(node.meta["constant"], FakeTensor):
             shape = tuple(node.meta["constant"].shape)
@@ -273,6 +276,7 @@ def _take_writes(graph: fx.Graph, held: list[str]) -> dict[str, fx.Node]:
         if node.op == "call_function" and node.target is torch.ops.aten.copy_.default:
             target, value = node.args[0], node.args[1]
             if target in name_of:
+                refuse_other_shape(name_of[target], target, value)
                 written[name_of[target]] = value
             node.replace_all_uses_with(value)
             graph.erase_node(node)

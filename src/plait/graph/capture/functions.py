@@ -76,7 +76,9 @@ class FunctionCapture(AttentionCapture):
                     raise StaleTensorError(self._stale[id(leaf)])
         known = _known(func, args) if args and id(args[0]) in self._uniform else None
         try:
-            result: Any = self._call(func, types, args, dict(kwargs or {})) if known is None else known
+            result: Any = (
+                self._call(func, types, args, dict(kwargs or {})) if known is None else torch.tensor(known)
+            )
         except DataDependentOutputException as error:
             self._islands.stack, self._islands.stopped = self._marks.path, error
             if func not in (Tensor.__bool__, Tensor.item):

@@ -43,7 +43,7 @@ class Outputs:
     moving: tuple[bool, ...]
     """Whether a gradient may go through each of them."""
     wanted: tuple[int, ...]
-    """Inputs that gradients were found of."""
+    """Inputs that gradients are asked of: all, where there are any."""
     held: tuple[tuple[torch.Size, torch.dtype], ...]
     """Of all its buffers, after the call."""
 
@@ -108,6 +108,9 @@ def _run(own: Island, inputs: Sequence[Tensor], numbers: Sequence[int], value: f
         raise NoIslandError(f"{own.path} changes Python state, {changed[0].path}")
     if versions != [version_of(leaf) for leaf in leaves]:
         raise NoIslandError(f"{own.path} writes into its parameters, or into what it is given")
+    resized = [name for name in own.written if after[name].shape != given[name].shape]
+    if resized:
+        raise NoIslandError(f"{own.path} gives its buffer {resized[0]} another shape")
     made, spec = pytree.tree_flatten(result)
     if not torch.equal(numbers_before, torch.get_rng_state()):  # they would not be those of samples
         raise NoIslandError(f"{own.path} draws random numbers")
@@ -121,7 +124,8 @@ def _run(own: Island, inputs: Sequence[Tensor], numbers: Sequence[int], value: f
         grads = torch.autograd.grad(
             moving, [leaves[i] for i in asked], [torch.ones_like(t) for t in moving], allow_unused=True
         )
-        wanted = tuple(i for i, gradient in zip(asked, grads, strict=True) if gradient is not None)
+        # Other values may lead to other layers: what has no gradient then is told where it is computed.
+        wanted = tuple(asked) if any(gradient is not None for gradient in grads) else ()
     written = tuple(name for name in own.written if version_of(after[name]) or after[name] is not given[name])
     return Outputs(
         spec=spec,

@@ -43,6 +43,35 @@ def refuse_sparse_gradients(gradients: Mapping[str, fx.Node]) -> None:
         )
 
 
+def refuse_other_shape(name: str, before: fx.Node, after: fx.Node) -> None:
+    """What the model holds is of one shape from step to step."""
+    old, new = before.meta["val"], after.meta["val"]
+    if (old.shape, old.dtype) != (new.shape, new.dtype):
+        raise CaptureError(
+            f"the forward makes {name}, of {list(old.shape)}, one of {list(new.shape)} ({new.dtype}).",
+            fix="make it of its last shape in the constructor to have it captured; plan single runs it eagerly.",
+        )
+
+
+_RESIZING = ("_fused_moving_avg_obs_fq_helper", "fused_moving_avg_obs_fake_quant")
+"""Ops that give what they write another shape when they run, which their shapes on fake tensors do not tell."""
+
+
+def refuse_resizing(graph: fx.Graph) -> None:
+    """Observers of quantization by channel begin with empty buffers."""
+    for node in graph.nodes:
+        if not str(node.target).removeprefix("aten.").startswith(_RESIZING):
+            continue
+        empty = [a for a in node.args if isinstance(a, fx.Node) and a.meta["val"].numel() == 0]
+        if empty:
+            raise CaptureError(
+                f"{node.target} gives a buffer of {node.meta.get('module') or 'the model'} another shape when it first "
+                f"runs ({node.meta.get('source') or 'in code of torch'}).",
+                fix="run the model once before it is trained to have it captured; plans single and ddp run it eagerly.",
+                where=node.meta.get("source") or None,
+            )
+
+
 def refuse_other_values(graph: fx.Graph) -> None:
     """A graph is of dense tensors and numbers: what else a step holds or makes can be neither cut nor sent."""
     for node in graph.nodes:

@@ -13,9 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
-from plait.errors import CaptureError
+from plait.errors import CaptureError, JobError
 from plait.graph.capture.branches import Decisions
 from plait.graph.capture.trace import StaleTensorError, Subject, Traced, trace
+from plait.job.generators import noted_draws
 from plait.job.model.watch import Change, Watch
 from plait.torch_private.fake import FakeTensor, FakeTensorMode
 from plait.torch_private.modules import hooks_of_module
@@ -28,11 +29,30 @@ def trace_steady(subject: Subject, mode: FakeTensorMode, decisions: Decisions) -
     roots = {"model": subject.model, "loss": subject.job.loss, "objective": subject.job.objective}
     watch = Watch(roots)
     try:
-        traced = trace(subject, mode, decisions)
+        with noted_draws() as told:
+            traced = trace(subject, mode, decisions)
+        if told:
+            raise CaptureError(
+                f"the forward {told[0]}.",
+                fix="draw with torch, and let the job's seed decide, to have it captured; plans single and ddp run it "
+                "eagerly.",
+            )
         changed = watch.changes()
         return _traced_again(subject, mode, decisions, traced, changed, roots) if changed else traced
     finally:
-        watch.restore()
+        _refuse_what_is_lost(watch.restore())
+
+
+def _refuse_what_is_lost(paths: list[str]) -> None:
+    """What is not the model's own, as that is built anew, must be what it was when a run begins."""
+    lost = [path for path in paths if not path.startswith("model")]
+    if lost:
+        raise JobError(
+            f"the step changes {lost[0]}, which is none of the model's own: it changed when the step was looked at, "
+            "and cannot be put back (a place in an iterator, a large tensor).",
+            fix="make it in the model's constructor, as a buffer where it is a tensor; let the job's data and collate "
+            "give what an iterator gave.",
+        )
 
 
 def _traced_again(
@@ -116,4 +136,5 @@ def _codes(subject: Subject) -> Iterator[Any]:
             yield entry
     hooks = [h for m in subject.model.modules() for t in hooks_of_module(m).values() for h in t]
     yield from (hook for hook in hooks if inspect.isfunction(hook))
-    yield from dict.fromkeys(type(module) for module in subject.model.modules())
+    kinds = dict.fromkeys(type(module) for module in subject.model.modules())
+    yield from (kind for kind in kinds if not kind.__module__.startswith("torch."))

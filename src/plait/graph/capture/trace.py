@@ -25,6 +25,7 @@ from plait.graph.rewrite.loss import Reading, read_pair, read_scalar, read_unkno
 from plait.graph.rewrite.marks import Marks
 from plait.graph.rewrite.tail import NoTailError, Tail, nodes_of, run_tail
 from plait.job.job import Job
+from plait.job.objective import refuse_own_gradients
 from plait.torch_private import pytree
 from plait.torch_private.fake import FakeTensorMode
 from plait.torch_private.tracing import make_fx, tracer, untraced
@@ -165,6 +166,7 @@ class _Trace:
                 result = functional_call(
                     self.wrapper, self._state(flat), (self._batch(flat),), tie_weights=False
                 )
+            self._refuse_gradients(flat)
             tail = self._read(result, flat)
             scalars = self.subject.scalars
             total, weight = tail.total.detach().to(scalars), tail.weight.to(scalars)
@@ -175,6 +177,14 @@ class _Trace:
             self.marks.phase = "forward"
             self.wrapper.write()
             return [total, weight, *gradients, *self.decisions.flags]
+
+    def _refuse_gradients(self, flat: Sequence[Tensor]) -> None:
+        given = dict(zip(self.subject.parameters, flat, strict=False))
+        try:
+            refuse_own_gradients(given)
+        finally:
+            for parameter in given.values():
+                parameter.grad = None
 
     @contextmanager
     def _checkpoint(self, function: Any) -> Iterator[None]:

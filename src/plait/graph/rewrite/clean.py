@@ -36,10 +36,13 @@ def _drop_detach(graph: fx.Graph) -> None:
 def _drop_checks(graph: fx.Graph) -> None:
     """Ops that return nothing only look at what others made, as `torch.linalg.inv` looks for a singular matrix.
 
-    Without them such a matrix gives a loss that is not finite, which ends the run as well.
+    Without them such a matrix gives a loss that is not finite, which ends the run as well. Those of torch's profiler
+    (`record_function`) compute nothing either.
     """
     for node in reversed(list(graph.nodes)):
-        if isinstance(node.target, OpOverload) and not schema_of(node.target).returns:
+        if not isinstance(node.target, OpOverload):
+            continue
+        if not schema_of(node.target).returns or node.target.namespace == "profiler":
             graph.erase_node(node)
 
 

@@ -85,6 +85,9 @@ def read_scalar(graph: fx.Graph, loss: fx.Node, num_samples: int, num_parameters
 def read_unknown(graph: fx.Graph, loss: fx.Node, num_samples: int) -> Reading:
     """Any other loss: a mean over its samples."""
     total = call(graph, aten.mul.Tensor, (loss, float(num_samples)), loss)
+    total.meta["grad"] = (
+        True  # also of what a hand-written function returns, within which torch notes no history
+    )
     notice = (
         "the loss is not a mean that plait knows, so it counts as a mean over its samples; "
         "return (total, weight) from `objective` to say otherwise."

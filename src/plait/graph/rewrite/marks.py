@@ -99,6 +99,8 @@ class Marks:
         """Follow the calls of the model's modules."""
         handles = []
         for name, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
+                continue
             handles.append(
                 module.register_forward_pre_hook(
                     lambda _m, _a, name=name: self._path.append(name), prepend=True

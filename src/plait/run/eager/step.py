@@ -18,6 +18,7 @@ from plait.job.data.share import Share
 from plait.job.generators import seed_torch
 from plait.job.job import Job
 from plait.job.model.dtypes import default_dtype
+from plait.job.objective import refuse_own_gradients
 from plait.job.reading import total_and_weight
 from plait.program.instructions import Opaque
 from plait.run.eager.company import Company
@@ -50,17 +51,20 @@ def run_eagerly(
     else:
         takers = _takers(state, share, model, step, micro_batch, company)
         batch = state.placed(share.batch)
-        frozen = [(name, p) for name, p in named.items() if not p.requires_grad]
+        trained = set(model.parameters)
+        frozen = [(name, p) for name, p in named.items() if not p.requires_grad and name not in trained]
         job = state.part(step)
         with (
             torch.enable_grad(),
             seeded(state, step, micro_batch),
-            trained_alone(list(named.items()), set(model.parameters) - state.frozen(step)),
+            trained_alone(list(named.items()), trained - state.frozen(step)),
+            without_gradients(list(named.values())),
         ):
             with state.job.autocast(state.device.type), default_dtype(state.asked), intercepted(takers):
                 result = job.objective_of(state.model, batch)
             total, weight = total_and_weight(job, batch, len(share.ids), result, sum(share.sizes))
             _refuse_late_training(frozen)
+            refuse_own_gradients(named)
             whole = float(weight)
             if company is not None:
                 whole = float(company.gather("weight", weight.detach().double().reshape(1)).sum())
@@ -92,6 +96,19 @@ def trained_alone(named: Sequence[tuple[str, nn.Parameter]], names: Collection[s
             parameter.requires_grad_(True)
 
 
+@contextmanager
+def without_gradients(tensors: Sequence[nn.Parameter]) -> Iterator[None]:
+    """What parameters have for a gradient begins with this step, and is as before when it ends."""
+    before = [tensor.grad for tensor in tensors]
+    for tensor in tensors:
+        tensor.grad = None
+    try:
+        yield
+    finally:
+        for tensor, gradient in zip(tensors, before, strict=True):
+            tensor.grad = gradient
+
+
 def _takers(
     state: ModelState, share: Share, model: Opaque, step: int, micro_batch: int, company: Company | None
 ) -> Takers:
@@ -120,18 +137,9 @@ def seed_of(job: Job, step: int, micro_batch: int) -> int:
 
 def _backward(loss: Tensor, tensors: list[nn.Parameter]) -> list[Tensor | None]:
     """The gradients as `loss.backward()` leaves them, whatever hooks of the user's do to them on the way."""
-    before = [tensor.grad for tensor in tensors]
-    for tensor in tensors:
-        tensor.grad = None
-    try:
-        if loss.requires_grad:
-            torch.autograd.backward(
-                loss
-            )  # not `loss.backward`, within which no mode sees what is computed again
-        return [tensor.grad for tensor in tensors]
-    finally:
-        for tensor, gradient in zip(tensors, before, strict=True):
-            tensor.grad = gradient
+    if loss.requires_grad:
+        torch.autograd.backward(loss)  # not `loss.backward`, within which no mode sees what is computed again
+    return [tensor.grad for tensor in tensors]
 
 
 def _refuse_late_training(frozen: list[tuple[str, nn.Parameter]]) -> None:

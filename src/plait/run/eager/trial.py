@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from plait.errors import JobError, PlaitError
 from plait.graph.ops.random import random_key
 from plait.job.batch import Objects, map_objects
-from plait.job.generators import kept_generators
+from plait.job.generators import kept_generators, noted_draws
 from plait.job.job import Job
 from plait.job.model.copies import copy_of
 from plait.job.model.dtypes import leaf_dtype
@@ -46,6 +46,8 @@ class EagerTrial:
     """Whether the code can run while its ops are watched."""
     written: tuple[str, ...] = ()
     """Parameters that the forward itself writes into."""
+    resized: tuple[str, ...] = ()
+    """Buffers that the forward gives another shape."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +56,9 @@ class _Forward:
     draws: SampleDraws | None
     """What was drawn; None: it runs only where its ops are not watched."""
     written: tuple[str, ...]
+    resized: tuple[str, ...]
+    seeds: bool
+    """Whether it says itself what torch is to draw."""
 
 
 def try_eagerly(job: Job, batch: Any, num_samples: int, more: Any, num_more: int) -> EagerTrial:
@@ -73,6 +78,8 @@ def try_eagerly(job: Job, batch: Any, num_samples: int, more: Any, num_more: int
             if "torch._dynamo" in sys.modules:  # compiled parts remember that they were watched
                 torch.compiler.reset()
             continue
+        if first.seeds and watched:  # what it draws is not for us to decide
+            continue
         shapes: tuple[tuple[int, ...], ...] | None = () if first.draws is not None else None
         if first.draws is not None and first.draws.shapes:
             shapes = None
@@ -86,6 +93,7 @@ def try_eagerly(job: Job, batch: Any, num_samples: int, more: Any, num_more: int
             other_draws=tuple(first.draws.others) if first.draws is not None else (),
             watched=watched,
             written=first.written,
+            resized=first.resized,
         )
     assert error is not None
     raise JobError(
@@ -121,9 +129,11 @@ def _try(job: Job, batch: Any, num_samples: int, narrow: bool, watched: bool) ->
     if narrow:
         batch = pytree.tree_map_only(Objects, partial(map_objects, given), batch)
     before = {name: (version_of(p), p.data_ptr()) for name, p in model.named_parameters()}
+    shapes = {name: buffer.shape for name, buffer in model.named_buffers()}
     torch.manual_seed(job.seed)
     try:
         with (
+            noted_draws() as told,
             torch.enable_grad(),
             job.autocast("cpu"),
             intercepted(draws.takers() if draws is not None else ()),
@@ -134,4 +144,9 @@ def _try(job: Job, batch: Any, num_samples: int, narrow: bool, watched: bool) ->
     weighs = not isinstance(result, Tensor) or read_loss(result, num_samples) is not None
     after = {name: (version_of(p), p.data_ptr()) for name, p in model.named_parameters()}
     written = tuple(name for name, was in before.items() if after.get(name) != was)
-    return _Forward(weighs=weighs, draws=draws, written=written)
+    resized = tuple(
+        name for name, buffer in model.named_buffers() if shapes.get(name, buffer.shape) != buffer.shape
+    )
+    return _Forward(
+        weighs=weighs, draws=draws, written=written, resized=resized, seeds=any("seeds" in t for t in told)
+    )

@@ -39,6 +39,12 @@ class OpaqueSteps:
                 fix="use precision='bf16' or 'fp32'.",
             )
         trial = self.trial
+        if trial.resized and plan.mesh.size > 1:
+            raise PlanError(
+                f"the forward gives its buffer {trial.resized[0]} another shape when it first runs; under plan "
+                f"{plan.name}, ranks hold buffers of one shape.",
+                fix="make it of its last shape in the constructor (run the model once there), or use plan single.",
+            )
         return compile_opaque(
             own,
             self._shapes(plan),
