@@ -79,10 +79,8 @@ class RareWords(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.words = (
-            nn.Linear(8, 64),
-            nn.AdaptiveLogSoftmaxWithLoss(64, 12, [4, 8], div_value=2.0),
-        )
+        self.first = nn.Sequential(nn.Linear(8, 200), nn.Linear(200, 16))
+        self.words = nn.AdaptiveLogSoftmaxWithLoss(16, 12, [4, 8], div_value=2.0)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return self.words(self.first(x), y).loss  # type: ignore[no-any-return]
