@@ -41,7 +41,7 @@ def kept_generators() -> Iterator[None]:
 def noted_draws() -> Iterator[list[str]]:
     """What code does about random numbers that nobody finds in a generator's state when it has ended, as it does it."""
     told: list[str] = []
-    urandom, generator = random._urandom, torch.random.default_generator  # type: ignore[attr-defined]
+    urandom, generator = vars(random)["_urandom"], torch.random.default_generator  # type: ignore[attr-defined]
 
     def ask(size: int) -> bytes:
         told.append("draws random numbers of the system (a generator without a seed), each time others")

@@ -31,6 +31,8 @@ _LARGEST_BYTES = 1 << 20
 _LIBRARIES = tuple(
     {str(Path(p)) for p in sysconfig.get_paths().values()} | {str(Path(torch.__file__).parent)}
 )
+_CACHED: Any = type(functools.lru_cache(len))
+"""What `functools.lru_cache` makes."""
 _TORCH = str(Path(torch.__file__).parent)
 _PACKAGE = str(Path(__file__).resolve().parents[2])
 
@@ -77,7 +79,7 @@ def places_of(path: str, value: Any, tensors: bool) -> Iterator[Held]:
         yield _held(path, lambda: {"__self__": value.__self__, "__func__": value.__func__}, lambda old: None)
     elif isinstance(value, types.FunctionType):
         yield from _function(path, value)
-    elif isinstance(value, functools._lru_cache_wrapper):
+    elif isinstance(value, _CACHED):
         yield _cache(path, value)
     elif isinstance(value, types.ModuleType):
         if _is_users_file(getattr(value, "__file__", None) or "<frozen"):
@@ -234,7 +236,7 @@ def _function_of(entry: Any) -> Any:
     if isinstance(entry, property | functools.cached_property):
         return entry.fget if isinstance(entry, property) else entry.func
     entry = getattr(entry, "__func__", entry)
-    return entry if isinstance(entry, types.FunctionType | functools._lru_cache_wrapper) else None
+    return entry if isinstance(entry, types.FunctionType | _CACHED) else None
 
 
 def _is_filled(cell: Any) -> bool:
