@@ -27,7 +27,7 @@ PLANS: tuple[tuple[str, int | None, dict[str, int] | None], ...] = (
 
 def prove() -> None:
     for plan, ranks, mesh in PLANS:
-        found = plait.verify(jobs.plain(), plan, ranks, mesh=mesh, steps=2)
+        found = plait.verify(jobs.plain(), plan, ranks, changes=plait.Changes(mesh=mesh or {}), steps=2)
         print(plan, found.ok, [difference.kind for difference in found.differences])
 
 
