@@ -41,7 +41,15 @@ def test_plans_compute_over_two_hosts_what_one_process_computes(tmp_path: Path) 
 
 
 def run(tmp_path: Path, *more: str, job: str = "plain", sends: str = "0") -> list[subprocess.Popen[str]]:
-    words = ("run", jobs.reference(job), "--plan", "ddp", "--out", tmp_path / "run", *more)
+    words: tuple[str | Path, ...] = (
+        "run",
+        jobs.reference(job),
+        "--plan",
+        "ddp",
+        "--out",
+        tmp_path / "run",
+        *more,
+    )
     return [
         forked.plait(*words, environment=place, cwd=ROOT, start_new_session=True)
         for place in places(2, PLAIT_SEND_FILES=sends)
