@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import map_aggregate
 
 from plait.torch_private.fake import FakeTensorMode
 from plait.torch_private.tracing import make_fx
@@ -52,19 +53,23 @@ def _compile(
     decompositions: Mapping[Any, Callable[..., Any]],
     processes: int,
 ) -> Callable[[list[Any]], Any]:
+    from torch._guards import TracingContext, tracing
     from torch._inductor import config  # seconds to import: not where nothing is compiled
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
+    from torch.compiler import config as compiler_config
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    mode = FakeTensorMode()
-    fakes = [mode.from_tensor(value) for value in inputs]
+    mode = FakeTensorMode(shape_env=ShapeEnv())  # which Inductor's cache asks for, though no shape is symbolic
+    fakes = [mode.from_tensor(value, static_shapes=True) for value in inputs]
     with mode, torch.no_grad(), config.patch(_settings(processes)):
         if processes > 1:
             AsyncCompile.wait_pool_ready()  # else the first kernels are compiled here, one after the other
         table = {**select_decomp_table(), **decompositions}
         traced = make_fx(graph, decomposition_table=table, tracing_mode="real")(*fakes)
-        with _alone(_own_cache(), traced, fakes):
+        key = _key(traced)
+        with _alone(_own_cache(), key), tracing(TracingContext(mode)), compiler_config.patch(cache_key_tag=key):
             return compile_fx_inner(traced, fakes)
 
 
@@ -96,15 +101,30 @@ def _private_folder() -> Path:
 
 
 @contextmanager
-def _alone(folder: Path, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Iterator[None]:
+def _alone(folder: Path, key: str) -> Iterator[None]:
     """While active, no other process of this host compiles the same; who comes later finds it compiled."""
-    like = [(tuple(t.shape), t.stride(), t.dtype, t.device) for t in inputs]
-    key = hashlib.sha256(f"{graph.code}{like}".encode()).hexdigest()
     locks = folder / "plait-locks"
     locks.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(locks / key[:32], "w") as file:
+    with open(locks / key, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # the kernel takes it back from a process that dies
         yield
+
+
+def _key(graph: fx.GraphModule) -> str:
+    """By which Inductor's cache tells graphs apart, beside its own means.
+
+    Those see the calls of a graph, and not what an op that is not torch's makes of shapes and strides: where its author
+    changes that, code for the old ones would be found.
+    """
+    like = [map_aggregate(node.meta.get("val"), _like) for node in graph.graph.nodes]
+    text = f"{graph.code}{like}{torch.get_num_threads()}"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _like(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return (tuple(value.shape), value.stride(), str(value.dtype), str(value.device))
+    return str(value)
 
 
 def _settings(processes: int) -> dict[str, Any]:
