@@ -61,7 +61,7 @@ def _compile(
     from torch.compiler import config as compiler_config
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    mode = FakeTensorMode(shape_env=ShapeEnv())  # which Inductor's cache asks for, though no shape is symbolic
+    mode = FakeTensorMode(shape_env=ShapeEnv())  # no shape is symbolic: Inductor's cache asks for it
     fakes = [mode.from_tensor(value, static_shapes=True) for value in inputs]
     with mode, torch.no_grad(), config.patch(_settings(processes)):
         if processes > 1:
@@ -69,7 +69,8 @@ def _compile(
         table = {**select_decomp_table(), **decompositions}
         traced = make_fx(graph, decomposition_table=table, tracing_mode="real")(*fakes)
         key = _key(traced)
-        with _alone(_own_cache(), key), tracing(TracingContext(mode)), compiler_config.patch(cache_key_tag=key):
+        tagged = compiler_config.patch(cache_key_tag=key)  # type: ignore[attr-defined]
+        with _alone(_own_cache(), key), tracing(TracingContext(mode)), tagged:
             return compile_fx_inner(traced, fakes)
 
 
