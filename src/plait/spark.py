@@ -68,8 +68,17 @@ def rows_here(job: Job, sample: Callable[[dict[str, Any]], Any]) -> Job:
         raise DataError(f"a partition of the DataFrame has no rows: {counts}.", fix="use fewer ranks.")
     rows = []
     with Path(about["path"]).open("rb") as file:
-        for _ in range(counts[about["own"]]):
-            rows.append(sample(pickle.load(file)))
+        for number in range(counts[about["own"]]):
+            row = pickle.load(file)
+            try:
+                rows.append(sample(row))
+            except Exception as error:
+                raise DataError(
+                    f"row {number} of partition {about['own']} of the DataFrame gave no sample: "
+                    f"{type(error).__name__}: {error} (columns {', '.join(row)}; null: "
+                    f"{', '.join(name for name in row if row[name] is None) or 'none'}).",
+                    fix="drop or fill such rows, or give `sample`, which makes a sample of a row.",
+                ) from error
     total = len(counts) * min(counts)
     if about["own"] == 0 and sum(counts) > total:
         warnings.warn(

@@ -1,4 +1,4 @@
-"""Rows of a partition: what partitions of unequal length leave out is told."""
+"""Rows of a DataFrame as samples, without Spark."""
 
 import json
 import pickle
@@ -8,28 +8,21 @@ import pytest
 import torch
 from torch import nn
 
-import plait
+from plait import spark
+from plait.errors import DataError
+from plait.job.job import Job
 
 
-@pytest.mark.parametrize(("counts", "told"), [([3, 3], None), ([4, 3], "1 of 7 rows are left out")])
-def test_rows_that_are_left_out_are_told(
-    counts: list[int], told: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    recwarn: pytest.WarningsRecorder,
-) -> None:  # fmt: skip
-    from plait.spark import rows_here
-
-    with (tmp_path / "rows").open("wb") as file:
-        for row in range(counts[0]):
-            pickle.dump({"x": float(row)}, file)
-    about = {"path": str(tmp_path / "rows"), "counts": counts, "own": 0}
+def test_a_row_that_gives_no_sample_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"x": [1.0], "y": 0}, {"x": [2.0], "y": None}]
+    (tmp_path / "rows").write_bytes(b"".join(map(pickle.dumps, rows)))
+    about = {"path": str(tmp_path / "rows"), "counts": [2], "own": 0}
     monkeypatch.setenv("PLAIT_ROWS", json.dumps(about))
-    job = plait.Job(
-        model=nn.Linear(1, 1), data=[torch.zeros(1)], loss=nn.MSELoss(), batch=2,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1),
+    job = Job(
+        model=lambda: nn.Linear(1, 2), data=[0], loss=nn.CrossEntropyLoss(), batch=1, epochs=1,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     )  # fmt: skip
-    made = rows_here(job, lambda row: torch.tensor([row["x"]]))
-    assert len(made.data) == 2 * min(counts)
-    assert [
-        str(warned.message) for warned in recwarn.list if told and told in str(warned.message)
-    ] or told is None
-    assert told is not None or not recwarn.list
+    with pytest.raises(DataError, match=r"row 1 of partition 0 .*columns x, y; null: y"):
+        spark.rows_here(job, spark.tensors)
+    with pytest.raises(DataError, match=r"row 0 .*KeyError: 'label' \(columns x, y; null: none"):
+        spark.rows_here(job, lambda row: torch.tensor(row["label"]))
