@@ -34,8 +34,9 @@ from typing import get_args
 
 import plait
 from bench.chaos.cases import CASES, Case, job
+from bench.chaos.disks import Disk, can_mount
 from bench.chaos.engines import Engines
-from bench.chaos.faults import FAULTS, Disk, can_mount
+from bench.chaos.faults import FAULTS
 from bench.chaos.lanes import Found, Item, side_by_side
 from bench.chaos.shim import NUM_SLOTS, Shim, start_again_with_it
 from bench.chaos.tally import Seen, Tally

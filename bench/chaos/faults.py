@@ -8,7 +8,6 @@ import ctypes
 import os
 import random
 import resource
-import shutil
 import signal
 import socket
 import stat
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from bench.chaos.cases import HANG_S, Case
+from bench.chaos.disks import Disk
 from bench.chaos.engines import EngineRun
 from bench.chaos.flips import order_flip
 from bench.chaos.runs import Phase, Run, kill
@@ -28,14 +28,10 @@ from bench.chaos.shim import Shim
 
 _SYS_PIDFD_OPEN, _SYS_PIDFD_GETFD = 434, 438
 """Of Linux 5.6, on all processors that we know."""
-DISK_BYTES = 16 << 20
-"""Of a disk that is filled: a few checkpoints of the job."""
 
 
 Outcome = Literal["done", "maybe", "missed"]
 """Of a fault: it happened; it happened, and may have done more than was meant; it did not."""
-Disk = Literal["memory", "ext4"]
-"""Of a run's folder: one that can be filled; one that turns read-only, as after an error of the device."""
 Do = Callable[[Run, random.Random, Shim | None], Outcome]
 
 
@@ -285,52 +281,3 @@ FAULTS: dict[str, Fault] = {
     "clock back": _slowed("start", clock_s=(-(10**8), -60)),
     "clock ahead": _slowed("start", clock_s=(60, 10**8)),
 }
-
-
-def can_mount(place: Path, disk: Disk) -> bool:
-    """Whether this user may make such a disk."""
-    place.mkdir()
-    if not mount(place, disk):
-        return False
-    unmount(place)
-    return True
-
-
-def mount(place: Path, disk: Disk) -> bool:
-    """Make a small disk of a folder."""
-    if disk == "memory":
-        return _done("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "chaos", str(place))
-    image = _image(place)
-    with image.open("wb") as file:
-        file.truncate(DISK_BYTES)
-    return _done("mkfs.ext4", "-q", "-F", str(image)) and _done("mount", "-o", "loop", str(image), str(place))
-
-
-def mend(place: Path, disk: Disk) -> None:
-    """Room again, or the right to write."""
-    (place / "filler").unlink(missing_ok=True)
-    if disk == "ext4":
-        unmount(place)
-        image = _image(place)
-        # another file is another disk, though somebody's mount namespace may hold the broken one for longer
-        shutil.copyfile(image, copy := image.with_suffix(".again"))
-        copy.replace(image)
-        _done("e2fsck", "-fy", str(image))
-        assert _done("mount", "-o", "loop", str(image), str(place))
-
-
-def unmount(place: Path) -> None:
-    """Let go of it."""
-    if not _done("umount", str(place)):
-        _done("umount", "-l", str(place))
-
-
-def _image(place: Path) -> Path:
-    return place.with_name(f"{place.name}.ext4")
-
-
-def _done(*order: str) -> bool:
-    try:
-        return subprocess.run(order, capture_output=True, check=False).returncode == 0
-    except OSError:
-        return False

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from bench.chaos.cases import HANG_S, Case
 from bench.chaos.checks import Reference, check_result, newest_checkpoint, reference
+from bench.chaos.disks import mend, mount, unmount
 from bench.chaos.engines import JOIN_S, EngineRun, Engines
-from bench.chaos.faults import FAULTS, Fault, mend, mount, unmount
+from bench.chaos.faults import FAULTS, Fault
 from bench.chaos.runs import PHASES, Ended, ForkedRun, Run
 from bench.chaos.shim import Shim
 from bench.chaos.tally import Seen

@@ -6,11 +6,13 @@ worker, so a callback needs no care of ranks, sees each event once, and may keep
 
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plait.errors import UsageError, did_you_mean
+from plait.errors import DiskError, UsageError, did_you_mean
+from plait.files.write import open_to_append
 from plait.options import Listener
 
 
@@ -250,8 +252,9 @@ class Callbacks:
         what = f"{type(callback).__name__}.{name} raised {type(error).__name__}: {error}"
         where = ""
         if self._folder is not None:
-            path = self._folder / "callbacks.txt"
-            with path.open("a") as file:
-                file.write(f"{what}\n{''.join(traceback.format_exception(error))}\n")
-            where = f"; see {path}"
+            path, told = self._folder / "callbacks.txt", "".join(traceback.format_exception(error))
+            with suppress(OSError, DiskError):  # no room, perhaps for the callback either
+                with open(open_to_append(path), "w", encoding="utf-8", errors="replace") as file:
+                    file.write(f"{what}\n{told}\n")
+                where = f"; see {path}"
         self._listener({"notice": f"{what}. It is not called again, and the run goes on{where}."})

@@ -71,20 +71,20 @@ def why_not_written(folder: Path, error: Exception, num_bytes: int) -> tuple[str
     return needs, "free space there, or write to another disk."
 
 
-def ordinary(path: str | Path, flags: int) -> int:
+def ordinary(path: str | Path, flags: int, mode: int = 0o666) -> int:
     """A descriptor of a file; an OSError where it is a pipe, at whose end nobody may be, or a device without an end."""
-    file = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    file = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, mode)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise OSError(errno.EINVAL, "it is no ordinary file")
     return file
 
 
-def open_own(path: Path, flags: int) -> int:
-    """A file to write to, at this very place, made where there is none. A folder that was handed over may hold a link
-    to another file of this user instead: an OSError that says so."""
+def open_own(path: Path, flags: int, mode: int = 0o666) -> int:
+    """A file to write to, at this very place, made with `mode` where there is none. A folder that was handed over may
+    hold a link to another file of this user instead: an OSError that says so."""
     try:
-        return ordinary(path, flags | os.O_CREAT | os.O_NOFOLLOW)
+        return ordinary(path, flags | os.O_CREAT | os.O_NOFOLLOW, mode)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, f"it is a link to {os.readlink(path)}") from None

@@ -5,12 +5,8 @@ list, which it may empty. What Inductor says when it cannot is told in one line.
 user's alone, which all processes of a host share: what several want is compiled by one, and read by the others.
 """
 
-import atexit
 import fcntl
 import hashlib
-import os
-import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +17,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
+from plait.torch_private.cache import own_cache
 from plait.torch_private.fake import FakeTensorMode
 from plait.torch_private.tracing import make_fx
 
@@ -53,6 +50,7 @@ def _compile(
     decompositions: Mapping[Any, Callable[..., Any]],
     processes: int,
 ) -> Callable[[list[Any]], Any]:
+    cache = own_cache()  # before torch looks for it
     from torch._guards import TracingContext, tracing
     from torch._inductor import config  # seconds to import: not where nothing is compiled
     from torch._inductor.async_compile import AsyncCompile
@@ -70,35 +68,8 @@ def _compile(
         traced = make_fx(graph, decomposition_table=table, tracing_mode="real")(*fakes)
         key = _key(traced)
         tagged = compiler_config.patch(cache_key_tag=key)  # type: ignore[attr-defined]
-        with _alone(_own_cache(), key), tracing(TracingContext(mode)), tagged:
+        with _alone(cache, key), tracing(TracingContext(mode)), tagged:
             return compile_fx_inner(traced, fakes)
-
-
-def _own_cache() -> Path:
-    """Where compiled code is kept and read from.
-
-    Torch's own place is a folder of a known name for all to write to, /tmp: whoever makes it first has his code run.
-    """
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
-    named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    if named is None or Path(named) == Path(default_cache_dir()):
-        named = os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_private_folder())
-    return Path(named)
-
-
-def _private_folder() -> Path:
-    folder = Path.home() / ".cache" / "plait" / "inductor"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
-        if found.st_uid == os.getuid() and not found.st_mode & 0o022 and os.access(folder, os.W_OK):
-            return folder
-    except OSError:  # no home, or none to write to
-        pass
-    made = Path(tempfile.mkdtemp(prefix="plait-inductor-"))
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return made
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """Callbacks around a run, checkpoints that are kept, and logs for other tools."""
 
 import csv
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 
 import plait
 from plait.api.display.loggers import LOGS
+from plait.callbacks import Callbacks
 from plait.errors import JobError, UsageError
 from plait.run.checkpoint.store import load_checkpoint
 
@@ -249,6 +252,45 @@ def _tensorboard(folder: Path) -> dict[int, float]:
 
     found = EventAccumulator(str(folder / "tensorboard")).Reload()
     return {event.step: event.value for event in found.Scalars("loss")}
+
+
+def started(folder: Path, start_step: int) -> dict[str, Any]:
+    return {"started": str(folder), "start_step": start_step, "total_steps": None}
+
+
+@pytest.mark.parametrize("name", ["callbacks.txt", "metrics.csv"])
+def test_a_folder_that_was_handed_over_is_no_way_to_other_files(name: str, tmp_path: Path) -> None:
+    class Failing(plait.Callback):
+        def on_start(self, event: plait.Started) -> None:
+            raise ValueError("of no use")
+
+    secret, folder, told = tmp_path / "secret", tmp_path / "run", list[Any]()
+    secret.write_text("precious")
+    folder.mkdir()
+    (folder / name).symlink_to(secret)
+    log = LOGS["csv"]()
+    Callbacks([Failing(), log], told.append)(started(folder, 0))
+    log.close(failed=False)
+    assert secret.read_text() == "precious"
+    assert (
+        "Failing.on_start raised ValueError: of no use." in told[-1]["notice"]
+    )  # though it stands nowhere else
+
+
+def test_numbers_of_a_csv_file_stay_where_there_is_no_room_for_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = "step,name,value\r\n0,loss,1.0\r\n1,loss,0.5\r\n"
+    (tmp_path / "metrics.csv").write_bytes(before.encode())
+
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    told: list[Any] = []
+    monkeypatch.setattr(os, "fsync", full)
+    Callbacks([LOGS["csv"]()], told.append)(started(tmp_path, 1))
+    assert "No space left on device" in told[-1]["notice"]
+    assert (tmp_path / "metrics.csv").read_bytes() == before.encode()
 
 
 def test_a_log_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

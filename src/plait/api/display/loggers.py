@@ -7,6 +7,7 @@ logged after the checkpoint is dropped, where the tool can.
 
 import csv
 import importlib
+import io
 import os
 import re
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from typing import Any
 
 from plait.callbacks import Callback, Ended, Evaluated, Failed, Started, StepDone
 from plait.errors import UsageError
-from plait.files.write import write_whole
+from plait.files.write import open_to_append, ordinary, write_whole
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What the tools call a run."""
@@ -71,13 +72,14 @@ class _Csv(_Log):
         path = event.folder / "metrics.csv"
         kept: list[list[str]] = []
         if event.start_step and path.exists():
-            with path.open(newline="") as file:
-                rows = [row for row in csv.reader(file) if len(row) == 3 and row[0].isdigit()]
+            with open(path, encoding="utf-8", errors="replace", newline="", opener=ordinary) as file:
+                rows = [row for row in csv.reader(file) if len(row) == 3 and row[0].isdecimal()]
             kept = [row for row in rows if int(row[0]) < event.start_step]
-        self._file = path.open("w", newline="")
+        begun = io.StringIO(newline="")
+        csv.writer(begun).writerows([["step", "name", "value"], *kept])
+        write_whole(path, begun.getvalue())  # or what was there stays
+        self._file = open(open_to_append(path), "w", encoding="utf-8", newline="")  # noqa: SIM115, until `close`
         self._writer = csv.writer(self._file)
-        self._writer.writerows([["step", "name", "value"], *kept])
-        self._file.flush()
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         self._writer.writerows([step, name, repr(value)] for name, value in numbers.items())

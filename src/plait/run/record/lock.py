@@ -2,7 +2,7 @@
 
 In: a folder. Out: its lock, held by this process and by the ranks that it forks until the last of them is gone; or a
 `UsageError` that names who holds it. The kernel keeps the lock (`flock`), so that of a dead holder is free; the text in
-the file only says who it was.
+the file only says who it was. Whoever can read a file can lock it: who may not write to it may not read it either.
 """
 
 import errno
@@ -21,6 +21,8 @@ from plait.files.write import cannot_write, open_own
 
 _LEFT_S = 10.0
 """For the ranks of a run whose parent was killed to be gone, as is promised, and more."""
+_MODE = 0o622
+"""Of a lock that is made, less what the umask takes: at no moment can somebody read it who may not write to it."""
 _LOOK_S = 0.01
 """Between two looks."""
 
@@ -30,7 +32,8 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold the folder for the block; nobody else may write to it meanwhile."""
     path = folder / LOCK_NAME
     try:
-        file = open_own(path, os.O_RDWR)
+        file = open_own(path, os.O_RDWR, _MODE)
+        _keep_to_writers(file)
     except OSError as error:
         raise UsageError(
             f"{folder} cannot be locked: {path.name}: {error.strerror}.",
@@ -59,6 +62,15 @@ def locked(folder: Path) -> Iterator[None]:
             os.ftruncate(file, 0)
     finally:
         os.close(file)
+
+
+def _keep_to_writers(file: int) -> None:
+    """Let those read the lock who may write to it, and nobody else."""
+    status = os.fstat(file)
+    writers = status.st_mode & 0o222
+    if status.st_uid == os.geteuid():
+        with suppress(OSError):  # a file system without modes
+            os.fchmod(file, writers | writers << 1)
 
 
 def _take(file: int) -> None:

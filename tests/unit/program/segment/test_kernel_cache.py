@@ -1,8 +1,11 @@
 """Compiled code is kept where nobody else can write, and is compiled by one process of a host."""
 
 import fcntl
+import getpass
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +16,7 @@ from torch import Tensor, fx
 
 from plait.torch_private.inductor import compile_graph
 
-pytestmark = pytest.mark.skipif(
+compiles = pytest.mark.skipif(
     shutil.which("g++") is None, reason="Inductor needs a compiler: apt install g++"
 )
 
@@ -49,12 +52,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / ".cache" / "plait" / "inductor"
 
 
+@compiles
 def test_it_is_in_a_folder_of_this_users_alone(home: Path) -> None:
     assert results(0.25) == [2.25, 4.25]
     assert home.stat().st_mode & 0o777 == 0o700
     assert any(path.is_file() for path in home.rglob("*") if "plait-locks" not in path.parts)
 
 
+@compiles
 def test_a_folder_that_others_can_write_to_is_not_used(home: Path) -> None:
     home.mkdir(parents=True)
     home.chmod(0o777)
@@ -63,12 +68,24 @@ def test_a_folder_that_others_can_write_to_is_not_used(home: Path) -> None:
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] != str(home)
 
 
+@compiles
 def test_a_folder_that_the_user_names_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "named"))
     assert results(0.75) == [2.75, 4.75]
     assert list((tmp_path / "named").iterdir())
 
 
+def test_nor_is_it_where_others_can_write_when_nothing_is_compiled(tmp_path: Path) -> None:
+    """Torch looks into the folder whenever it traces, and somebody else has made it."""
+    (tmp_path / f"torchinductor_{getpass.getuser()}").touch()
+    code = "from plait.torch_private.fake import FakeTensorMode; FakeTensorMode()"
+    clean = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    subprocess.run(
+        [sys.executable, "-c", code], env=clean | {"TMPDIR": str(tmp_path)}, check=True, timeout=60
+    )
+
+
+@compiles
 def test_who_comes_later_waits(home: Path) -> None:
     assert results(1.5) == [3.5, 5.5]
     (lock,) = (home / "plait-locks").iterdir()

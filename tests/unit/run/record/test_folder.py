@@ -71,6 +71,20 @@ def test_a_folder_has_one_writer_and_says_who(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o600), (0o002, 0o660), (0o077, 0o600)])
+def test_who_may_not_write_to_a_folder_cannot_lock_it(umask: int, mode: int, tmp_path: Path) -> None:
+    """Whoever can read a file can lock it."""
+    before = os.umask(umask)
+    try:
+        with locked(tmp_path):
+            assert (tmp_path / "run.lock").stat().st_mode & 0o777 == mode
+        (tmp_path / "run.lock").chmod(0o666 & ~umask)  # as older ones are
+        with locked(tmp_path):
+            assert (tmp_path / "run.lock").stat().st_mode & 0o777 == mode
+    finally:
+        os.umask(before)
+
+
 def test_the_lock_of_a_dead_holder_is_taken_over(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from plait.run.record.lock import locked\n"
