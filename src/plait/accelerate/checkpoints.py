@@ -1,5 +1,6 @@
 """What `save_state` writes and `load_state` reads: states of what was prepared, and every rank's generator."""
 
+import io
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 
 from plait.accelerate.settings import ProjectConfiguration
 from plait.errors import UsageError
+from plait.files.write import write_whole
 from plait.run.own_loop import ShareLoader
 
 
@@ -61,8 +63,27 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     if process == 0:
         states = {kind: [one.state_dict() for one in entries] for kind, entries in kept.items()}
-        torch.save({**states, "epochs": [loader.epoch for loader in loaders]}, folder / "state.pt")
-    torch.save(torch.get_rng_state(), folder / f"random-{process}.pt")
+        _write({**states, "epochs": [loader.epoch for loader in loaders]}, folder / "state.pt")
+    _write(torch.get_rng_state(), folder / f"random-{process}.pt")
+
+
+def _write(value: Any, path: Path) -> None:
+    """Whole, or what was there stays."""
+    content = io.BytesIO()
+    torch.save(value, content)
+    write_whole(path, content.getbuffer())
+
+
+def _read(path: Path) -> Any:
+    """What a file of `save` holds; it runs no code of the file's."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises what it meets in a file that is none
+        told = str(error).splitlines()
+        raise UsageError(
+            f"{path} cannot be read: {told[0] if told else type(error).__name__}",
+            fix="name a folder that save_state wrote.",
+        ) from error
 
 
 def load(
@@ -71,7 +92,12 @@ def load(
     """Into the same objects, on any number of ranks."""
     if not (folder / "state.pt").is_file():
         raise UsageError(f"{folder} holds no state.pt.", fix="name a folder that save_state wrote.")
-    saved = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
+    saved = _read(folder / "state.pt")
+    missing = [kind for kind in (*kept, "epochs") if not isinstance(saved, dict) or kind not in saved]
+    if missing:
+        raise UsageError(
+            f"{folder / 'state.pt'} has no {', '.join(missing)}.", fix="name a folder that save_state wrote."
+        )
     for kind, entries in kept.items():
         if len(saved[kind]) != len(entries):
             raise UsageError(
@@ -84,4 +110,4 @@ def load(
         loader.set_epoch(epoch)
     own = folder / f"random-{process}.pt"
     if own.is_file():
-        torch.set_rng_state(torch.load(own, weights_only=True))
+        torch.set_rng_state(_read(own))

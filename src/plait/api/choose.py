@@ -16,6 +16,7 @@ from plait.api.machine import cluster_here
 from plait.cluster.cluster import Cluster
 from plait.cluster.parse import THIS, parse_cluster
 from plait.errors import PlanError, UsageError
+from plait.files.write import write_named
 from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.options import Changes, Search
@@ -195,7 +196,7 @@ def export_plan(choice: Choice, to: str, out: str | Path | None = None) -> list[
             continue
         exported = exporter.write(setup)
         path = Path(out) if out is not None else Path(exporter.file_name)
-        path.write_text(exported.text)
+        write_named(path, exported.text)
         lines = [f"wrote {path}: {describe(found.plan)} for {exporter.name}."]
         if refused is not None:
             slower = found.step_s / ranking.predictions[0].step_s - 1

@@ -14,7 +14,7 @@ from plait.api.display.progress import shown
 from plait.api.inputs.given import given_job, name_of
 from plait.api.inputs.settings import merged, write_arguments, write_settings
 from plait.api.inputs.stored import SAVED, stored_changes, stored_saving, stored_settings
-from plait.api.inputs.trust import anywhere, check_remembered, fingerprint
+from plait.api.inputs.trust import anywhere, check_remembered, fingerprint, seal
 from plait.callbacks import Watching
 from plait.errors import UsageError
 from plait.job.generators import kept_generators
@@ -126,6 +126,7 @@ def _remembering(saving: Saving, job: str, changes: Changes, steps: int | None, 
         **fingerprint(job),
         **saving.remembered,
     }
+    remembered |= seal(remembered)
     name = name_of(job) if saving.name == Saving().name else saving.name
     return replace(saving, name=name, remembered=remembered)
 

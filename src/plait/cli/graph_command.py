@@ -19,7 +19,7 @@ from plait.cli.console import plain_console, prints_aside, waiting
 from plait.cli.flatten import flattened
 from plait.cli.options import TEXTS, How, JobArgument, JsonOption, look_first
 from plait.errors import CaptureError, DiskError, UsageError
-from plait.files.write import write_whole
+from plait.files.write import write_named
 from plait.options import Changes
 
 
@@ -127,7 +127,7 @@ def _placed(job: str, batch: int | None, how: How, changes: Changes) -> tuple[An
 def _write_page(path: Path, page: str) -> None:
     """Write the page whole or not at all."""
     try:
-        write_whole(path, page)
+        write_named(path, page)
     except DiskError as error:
         raise UsageError(error.what, fix="name a file that you may write.") from error
 

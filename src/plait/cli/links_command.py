@@ -15,6 +15,7 @@ from rich.table import Table
 import plait
 from plait.cli.console import plain_console, waiting
 from plait.cli.options import JsonOption
+from plait.files.write import write_named
 from plait.report.links_picture import links_picture
 from plait.units import format_bytes
 
@@ -52,7 +53,7 @@ def links(
             else ""
             for name, fit in fits.items()
         }
-        svg.write_text(links_picture(f"{first} among {most} processes of this machine", lines, about))
+        write_named(svg, links_picture(f"{first} among {most} processes of this machine", lines, about))
     if json_:
         told = {"times": [asdict(e) for e in found.times], "tried": [asdict(e) for e in found.tried]}
         print(json.dumps(told, indent=1))

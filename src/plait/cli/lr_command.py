@@ -13,6 +13,7 @@ import plait
 from plait.cli.console import plain_console, prints_aside
 from plait.cli.flatten import flattened
 from plait.cli.options import TEXTS, DeviceOption, How, JobArgument, JsonOption, look_first
+from plait.files.write import write_named
 from plait.options import Changes
 
 
@@ -37,7 +38,7 @@ def lr(
             job, how.plan, how.ranks, lowest=lowest, highest=highest, steps=steps, changes=changes,
             device=device,
         )  # fmt: skip
-        out.write_text(found.picture())
+        write_named(out, found.picture())
     if json_:
         curve = {"rates": found.rates, "losses": found.losses}
         print(json.dumps({"steepest": found.steepest, "lowest": found.lowest, "picture": str(out), **curve}))

@@ -27,6 +27,7 @@ from plait.cli.options import (
     parse_counts,
 )
 from plait.errors import PlanError, UsageError
+from plait.files.write import write_named
 from plait.options import SYSTEMS, Changes, Elsewhere, Search
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def _written(
         return list(plait.export_plan(choice, wanted.export, wanted.out))
     if wanted.out is None:
         return []
-    wanted.out.write_text(choice.to_yaml())
+    write_named(wanted.out, choice.to_yaml())
     named = job and " ".join([job, *(f"--arg {entry}" for entry in write_arguments(changes.args))])
     return [f"wrote {wanted.out}: {choice.to_use(wanted.out, named, cluster)}"]
 
@@ -160,7 +161,7 @@ def _show_scaling(rows: "Sequence[Scaled]", name: str, cluster: str, asked: _Sca
     points = [(row.ranks, row.prediction.samples_per_s) for row in rows if row.prediction is not None]
     if not points:
         raise PlanError("no number of devices has a plan that fits.", fix="use more devices or less batch.")
-    asked.svg.write_text(scaling_picture(title, points))
+    write_named(asked.svg, scaling_picture(title, points))
     if not json_:
         console.print(f"wrote {asked.svg}")
 

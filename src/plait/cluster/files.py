@@ -25,7 +25,7 @@ from plait.cluster.presets import preset
 from plait.errors import ClusterError
 from plait.files.document import Format, read_yaml
 from plait.files.shape import given_in, partial_of, shaped
-from plait.files.write import write_whole
+from plait.files.write import write_named
 from plait.units import parse_bytes
 
 _LINKS = ("pair", "host", "between")
@@ -114,7 +114,7 @@ def write_cluster(cluster: Cluster, path: Path, measured: Mapping[str, Any] | No
             "timed": dict(device.timed),
         },
     }
-    write_whole(path, yaml.safe_dump(content, sort_keys=False, width=200))
+    write_named(path, yaml.safe_dump(content, sort_keys=False, width=200))
 
 
 def read_measured(path: Path) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def holder_of(file: int) -> Holder | None:
     """What an open lock says."""
     try:
         return msgspec.json.decode(os.pread(file, _READ_BYTES, 0), type=Holder)
-    except (msgspec.DecodeError, OSError):
+    except (msgspec.DecodeError, RecursionError, OSError):
         return None
 
 

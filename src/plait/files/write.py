@@ -26,7 +26,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_whole(path: Path, content: str | bytes | memoryview) -> None:
     """Write beside the file, wait for the disk, then take the file's place in one rename."""
     data = content.encode("utf-8") if isinstance(content, str) else content
     partial = path.with_name(f".{path.name}.{os.getpid()}-{uuid4().hex[:8]}.partial")
@@ -42,6 +42,18 @@ def write_whole(path: Path, content: str | bytes) -> None:
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def write_named(path: Path, content: str | bytes) -> None:
+    """The same, where a person has said to write: through a link, and into a pipe or a device as it comes."""
+    real = path.resolve()
+    if not real.exists() or real.is_file():
+        return write_whole(real, content)
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    try:
+        real.write_bytes(data)
+    except OSError as error:
+        raise cannot_write(path, error, len(data)) from error
 
 
 def write_or_tell(write: Callable[[], object], tell: Callable[[str], object]) -> None:
@@ -97,6 +109,15 @@ def open_to_append(path: Path) -> int:
         return open_own(path, os.O_WRONLY | os.O_APPEND)
     except OSError as error:
         raise cannot_write(path, error, 0) from error
+
+
+def add_to(path: Path, data: bytes) -> None:
+    """Add to a file at this very place."""
+    with os.fdopen(open_to_append(path), "wb", buffering=0) as file:
+        try:
+            file.write(data)
+        except OSError as error:
+            raise cannot_write(path, error, len(data)) from error
 
 
 def free_bytes(folder: Path) -> int | None:

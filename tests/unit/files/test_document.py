@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.fuzz import BOMB
+from bench.fuzz.mutate import BOMB
 
 from plait.errors import PlanError
 from plait.files import document

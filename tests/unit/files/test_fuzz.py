@@ -1,11 +1,11 @@
-"""Mutated files are read or refused, never a traceback; `bench/fuzz.py` tries thousands."""
+"""Mutated files are read or refused, never a traceback; `python -m bench.fuzz` tries thousands."""
 
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bench.fuzz import TARGETS, attempt
+from bench.fuzz.targets import TARGETS, attempt
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -20,8 +20,8 @@ SAVED = ("checkpoint_every", "record_samples", "keep", "keep_best", "log")
 """Fields of `Saving` that a run writes down."""
 REMEMBERED = ("job", "settings", "args", "steps", "device", *SAVED)
 """What a run writes down of how it was started, and `resume` takes from there unless it is given anew."""
-_OF_JOB = ("job_file", "job_sha256")
-"""What a run remembers of its job's file."""
+_OF_JOB = ("job_file", "job_sha256", "job_seal")
+"""What a run remembers of its job's file, and the seal of whoever started it."""
 _FORMAT = Format(noun="the environment of a run", error=UsageError, fix="give JOB and --plan again.")
 
 
@@ -38,6 +38,7 @@ class _Remembered(msgspec.Struct):
     log: str | None = None
     job_file: str | None = None
     job_sha256: str | None = None
+    job_seal: str | None = None
 
 
 def stored_settings(folder: Path) -> dict[str, Any]:

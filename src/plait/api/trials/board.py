@@ -6,14 +6,19 @@ rung), and goes on from there where it is among the best third of those that hav
 halving (Li et al., 2020).
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import msgspec
+
 from plait.api.trials.space import Propose
-from plait.files.records import RecordFile, read_records
+from plait.errors import UsageError
+from plait.files.document import Document, Format
+from plait.files.records import RecordFile, Records, read_records
+from plait.files.shape import shaped
 
 REDUCTION = 3
 """Of so many trials that have come to a rung one goes on."""
@@ -41,6 +46,30 @@ class Outcome:
     """Why."""
 
 
+class _Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A line of results.jsonl: what a trial is given."""
+
+    trial: int
+    args: dict[str, Any]
+
+
+class _Ended(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of how a run of it ended."""
+
+    trial: int
+    rung: int
+    fold: int
+    score: float | None
+    steps: int
+    seconds: float
+    failed: str | None
+
+
+_FORMAT = Format(
+    noun="a record of a try",
+    error=UsageError,
+    fix="remove that line: what it told of is run again; or choose another --out.",
+)
 _ALIKE = 3
 """Trials that fail for one reason, whatever their arguments, before no more are run."""
 
@@ -69,19 +98,21 @@ class Board:
         self._sign = 1.0 if mode == "min" else -1.0
         self._propose = propose
         if path.exists():
-            self._recall(read_records(path).entries)
+            self._recall(read_records(path), path)
         self._file = RecordFile(path, keep=lambda entry: True)
 
-    def _recall(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        for entry in entries:
+    def _recall(self, records: Records, path: Path) -> None:
+        for number, entry in zip(records.numbers, records.entries, strict=True):
+            document = Document(values=entry, where=f"{path}, line {number}")
             if "args" in entry:
-                self._begin(entry["trial"], entry["args"])
+                begun = shaped(document, _Trial, _FORMAT)
+                self._begin(begun.trial, begun.args)
                 continue
-            key = Key(*(entry[name] for name in Key._fields))
+            ended = shaped(document, _Ended, _FORMAT)
+            key = Key(ended.trial, ended.rung, ended.fold)
             self._begun.add(key[:2])
-            if entry["failed"] is None:  # what failed is tried again
-                told = {name: entry[name] for name in Outcome.__slots__}
-                self.outcomes[key] = Outcome(**told)
+            if ended.failed is None:  # what failed is tried again
+                self.outcomes[key] = Outcome(score=ended.score, steps=ended.steps, seconds=ended.seconds)
 
     def _begin(self, trial: int, args: dict[str, Any]) -> None:
         self.args[trial] = args

@@ -18,9 +18,13 @@ from plait.api.inputs.given import given_job, name_of
 from plait.api.inputs.settings import write_arguments, write_settings
 from plait.api.inputs.trust import fingerprint
 from plait.errors import UsageError
+from plait.files.document import Format
+from plait.files.shape import read_json
 from plait.files.write import write_whole
 from plait.job.data.open import open_data
 from plait.options import Changes, Elsewhere, Tries
+
+_FORMAT = Format(noun="a try", error=UsageError, fix="choose another --out.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +102,7 @@ def claim(folder: Path | None, request: Request) -> Path:
         folder = Path("tries") / f"{name_of(request.job)}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     path = folder / "try.json"
     if path.exists():
-        before = json.loads(path.read_text())
+        before = read_json(path, dict[str, Any], _FORMAT)
         changed = [name for name in said if before.get(name) != said[name]]
         if changed:
             raise UsageError(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from plait.api.trials.board import Outcome
 from plait.errors import CheckpointError
+from plait.files.write import add_to, write_whole
 from plait.report.record import read_run
 from plait.run.checkpoint.store import locate_checkpoint
 from plait.run.engines.host import HostTask
@@ -43,8 +44,7 @@ class Running:
         """Its exit code, once it has ended; what it says is kept beside its folder."""
         said, code = self.task.read(_LOOK_S)
         if said:
-            with self.folder.with_suffix(".txt").open("ab") as file:
-                file.write(said)
+            add_to(self.folder.with_suffix(".txt"), said)
         return code
 
 
@@ -63,8 +63,7 @@ def start(
     else:
         shutil.rmtree(folder, ignore_errors=True)  # what a run that was killed early has left
         words = ["run", *arguments, "--out", str(folder), *told]
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.with_suffix(".txt").write_bytes(b"")
+    write_whole(folder.with_suffix(".txt"), b"")
     return Running(folder=folder, slot=slot, task=HostTask(words, variables, None, os.getcwd()))
 
 

@@ -5,19 +5,20 @@ the module with what the files hold under its names, and what was missing on eit
 one tensor at a time is copied to where it belongs, so that a model is never in memory twice. Never runs a pickle.
 """
 
-import json
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
+import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from plait.errors import JobError
+from plait.files.document import Format
+from plait.files.shape import read_json
 
 _NAMES = (
     "model.safetensors.index.json", "model.safetensors", "weights.safetensors",
@@ -28,8 +29,15 @@ _INSIDE = ("state_dict", "model", "model_state_dict")
 """Under which scripts keep the weights in a file that holds more."""
 _PREFIXES = ("module.", "_orig_mod.", "model.")
 """What wrappers put before the names of the model that they hold."""
+_FORMAT = Format(noun="an index of weights", error=JobError, fix="name the right file.", max_bytes=64 << 20)
 _SHOWN = 3
 """Names that are told; the rest is counted."""
+
+
+class _Index(msgspec.Struct):
+    """Of weights in several files: in which each tensor is."""
+
+    weight_map: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,12 +114,8 @@ def _files(path: Path) -> list[Path]:
     if not path.is_file():
         raise JobError(f"there is no file {path}.", fix="name a file of weights, or a folder that has one.")
     if path.name.endswith(".index.json"):
-        try:
-            index: Mapping[str, str] = json.loads(path.read_text())["weight_map"]
-            parts = sorted(set(index.values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise JobError(f"{path} is no index of weights: {error}.", fix="name the right file.") from error
-        outside = next((part for part in parts if Path(part).name != part), None)
+        parts = sorted(set(read_json(path, _Index, _FORMAT).weight_map.values()))
+        outside = next((part for part in parts if not part or Path(part).name != part), None)
         if outside is not None:
             raise JobError(f"{path} names {outside!r}, which is not beside it.", fix="take another index.")
         return [path.with_name(part) for part in parts]
@@ -122,7 +126,7 @@ def _files(path: Path) -> list[Path]:
 def _reading(file: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, EOFError, SafetensorError, UnpicklingError, RuntimeError) as error:
+    except Exception as error:  # torch and safetensors raise what they meet in a file that is none
         raise JobError(
             f"{file} cannot be read as weights: {str(error).splitlines()[0] if str(error) else 'it is empty'}",
             fix="give a safetensors file, or a state_dict that torch.save wrote.",
@@ -171,7 +175,9 @@ def _state_dict(file: Path) -> dict[str, Tensor]:
             held = held[key]
     if not isinstance(held, dict):
         raise RuntimeError(f"it holds a {type(held).__name__}, not a state_dict")
-    return {name: value for name, value in held.items() if isinstance(value, Tensor)}
+    return {
+        name: value for name, value in held.items() if isinstance(name, str) and isinstance(value, Tensor)
+    }
 
 
 class _Renamed:

@@ -52,10 +52,20 @@ def _secret(environment: Mapping[str, str], home: Path) -> bytes:
                 fix="use a random one: openssl rand -hex 32.",
             )
         return text.encode()
-    path = home / ".plait" / "key"
+    return own_key(home)
+
+
+def own_key(home: Path) -> bytes:
+    """The user's key, made where there is none."""
+    path = key_path(home)
     if not path.exists():
         _make(path)
     return _read(path)
+
+
+def key_path(home: Path) -> Path:
+    """Where the user's key is, once it is needed."""
+    return home / ".plait" / "key"
 
 
 def _read(path: Path) -> bytes:

@@ -97,7 +97,7 @@ class Outlive:
     def begun_again(self, task: Task, start_step: int) -> None:
         """An engine has started the tasks of this run once more, in the folder that it had."""
         path, done = task.folder / NAME, _steps_told(task.folder)
-        with suppress(OSError, msgspec.DecodeError):
+        with suppress(OSError, msgspec.DecodeError, RecursionError):
             self.events = msgspec.json.decode(path.read_bytes(), type=list[Event])
         before = "plan.yaml"
         with suppress(PlaitError):

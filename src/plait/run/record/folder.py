@@ -80,7 +80,7 @@ class Begun(msgspec.Struct):
     @classmethod
     def of(cls, folder: Path) -> "Begun":
         """As far as it can be read."""
-        with suppress(OSError, msgspec.DecodeError):
+        with suppress(OSError, msgspec.DecodeError, RecursionError):
             return msgspec.json.decode((folder / "environment.json").read_bytes(), type=cls)
         return cls()
 
