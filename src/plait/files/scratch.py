@@ -21,11 +21,12 @@ _YOUNG_S = 60.0
 
 
 @contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """An empty folder; removed afterwards."""
-    remove_abandoned(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as name:
-        lock = os.open(Path(name) / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
+    """An empty folder, in `parent` or where programs keep such; removed afterwards."""
+    place = parent or Path(tempfile.gettempdir())
+    remove_abandoned(place)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=place, ignore_cleanup_errors=True) as name:
+        lock = os.open(Path(name) / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield Path(name)
@@ -40,7 +41,7 @@ def remove_abandoned(parent: Path) -> None:
             status = path.lstat()
             if status.st_uid != os.geteuid() or path.is_symlink() or time.time() - status.st_mtime < _YOUNG_S:
                 continue
-            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW)
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)

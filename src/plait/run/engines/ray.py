@@ -19,6 +19,7 @@ from typing import Any
 
 from plait.errors import RunError, UsageError
 from plait.run.engines.host import HostTask, Shipped
+from plait.run.engines.ray_cluster import connected
 from plait.run.engines.request import Request
 
 _LOOK_S = 0.5
@@ -104,32 +105,17 @@ class RayRun:
         self._ray = _ray()
         self._members: list[_Member] = []
         self._group: Any = None
-        self._began = False
-        """Whether a cluster was started here."""
         self._interrupts = 0
 
     def run(self, say: Callable[[str], None], show: Callable[[bytes], None]) -> int:
         """To its end; `say` is told where it runs, `show` what task 0 prints."""
-        try:
-            self._connect()
-            self._place(say)
-            return self._follow(say, show)
-        finally:
-            self._end()
-
-    def _connect(self) -> None:
-        ray = self._ray
-        if ray.is_initialized():
-            return
-        address = self._options.get("address") or os.environ.get("RAY_ADDRESS")
-        quiet = {"log_to_driver": False, "logging_level": "error"}
-        try:
-            ray.init(address=address or "auto", **quiet)
-        except ConnectionError as error:
-            if address:
-                raise RunError(f"there is no cluster of Ray at {address}: {error}.") from error
-            ray.init(num_cpus=max(os.cpu_count() or 1, self._request.ranks), **quiet)
-        self._began = True
+        address = self._options.get("address") or os.environ.get("RAY_ADDRESS") or None
+        with connected(self._ray, address, max(os.cpu_count() or 1, self._request.ranks), say):
+            try:
+                self._place(say)
+                return self._follow(say, show)
+            finally:
+                self._end()
 
     def _bundle(self) -> dict[str, float]:
         each = self._request.ranks // self._request.hosts
@@ -309,8 +295,6 @@ class RayRun:
         if self._group is not None:
             with suppress(Exception):
                 importlib.import_module("ray.util").remove_placement_group(self._group)
-        if self._began:
-            ray.shutdown()
 
 
 def _brief(error: BaseException) -> str:
