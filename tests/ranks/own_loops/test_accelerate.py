@@ -1,6 +1,7 @@
 """A script that was written for Accelerate, with its import changed: the weights of plain PyTorch on all samples."""
 
 import logging
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from plait.accelerate import (
 )
 from plait.accelerate.logging import get_logger
 from plait.accelerate.utils import GradientAccumulationPlugin, ProjectConfiguration
-from plait.errors import UsageError
+from plait.errors import DiskError, UsageError
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -172,6 +173,32 @@ def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
         Accelerator(mixed_precision="fp16")
     with pytest.raises(UsageError, match="holds no state"):
         Accelerator(cpu=True).load_state(tmp_path)
+
+
+def test_what_was_saved_stays_where_there_is_no_room_for_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accelerator, model = Accelerator(cpu=True), nn.Linear(1, 1)
+    accelerator.prepare(model)
+    nn.init.constant_(model.weight, 1)
+    accelerator.save_state(tmp_path)
+
+    def full(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    nn.init.constant_(model.weight, 2)
+    with (
+        monkeypatch.context() as disk,
+        pytest.raises(DiskError, match=r"state\.pt cannot be written: No space"),
+    ):
+        disk.setattr(os, "fsync", full)
+        accelerator.save_state(tmp_path)
+    accelerator.load_state(tmp_path)
+    assert model.weight.item() == 1
+    for content in (b"", b"no file of torch's", (tmp_path / "random-0.pt").read_bytes()):
+        (tmp_path / "state.pt").write_bytes(content)
+        with pytest.raises(UsageError, match=r"state\.pt (cannot be read|has no models)"):
+            accelerator.load_state(tmp_path)
 
 
 def test_checkpoints_of_a_project(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -107,3 +107,11 @@ def test_a_run_begins_with_them_and_says_so(tmp_path: Path) -> None:
     for name, value in first.weights.items():
         torch.testing.assert_close(model.state_dict()[name], value, rtol=0, atol=0)
     assert verify(again, "zero3", 2, steps=2, serial=True).ok
+
+
+@pytest.mark.parametrize("parts", ['{"a": 3}', '{"a": ""}', '{"a": "../b"}', "[" * 5000, "3"])
+def test_an_index_that_is_none_is_refused(parts: str, tmp_path: Path) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(f'{{"weight_map": {parts}}}')
+    with pytest.raises(JobError, match=r"model\.safetensors\.index\.json"):
+        load_weights(nn.Linear(1, 1), index)

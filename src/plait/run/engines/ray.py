@@ -8,7 +8,6 @@ all others are started again at once, the next host first, and go on with what i
 
 import importlib
 import os
-import signal
 import socket
 import time
 import uuid
@@ -21,6 +20,7 @@ from plait.errors import RunError, UsageError
 from plait.run.engines.host import HostTask, Shipped
 from plait.run.engines.ray_cluster import connected
 from plait.run.engines.request import Request
+from plait.run.start.watch.interrupts import Interrupts
 
 _LOOK_S = 0.5
 """For which an actor waits for something to tell."""
@@ -113,7 +113,8 @@ class RayRun:
         with connected(self._ray, address, max(os.cpu_count() or 1, self._request.ranks), say):
             try:
                 self._place(say)
-                return self._follow(say, show)
+                with Interrupts() as asked:  # else Ray would end this process, and lose the run
+                    return self._follow(asked, say, show)
             finally:
                 self._end()
 
@@ -189,20 +190,19 @@ class RayRun:
         member.starts += 1
         return member.actor.start.remote(list(self._request.arguments), variables, self._shipped, os.getcwd())
 
-    def _follow(self, say: Callable[[str], None], show: Callable[[bytes], None]) -> int:
+    def _follow(self, asked: Interrupts, say: Callable[[str], None], show: Callable[[bytes], None]) -> int:
         while True:
             first = self._members[0]
-            try:
-                for member in self._members:
-                    self._look(member, say, show)
-                if first.is_lost or (first.code or 0) < 0:
-                    self._start_again(say, show)
-                elif first.code is not None:
-                    return first.code
-                time.sleep(0.02)
-            except KeyboardInterrupt:
+            if asked.count > self._interrupts:
                 self._interrupts += 1
-                first.actor.signal.remote(signal.SIGINT)
+                first.actor.signal.remote(asked.number)
+            for member in self._members:
+                self._look(member, say, show)
+            if first.is_lost or (first.code or 0) < 0:
+                self._start_again(say, show)
+            elif first.code is not None:
+                return first.code
+            time.sleep(0.02)
 
     def _start_again(self, say: Callable[[str], None], show: Callable[[bytes], None]) -> None:
         """Task 0 is lost, with its host or alone: all that are left begin again, with what they find saved."""

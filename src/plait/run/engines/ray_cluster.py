@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -41,7 +41,8 @@ def connected(ray: Any, address: str | None, cpus: int, say: Callable[[str], Non
         if not ray.is_initialized():
             folder = stack.enter_context(scratch_folder(_ROOT))
             _guard(say)
-            ray.init(address="local", num_cpus=cpus, _temp_dir=str(folder), **_QUIET)
+            own = folder / "ray"  # to which it gives everybody the right to write, but nobody comes there
+            ray.init(address="local", num_cpus=cpus, _temp_dir=str(own), **_QUIET)
         stack.callback(ray.shutdown)  # before its folder goes
         yield
 
@@ -67,11 +68,20 @@ def address_here(root: Path, say: Callable[[str], None]) -> str | None:
 
 
 def _guard(say: Callable[[str], None]) -> None:
-    """Have the cluster that is about to start take nobody without a token; it inherits that by its environment."""
-    if find_spec("ray._private.authentication") is None:
+    """Have the cluster that is about to start take nobody without a token: Ray itself asks for one where nobody has
+    said otherwise, but keeps it in a file that others can read. Its processes inherit this one by their environment."""
+    if "RAY_AUTH_MODE" in os.environ:
+        return
+    os.environ["RAY_AUTH_TOKEN"] = token_hex(32)
+    if not _asks_for_token():
         say(
             "ray: this version listens on all interfaces and runs what anybody sends; update it: pip install -U ray"
         )
-    elif "RAY_AUTH_MODE" not in os.environ:
-        os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ["RAY_AUTH_TOKEN"] = token_hex(32)
+
+
+def _asks_for_token() -> bool:
+    try:
+        module = import_module("ray._private.authentication.authentication_token_setup")
+    except ImportError:
+        return False
+    return hasattr(module, "enable_token_auth_by_default")

@@ -31,7 +31,7 @@ class FakeRay:
     def shutdown(self) -> None:
         assert self.told is not None
         folder = self.told.get("_temp_dir")
-        assert folder is None or Path(folder).is_dir()  # it is there for as long as its processes are
+        assert folder is None or Path(folder).parent.is_dir()  # it is there for as long as its processes are
         self.shut_down += 1
 
 
@@ -65,14 +65,12 @@ def test_one_of_another_user_is_not(named: Path) -> None:
 
 
 def test_one_of_its_own_is_nobody_elses(named: Path) -> None:
-    pytest.importorskip("ray._private.authentication", reason="older versions have no token")
     named.unlink()
     ray = FakeRay()
     with suppress(ValueError), connected(ray, None, 2, print):
         assert ray.told is not None
-        folder = Path(ray.told["_temp_dir"])
+        folder = Path(ray.told["_temp_dir"]).parent  # Ray lets everybody write to its own
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        assert os.environ["RAY_AUTH_MODE"] == "token"
         assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
         raise ValueError
     assert not folder.exists()
