@@ -187,12 +187,10 @@ def test_what_was_saved_stays_where_there_is_no_room_for_more(
         raise OSError(28, "No space left on device")
 
     nn.init.constant_(model.weight, 2)
-    with (
-        monkeypatch.context() as disk,
-        pytest.raises(DiskError, match=r"state\.pt cannot be written: No space"),
-    ):
+    with monkeypatch.context() as disk:
         disk.setattr(os, "fsync", full)
-        accelerator.save_state(tmp_path)
+        with pytest.raises(DiskError, match=r"state\.pt cannot be written: No space"):
+            accelerator.save_state(tmp_path)
     accelerator.load_state(tmp_path)
     assert model.weight.item() == 1
     for content in (b"", b"no file of torch's", (tmp_path / "random-0.pt").read_bytes()):
