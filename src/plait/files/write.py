@@ -78,6 +78,8 @@ def why_not_written(folder: Path, error: Exception, num_bytes: int) -> tuple[str
     if number is not None and number not in _NO_ROOM:
         return reason, "see what became of that disk or folder, or write to another one."
     free = free_bytes(folder)
+    if number is None and free is not None and free < num_bytes:
+        reason = os.strerror(errno.ENOSPC)  # torch only tells that a file is shorter than it should be
     room = "an unknown part" if free is None else format_bytes(free)
     needs = f"{reason}; it needs {format_bytes(num_bytes)} and {room} is free"
     return needs, "free space there, or write to another disk."

@@ -17,6 +17,7 @@ from typing import Any
 
 from plait.errors import UsageError
 from plait.run.join.token import key_path, own_key
+from plait.run.start.party import place_here
 
 
 def fingerprint(reference: str) -> dict[str, str]:
@@ -51,7 +52,11 @@ def _seal(remembered: Mapping[str, Any], key: bytes) -> str:
 
 
 def _is_sealed(stored: Mapping[str, Any]) -> bool:
-    """Whether the job is one that this user has named; a user without a key, as in a new container, cannot know."""
+    """Whether the job is one that this user has named. A user without a key, as in a new container, cannot know; nor
+    where several hosts take part, each of which may have a key of its own."""
+    place = place_here()
+    if place is not None and place.tasks > place.local_tasks:
+        return True
     try:
         if not key_path(Path.home()).exists():
             return True

@@ -19,7 +19,7 @@ _ASK_S = 5.0
 
 def own_address(environment: Mapping[str, str]) -> str | None:
     """The address of this host that the user has chosen."""
-    return environment.get("PLAIT_ADDRESS") or None
+    return _one(environment.get("PLAIT_ADDRESS") or None, "PLAIT_ADDRESS")
 
 
 def address_of_first(place: Place) -> str:
@@ -39,10 +39,21 @@ def address_of_first(place: Place) -> str:
             f"the host of task 0, {place.first!r}, has no address here.",
             fix="name one by which it is reached: PLAIT_FIRST_ADDRESS=10.0.0.1 in the environment of all tasks.",
         )
+    _one(found, f"the host of task 0: {place.first}")
     is_own_name = place.first.split(".")[0] == socket.gethostname().split(".")[0]
     if is_own_name and ipaddress.ip_address(found).is_loopback:
         return _outward() or found  # /etc/hosts often says that a host's own name is 127.0.1.1
     return found
+
+
+def _one(address: str | None, what: str) -> str | None:
+    """The address; an error where it means all that a host has: whoever listens there is reached from anywhere."""
+    if address is not None and address in ("0.0.0.0", "::"):
+        raise UsageError(
+            f"{what}={address} would open the run on all interfaces of this host, and leads the others nowhere.",
+            fix="name one address by which this host is reached: PLAIT_ADDRESS=10.0.0.1.",
+        )
+    return address
 
 
 def _resolved(name: str) -> str | None:

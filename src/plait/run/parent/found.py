@@ -145,7 +145,9 @@ def _adopt(folder: Path) -> None:
         if (step_of(kept) or -1) > (_step(folder) or -1):
             save_checkpoint(folder / "checkpoints", load_checkpoint(kept))
     if not (folder / "environment.json").exists():
-        with suppress(OSError, ValueError):
+        with suppress(
+            OSError, ValueError, AttributeError, RecursionError
+        ):  # one that is not as it was written
             known = json.loads((copy / "environment.json").read_text())
             known.pop("first_step", None)  # its records are lost
             write_whole(folder / "environment.json", json.dumps(known, indent=2) + "\n")

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,12 @@ from hypothesis import strategies as st
 
 from plait.errors import UsageError
 from plait.run.join import addresses
-from plait.run.join.addresses import address_of_first
+from plait.run.join.addresses import address_of_first, own_address
 from plait.run.join.find import find_place
 from plait.run.join.place import Place
 from plait.run.join.slurm import expand, tasks_by_host
 from plait.run.join.token import ports_of, run_token
+from plait.run.setup.interfaces import choose_interfaces
 
 TORCHRUN = {
     "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1",
@@ -147,3 +149,24 @@ def test_the_token_is_the_users_own(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=message):
             run_token(place(), said, tmp_path)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::"])
+def test_no_address_of_the_environment_opens_all_interfaces(address: str) -> None:
+    with pytest.raises(UsageError, match="would open the run on all interfaces"):
+        own_address({"PLAIT_ADDRESS": address})
+    place = find_place({"WORLD_SIZE": "2", "RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": address})
+    assert place is not None
+    with pytest.raises(UsageError, match="would open the run on all interfaces"):
+        address_of_first(place)
+
+
+def test_what_opens_nccl_to_other_interfaces_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NCCL_SOCKET_IFNAME", "NCCL_COMM_ID", "NCCL_IB_HCA"):
+        monkeypatch.delenv(name, raising=False)
+    choose_interfaces()
+    assert os.environ["NCCL_SOCKET_IFNAME"] == ("lo0" if sys.platform == "darwin" else "lo")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
+    with pytest.warns(UserWarning, match="opens this run to other interfaces: NCCL_SOCKET_IFNAME=eth0"):
+        choose_interfaces()
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "eth0"

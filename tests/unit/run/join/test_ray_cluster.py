@@ -1,15 +1,19 @@
 """Which cluster of Ray a run takes: none that another user has put where Ray looks for one."""
 
 import os
+import signal
 import stat
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from plait.errors import RunError
+from plait.run.engines.ray import RayRun
 from plait.run.engines.ray_cluster import connected
+from plait.run.start.watch.interrupts import Interrupts
 
 
 class FakeRay:
@@ -83,3 +87,18 @@ def test_one_that_was_named_and_is_not_there_is_told() -> None:
         connected(FakeRay(), "elsewhere", 2, print),
     ):
         raise AssertionError("connected")
+
+
+def test_a_signal_to_the_command_is_passed_on_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each, and the command ends as the run does."""
+    sent: list[int] = []
+    first = SimpleNamespace(
+        code=None, is_lost=False, actor=SimpleNamespace(signal=SimpleNamespace(remote=sent.append))
+    )
+    run: Any = object.__new__(RayRun)
+    run._members, run._interrupts, looks = [first], 0, iter((None, None, 130))
+    monkeypatch.setattr(RayRun, "_look", lambda self, member, say, show: setattr(member, "code", next(looks)))
+    with Interrupts() as asked:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert run._follow(asked, print, print) == 130
+    assert sent == [signal.SIGTERM]
