@@ -16,6 +16,7 @@ from bench.fuzz.mutate import json_dump, mutated, with_bytes_changed, yaml_dump
 from plait.api.trials.board import Board, Key, Outcome
 from plait.api.trials.request import Request, claim
 from plait.files.records import sealed
+from plait.options import Changes, Tries
 from plait.plan.named import resolve
 from plait.report.page import page
 from plait.report.record import read_run
@@ -113,10 +114,10 @@ def fuzz_checkpoint(folder: Path, rng: random.Random) -> None:
 def fuzz_try(folder: Path, rng: random.Random) -> None:
     """The folder of trials that are gone on with."""
     request = Request(
-        job="x.py:job", plan="ddp", ranks=2, mesh={}, settings={}, steps=3, device="cpu", folds=2, seed=0,
-        args={"lr": [0.1, 0.2]}, engine=(),
+        job="x.py:job", plan="ddp", ranks=2, changes=Changes(args={"lr": [0.1, 0.2]}), tries=Tries(folds=2), steps=3,
+        device="cpu",
     )  # fmt: skip
-    claim(folder / "try", request, "grid", "loss")
+    claim(folder / "try", request)
     results = folder / "try" / "results.jsonl"
 
     def board() -> Board:
@@ -134,5 +135,5 @@ def fuzz_try(folder: Path, rng: random.Random) -> None:
         path.write_bytes(b"\n".join(rows) + b"\n")
     else:
         path.write_bytes(mutated(path.read_bytes(), rng, json.loads, json_dump))
-    claim(folder / "try", request, "grid", "loss")
+    claim(folder / "try", request)
     board().close()
