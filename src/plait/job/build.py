@@ -12,20 +12,19 @@ from torch import nn
 
 from plait.errors import JobError
 from plait.job.batch import describe
-from plait.job.lazy import give_shapes
+from plait.job.lazy import give_shapes, lacks_shapes
 from plait.job.model.copies import copy_of
 from plait.job.model.weights import load_weights
 from plait.job.origin import called
 from plait.job.precision import with_short_weights
 from plait.job.updates.patterns import as_patterns, check_known, first_of
-from plait.torch_private.modules import is_lazy
 
 
 def build_model(job: Any) -> nn.Module:
     """The network: built under the job's seed, or the given instance as it is."""
     job.seed_everything()
     model = job.model if isinstance(job.model, nn.Module) else _called(job.model)
-    if any(map(is_lazy, model.modules())):
+    if lacks_shapes(model):
         give_shapes(model, job)  # a given instance too: torch cannot copy what has no shape
     _refuse_sparse(model)
     changes = job.weights is not None or job.trains is not None or job.precision == "bf16-weights"

@@ -2,10 +2,12 @@
 
 In: a model that was just built under the job's seed, and the job. Out: the same model with all
 parameters, and otherwise as it was: buffers and plain attributes that the forward changed are put back, so that the
-first step counts once.
+first step counts once. Observers of torch.ao that see each channel for itself get their channels, and have seen nothing.
 """
 
 import copy
+import math
+import sys
 from typing import Any
 
 import torch
@@ -24,6 +26,11 @@ from plait.torch_private.modules import attributes_of, is_lazy, tables_of
 _PLAIN = (bool, int, float, complex, str, bytes, list, dict, set, tuple, type(None))
 
 
+def lacks_shapes(model: nn.Module) -> bool:
+    """Whether the first forward gives something in the model its shape."""
+    return any(is_lazy(module) or _is_unsized(module) for module in model.modules())
+
+
 def give_shapes(model: nn.Module, job: Any) -> None:
     """Run the job's code once, which makes the parameters of lazy modules; raises JobError where it does not."""
     parts = job.parts()
@@ -39,12 +46,17 @@ def give_shapes(model: nn.Module, job: Any) -> None:
     watch = Watch({"loss": job.loss, "objectives": [part.objective for part in parts]})
     kept: dict[nn.Module, _Kept] = {}
     hooks = []
+
+    def keep(own: nn.Module, given: Any) -> None:
+        if _is_unsized(own):
+            _give_channels(own, given[0])
+        for each in own.modules():
+            kept.setdefault(each, _Kept(each))
+
+    late = {m: None for m in model.modules() if is_lazy(m)}
+    late |= {part: None for m in model.modules() if _is_unsized(m) for part in m.modules()}
     for module in model.modules():
-        if is_lazy(module):  # once it knows its shapes, before it computes
-
-            def keep(own: nn.Module, *_: Any) -> None:
-                kept.setdefault(own, _Kept(own))
-
+        if module in late:  # once it knows its shapes, before it computes
             hooks.append(module.register_forward_pre_hook(keep))
         else:
             kept[module] = _Kept(module)
@@ -71,6 +83,29 @@ def give_shapes(model: nn.Module, job: Any) -> None:
                 f"{name} of {type(model).__name__} has no shape yet (a lazy module): the first batch misses it.",
                 fix="state the input size, or run one batch through the network inside the model function.",
             )
+
+
+def _is_unsized(module: nn.Module) -> bool:
+    """Whether it is an observer of channels, by torch's fused op, that has not seen any."""
+    quantization = sys.modules.get("torch.ao.quantization")
+    fused = getattr(quantization, "FusedMovingAvgObsFakeQuantize", None)
+    if fused is None or not isinstance(module, fused):
+        return False
+    observer: Any = module.activation_post_process
+    return bool(module.is_per_channel) and observer.min_val.numel() == 0
+
+
+def _give_channels(module: Any, x: Tensor) -> None:
+    """What the op does with an observer that it sees for the first time."""
+    observer, channels = module.activation_post_process, x.shape[module.ch_axis]
+    for owner, name, nothing in (
+        (observer, "min_val", math.inf),
+        (observer, "max_val", -math.inf),
+        (module, "scale", 1),
+        (module, "zero_point", 0),
+    ):
+        held = tables_of(owner)[1]
+        held[name] = held[name].new_full((channels,), nothing)
 
 
 def _first_ids(job: Any, num_samples: int | None) -> Tensor:

@@ -105,6 +105,10 @@ def _num_bytes(entry: ParameterShape) -> int:
     return torch.Size(entry.shape).numel() * entry.dtype.itemsize
 
 
+def _is_wide(dtype: torch.dtype) -> bool:
+    return dtype in (torch.float64, torch.complex128)
+
+
 def _buckets(plan: Plan, parameters: Sequence[ParameterShape], layout: Layout) -> tuple[Bucket, ...]:
     """One bucket per dtype, or per group: nothing overlaps with an opaque backward. Buffers travel apart."""
     served = plan.agreement.weights == "server"
@@ -125,12 +129,13 @@ def _buckets(plan: Plan, parameters: Sequence[ParameterShape], layout: Layout) -
             )
             for entries in _by_dtype(trained)
         ]
-    if axis is not None:  # scalars are never cut nor compressed
-        if layout.groups or plan.sync.compress != "none" or not made:
-            dtype = trained[0].dtype if trained else torch.float32
+    if axis is not None:  # scalars are never cut nor compressed, nor rounded, nor complex
+        dtype = torch.float64 if any(_is_wide(entry.dtype) for entry in trained) else torch.float32
+        alike = [index for index, bucket in enumerate(made) if bucket.dtype == dtype]
+        if layout.groups or plan.sync.compress != "none" or not alike:
             made.append(Bucket(parameters=(), shapes=(), dtype=dtype, axis=axis, scalars=("total", "weight")))
         else:
-            made[0] = replace(made[0], scalars=("total", "weight"))
+            made[alike[0]] = replace(made[alike[0]], scalars=("total", "weight"))
     made += [
         Bucket(
             parameters=(),

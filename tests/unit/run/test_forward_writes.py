@@ -258,6 +258,27 @@ def test_fake_quantization(plan: str, ranks: int) -> None:
     _check(_job(_Quantized), plan, ranks)
 
 
+def _by_channel() -> nn.Module:
+    """torch.ao's own way: an observer of each row of the weights, which has no shape before its first step."""
+    quantization = torch.ao.quantization
+    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    model.qconfig = quantization.get_default_qat_qconfig("fbgemm")
+    return quantization.prepare_qat(model.train())
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+@pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max")
+def test_fake_quantization_by_channel() -> None:
+    job = _job(_by_channel)
+    unsized, sized = _by_channel(), job.build_model()
+    unsized.load_state_dict(dict(sized.named_parameters()), strict=False)
+    assert sized[0].weight_fake_quant.scale.shape == (6,)
+    for _ in range(2):
+        torch.testing.assert_close(sized(X), unsized(X), rtol=0, atol=0)
+    torch.testing.assert_close(sized.state_dict(), unsized.state_dict(), rtol=0, atol=0)
+    _check(job, "ddp", 2)
+
+
 class _Centered(nn.Module):
     """Its buffer follows a mean over the whole batch, of which every rank has a part."""
 

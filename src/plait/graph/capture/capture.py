@@ -36,6 +36,7 @@ from plait.graph.rewrite.marks import settle
 from plait.graph.rewrite.new_nodes import call
 from plait.graph.rewrite.random_ops import rewrite_random
 from plait.graph.rewrite.shared_statistics import part_shared_statistics
+from plait.graph.rewrite.strides import pin_strides
 from plait.graph.storage import users_through_views
 from plait.job.batch import Objects
 from plait.job.job import Job
@@ -202,6 +203,7 @@ def _assemble(subject: Subject, traced: Traced, module: fx.GraphModule) -> Graph
                 f"the step uses a tensor of shape {shape} that an earlier one made without values."
             )
     part_shared_statistics(graph)
+    pin_strides(graph)
     settle(graph)
     key = [node for node in graph.nodes if node.op == "placeholder"][-2]
     _make_random_numbers_ours(graph, key)

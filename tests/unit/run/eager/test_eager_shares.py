@@ -231,3 +231,43 @@ def test_draws_and_statistics_that_begin_later_are_those_of_the_whole_batch() ->
     one = run_serially(made, resolve("single", 1), 4, torch.float64)
     assert_same(run_serially(made, resolve("ddp", 2), 4, torch.float64), one)
     assert made.build_model().norm.running_mean.eq(0).all() and one.buffers["norm.running_mean"].ne(0).all()
+
+
+class Counting(nn.Module):
+    """Runs eagerly for its counter; its first weights are of another kind than losses and counts."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.eye(4, dtype=dtype))
+        self.head = nn.Linear(4, 3)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.head((x.to(self.first.dtype) @ self.first).abs().float())
+
+
+def _by_weight(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    weights = (batch[1] + 1) * 20_011.0  # more than float16 holds, and not a number of bfloat16's
+    losses = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+    return (losses * weights).sum(), weights.sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float16, torch.bfloat16])
+def test_losses_and_weights_travel_as_they_are(dtype: torch.dtype) -> None:
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(2))
+    job = Job(
+        model=lambda: Counting(dtype),
+        data=[(x[i], i % 3) for i in range(8)],
+        objective=_by_weight,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        batch=4,
+        steps=1,
+    )
+    one, two = (
+        run_serially(job, resolve(plan, ranks), 1, torch.float32)
+        for plan, ranks in (("single", 1), ("ddp", 2))
+    )
+    assert two.losses == pytest.approx(one.losses, rel=1e-6)
+    rough = {"rtol": 2e-2, "atol": 1e-4} if dtype != torch.complex64 else {}
+    torch.testing.assert_close(two.gradients[0], one.gradients[0], **rough)
