@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from plait.errors import CaptureError
-from plait.graph.batch import read_layout, resize_shapes
+from plait.graph.batch import confirmed, read_layout, resize_shapes, resized
 from plait.graph.capture.capture import LeafShapes, capture
 from plait.graph.capture.islands import Islands
 from plait.graph.capture.widen import widened
@@ -50,6 +50,9 @@ class Captures:
         two, three = self.source.fetch(first[:2]), self.source.fetch(first)
         self.layout = read_layout(two, 2, three, 3)
         self.example = two
+        self._looked_at = list(self._look()) if job.collate is not None else []
+        """Of samples from all over the data, each alone, and of two batches: how many, and the tensors' shapes."""
+        self.layout = confirmed(self.layout, two, self._looked_at)
         self.narrow: bool | None = None
         """Whether float64 data is given to the model as float32, as it takes no other; None: not known yet."""
         self.islands = Islands(job)
@@ -61,12 +64,12 @@ class Captures:
     def seen(self) -> tuple[LeafShapes, ...]:
         """Shapes of a few samples and batches, counting none on dims that count samples; the same on every rank."""
         if self._seen is None:
-            batches = [self.example, *(self._looked_at() if self.job.collate is not None else ())]
-            self._seen = tuple(dict.fromkeys(self.extents(batch) for batch in batches))
+            looked_at = [resized(self.layout, shapes, 0) for _, shapes in self._looked_at]
+            self._seen = tuple(dict.fromkeys([self.extents(self.example), *looked_at]))
         return self._seen
 
-    def _looked_at(self) -> Iterator[Any]:
-        """Samples from all over the data, each alone, and two batches; what cannot be read is told when it is used."""
+    def _look(self) -> Iterator[tuple[int, LeafShapes]]:
+        """What cannot be read is told when it is used."""
         count = self.source.num_samples
         chosen = torch.arange(_SAMPLES) if count is None else torch.linspace(0, count - 1, _SAMPLES).long()
         size = min(-(-self.job.batch // self.job.accumulate), _LARGEST_BATCH, count or _SAMPLES)
@@ -85,7 +88,7 @@ class Captures:
             except Exception:
                 continue
             if same:
-                yield batch
+                yield len(ids), tuple((tuple(t.shape), t.dtype) for t in self.layout.tensors(batch))
 
     @property
     def first(self) -> Graph | None:
@@ -109,11 +112,8 @@ class Captures:
 
     def of_leaves(self, shapes: LeafShapes, num_samples: int) -> Graph:
         """The graph of a micro-batch of `num_samples` samples with leaves like these (`extents`)."""
-        leaves = [
-            ((num_samples, *shape[1:]) if counts else shape, dtype)
-            for (shape, dtype), counts in zip(shapes, self.layout.has_samples, strict=True)
-        ]
-        return self.of_shapes(num_samples, _narrowed(tuple(leaves)) if self.narrow else tuple(leaves))
+        leaves = resized(self.layout, shapes, num_samples)
+        return self.of_shapes(num_samples, _narrowed(leaves) if self.narrow else leaves)
 
     def extents(self, batch: Any) -> LeafShapes:
         """The shapes of a batch's tensors as they come, whatever number of samples they count."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from plait.errors import CaptureError, JobError
+from plait.graph.batch import check_samples
 from plait.graph.capture.capture import LeafShapes
 from plait.graph.from_job import Captures
 from plait.job.data.open import Source
@@ -141,6 +142,9 @@ class Programs:
             self._varying.put(key, varying)
         if self.capture_error is not None:  # what runs eagerly takes any shape
             return varying.any() or varying.of(())
+        for share in shares:
+            if share.ids:
+                check_samples(self.captures.layout, share.batch, len(share.ids))
         shapes = tuple(self.captures.extents(share.batch) for share in shares)
         try:
             program = varying.of(shapes)
