@@ -41,7 +41,7 @@ def test_buckets_are_by_dtype_and_buffers_travel_apart() -> None:
     made = program(2)
     assert [bucket.parameters for bucket in made.buckets] == [("a",), ("b",), ()]
     assert [bucket.buffers for bucket in made.buckets] == [(), (), ("mean",)]
-    assert [bucket.scalars for bucket in made.buckets] == [("total", "weight"), (), ()]
+    assert [bucket.scalars for bucket in made.buckets] == [(), ("total", "weight"), ()]  # with the widest
 
 
 def test_micro_batches_are_added_up_but_the_last_buffers_count() -> None:
