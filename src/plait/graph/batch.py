@@ -68,7 +68,7 @@ def check_samples(layout: BatchLayout, batch: Any, number: int) -> None:
             raise DataError(
                 f"tensor {at} of a batch of {number} samples has the shape {tuple(tensor.shape)}; dim 0 was the number "
                 "of samples in all batches that were looked at before the run.",
-                fix="let `collate` give it another first dim (unsqueeze(0)), so that it is not taken for one of samples.",
+                fix="let `collate` give it another first dim (unsqueeze(0)), so that it is not taken for samples.",
             )
 
 

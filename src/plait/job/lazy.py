@@ -2,7 +2,8 @@
 
 In: a model that was just built under the job's seed, and the job. Out: the same model with all
 parameters, and otherwise as it was: buffers and plain attributes that the forward changed are put back, so that the
-first step counts once. Observers of torch.ao that see each channel for itself get their channels, and have seen nothing.
+first step counts once. Observers of torch.ao that see each channel for itself get their
+channels, and have seen nothing.
 """
 
 import copy
