@@ -35,6 +35,6 @@ def _copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
     return memo[id(tensor)]  # type: ignore[no-any-return]
 
 
-FakeTensor.__deepcopy__ = _copied  # type: ignore[method-assign, assignment]
+FakeTensor.__deepcopy__ = _copied  # type: ignore[method-assign]
 
 __all__ = ["FAKE_LOGGER", "DataDependentOutputException", "FakeTensor", "FakeTensorMode", "storage_of"]

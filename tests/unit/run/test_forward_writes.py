@@ -272,7 +272,7 @@ def test_fake_quantization_by_channel() -> None:
     job = _job(_by_channel)
     unsized, sized = _by_channel(), job.build_model()
     unsized.load_state_dict(dict(sized.named_parameters()), strict=False)
-    assert sized[0].weight_fake_quant.scale.shape == (6,)
+    assert sized.get_buffer("0.weight_fake_quant.scale").shape == (6,)
     for _ in range(2):
         torch.testing.assert_close(sized(X), unsized(X), rtol=0, atol=0)
     torch.testing.assert_close(sized.state_dict(), unsized.state_dict(), rtol=0, atol=0)

@@ -33,7 +33,7 @@ def _shows_a_part(value: Tensor) -> bool:
 def _as_it_lay(graph: fx.Graph, node: fx.Node, source: fx.Node) -> fx.Node:
     """A copy whose dims are in the order in memory in which those of `source` were."""
     value: Tensor = source.meta["val"]
-    outer_first = sorted(range(value.ndim), key=lambda dim: -value.stride(dim))
+    outer_first = sorted(range(value.ndim), key=value.stride().__getitem__, reverse=True)
     back = sorted(range(value.ndim), key=outer_first.__getitem__)
     with graph.inserting_before(node):
         laid = call(graph, aten.permute.default, (source, outer_first), node)
