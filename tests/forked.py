@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.cli import main as command_line
+from plait.run.start.processes import release_openmp
 
 _MOST_FILES = 1 << 16
 
@@ -42,6 +43,7 @@ def forked(
 ) -> "subprocess.Popen[str]":
     """A process that calls `main`, and ends as an interpreter would that had begun with it."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    release_openmp()  # whose threads a child does not have, and would wait for
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
         return subprocess.Popen(

@@ -35,7 +35,7 @@ from plait.cli.options import (
     num_ranks,
 )
 from plait.errors import CheckpointError, PlaitError, UsageError
-from plait.files.unused import check_unused
+from plait.files.unused import check_there, check_unused
 from plait.files.write import write_or_tell
 from plait.options import Changes, Elsewhere, Limits, Listener, Saving, Trial
 from plait.run.join.find import find_place, task_of
@@ -97,6 +97,8 @@ def run(
     begins_again = limits.elastic is not None and task_of(os.environ) is not None
     if out is not None and resume is None and find_place(os.environ) is None and not begins_again:
         check_unused(out)  # of tasks started side by side the first looks, once they have met
+    if resume is not None and find_place(os.environ) is None:
+        check_there(resume)
     loggers(saving.log)
     told, is_silent = plain_console(to_stderr=json_), speaks_elsewhere()
     with (

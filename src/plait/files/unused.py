@@ -1,4 +1,4 @@
-"""Whether a new run may have a folder.
+"""Whether a run may have a folder: a new one, or one that goes on.
 
 In: the folder that was asked for. Out: nothing, or an error with what it holds.
 """
@@ -9,6 +9,14 @@ from plait.errors import UsageError
 
 COPY_NAME = ".copy"
 """What a host has of a run whose folder is on the disk of another, at the place of that folder."""
+
+
+def check_there(folder: Path) -> None:
+    """Raise where there is no folder of a run that is to go on."""
+    if not folder.is_dir():
+        raise UsageError(
+            f"there is no run folder {folder} to resume.", fix="give the folder that plait run printed."
+        )
 
 
 def check_unused(folder: Path) -> None:

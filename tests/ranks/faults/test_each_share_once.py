@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import plait
 from plait.run.checkpoint.store import load_checkpoint
+from plait.run.start.processes import release_openmp
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("leaves_no_process")]
 
@@ -67,6 +68,7 @@ def train(folder: Path, plan: str, ranks: int, resume: bool) -> None:
 
 def killed_at_some_moment(folder: Path, plan: str, ranks: int, after: int, choice: random.Random) -> None:
     """Start, or go on with, a run of its own, and kill its parent some time after a checkpoint of step `after`."""
+    release_openmp()  # whose threads a child does not have, and would wait for
     pid = os.fork()
     if pid == 0:
         try:

@@ -39,7 +39,9 @@ def test_complaint_10_ranks_are_gone_soon_after_the_kill_and_what_is_saved_is_to
     run = tmp_path / "run"
     plait.train(jobs.plain(), ranks=1, out=run, saving=plait.Saving(trace=False))
     with pytest.raises(WorkerError) as caught:
-        plait.resume(run, 2, job=replace(jobs.killed(), epochs=2), out=run, saving=plait.Saving(trace=False))
+        plait.resume(
+            run, 2, plan="ddp", job=replace(jobs.killed(), epochs=2), saving=plait.Saving(trace=False)
+        )
     assert caught.value.rank in (0, 1)
     assert f"Saved is step-00000004: plait run --resume {run} goes on from there." in str(caught.value)
     seen = (run / "failure.txt").stat().st_mtime

@@ -81,5 +81,5 @@ def test_their_line_is_named(
     code = call([command, str(file), "--arg", f"part={part}", *COMMANDS[command]])
     told = " ".join("".join(capfd.readouterr()).split())
     assert code in (1, 2), told
-    assert f"{file}:{LINE}" in told.replace(" :", ":") and "RuntimeError: of my own" in told, told
+    assert f"{file}:{LINE}" in told.replace(" ", "") and "RuntimeError: of my own" in told, told
     assert "Traceback" not in told and "Fix: " in told, told

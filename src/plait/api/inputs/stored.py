@@ -13,6 +13,7 @@ from plait.api.inputs.settings import parse_arguments, parse_settings
 from plait.errors import UsageError
 from plait.files.document import Format
 from plait.files.shape import read_json
+from plait.files.unused import check_there
 from plait.options import Changes, Saving
 from plait.plan.plan import read_plan
 
@@ -44,10 +45,7 @@ class _Remembered(msgspec.Struct):
 def stored_settings(folder: Path) -> dict[str, Any]:
     """What a run folder remembers of how it was started: `REMEMBERED`, and its plan."""
     path = folder / "environment.json"
-    if not folder.is_dir():
-        raise UsageError(
-            f"there is no run folder {folder} to resume.", fix="give the folder that plait run printed."
-        )
+    check_there(folder)
     if not path.exists():
         return {}
     remembered = read_json(path, _Remembered, _FORMAT)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.ao import quantization
 from torch.utils.data import DataLoader
 
-from plait.errors import CaptureError, JobError, PlanError
+from plait.errors import CaptureError, JobError
 from plait.graph.from_job import Captures
 from plait.job.job import Job
 from plait.job.model.watch import Watch
@@ -154,11 +154,10 @@ class Observed(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_buffer_that_gets_another_shape_is_told() -> None:
+def test_observers_that_have_no_shape_yet_are_given_theirs() -> None:
     made = job(Observed)
     assert difference(made, plain_loop(job(Observed)), run(made)) is None
-    with pytest.raises(PlanError, match="another shape when it first runs; under plan ddp"):
-        run(job(Observed), "ddp", 2)
+    assert difference(made, plain_loop(job(Observed)), run(job(Observed), "ddp", 2)) is None
 
 
 def test_what_was_changed_is_put_back() -> None:
