@@ -108,8 +108,7 @@ class Plan:
     links: Links = Links()
     """How ranks reach each other."""
     compile: Compile = "auto"
-    """Whether segments of the step are put through Inductor: `on`, before they are first run; `background`, while steps
-    run as written; `auto`, like that where it is expected to pay."""
+    """Whether segments of the step are put through Inductor: `auto`, where that is expected to pay."""
     graphs: Graphs = "auto"
     """Whether segments are launched as CUDA graphs: `auto`, where a GPU would wait for its host."""
     layout: Layout = "auto"

@@ -213,9 +213,7 @@ class Compiled(msgspec.Struct):
 
     segments: Count = 0
     as_written: Count = 0
-    waiting: Count = 0
     seconds: float = 0.0
-    first_step: Count | None = None
 
 
 class _Totals(msgspec.Struct):

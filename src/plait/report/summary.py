@@ -114,13 +114,7 @@ def compilation_of(record: RunRecord) -> tuple[str, str] | None:
     if found is None:
         return None
     rest = f" ({found.as_written} run as written)" if found.as_written else ""
-    since = (
-        f", beside the steps, in use from step {found.first_step + 1} on"
-        if found.first_step is not None
-        else ""
-    )
-    left = f", {found.waiting} not in use when the run ended" if found.waiting else ""
-    return format_seconds(found.seconds), f"{found.segments} segments{rest}{since}{left}"
+    return format_seconds(found.seconds), f"{found.segments} segments{rest}"
 
 
 def report_json(run_dir: Path) -> dict[str, Any]:

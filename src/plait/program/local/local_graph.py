@@ -1,11 +1,9 @@
 """What localizing gives: the graph that one rank runs, and which of its nodes change a placement."""
 
-import operator
 from dataclasses import dataclass, field
 
 from torch import fx
 
-from plait.program.local.communicate import COLLECTIVES
 from plait.program.place.placement import Placement
 
 
@@ -46,16 +44,3 @@ class LocalGraph:
     """Of a pipeline: parameter name -> stage -> local node of that stage's part of the gradient."""
     offsets: dict[str, str] = field(default_factory=dict)
     """Placeholder -> mesh axis: where the rank is on it, which comes with the step."""
-
-
-def take_apart(graph: fx.Graph) -> None:
-    """Move what is taken out of an op with several results to right behind the op.
-
-    So what goes from one segment to another is single tensors: results that nobody reads any more are dropped, and
-    compilers take no tuples. A collective is left alone: its results are there only when it was awaited.
-    """
-    for node in reversed(list(graph.nodes)):
-        maker = node.args[0] if node.target is operator.getitem else None
-        if isinstance(maker, fx.Node) and maker.op == "call_function" and maker.target not in COLLECTIVES:
-            maker.append(node)
-            node.meta["phase"] = maker.meta["phase"]

@@ -22,7 +22,7 @@ from plait.program.local.conversions import Conversion
 from plait.program.local.ends import ends_of
 from plait.program.local.fakes import Fakes
 from plait.program.local.functions import weighted_share
-from plait.program.local.local_graph import Change, LocalGraph, take_apart
+from plait.program.local.local_graph import Change, LocalGraph
 from plait.program.local.lowering import Local, Site, lower_node
 from plait.program.local.lowerings import REGISTERED as _REGISTERED  # noqa: F401
 from plait.program.place.placement import Partial, Placement, R, Replicate, Shard
@@ -259,7 +259,6 @@ class _Localizer:
         pieces = [node for by_stage in parts.values() for node in by_stage.values()]
         self.graph.output((total, weight, *gradients.values(), *buffers.values(), *pieces))
         self.graph.eliminate_dead_code()
-        take_apart(self.graph)
         placements = {name: self._end(f"gradient:{name}") for name in self.source.gradients}
         return LocalGraph(
             graph=self.graph,

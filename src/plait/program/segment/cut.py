@@ -4,7 +4,6 @@ In: a local graph and the nodes after which to cut. Out: a list of pieces in exe
 `Start` (a collective is issued) and `Await` (its result is needed). Communication is never hidden inside a segment.
 """
 
-import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -94,21 +93,16 @@ def _groups(
     pending: set[fx.Node] = set()
     marks = set(cut_after)
     at_hand: list[int] = []
-    reached: list[Reached] = []
 
     def close() -> None:
         nonlocal current
         if current:
             groups.append(current)
             current = []
-        groups.extend(reached)
-        reached.clear()
 
     for node in nodes:
         if node.op != "call_function":
             continue
-        if reached and not (node.target is operator.getitem and node.args[0] in current):
-            close()
         awaited = [n for n in node.all_input_nodes if n in pending]
         changed = bool(current) and current[-1].meta["phase"] != node.meta["phase"]
         needed = list(dict.fromkeys(group_of[n.name] for n in node.all_input_nodes if n.name in group_of))
@@ -129,9 +123,8 @@ def _groups(
         else:
             current.append(node)
         if node.name in marks:
-            reached.append(
-                Reached(node.name)
-            )  # a cut comes when all is taken out of an op with several results
+            close()
+            groups.append(Reached(node.name))
     close()
     return groups + [Await(node) for node in pending]
 

@@ -80,7 +80,7 @@ class Segments:
             wanted = [now.known.places.get(instruction.writes[position]) for position in segment.fillable]
             into = [self._store.slot(*at) if at else None for at in wanted]
         try:
-            if self.captured is None or numbers or kept is not None or not self._is_settled:
+            if self.captured is None or numbers or kept is not None:
                 results = run(args, into, *numbers)
             else:
                 results = self.captured.run(instruction, run, args, into)
@@ -93,11 +93,6 @@ class Segments:
         if kept is not None:
             find_nan(now, self._rank, instruction, results, partial(self._again, now, instruction, kept))
         values.update(zip(instruction.writes, results, strict=True))
-
-    @property
-    def _is_settled(self) -> bool:
-        """Whether segments run as they will: else a graph would be recorded of what is soon replaced."""
-        return self.compiled is None or self.compiled.is_settled
 
     def _plain(
         self, now: Step, instruction: ins.Compute

@@ -207,7 +207,7 @@ class _Rank:
         return saved
 
     def _compile(self, device: torch.device) -> None:
-        """Decide how segments are run: compiled, as graphs; it is told. What is verified is compiled from the start."""
+        """Decide how segments are run: compiled as they are first run, as graphs; it is told."""
         steps = self.task.job.total_steps(self.programs.captures.source.num_samples)
         left = None if steps is None else steps - self.start_step
 
@@ -216,13 +216,9 @@ class _Rank:
             self._notice(f"segment {segment} {how}.")
 
         if self.program.of(self.seat.rank).serve is None:
-            may_wait = not self.task.record_gradients
-            compiled = compiled_where_it_pays(
-                self.task.plan, self.program, device, left, told, may_wait=may_wait
+            self.machine.segments.compiled = compiled_where_it_pays(
+                self.task.plan, self.program, device, left, told
             )
-            self.machine.segments.compiled = compiled
-            if compiled is not None and compiled.behind is not None:
-                self.stack.callback(compiled.behind.close)
             self.machine.segments.captured = captured_where_it_pays(self.task.plan, device, self._notice)
 
     def _notice(self, text: str) -> None:
