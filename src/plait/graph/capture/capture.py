@@ -24,6 +24,7 @@ from plait.graph.capture.refusal import (
     refuse_late_hooks,
     refuse_other_shape,
     refuse_other_values,
+    refuse_resized,
     refuse_resizing,
     refuse_sparse_gradients,
 )
@@ -119,6 +120,7 @@ def _capture(
 
     def one_way(decisions: Decisions) -> Graph:
         traced = trace_steady(subject, mode, decisions)
+        refuse_resized(traced.module.graph)
         module = functionalize(traced.module, mode) if mutates(traced.module.graph) else traced.module
         return _assemble(subject, traced, module)
 

@@ -57,6 +57,9 @@ _RESIZING = ("_fused_moving_avg_obs_fq_helper", "fused_moving_avg_obs_fake_quant
 """Ops that give what they write another shape when they run, which their shapes on fake tensors do not tell."""
 
 
+_RESIZED = (torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default)
+
+
 def refuse_resizing(graph: fx.Graph) -> None:
     """Observers of quantization by channel begin with empty buffers."""
     for node in graph.nodes:
@@ -69,6 +72,20 @@ def refuse_resizing(graph: fx.Graph) -> None:
                 f"runs ({node.meta.get('source') or 'in code of torch'}).",
                 fix="run the model once before it is trained to have it captured; plans single and ddp run it eagerly.",
                 where=node.meta.get("source") or None,
+            )
+
+
+def refuse_resized(graph: fx.Graph) -> None:
+    """Of a graph as it was traced: what the model holds has one shape, or writes to the other one would be lost."""
+    for node in graph.nodes:
+        if node.target not in _RESIZED or not isinstance(node.args[0], fx.Node):
+            continue
+        if node.args[0].op == "placeholder":
+            source = node.meta.get("source")
+            raise CaptureError(
+                f"the forward gives a tensor that the model holds another shape ({source or node.target}).",
+                fix="give it its shape in the constructor to have it captured; plan single runs it eagerly.",
+                where=source or None,
             )
 
 

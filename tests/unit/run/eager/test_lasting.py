@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.ao import quantization
 from torch.utils.data import DataLoader
 
-from plait.errors import CaptureError, JobError
+from plait.errors import CaptureError, JobError, PlanError
 from plait.graph.from_job import Captures
 from plait.job.job import Job
 from plait.job.model.watch import Watch
@@ -158,6 +158,31 @@ def test_observers_that_have_no_shape_yet_are_given_theirs() -> None:
     made = job(Observed)
     assert difference(made, plain_loop(job(Observed)), run(made)) is None
     assert difference(made, plain_loop(job(Observed)), run(job(Observed), "ddp", 2)) is None
+
+
+class Grows(nn.Module):
+    """Keeps the largest of each column, in a buffer that has no columns before the first batch."""
+
+    largest: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Linear(8, 3)
+        self.register_buffer("largest", torch.zeros(0))
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.no_grad():
+            if self.largest.numel() == 0:
+                self.largest.resize_(x.shape[1]).zero_()
+            self.largest.copy_(torch.maximum(self.largest, x.abs().amax(0)))
+        return self.model(x)
+
+
+def test_a_buffer_that_gets_another_shape_is_kept_or_told() -> None:
+    made = job(Grows)
+    assert difference(made, plain_loop(job(Grows)), run(made)) is None
+    with pytest.raises(PlanError, match="another shape when it first runs; under plan ddp"):
+        run(job(Grows), "ddp", 2)
 
 
 def test_what_was_changed_is_put_back() -> None:
