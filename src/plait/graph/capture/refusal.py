@@ -55,9 +55,8 @@ def refuse_other_shape(name: str, before: fx.Node, after: fx.Node) -> None:
 
 _RESIZING = ("_fused_moving_avg_obs_fq_helper", "fused_moving_avg_obs_fake_quant")
 """Ops that give what they write another shape when they run, which their shapes on fake tensors do not tell."""
-
-
 _RESIZED = (torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default)
+"""Ops whose very purpose that is."""
 
 
 def refuse_resizing(graph: fx.Graph) -> None:

@@ -6,12 +6,13 @@ product, an attention or another segment writes or reads does. It never asks a c
 is a guess by their kinds.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 
 from torch import fx
 
 from plait.graph.cost import value_bytes
 from plait.graph.op_family import family
+from plait.graph.storage import is_item, owner_of
 from plait.program.cost.op_time import node_work, op_name
 
 _FUSED = ("elementwise", "normalization", "softmax", "loss", "reduction", "copy", "creation")
@@ -44,15 +45,14 @@ def _is_fused(node: fx.Node) -> bool:
 
 
 def _base(node: fx.Node) -> fx.Node:
-    """Whose memory it is, through views."""
-    while node.op == "call_function" and family(node.target) == "view" and node.all_input_nodes:
-        node = node.all_input_nodes[0]
-    return node
+    """The op that made it, through views and whichever of its results."""
+    owner = owner_of(node)
+    return owner.all_input_nodes[0] if is_item(owner) else owner
 
 
-def _is_read_before(source: fx.Node, node: fx.Node, fused: Collection[fx.Node]) -> bool:
+def _is_read_before(source: fx.Node, node: fx.Node, fused: Set[fx.Node]) -> bool:
     """Whether an op of the same kernel, one that `node` takes a value of, reads it anyway."""
-    makers = {_base(entry) for entry in node.all_input_nodes} & set(fused)
+    makers = {_base(entry) for entry in node.all_input_nodes} & fused
     return any(source in map(_base, maker.all_input_nodes) for maker in makers)
 
 
