@@ -22,7 +22,10 @@ CASES = [
     ("gpipe", "gpt_tied", 2, None), ("1f1b", "gpt_tied", 4, None),
     ("interleaved", "gpt_tied", 2, None), ("zero-bubble", "gpt_tied", 2, None), ("zero-bubble-2", "gpt_tied", 2, None),
     ("1f1b", "gpt_tied", 4, {"pipe": 2, "data": 2}), ("1f1b", "gpt_tied", 4, {"pipe": 2, "tensor": 2}),
-    ("local-sgd", "mlp", 2, None),
+    ("local-sgd", "mlp", 2, None), ("diloco", "mlp", 2, None),
+    ("zero2", "gpt_dropout", 4, None), ("tensor", "gpt_tied", 2, None),
+    ("zero3", "gpt_tied", 4, {"data": 2, "tensor": 2}), ("zero1", "gpt_tied", 4, {"data": 2, "pipe": 2}),
+    ("domain", "unet", 4, {"data": 2, "domain": 2}), ("interleaved", "gpt_tied", 4, {"pipe": 2, "tensor": 2}),
 ]  # fmt: skip
 
 

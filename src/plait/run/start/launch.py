@@ -25,7 +25,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from plait.errors import LostError, RunError, UsageError
 from plait.files.write import write_last_words
-from plait.run.setup.interfaces import choose_interfaces
+from plait.run.setup.interfaces import choose_interfaces, register_buffers
 from plait.run.start.board import Board
 from plait.run.start.child import Main, Seat
 from plait.run.start.guardian import Guardian
@@ -197,8 +197,10 @@ def connect_by(store: RunStore, ranks: int, backend: GroupKind, *, timeout_s: fl
     store.set_timeout(timeout)
     store.connections += 1
     group.register()
-    if backend == "nccl" and store.reach is None:
-        choose_interfaces(store.rank if ranks > torch.cuda.device_count() else None)
+    if backend == "nccl":
+        register_buffers()
+        if store.reach is None:
+            choose_interfaces(store.rank if ranks > torch.cuda.device_count() else None)
     dist.init_process_group(
         backend,
         store=PrefixStore(f"group {store.connections}", store),

@@ -16,7 +16,7 @@ from plait.run.join.find import find_place
 from plait.run.join.place import Place
 from plait.run.join.slurm import expand, tasks_by_host
 from plait.run.join.token import ports_of, run_token
-from plait.run.setup.interfaces import choose_interfaces
+from plait.run.setup.interfaces import choose_interfaces, register_buffers
 
 TORCHRUN = {
     "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1",
@@ -170,3 +170,20 @@ def test_what_opens_nccl_to_other_interfaces_is_said(monkeypatch: pytest.MonkeyP
     with pytest.warns(UserWarning, match="opens this run to other interfaces: NCCL_SOCKET_IFNAME=eth0"):
         choose_interfaces()
     assert os.environ["NCCL_SOCKET_IFNAME"] == "eth0"
+
+
+@pytest.mark.parametrize(
+    ("allocator", "chosen", "expected"),
+    [(None, None, "1"), (None, "0", "0"), ("backend:native,expandable_segments:True", None, None)],
+)
+def test_nccl_registers_memory_once_where_torch_can(
+    allocator: str | None, chosen: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook = "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
+    for name, value in ((hook, chosen), ("PYTORCH_CUDA_ALLOC_CONF", allocator)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    register_buffers()
+    assert os.environ.get(hook) == expected
+    os.environ.pop(hook, None)
