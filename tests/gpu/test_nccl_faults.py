@@ -35,6 +35,8 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
     for run in runs:
         run.kill()
         run.wait()
+        assert run.stdout is not None
+        run.stdout.close()
 
 
 def begin(started: list[subprocess.Popen[str]], *words: str | Path) -> subprocess.Popen[str]:

@@ -45,9 +45,13 @@ class Sized:
     shapes: Mapping[Value, tuple[tuple[Any, ...], tuple[Any, ...]]]
     """Shapes and strides of values, with `At` for numbers."""
 
+    def sizes(self, leaves: Sequence[Tensor]) -> tuple[int, ...]:
+        """What varies of a micro-batch with these tensors."""
+        return tuple(leaves[leaf].shape[dim] for leaf, dim in self.variables)
+
     def numbers(self, leaves: Sequence[Tensor]) -> Numbers:
         """The numbers of a micro-batch with these tensors."""
-        return self.table(*(leaves[leaf].shape[dim] for leaf, dim in self.variables))
+        return self.table(*self.sizes(leaves))
 
     def instructions(
         self, instructions: tuple[Instruction, ...], numbers: Sequence[Numbers]

@@ -405,3 +405,19 @@ def test_samples_grouped_by_length_train_alike_on_any_number_of_ranks() -> None:
         run_serially(replace(plain, lengths=[1] * 5), resolve("single", 1), 1, torch.float64)
     with pytest.raises(JobError, match="shuffle=False"):
         replace(plain, lengths=[1] * 32, shuffle=False)
+
+
+def test_a_size_that_comes_for_the_first_time_is_new_to_a_program_that_is_not() -> None:
+    """On a GPU other sizes may mean other kernels."""
+    job = job_of("causal", count=60)
+    programs = prepare(job, resolve("single", 1), "cpu", torch.float32, lambda event: None)
+    ranks = SerialRanks(job, programs, torch.float32)
+    met: dict[tuple[int, ...], bool] = {}
+    for step in range(STEPS):
+        assert ranks.run(step)
+        now = ranks.machines[0]._at
+        assert now.own.sized is not None
+        sizes = tuple(now.shares[0].batch[0].shape)
+        assert now.is_new == (sizes not in met)
+        met[sizes] = True
+    assert len(met) > 1

@@ -136,6 +136,7 @@ class Machine:
 
     def _begin_step(self, program: Program, step: int, shares: Sequence[Share]) -> Iterator[None]:
         now = self._steps.begin(program, step, shares)
+        self._traffic.begin(now)
         self.store.frozen, self.store.conditional = self.state.frozen(step), program.conditional
         self._sums.norm, self._sums.loss, self.user_code.used = None, None, frozenset()
         self.commits.begin()
@@ -165,7 +166,7 @@ class Machine:
                 yield from self.user_code.execute(now, instruction, self.segments.detect_nan)
                 self.straggler.delay(start)
             else:
-                entering(step, instruction, False)
+                entering(step, instruction, self._traffic.may_hold(now))
                 self._run[type(instruction)](now, instruction)
                 if isinstance(instruction, ins.Compute):
                     self.straggler.delay(start)

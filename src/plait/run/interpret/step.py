@@ -27,6 +27,8 @@ _APART = 1024
 """Bytes between what is fetched of one value and of the next, at most: of each, an optimizer keeps a few tensors."""
 _PROGRAMS = 16
 """Programs of which a rank remembers what it has worked out: memory is bounded."""
+_SIZES = 4096
+"""Sizes of the micro-batches of a step that are remembered of one program."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +45,8 @@ class Known:
     at_hand: int | None
     """Bytes that may be fetched from the host at once: what the program promises, and where each tensor begins. None:
     it depends on sizes."""
+    met: Latest[tuple[tuple[int, ...], ...], bool]
+    """Sizes with which the program was executed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +64,8 @@ class Step:
     """Of each micro-batch, where the program follows their sizes."""
     coordinates: Sequence[tuple[str, int]]
     """Where this rank is on each axis; none of a server's."""
+    is_new: bool
+    """Whether it is the first of its program and sizes: a GPU loads kernels."""
 
     @property
     def instructions(self) -> Sequence[Instruction]:
@@ -98,15 +104,19 @@ class Steps:
         """A step of a program with this rank's samples."""
         own, axes = program.of(self._rank), [name for name, _ in program.plan.mesh.axes]
         on_mesh = own.serve is None
+        known = self._known_of(program, own)
+        sized, leaves = own.sized, [leaves_of(share) for share in shares]
+        sizes = () if sized is None else tuple(map(sized.sizes, leaves))
+        is_new = known.met.get(sizes) is None
+        known.met.put(sizes, True)
         self._now = Step(
             number=number,
             program=program,
             own=own,
-            known=self._known_of(program, own),
+            known=known,
             shares=shares,
-            numbers=[own.sized.numbers(leaves_of(share)) for share in shares]
-            if own.sized is not None
-            else (),
+            numbers=() if sized is None else tuple(map(sized.numbers, leaves)),
+            is_new=is_new,
             coordinates=tuple(zip(axes, program.plan.mesh.coordinates(self._rank), strict=True))
             if on_mesh
             else (),
@@ -133,6 +143,7 @@ class Steps:
                     if isinstance(i, Update) and i.parts
                 },
                 places={value: (own.buckets[index], position) for value, (index, position) in places.items()},
+                met=Latest(_SIZES),
             )
             self._known.put(id(own), known)
         return known

@@ -18,6 +18,7 @@ from plait.run.interpret.step import Step
 from plait.run.link.background import HopSpan
 from plait.run.link.links import Finished, Handle, Links
 from plait.run.link.messages import pack, room, unpack
+from plait.run.link.process_links import ProcessLinks
 
 Started = ins.Collective | ins.Recv | ins.Pull | ins.Exchange | ins.Copy | ins.Update
 """Instructions that a `Wait` names."""
@@ -43,6 +44,18 @@ class Traffic:
             ins.Recv: self.recv,
             ins.Join: self.join,
         }
+
+    def begin(self, step: Step) -> None:
+        """Before the first instruction of a step."""
+        if isinstance(self._links, ProcessLinks):
+            self._links.loads_kernels = step.is_new
+
+    def may_hold(self, step: Step) -> bool:
+        """Whether the host may be held by a device that waits for others, whatever it does.
+
+        Not where kernels are loaded or compiled, which takes its time without anybody.
+        """
+        return bool(self._pending) and self._state.device.type == "cuda" and not step.is_new
 
     def collective(self, step: Step, instruction: ins.Collective) -> None:
         """Start one."""

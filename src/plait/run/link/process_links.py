@@ -87,8 +87,8 @@ class ProcessLinks:
         self._groups: Mapping[str, Any] = {axes: _group(mesh, axes, rank, servers, fresh) for axes in meeting}
         self._ways: Mapping[tuple[str, bool], Any] = _ways(mesh, rank) if dist.get_backend() == "nccl" else {}
         """Along an axis, up or down: the groups in which messages travel."""
-        self._received: set[str] = set()
-        """Messages that came before, over NCCL."""
+        self.loads_kernels = True
+        """Whether the device may meet kernels for the first time in this step."""
         self._unposted: deque[_Late] = deque()
 
     def meet(self, pairs: Sequence[tuple[str, int, int]], device: torch.device) -> None:
@@ -132,8 +132,8 @@ class ProcessLinks:
     def receive(self, recv: Recv, flat: Tensor) -> Handle:
         """Make room for a message.
 
-        Over NCCL one that comes for the first time is only asked for when it is waited for: a kernel that is used for
-        the first time is loaded when the device is idle, which a receive keeps busy until the message is there.
+        Over NCCL, in a step of a new kind, it is only asked for when it is waited for: a kernel that is used for the
+        first time is loaded when the device is idle, which a receive keeps busy until the message is there.
         """
         peer = self._mesh.group(self._rank, recv.axis)[recv.source]
         room = torch.empty_like(flat, device="cpu") if _goes_by_host(flat) else flat
@@ -143,8 +143,7 @@ class ProcessLinks:
             work = dist.irecv(room, peer, way, tag=_tag(recv.message, flat))
             return _Pending([work], lambda: flat if room is flat else flat.copy_(room))
 
-        if self._unposted or (self._ways and recv.message not in self._received):
-            self._received.add(recv.message)
+        if self._ways and self.loads_kernels:
             late = _Late(post, self._unposted)
             self._unposted.append(late)
             return late

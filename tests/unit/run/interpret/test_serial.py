@@ -1,5 +1,7 @@
 """The serial interpreter: mailboxes, turns, and a deadlock that is told instead of waited for."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.unit.program.compiled import program_of, with_instructions
@@ -114,3 +116,35 @@ def test_a_deadlock_is_told_with_who_waits_for_what() -> None:
     with pytest.raises(HangError, match=r"step 1: all ranks wait: rank 0 in wait for bucket:0") as raised:
         run_step(machines(planted, 2), planted, 0, shares((4, 3)))
     assert raised.value.waiting == (0,)
+
+
+def test_the_first_step_of_a_program_is_new_to_a_rank() -> None:
+    """On a GPU kernels are loaded then, and messages are asked for late."""
+    program, other = program_of("mlp", 2), program_of("mlp", 2, (6,))
+    ranks = machines(program, 2)
+    seen = []
+    for number, (of, sizes) in enumerate(
+        [(program, (4, 3)), (program, (4, 3)), (other, (3, 3)), (program, (4, 3))]
+    ):
+        run_step(ranks, of, number, shares(sizes))
+        seen.append(ranks[0]._at.is_new)
+    assert seen == [True, False, True, False]
+
+
+def test_a_host_may_be_held_by_a_device_that_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that ranks which launch into a full queue count as waiting; not while kernels are loaded."""
+    program = program_of("mlp", 2)
+    ranks = machines(program, 2)
+    for number in range(2):
+        run_step(ranks, program, number, shares((4, 3)))
+    machine, handle = (
+        ranks[0],
+        SerialLinks(Mailboxes(Mesh(axes=(("data", 2),))), 0).start(collective(), torch.ones(1)),
+    )
+    first, later = replace(machine._at, is_new=True), machine._at
+    assert not machine._traffic.may_hold(later)
+    machine._traffic.keep(collective(), handle)
+    assert not machine._traffic.may_hold(later), "a processor is held by nobody"
+    monkeypatch.setattr(machine.state, "device", torch.device("cuda"))
+    assert machine._traffic.may_hold(later)
+    assert not machine._traffic.may_hold(first)
