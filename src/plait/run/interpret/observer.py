@@ -77,7 +77,7 @@ class WorkerObserver:
         self._base = 0
         self._num_programs = 0
         self._bases = Latest[int, tuple[int, Program]](_PROGRAMS)
-        self._started: dict[int, int | None] = {}
+        self._started: dict[int, Moment | None] = {}
         self._hops: dict[str, int] = {}
         """Ids of messages of collectives, by their names."""
         self._handles: tuple[Handler, int] = ("update", 0)
@@ -148,21 +148,22 @@ class WorkerObserver:
         """Called after an instruction; a collective or a pull lasts until it was waited for."""
         if self._recorder is None:
             return
+        began: Moment = start_ns
+        ended: Moment = end_ns
+        if self._clock is not None:  # the host has long gone on: what counts is when the device came by
+            assert self._began is not None
+            began, ended = self._began, self._clock.mark()
         if isinstance(instruction, Collective | Pull):
-            self._started[instruction.id] = start_ns
-            self.record(step, self._base + _STARTING + instruction.id, start_ns, end_ns)
+            self._started[instruction.id] = began
+            self.record(step, self._base + _STARTING + instruction.id, began, ended)
             return
         if isinstance(instruction, Exchange):  # what counts is how long it takes to send
             self._started[instruction.id] = None
         if isinstance(instruction, Wait):
-            began = self._started.pop(instruction.of, start_ns)
-            if began is not None:
-                self.record(step, self._base + instruction.of, began, end_ns)
-        elif self._clock is not None:
-            assert self._began is not None
-            self.record(step, self._base + instruction.id, self._began, self._clock.mark())
-            return
-        self.record(step, self._base + instruction.id, start_ns, end_ns)
+            started = self._started.pop(instruction.of, began)
+            if started is not None:
+                self.record(step, self._base + instruction.of, started, ended)
+        self.record(step, self._base + instruction.id, began, ended)
 
     def hopped(self, step: int, hops: Sequence[HopSpan]) -> None:
         """Called after a collective that was made hop by hop: each message is a span, within that of the collective."""
