@@ -1,8 +1,8 @@
-"""Where the parameters of a model are held: which piece of each, on which rank.
+"""Where the parameters of a model are held: which shard of each, on which rank.
 
 In: the shapes of parameters, their placements along mesh axes, groups that lie in one flat tensor cut over `data`.
-Out: a rank's piece of a whole tensor, and the whole from all pieces. Optimizer state lies like its parameter. It never
-communicates: whoever assembles has fetched the pieces.
+Out: a rank's shard of a whole tensor, and the whole from all shards. Optimizer state lies like its parameter. It never
+communicates: whoever assembles has fetched the shards.
 """
 
 from collections.abc import Mapping, Sequence
@@ -179,7 +179,7 @@ class Layout:
         raise KeyError(name)
 
     def local_shape(self, name: str, coordinates: Sequence[int]) -> tuple[int, ...]:
-        """Shape of a rank's piece, before it is cut over `data`."""
+        """Shape of a rank's shard, before it is cut over `data`."""
         held = self.parameters[name]
         shape = list(held.shape)
         for placement, axis, coordinate in zip(held.placements, self.axes, coordinates, strict=True):
@@ -198,7 +198,7 @@ class Layout:
         return group.shapes[index] if group.whole and high > low else (high - low,)
 
     def local(self, name: str, whole: Tensor, rank: int) -> Tensor:
-        """A rank's piece of a tensor shaped like a parameter, before it is cut over `data`; it may share memory."""
+        """A rank's shard of a tensor shaped like a parameter, before it is cut over `data`; it may share memory."""
         coordinates = self.coordinates(rank)
         return self._view(name, whole, coordinates).reshape(self.local_shape(name, coordinates))
 
@@ -211,24 +211,24 @@ class Layout:
         low, high = group.span(index, self.mesh.coordinate(rank, DATA))
         return local if group.whole and high > low else local.reshape(-1)[low:high]
 
-    def assemble(self, name: str, pieces: Sequence[Tensor]) -> Tensor:
+    def assemble(self, name: str, shards: Sequence[Tensor]) -> Tensor:
         """The whole from what every rank holds, in the order of ranks."""
         held = self.parameters[name]
-        whole = next(p for r, p in enumerate(pieces) if self.is_held(name, r)).new_empty(held.shape)
+        whole = next(p for r, p in enumerate(shards) if self.is_held(name, r)).new_empty(held.shape)
         for rank in range(self.mesh.size):
             first = self.owners[name][0] if self.owners else 0
             if self.mesh.coordinate(rank, DATA) != 0 or self.mesh.coordinate(rank, PIPE) != first:
                 continue
             coordinates = self.coordinates(rank)
-            piece = pieces[rank]
+            shard = shards[rank]
             if self.groups:
-                piece = torch.cat([pieces[other].reshape(-1) for other in self.mesh.group(rank, DATA)])
+                shard = torch.cat([shards[other].reshape(-1) for other in self.mesh.group(rank, DATA)])
             view = self._view(name, whole, coordinates)
-            view.copy_(piece.reshape(view.shape))
+            view.copy_(shard.reshape(view.shape))
         return whole
 
     def _view(self, name: str, whole: Tensor, coordinates: Sequence[int]) -> Tensor:
-        """A rank's piece as a view of the whole, with the outer parts of a dim as a dim of their own."""
+        """A rank's shard as a view of the whole, with the outer parts of a dim as a dim of their own."""
         held = self.parameters[name]
         view = whole
         shards = [

@@ -26,14 +26,14 @@ def all_gather(x: Tensor, axis: str, dim: int, extents: Sequence[int]) -> Tensor
 
 
 def reduce_scatter(x: Tensor, axis: str, dim: int, extents: Sequence[int], own: int) -> Tensor:
-    """This rank's piece, of extent `own` on `dim`, of the sum of all ranks' tensors."""
+    """This rank's shard, of extent `own` on `dim`, of the sum of all ranks' tensors."""
     shape = list(x.shape)
     shape[dim] = own
     return x.new_empty(shape)
 
 
 def halo(x: Tensor, axis: str, dim: int, before: int, after: int, fill: float) -> Tensor:
-    """The piece with `before` rows of the rank before it and `after` of the next one; `fill` at the two ends."""
+    """The shard with `before` rows of the rank before it and `after` of the next one; `fill` at the two ends."""
     shape = list(x.shape)
     shape[dim] += before + after
     return x.new_empty(shape)
@@ -50,7 +50,7 @@ COLLECTIVES = (all_reduce, all_gather, reduce_scatter, halo, halo_add)
 
 
 def take_shard(x: Tensor, dim: int, extent: int, per_unit: int, offset: int) -> Tensor:
-    """This rank's piece of a replicated tensor: not communication, but it needs the rank's offset in units."""
+    """This rank's shard of a replicated tensor: not communication, but it needs the rank's offset in units."""
     return x.narrow(dim, offset * per_unit, extent).contiguous()
 
 

@@ -1,8 +1,8 @@
 """Turn a local tensor from some placements into others: the communication of a local graph.
 
 In: a local node, the global shape, placements before and after (one per axis). Out: the local node under the new
-placements. What needs no communication is done first, so that less is sent; sums go straight to the piece that is
-wanted (reduce-scatter) where the pieces allow it.
+placements. What needs no communication is done first, so that less is sent; sums go straight to the shard that is
+wanted (reduce-scatter) where the shards allow it.
 """
 
 from collections.abc import Sequence

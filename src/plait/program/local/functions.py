@@ -1,4 +1,4 @@
-"""What a rank computes where a global op is more than the same op on a piece: batch statistics over all ranks.
+"""What a rank computes where a global op is more than the same op on a shard: batch statistics over all ranks.
 
 In and out: real tensors of one rank (or fakes, for shapes). Communication is between these functions, never in them.
 """

@@ -25,7 +25,7 @@ class LocalGraph:
     """What one rank computes in one micro-step."""
 
     graph: fx.Graph
-    """Ops on local pieces, with communication as nodes."""
+    """Ops on local shards, with communication as nodes."""
     total: str
     """Local node of the loss's numerator."""
     weight: str

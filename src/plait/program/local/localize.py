@@ -256,8 +256,8 @@ class _Localizer:
             self.current = nodes[node]
             buffers[name] = self.convert(nodes[node], whole)
         parts = self._parts() if self.stages is not None else {}
-        pieces = [node for by_stage in parts.values() for node in by_stage.values()]
-        self.graph.output((total, weight, *gradients.values(), *buffers.values(), *pieces))
+        summands = [node for by_stage in parts.values() for node in by_stage.values()]
+        self.graph.output((total, weight, *gradients.values(), *buffers.values(), *summands))
         self.graph.eliminate_dead_code()
         placements = {name: self._end(f"gradient:{name}") for name in self.source.gradients}
         return LocalGraph(

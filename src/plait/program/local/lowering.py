@@ -1,7 +1,7 @@
-"""Ops whose local form is not the same op on the local pieces: the table, and what a lowering is given.
+"""Ops whose local form is not the same op on the local shards: the table, and what a lowering is given.
 
 Entered with `@lower(op, ...)`: a function `(Site) -> fx.Node | list[fx.Node]` that writes the local form of one node,
-with `site.emit` and `site.convert`. Everything else is written as the op itself, with the arguments' local pieces.
+with `site.emit` and `site.convert`. Everything else is written as the op itself, with the arguments' local shards.
 """
 
 import operator
@@ -78,7 +78,7 @@ class Site:
         )
 
     def nothing(self) -> Local:
-        """What an op gives on an empty share: empty pieces and zeros. Many of torch's kernels refuse or crash on it."""
+        """What an op gives on an empty share: empty shards and zeros. Many of torch's kernels refuse or crash on it."""
         inputs = [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, fx.Node)]
         value = self.node.meta["val"]
         if isinstance(value, torch.Tensor):

@@ -60,7 +60,7 @@ def moved_indices(
 
 
 def first_row(offset: int, rows: int, before: int) -> int:
-    """Where the piece of a rank with its halo starts in the whole."""
+    """Where the shard of a rank with its halo starts in the whole."""
     return offset * rows - before
 
 

@@ -1,7 +1,7 @@
 """Where the elements of a tensor are, along one mesh axis.
 
     Replicate()   every rank holds all of it
-    Shard(dim)    each rank holds a consecutive piece of that dim
+    Shard(dim)    each rank holds a shard: consecutive elements of that dim
     Partial()     every rank holds a summand; the value is the sum over ranks
 
 A dim is cut in units: the axis says how many units each rank has (samples of the micro-batch for `data`), and a dim of
@@ -21,7 +21,7 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Each rank holds a consecutive piece of `dim`, or of each of its `outer` equal parts ([T, B] merged, B cut)."""
+    """Each rank holds consecutive elements of `dim`, or of each of its `outer` equal parts ([T, B] merged, B cut)."""
 
     dim: int
     outer: int = 1

@@ -39,7 +39,7 @@ class Gathered:
     source: str
     num_bytes: int
     by_torch: bool = False
-    """Nothing is made whole: a rule of torch's DTensor told how to run the op on pieces."""
+    """Nothing is made whole: a rule of torch's DTensor told how to run the op on shards."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +118,7 @@ def _choose(
     whole = op.same(R)
     rule = find_rule(op.node.target)
     if all(placement == R for placement in have):
-        wanted = _wanted_by_users(op.node, outputs) if rule is not None and _makes_pieces(op) else None
+        wanted = _wanted_by_users(op.node, outputs) if rule is not None and _makes_shards(op) else None
         if wanted is None or rule is None:
             return whole
         makes = (s for s in candidates(op, taken) if s.outputs[0] == wanted and set(s.inputs) <= {R})
@@ -146,7 +146,7 @@ def _fallback(op: Op, num_bytes: int, *, by_torch: bool = False) -> Gathered:
 
 
 def candidates(op: Op, taken: Taken = ()) -> list[Strategy]:
-    """Every way to run an op whose pieces are whole units and not `taken`; the last one is "all replicated"."""
+    """Every way to run an op whose shards are whole units and not `taken`; the last one is "all replicated"."""
     rule = find_rule(op.node.target)
     listed = rule(op) if rule is not None else dtensor_strategies(op)
     if rule is not None and not lists_outers(rule):
@@ -183,7 +183,7 @@ def _has_outer(strategy: Strategy) -> bool:
 
 
 def _regrouped(strategy: Strategy, outer: int) -> Strategy:
-    """The same strategy for pieces of each of `outer` parts: rows are independent wherever a dim may be cut at all."""
+    """The same strategy for shards of each of `outer` parts: rows are independent wherever a dim may be cut at all."""
 
     def regroup(placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
         return tuple(Shard(p.dim, outer) if p == Shard(getattr(p, "dim", -1)) else p for p in placements)
@@ -195,8 +195,8 @@ def _cost(sizes: Sequence[int], have: Sequence[Placement], strategy: Strategy) -
     return sum(conversion_cost(a, b) * size for size, a, b in zip(sizes, have, strategy.inputs, strict=True))
 
 
-def _makes_pieces(op: Op) -> bool:
-    """Factories and random numbers, whose pieces can be made where they are used."""
+def _makes_shards(op: Op) -> bool:
+    """Factories and random numbers, whose shards can be made where they are used."""
     name = str(op.node.target)
     if name.startswith("plait."):
         return True

@@ -59,7 +59,7 @@ class _Completion:
                 self.outputs[node] = self.strategies[node].outputs
             elif node.op == "call_function":
                 self.outputs[node] = (self.outputs[node.args[0]][node.args[1]],)
-        self._make_pieces()
+        self._make_shards()
         return Placements(axis=self.flow.axis, strategies=self.strategies, outputs=self.outputs, gathered=())
 
     def _choose(self, node: fx.Node) -> Strategy:
@@ -142,8 +142,8 @@ class _Completion:
                         found.setdefault(tensor, placement)
         return found
 
-    def _make_pieces(self) -> None:
-        """Let what is whole but only read in pieces be made in pieces: masks, random numbers, constants."""
+    def _make_shards(self) -> None:
+        """Let what is whole but only read in shards be made in shards: masks, random numbers, constants."""
         for node in reversed(self.flow.ops):
             strategy = self.strategies[node]
             if node in self.named or any(p != R for p in (*strategy.inputs, *strategy.outputs)):

@@ -4,7 +4,7 @@ In: the flow of a graph and the placements on one axis. Out: a `Cost`. One funct
 solver's choice are compared by it. The bytes are those of `conversion_bytes`, per rank and micro-step.
 
 A conversion is paid once per tensor and target, however many ops share it, as `localize` writes it; what is gathered
-from pieces is not kept, and is gathered again in the backward.
+from shards is not kept, and is gathered again in the backward.
 """
 
 from collections import Counter

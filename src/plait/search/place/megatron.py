@@ -139,6 +139,6 @@ def describe(entry: Blocked, flow: Flow) -> str:
         return f"{layer}: nothing after {packet} ({where}) sums over its output {list(entry.shape)}"
     result = f" to {list(value.shape)}" if value is not None else ""
     return (
-        f"{layer}: {packet} ({where}) cannot run on {size} pieces {entry.placement} of "
+        f"{layer}: {packet} ({where}) cannot run on {size} shards {entry.placement} of "
         f"{list(entry.shape)}{result}"
     )

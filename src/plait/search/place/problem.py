@@ -40,7 +40,7 @@ class Sharing:
 
     edges: tuple[Edge, ...]
     kind: type[Shard] | type[Partial]
-    """Of the placements that it counts for: sums are formed once, pieces are gathered once a phase."""
+    """Of the placements that it counts for: sums are formed once, shards are gathered once a phase."""
     num_bytes: float
     """Of all of them."""
 

@@ -1,6 +1,6 @@
 """Where a shard can live between two weights: from the layer that makes it to the layers that sum over it.
 
-In: the flow of a graph and a layer. Out: a `Region`: the ops that run on pieces, and the parameters that are cut for
+In: the flow of a graph and a layer. Out: a `Region`: the ops that run on shards, and the parameters that are cut for
 it, or the op that does not let the shard pass. The rules themselves say how a shard passes an op, so nothing here
 knows of attention, heads, fused projections or gated layers: a projection's outputs lead through views, splits and
 attention to the projections beside it, and to the one that sums over heads.
@@ -31,7 +31,7 @@ _AHEAD = 8
 
 @dataclass
 class Region:
-    """Ops that run on pieces of one shard, under construction."""
+    """Ops that run on one shard each, under construction."""
 
     seed: fx.Node
     tensors: dict[Tensor, Placement] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class Regions:
         )
 
     def _starts(self, layer: fx.Node, outer: int) -> list[Strategy]:
-        """Strategies that take the activations whole and a piece of the weight, and give a shard."""
+        """Strategies that take the activations whole and a shard of the weight, and give a shard."""
         activations = [self._parameter_of(tensor) is None for tensor in self.flow.reads[layer]]
         return [
             strategy
@@ -170,7 +170,7 @@ class Regions:
                 tensor = queue.popleft()
                 placement = region.tensors[tensor]
                 if not self._make(region, tensor, placement, queue):
-                    del region.tensors[tensor]  # it stays whole, and its readers take pieces of it
+                    del region.tensors[tensor]  # it stays whole, and its readers take shards of it
                     continue
                 for node, position in self.flow.readers.get(tensor, ()):
                     if node.meta["phase"] == "forward":

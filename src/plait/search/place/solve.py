@@ -22,7 +22,7 @@ _LARGEST_COST = 1e4
 """What the largest coefficient is scaled to: the solver's tolerances are absolute."""
 
 _SLACK = 1.001
-"""How much dearer than the known solution columns may be, for what its cost leaves out (pieces of whole tensors)."""
+"""How much dearer than the known solution columns may be, for what its cost leaves out (shards of whole tensors)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

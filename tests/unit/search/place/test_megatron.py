@@ -91,7 +91,7 @@ def test_heads_that_do_not_divide_stay_whole_and_are_told() -> None:
     assert "blocks.0.attention.qkv.weight" not in cut_of("gpt", 8)
     said = describe(pattern.blocked[0], flow)
     assert said.startswith("blocks.0.attention.qkv: aten.view (blocks.0.attention ")
-    assert "zoo.py:" in said and said.endswith("8 pieces S(2) of [4, 8, 32] to [4, 8, 4, 8]")
+    assert "zoo.py:" in said and said.endswith("8 shards S(2) of [4, 8, 32] to [4, 8, 4, 8]")
 
 
 def test_an_axis_that_nothing_can_use_is_refused() -> None:

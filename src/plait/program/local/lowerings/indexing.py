@@ -57,7 +57,7 @@ def gather(site: Site) -> Local:
 
 
 def own_slots(index: Tensor, outer: int, part: int, own: int, per_unit: int, offset: int) -> Tensor:
-    """Indices of a rank's piece; the slot after its last one for what it does not have."""
+    """Indices of a rank's shard; the slot after its last one for what it does not have."""
     local, inside = own_index(index % (outer * part), outer, part, own, per_unit, offset)
     return torch.where(inside, local, outer * own)
 

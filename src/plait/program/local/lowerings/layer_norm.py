@@ -1,4 +1,4 @@
-"""Layer norm over dims that ranks hold pieces of: the statistics of whole rows are exchanged, two numbers a row."""
+"""Layer norm over dims that ranks hold shards of: the statistics of whole rows are exchanged, two numbers a row."""
 
 import operator
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from plait.program.place.rules.base import aten
 
 
 def row_statistics(x: Tensor, inner: int) -> Tensor:
-    """Mean and biased variance of the piece's last `inner` dims, as one [1, 2, rows] entry; zeros of an empty piece."""
+    """Mean and biased variance of the shard's last `inner` dims, as one [1, 2, rows] entry; zeros of an empty shard."""
     count = prod(x.shape[: x.ndim - inner])
     if not x.numel():
         return wide(x).new_zeros((1, 2, count))
@@ -25,14 +25,14 @@ def row_statistics(x: Tensor, inner: int) -> Tensor:
 
 
 def joined_statistics(rows: Tensor, counts: Sequence[int]) -> Tensor:
-    """The statistics of several ranks' pieces as those of one piece."""
+    """The statistics of several ranks' shards as those of one shard."""
     return torch.stack(combine_statistics(rows, counts)).unsqueeze(0)
 
 
 def own_normalized(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, rstd: Tensor
 ) -> Tensor:
-    """The piece, normalized with the statistics of whole rows."""
+    """The shard, normalized with the statistics of whole rows."""
     y = (wide(x) - mean) * rstd
     y = y if weight is None else y * weight
     return (y if bias is None else y + bias).to(x.dtype)
@@ -67,7 +67,7 @@ def layer_norm(site: Site) -> Local:
 def row_sums(
     grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, inner: int
 ) -> Tensor:
-    """[2, rows]: the piece's sums of the gradient before the scale, alone and times the normalized input."""
+    """[2, rows]: the shard's sums of the gradient before the scale, alone and times the normalized input."""
     scaled = wide(grad) if weight is None else wide(grad) * weight
     dims = list(range(x.ndim - inner, x.ndim))
     hat = (wide(x) - mean) * rstd
@@ -77,20 +77,20 @@ def row_sums(
 def own_gradient(
     grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, sums: Tensor, count: int
 ) -> Tensor:
-    """Gradient of the piece, given the sums over whole rows of `count` elements."""
+    """Gradient of the shard, given the sums over whole rows of `count` elements."""
     scaled = wide(grad) if weight is None else wide(grad) * weight
     hat = (wide(x) - mean) * rstd
     return (rstd * (scaled - (sums[0] + hat * sums[1]) / count)).to(x.dtype)
 
 
 def own_scale_gradient(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, inner: int) -> Tensor:
-    """Gradient of the piece of the scale."""
+    """Gradient of the shard of the scale."""
     product = wide(grad) * ((wide(x) - mean) * rstd)
     return product.sum(list(range(x.ndim - inner))).to(x.dtype) if x.ndim > inner else product.to(x.dtype)
 
 
 def own_shift_gradient(grad: Tensor, inner: int) -> Tensor:
-    """Gradient of the piece of the shift."""
+    """Gradient of the shard of the shift."""
     return grad.sum(list(range(grad.ndim - inner))) if grad.ndim > inner else grad.clone()
 
 

@@ -107,7 +107,7 @@ def batch_norm_backward(site: Site) -> Local:
 
 
 def _local_sizes(x: Any, groups: int, channels: int) -> tuple[int, int, int, int]:
-    """(samples, channels, rows, groups) of a piece."""
+    """(samples, channels, rows, groups) of a shard."""
     samples, own, *rows = x.meta["val"].shape
     return samples, own, prod(rows), groups * own // channels
 

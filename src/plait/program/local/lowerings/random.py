@@ -1,4 +1,4 @@
-"""Random numbers: the piece of the unsharded tensor that a rank holds."""
+"""Random numbers: the shard of the unsharded tensor that a rank holds."""
 
 import operator
 from typing import Any
@@ -11,7 +11,7 @@ from plait.program.place.rules.base import ours
 
 @lower(ours.bernoulli, ours.uniform, ours.normal, ours.randint)
 def random(site: Site) -> Local:
-    """Where samples are cut, the start of the piece comes with the key; on other axes, it is the rank's offset."""
+    """Where samples are cut, the start of the shard comes with the key; on other axes, it is the rank's offset."""
     full = [int(extent) for extent in site.node.meta["val"].shape]
     start: list[Any] = [0] * len(full)
     extra: dict[str, Any] = {"full": full, "start": start}
@@ -19,7 +19,7 @@ def random(site: Site) -> Local:
         placement = strategy.outputs[0]
         if not isinstance(placement, Shard):
             continue
-        assert placement.outer == 1, f"{site.node} is drawn in pieces of outer parts"
+        assert placement.outer == 1, f"{site.node} is drawn in shards of outer parts"
         per_unit = full[placement.dim] // max(axis.total, 1)
         if axis.name == DATA:
             extra |= {"batch_dim": placement.dim, "rows_per_sample": per_unit}

@@ -1,4 +1,4 @@
-"""Reductions over a dim that ranks hold pieces of: reduce the piece, exchange the results, reduce these."""
+"""Reductions over a dim that ranks hold shards of: reduce the shard, exchange the results, reduce these."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def reduction(site: Site) -> Local:
 
 
 def meeting(site: Site) -> list[int]:
-    """The axes whose ranks have pieces of what is reduced: they come in cut and go out whole."""
+    """The axes whose ranks have shards of what is reduced: they come in cut and go out whole."""
     pairs = enumerate(zip(site.axes, site.strategies, strict=True))
     return [
         i

@@ -8,7 +8,7 @@ from plait.program.place.rules.base import aten
 
 @lower(aten.view)
 def view(site: Site) -> Local:
-    """A piece may lie in memory otherwise than the whole, after a conversion say: it is copied where it must be."""
+    """A shard may lie in memory otherwise than the whole, after a conversion say: it is copied where it must be."""
     x, shape = site.args[0], site.shape()
     if not _can_view(x.meta["val"], shape):
         x = site.emit(aten.clone.default, x, memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""Softmax over a dim that ranks hold pieces of: one small exchange of each row's peak and sum."""
+"""Softmax over a dim that ranks hold shards of: one small exchange of each row's peak and sum."""
 
 import torch
 from torch import Tensor, fx
@@ -35,19 +35,19 @@ def joined(rows: Tensor, dim: int, ranks: int) -> Tensor:
 
 
 def own_log_softmax(x: Tensor, rows: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """The piece's log-softmax, given the peaks and sums of whole rows."""
+    """The shard's log-softmax, given the peaks and sums of whole rows."""
     peak, total = rows.narrow(dim, 0, 1), rows.narrow(dim, 1, 1)
     return (wide(x) - peak).sub_(total.log()).to(dtype)
 
 
 def own_softmax(x: Tensor, rows: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """The piece's softmax, given the peaks and sums of whole rows."""
+    """The shard's softmax, given the peaks and sums of whole rows."""
     peak, total = rows.narrow(dim, 0, 1), rows.narrow(dim, 1, 1)
     return (wide(x) - peak).exp_().div_(total).to(dtype)
 
 
 def whole_rows(site: Site, x: fx.Node, axes: list[int], dim: int) -> fx.Node:
-    """Peaks and sums of whole rows, of which this rank has pieces."""
+    """Peaks and sums of whole rows, of which this rank has shards."""
     rows = site.emit(peak_and_sum, x, dim)
     for index in axes:
         axis = site.axes[index]
@@ -77,12 +77,12 @@ def row_sum(grad: Tensor, y: Tensor | None, dim: int) -> Tensor:
 
 
 def own_log_softmax_gradient(grad: Tensor, y: Tensor, total: Tensor, dtype: torch.dtype) -> Tensor:
-    """Gradient of the piece, given the sum over whole rows."""
+    """Gradient of the shard, given the sum over whole rows."""
     return (wide(grad) - wide(y).exp().mul_(total)).to(dtype)
 
 
 def own_softmax_gradient(grad: Tensor, y: Tensor, total: Tensor, dtype: torch.dtype) -> Tensor:
-    """Gradient of the piece, given the sum over whole rows."""
+    """Gradient of the shard, given the sum over whole rows."""
     return (wide(grad) - total).mul_(wide(y)).to(dtype)
 
 

@@ -31,7 +31,7 @@ class Cut:
 
 
 def cuts_of(site: Site, first: int, window: Callable[[Op, int], Window | None]) -> list[Cut]:
-    """The spatial dims, from `first` on, of which ranks have pieces."""
+    """The spatial dims, from `first` on, of which ranks have shards."""
     found = []
     for index, (axis, strategy) in enumerate(zip(site.axes, site.strategies, strict=True)):
         placement = strategy.inputs[0]
@@ -43,7 +43,7 @@ def cuts_of(site: Site, first: int, window: Callable[[Op, int], Window | None]) 
 
 
 def with_halos(site: Site, x: fx.Node, cuts: Sequence[Cut], fill: float = 0.0) -> fx.Node:
-    """A piece with the rows of its neighbours."""
+    """A shard with the rows of its neighbours."""
     for cut in cuts:
         if cut.window.before or cut.window.after:
             name = site.axes[cut.axis].name
@@ -52,7 +52,7 @@ def with_halos(site: Site, x: fx.Node, cuts: Sequence[Cut], fill: float = 0.0) -
 
 
 def without_halos(site: Site, x: fx.Node, cuts: Sequence[Cut]) -> fx.Node:
-    """A piece plus what its neighbours have for it."""
+    """A shard plus what its neighbours have for it."""
     for cut in reversed(cuts):
         if cut.window.before or cut.window.after:
             x = site.emit(halo_add, x, site.axes[cut.axis].name, cut.dim, cut.window.before, cut.window.after)
@@ -157,7 +157,7 @@ def _pooling(site: Site) -> tuple[Op, int, int, list[Cut]]:
 
 
 def _starts(site: Site, cuts: Sequence[Cut], first: int, spatial: int) -> list[int | fx.Node]:
-    """Where this rank's piece with its halo starts in the whole, per spatial dim; known when the step runs."""
+    """Where this rank's shard with its halo starts in the whole, per spatial dim; known when the step runs."""
     starts: list[int | fx.Node] = [0] * spatial
     source = site.node.args[1 if "backward" in str(site.node.target) else 0]
     assert isinstance(source, fx.Node)
@@ -226,7 +226,7 @@ def _ranks_of_means(site: Site, image: int, first: int) -> int:
 
 @lower(aten.upsample_nearest1d, aten.upsample_nearest2d, aten.upsample_nearest3d)
 def upsample_nearest(site: Site) -> Local:
-    """The size of the local piece, where the op is told one."""
+    """The size of the local shard, where the op is told one."""
     spatial = num_spatial(Op(site.node, site.axes[0]))
     size = None if site.args[1] is None else site.shape()[-spatial:]
     return site.same(site.args[0], size, *site.args[2:])

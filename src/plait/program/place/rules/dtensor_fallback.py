@@ -2,8 +2,8 @@
 
 In: an op. Out: strategies of the kinds that we know (shards, replicas, plain sums) that torch's DTensor lists for one
 mesh dim, or none. Only its table of rules for a single mesh dim is read: that is data about an op and its arguments,
-and needs no mesh, no process group and no DTensor. A strategy is kept only if the op itself, run on fake pieces, gives
-pieces of the shapes that the strategy promises, so an op whose arguments name sizes is left out.
+and needs no mesh, no process group and no DTensor. A strategy is kept only if the op itself, run on fake shards, gives
+shards of the shapes that the strategy promises, so an op whose arguments name sizes is left out.
 
 A torch without the table (before 2.13) gives no strategies.
 """
@@ -78,32 +78,32 @@ def _is_plain(strategy: Strategy) -> bool:
 
 
 def _has_promised_shapes(op: Op, strategy: Strategy) -> bool:
-    """Whether the op gives pieces of the right shapes when it is run on pieces of one unit."""
+    """Whether the op gives shards of the right shapes when it is run on shards of one unit."""
     shapes = [_unit(op, shape, p) for shape, p in zip(op.shapes, strategy.inputs, strict=True)]
     promised = [_unit(op, shape, p) for shape, p in zip(op.outputs, strategy.outputs, strict=True)]
     if None in shapes or None in promised:
         return False
     dtypes = [tensor.meta["val"].dtype for tensor in op.tensors]
-    pieces = iter(
+    local = iter(
         torch.empty(shape or (), dtype=dtype, device="meta")
         for shape, dtype in zip(shapes, dtypes, strict=True)
     )
 
     def replace(leaf: Any) -> Any:
-        return next(pieces) if isinstance(leaf, fx.Node) else leaf
+        return next(local) if isinstance(leaf, fx.Node) else leaf
 
     args, kwargs = pytree.tree_map(replace, (tuple(op.node.args), dict(op.node.kwargs)))
     try:
         result = op.node.target(*args, **kwargs)  # type: ignore[operator]
     except Exception:
-        return False  # the op refuses pieces
+        return False  # the op refuses shards
     values = [result] if isinstance(result, torch.Tensor) else list(result)
     pairs = zip(values, promised, strict=True)
     return all(not isinstance(value, torch.Tensor) or tuple(value.shape) == shape for value, shape in pairs)
 
 
 def _unit(op: Op, shape: tuple[int, ...], placement: Placement) -> tuple[int, ...] | None:
-    """The shape of a piece of one unit; None where there is no such piece, or it is everything."""
+    """The shape of a shard of one unit; None where there is no such shard, or it is everything."""
     if not isinstance(placement, Shard) or not shape:
         return shape
     units = op.axis.total

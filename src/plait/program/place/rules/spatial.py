@@ -1,8 +1,8 @@
 """Ops on images and sequences whose rows are on several ranks: what each rank needs of its neighbours, and no more.
 
-In: an op and an axis whose ranks have equal pieces. Out: strategies that cut a spatial dim, or the dim of a sequence. A
-window that slides over the dim must start as many rows into every rank's piece: extents that do not line up, and halos
-wider than a neighbour's piece, are no candidates.
+In: an op and an axis whose ranks have equal shards. Out: strategies that cut a spatial dim, or the dim of a sequence. A
+window that slides over the dim must start as many rows into every rank's shard: extents that do not line up, and halos
+wider than a neighbour's shard, are no candidates.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ class Window:
     after: int
     """Rows of the next rank."""
     unread: int
-    """Rows at the end of the piece that no window reads."""
+    """Rows at the end of the shard that no window reads."""
 
 
-def has_equal_pieces(op: Op) -> bool:
+def has_equal_shards(op: Op) -> bool:
     """Whether every rank of the axis has one unit, so that each has rows to give; `data` cuts samples."""
     return op.axis.name != DATA and set(op.axis.units) == {1}
 
@@ -47,7 +47,7 @@ def per_dim(value: Any, index: int, missing: int) -> int:
 def _slide(
     op: Op, rows: int, results: int, size: int, stride: int, padding: int, dilation: int
 ) -> Window | None:
-    """The window over a dim of `rows` that gives `results`; None where ranks' pieces do not line up with it."""
+    """The window over a dim of `rows` that gives `results`; None where ranks' shards do not line up with it."""
     ranks, span = op.axis.total, (size - 1) * dilation
     if rows % ranks or results % ranks or rows != stride * results or padding > span:
         return None
@@ -81,7 +81,7 @@ def convolution_window(op: Op, dim: int) -> Window | None:
 @further(aten.convolution)
 def convolution(op: Op) -> list[Strategy]:
     """Rows of the image; the kernel is whole."""
-    if not has_equal_pieces(op) or len(op.shapes[0]) != len(op.shapes[1]):
+    if not has_equal_shards(op) or len(op.shapes[0]) != len(op.shapes[1]):
         return []
     dims = [dim for dim in range(2, len(op.out)) if convolution_window(op, dim) is not None]
     return [op.by_name((Shard(dim),), input=Shard(dim)) for dim in dims]
@@ -90,7 +90,7 @@ def convolution(op: Op) -> list[Strategy]:
 @further(aten.convolution_backward)
 def convolution_backward(op: Op) -> list[Strategy]:
     """The gradient of the kernel is a sum over the rows of all ranks."""
-    if not has_equal_pieces(op):
+    if not has_equal_shards(op):
         return []
     dims = [dim for dim in range(2, len(op.shapes[0])) if convolution_window(op, dim) is not None]
     return [op.by_name((Shard(dim), P, P), grad_output=Shard(dim), input=Shard(dim)) for dim in dims]
@@ -123,7 +123,7 @@ def pool(op: Op) -> list[Strategy]:
 
 def _spatial_dims(op: Op) -> Sequence[int]:
     ndim = len(op.shapes[0])
-    return range(ndim - num_spatial(op), ndim) if has_equal_pieces(op) else ()
+    return range(ndim - num_spatial(op), ndim) if has_equal_shards(op) else ()
 
 
 @further(aten._adaptive_avg_pool2d, aten._adaptive_avg_pool3d)
@@ -167,7 +167,7 @@ def batch_norm(op: Op) -> list[Strategy]:
     by_channel = op.by_name(
         (Shard(1), *(Shard(0),) * 4), x=Shard(1), weight=Shard(0), bias=Shard(0), mean=Shard(0), var=Shard(0)
     )
-    dims = range(2, len(op.shapes[0])) if has_equal_pieces(op) else ()
+    dims = range(2, len(op.shapes[0])) if has_equal_shards(op) else ()
     return [by_channel, *(op.by_name((Shard(dim), R, R, R, R), x=Shard(dim)) for dim in dims)]
 
 
@@ -181,7 +181,7 @@ def batch_norm_backward(op: Op) -> list[Strategy]:
         mean=Shard(0),
         invstd=Shard(0),
     )
-    dims = range(2, len(op.shapes[0])) if has_equal_pieces(op) else ()
+    dims = range(2, len(op.shapes[0])) if has_equal_shards(op) else ()
     return [by_channel, *(op.by_name((Shard(d), P, P), grad=Shard(d), x=Shard(d)) for d in dims)]
 
 
@@ -191,7 +191,7 @@ def group_norm(op: Op) -> list[Strategy]:
     found = []
     if op.axis.divides(int(op.arg("group"))):
         found.append(op.by_name((Shard(1),) * 3, input=Shard(1), weight=Shard(0), bias=Shard(0)))
-    dims = range(2, len(op.shapes[0])) if has_equal_pieces(op) else ()
+    dims = range(2, len(op.shapes[0])) if has_equal_shards(op) else ()
     return [*found, *(op.by_name((Shard(dim), R, R), input=Shard(dim)) for dim in dims)]
 
 
@@ -201,14 +201,14 @@ def group_norm_backward(op: Op) -> list[Strategy]:
     if op.axis.divides(int(op.arg("group"))):
         cut: dict[str, Placement] = dict.fromkeys(("grad_out", "input", "mean", "rstd"), Shard(1))
         found.append(op.by_name((Shard(1), Shard(0), Shard(0)), **cut, weight=Shard(0)))
-    dims = range(2, len(op.shapes[0])) if has_equal_pieces(op) else ()
+    dims = range(2, len(op.shapes[0])) if has_equal_shards(op) else ()
     return [*found, *(op.by_name((Shard(d), P, P), grad_out=Shard(d), input=Shard(d)) for d in dims)]
 
 
 @further(ours.attention)
 def attention(op: Op) -> list[Strategy]:
     """Queries of a sequence are independent, given all keys and values."""
-    if not has_equal_pieces(op):
+    if not has_equal_shards(op):
         return []
     return [op.by_name((Shard(2), Shard(2)), q=Shard(2), mask=_of_queries(op, 0))]
 
@@ -216,7 +216,7 @@ def attention(op: Op) -> list[Strategy]:
 @further(ours.attention_backward)
 def attention_backward(op: Op) -> list[Strategy]:
     """Every query adds to the gradients of all keys and values."""
-    if not has_equal_pieces(op):
+    if not has_equal_shards(op):
         return []
     cut: dict[str, Placement] = dict.fromkeys(("grad", "q", "out", "lse"), Shard(2))
     return [op.by_name((Shard(2), P, P), **cut, mask=_of_queries(op, 1))]

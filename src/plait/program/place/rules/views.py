@@ -171,7 +171,7 @@ def select(op: Op) -> list[Strategy]:
     aten.unsafe_chunk,
 )
 def split(op: Op) -> list[Strategy]:
-    """Pieces of a dim with outer parts are some of these each: S(d/3) of a fused projection is three times S(d)."""
+    """Results of a dim with outer parts are some of these each: S(d/3) of a fused projection is three times S(d)."""
     dim = op.dim()
     found = [op.same(P)] + [op.same(Shard(other)) for other in shards(len(op.shapes[0]), skip=[dim])]
     sizes = [shape[dim] for shape in op.outputs]
@@ -181,7 +181,7 @@ def split(op: Op) -> list[Strategy]:
 
 
 def _joined_parts(op: Op, sizes: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
-    """(outer, counts): ways to see a dim as equal parts of which each of its pieces, of these sizes, has whole ones."""
+    """(outer, counts): ways to see a dim as equal parts, of which tensors of these sizes have whole ones each."""
     extent, largest = sum(sizes), gcd(*sizes)
     if not largest:
         return []
@@ -204,7 +204,7 @@ def unbind(op: Op) -> list[Strategy]:
 
 @rule(aten.cat, ours.beside)
 def cat(op: Op) -> list[Strategy]:
-    """The inverse of `split`: where all pieces have equal parts, the whole has all of these."""
+    """The inverse of `split`: where all tensors have equal parts, the whole has all of these."""
     if any(len(shape) != len(op.out) for shape in op.shapes):
         return []
     dim = 0 if op.node.target is ours.beside.default else op.dim()
@@ -273,7 +273,7 @@ def select_scatter(op: Op) -> list[Strategy]:
     aten.zeros, aten.ones, aten.full, aten.empty, aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty
 )
 def uniform_factory(op: Op) -> list[Strategy]:
-    """The same number everywhere: any piece of it can be made locally, whatever the tensor that it is made like."""
+    """The same number everywhere: any shard of it can be made locally, whatever the tensor that it is made like."""
     likes: list[tuple[Placement, ...]] = [(R,) * len(op.tensors)]
     likes += [(placement,) for tensor in op.tensors[:1] for placement in _any_placement(tensor)]
     outputs: list[Placement] = [R, *(Shard(dim) for dim in range(len(op.out)))]
