@@ -1,4 +1,4 @@
-"""What a node of a graph is computed from."""
+"""What a node of a graph is computed from, and what is left of it when nobody reads it."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -35,3 +35,11 @@ def ancestors(nodes: Iterable[fx.Node], within: Callable[[fx.Node], bool] = lamb
             found.add(node)
             todo += [source for source in node.all_input_nodes if within(source)]
     return found
+
+
+def drop_unread(node: Any) -> None:
+    """Erase an op that nobody reads any more, and what its first argument was made of for it alone."""
+    while isinstance(node, fx.Node) and node.op == "call_function" and not node.users:
+        before = node.args[0]
+        node.graph.erase_node(node)
+        node = before

@@ -269,7 +269,7 @@ REDUCTIONS = (
     e(aten.cumsum.default, x(12, 6), 1), e(aten.cumsum.default, x(12, 6), 0), e(aten.cumprod.default, x(12, 6), 1),
     e(aten.logcumsumexp.default, x(12, 6), 1), e(aten.sort.default, x(12, 6)), e(aten.sort.default, x(12, 6), 0, True),
     e(aten.glu.default, x(3, 24), 1), e(aten.glu_backward.default, x(3, 12), x(3, 24), -1), e(aten.any.dims, m(12, 6, 3), [1, 2]), e(aten.all.dims, m(12, 6, 3), [1]),
-    e(aten.amax.default, i(9, 12, 6), [0], True), e(aten.linalg_vector_norm.default, x(12, 6), 3), e(aten.linalg_vector_norm.default, x(12, 6), 1, [0], True),
+    e(aten.amax.default, i(9, 12, 6), [0], True), e(aten.linalg_vector_norm.default, x(12, 6), 3), e(aten.linalg_vector_norm.default, x(12, 6), 1), e(aten.linalg_vector_norm.default, x(12, 6), 1, [0], True),
     e(aten.logsumexp.default, x(3, 12), [1], True), e(aten._log_softmax.default, x(3, 12), 1, False), e(aten._softmax.default, x(3, 12, 2), 1, False),
     e(aten._softmax_backward_data.default, x(3, 12), x(3, 12).softmax(1), 1, torch.float64),
     e(aten._log_softmax_backward_data.default, x(3, 12), x(3, 12).log_softmax(1), -1, torch.float64),

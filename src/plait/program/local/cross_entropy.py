@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from plait.nodes import drop_unread
 from plait.program.local.lowerings.vocabulary import class_weights
 
 aten = torch.ops.aten
@@ -157,9 +158,8 @@ def _rewrite(graph: fx.Graph, softmax: fx.Node) -> None:
         cast = short[-1]
         cast.replace_all_uses_with(cast.args[0])  # type: ignore[arg-type]
         graph.erase_node(cast)
-    for dead in (gradient, softmax):
-        graph.erase_node(dead)
-    _drop(graph, softmax.args[0], scores)
+    graph.erase_node(gradient)
+    drop_unread(softmax)
 
 
 def _source(scores: Any) -> fx.Node:
@@ -186,11 +186,3 @@ def _shortened(gradient: fx.Node) -> list[fx.Node]:
         if current.target not in _VIEWS:
             return []
     return []
-
-
-def _drop(graph: fx.Graph, node: Any, end: fx.Node) -> None:
-    """Erase what nobody reads any more, up to `end`."""
-    while isinstance(node, fx.Node) and node is not end and not node.users:
-        before = node.args[0]
-        graph.erase_node(node)
-        node = before

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from plait.nodes import drop_unread
+
 aten, ours = torch.ops.aten, torch.ops.plait
 _SAME = (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.clone.default)
 
@@ -30,7 +32,7 @@ def with_grouped_heads(graph: fx.Graph) -> None:
             continue
         node.args = (*node.args[: at + 1], *before, *node.args[at + 3 :])
         for given in (key, value):
-            _drop(graph, given)
+            drop_unread(given)
 
 
 def _before(repeated: Any) -> Any:
@@ -49,11 +51,3 @@ def _before(repeated: Any) -> Any:
         return None
     found = source.args[0]
     return found if tuple(found.meta["val"].shape) == (batch, groups, length, width) else None
-
-
-def _drop(graph: fx.Graph, node: Any) -> None:
-    """Erase a node that nobody reads any more, and what was made for it alone."""
-    while isinstance(node, fx.Node) and node.op == "call_function" and not node.users:
-        given = node.args[0]
-        graph.erase_node(node)
-        node = given

@@ -125,6 +125,24 @@ def test_as_a_compiler_sees_it(reduction: int) -> None:
     )
 
 
+def test_what_was_made_for_log_probabilities_alone_is_erased() -> None:
+    graph = make_fx(_widened)(torch.randn(6, CLASSES, dtype=torch.bfloat16), torch.arange(6)).graph
+    cross_entropy.without_log_probabilities(graph)
+    targets = [node.target for node in graph.nodes]
+    assert cross_entropy.row_losses in targets
+    assert torch.ops.aten._to_copy.default not in targets
+    assert all(node.users or node.op in ("output", "placeholder") for node in graph.nodes)
+
+
+def _widened(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    aten = torch.ops.aten
+    rows = aten._log_softmax.default(aten._to_copy.default(scores, dtype=torch.float32), 1, False)
+    loss, weight = aten.nll_loss_forward.default(rows, labels, None, 1, -100)
+    one = torch.ones(())
+    gradient = aten.nll_loss_backward.default(one, rows, labels, None, 1, -100, weight)
+    return loss, aten._log_softmax_backward_data.default(gradient, rows, 1, torch.float32)
+
+
 def test_what_others_see_stays() -> None:
     """Log-probabilities that something else reads are made as before."""
 

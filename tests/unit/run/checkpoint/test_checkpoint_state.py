@@ -139,6 +139,7 @@ def test_snapshot_shares_no_memory() -> None:
         ({"step": -1}, "whole number"),
         ({"aliases": {"x": "nowhere"}}, "tied to 'nowhere'"),
         ({"aliases": {"b": "w"}}, "also held on its own"),
+        ({"aliases": {"w": "b"}}, "also held on its own"),
         ({"buffers": {"w": torch.ones(1)}}, "both a parameter and a buffer"),
         ({"transient": ("w",)}, "not a buffer"),
     ],

@@ -214,6 +214,11 @@ def test_what_needs_all_stages_at_once_is_refused(
     assert says[1] in (raised.value.fix or "")
 
 
+def test_what_one_rank_alone_would_cut_is_not_refused() -> None:
+    plan = resolve("pipedream", None, {"memory": {"zero": 1}}, {PIPE: 2})
+    prepare(job_of("mlp", "sgd"), plan, "cpu", torch.float64, lambda event: None)
+
+
 def test_vertical_sync_is_refused_where_it_says_nothing() -> None:
     with pytest.raises(PlanError, match="vertical_sync says nothing about schedule 1f1b"):
         resolve("1f1b", 2, {"pipe": {"vertical_sync": True}})
