@@ -8,6 +8,7 @@ import pytest
 from tests.unit.program.compiled import program_of, with_instructions
 
 from plait.errors import ProgramError
+from plait.program.check.messages import check_meetings
 from plait.program.check.soundness import check_program
 from plait.program.instructions import Accumulate, Collective, Finish, Instruction, Load, Update, Wait
 from plait.program.program import Program
@@ -132,14 +133,15 @@ def test_ranks_that_start_their_collectives_in_another_order() -> None:
     says(plant, "class 0 and class 1", "all_reduce bucket:0", "all_reduce bucket:1", of_class=1)
 
 
-def test_ranks_that_start_fewer_collectives() -> None:
-    def plant(given: list[Instruction]) -> list[Instruction]:
-        return [i for i in given if "weight" not in i.name]
-
-    program = program_of("class_weights", 2)
-    planted = with_instructions(program, plant(list(program.classes[1].instructions)), 1)
-    with pytest.raises(ProgramError):
-        check_program(planted)
+@pytest.mark.parametrize("of_class", [0, 1])
+def test_ranks_that_start_fewer_collectives(of_class: int) -> None:
+    program = sound()
+    given = list(program.classes[of_class].instructions)
+    last = [i for i in given if isinstance(i, Collective)][-1]
+    planted = with_instructions(program, [i for i in given if i is not last], of_class)
+    with pytest.raises(ProgramError, match="do not start the same collectives over data: number") as raised:
+        check_meetings(planted)
+    assert last.name in raised.value.what and "nothing" in raised.value.what
 
 
 def test_a_bucket_that_is_never_summed() -> None:

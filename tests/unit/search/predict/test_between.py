@@ -49,3 +49,11 @@ def test_even_costs_give_even_stages() -> None:
     found = best_cut(row, in_flight=[1.0] * 4, limit_bytes=1.0)
     assert found is not None
     assert found.starts == (3, 5, 7)
+
+
+def test_a_cut_that_fills_all_memory_is_found() -> None:
+    row = Row(seconds=(3.0, 1.0, 1.0, 1.0), state_bytes=(1.0,) * 4, kept_bytes=(0.0,) * 4)
+    found = best_cut(row, in_flight=[1.0, 1.0], limit_bytes=2.0)
+    assert found is not None and found.starts == (2,)
+    assert best_cut(row, in_flight=[1.0, 1.0], limit_bytes=1.0) is None
+    assert best_cut(row, in_flight=[1.0, 1.0], limit_bytes=2.0, virtual=2) is None

@@ -20,6 +20,7 @@ from plait.program.program import Program
 from plait.run.prepare.programs import Programs
 from plait.search.choose.subject import state_bytes
 from plait.search.place.resolve import resolve_placements
+from plait.search.predict.memory_rule import StateBytes, state_held
 
 WIDTH, LAYERS = 256, 4
 STATES = {"sgd": 0, "momentum": 1, "adamw": 2}
@@ -88,3 +89,10 @@ def test_stages_have_room_for_sgd_where_adam_has_none() -> None:
     compiled(job_of("sgd", accumulate=2), "1f1b", {"pipe": 2}, limit)
     with pytest.raises(PlanError, match="no cut into 2 stages fits"):
         compiled(job_of("adamw", accumulate=2), "1f1b", {"pipe": 2}, limit)
+
+
+def test_what_the_host_updates_is_not_fetched() -> None:
+    plan = plait.resolve("single", 1, {"memory": {"offload": ["gradients:0.25", "optimizer:0.75"]}})
+    held = state_held(1000.0, plan, StateBytes(), num_micro=2)
+    assert (held.optimizer, held.moved) == (0.25 * 8000, 0.5 * 8000)
+    assert (held.out, held.back, held.updated) == (0.25 * 4000, 0.25 * 4000, 250)

@@ -16,6 +16,7 @@ from plait.program.stage.schedules import SCHEDULES
 from plait.program.stage.schedules.base import Action, Costs
 from plait.run.measure.predict import predict_job
 from plait.search.choose.subject import state_bytes
+from plait.search.predict.memory_rule import StateBytes
 from plait.search.predict.model_costs import ModelCosts, with_blocks
 from plait.search.predict.sketch import Sketcher
 from plait.search.predict.sketch_clock import Overlap, course, course_times, overlapped
@@ -142,3 +143,20 @@ def test_a_systems_style_changes_widths_and_kernels(captures: Captures) -> None:
     assert blocks[1].kept["none"].at(1) == pytest.approx(blocks[0].kept["none"].at(1) / 2, rel=0.02)
     assert len(blocks[1].steps) <= len(blocks[0].steps)
     assert blocks[0].parameters == blocks[1].parameters
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero-bubble"])
+def test_gradients_are_added_up_once_a_micro_batch_and_only_by_backwards(
+    schedule: str, costs: dict[int, ModelCosts]
+) -> None:
+    """8 micro-batches are 7 sums; of two stages each has half of them, and drains through one more."""
+
+    def sums_s(plan: Plan) -> float:
+        steps = [
+            Sketcher(costs[1], CLUSTER, StateBytes(accumulate=each)).predict(plan, micro_batch=4, batch=32)
+            for each in (1e6, 2e6)
+        ]
+        return steps[1].step_s - steps[0].step_s
+
+    whole = sums_s(plan_of())
+    assert sums_s(plan_of(pipe=2, schedule=schedule)) == pytest.approx(8 / 7 * whole / 2, rel=0.03)
