@@ -145,11 +145,12 @@ def test_a_systems_style_changes_widths_and_kernels(captures: Captures) -> None:
     assert blocks[0].parameters == blocks[1].parameters
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero-bubble"])
+@pytest.mark.parametrize(("schedule", "sums"), [("gpipe", 8), ("1f1b", 8), ("zero-bubble", 7)])
 def test_gradients_are_added_up_once_a_micro_batch_and_only_by_backwards(
-    schedule: str, costs: dict[int, ModelCosts]
+    schedule: str, sums: int, costs: dict[int, ModelCosts]
 ) -> None:
-    """8 micro-batches are 7 sums; of two stages each has half of them, and drains through one more."""
+    """8 micro-batches are 7 sums, of two stages 7 of half; the last backward of the first stage waits for one more,
+    where it does not wait for gradients of inputs alone."""
 
     def sums_s(plan: Plan) -> float:
         steps = [
@@ -159,4 +160,4 @@ def test_gradients_are_added_up_once_a_micro_batch_and_only_by_backwards(
         return steps[1].step_s - steps[0].step_s
 
     whole = sums_s(plan_of())
-    assert sums_s(plan_of(pipe=2, schedule=schedule)) == pytest.approx(8 / 7 * whole / 2, rel=0.03)
+    assert sums_s(plan_of(pipe=2, schedule=schedule)) == pytest.approx(sums / 7 * whole / 2, rel=0.03)
