@@ -110,6 +110,7 @@ SPATIAL_EXAMPLES: list[SpatialExample] = [
     *_convolution((2, 4, 24, 24), (6, 4, 7, 7), padding=3, stride=2),
     *_convolution((2, 4, 12, 12), (6, 4, 2, 2), stride=2),
     *_convolution((2, 4, 12, 12), (6, 4, 3, 3), dims=(), not_dims=(2, 3)),
+    *_convolution((2, 4, 12, 12), (6, 4, 3, 3), padding=2, dims=(), not_dims=(2, 3)),
     *_convolution((2, 4, 4, 12), (6, 4, 7, 7), padding=3, dims=(3,), not_dims=(2,)),
     *_convolution((2, 4, 12), (6, 4, 5), padding=2, dims=(2,)),
     *_convolution((2, 4, 6, 6, 12), (3, 4, 3, 3, 3), padding=1, dims=(2, 3, 4)),

@@ -31,6 +31,7 @@ from plait.program.program import Program
 from plait.program.simulate.event_clock import Duration
 from plait.program.simulate.simulator import simulate
 from plait.program.value import Value
+from plait.program.write.push_pull import check_served
 from plait.run.prepare.prepare import prepare
 
 
@@ -86,6 +87,15 @@ def test_a_program_that_forgets_a_bucket_is_refused(program: Program, dropped: t
     )
     with pytest.raises(ProgramError, match="pushed 0 times|pulled 0 times"):
         check_program(replace(program, classes=(replace(entry, instructions=kept), server)))
+
+
+def test_a_bucket_that_is_pushed_before_it_is_full_is_refused(program: Program) -> None:
+    entry = program.of(0)
+    push = next(i for i in entry.instructions if isinstance(i, Push))
+    early = tuple(replace(i, id=-1) if i is push else i for i in entry.instructions)
+    check_served(entry)
+    with pytest.raises(ProgramError, match="pushed 1 times, or before it is full"):
+        check_served(replace(entry, instructions=early))
 
 
 def test_only_server_stale_leaves_a_known_weight_to_the_server(program: Program) -> None:

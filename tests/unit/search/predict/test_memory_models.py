@@ -16,6 +16,7 @@ from plait.job.job import Job
 from plait.plan.plan import Plan
 from plait.program.cost.memory import step_memory
 from plait.program.cost.update import state_ratio, update_work
+from plait.program.instructions import Collective
 from plait.program.program import Program
 from plait.run.prepare.programs import Programs
 from plait.search.choose.subject import state_bytes
@@ -89,6 +90,20 @@ def test_stages_have_room_for_sgd_where_adam_has_none() -> None:
     compiled(job_of("sgd", accumulate=2), "1f1b", {"pipe": 2}, limit)
     with pytest.raises(PlanError, match="no cut into 2 stages fits"):
         compiled(job_of("adamw", accumulate=2), "1f1b", {"pipe": 2}, limit)
+
+
+def test_what_is_gathered_is_of_parameters_alone() -> None:
+    """Sums of activations over `tensor` are no parameters that zero3 gathers, however many samples there are."""
+    batch = 1024
+    job = replace(job_of("sgd"), data=[(torch.zeros(WIDTH), torch.zeros(WIDTH))] * batch, batch=batch)
+    plan = plait.resolve("megatron", None, {"memory": {"zero": 3}}, {"data": 2, "tensor": 2})
+    own = Captures(job)
+    plan, _ = resolve_placements(own.of_size(batch), plan, job.build_optimizer)
+    programs = Programs(job, own.source, plan, torch.device("cpu"), torch.float32, own)
+    program = programs.for_sizes([(batch // 2,) * 2])
+    sums = [i for i in program.classes[0].instructions if isinstance(i, Collective) and i.axis == "tensor"]
+    groups = [g.chunks * g.chunk_elements * g.dtype.itemsize for g in program.layout.groups]
+    assert sums and step_memory(program).gathered == sum(groups)
 
 
 def test_what_the_host_updates_is_not_fetched() -> None:
