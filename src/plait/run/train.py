@@ -82,11 +82,7 @@ def train(
 
     Of `changes` those of the plan are made here; what is changed of the job has been.
     """
-    if not isinstance(job, Job):
-        raise JobError(
-            f"train takes a plait.Job, not {type(job).__name__}.",
-            fix="call your job function first: train(job()).",
-        )
+    _check_is_job(job)
     place = place_here()
     chosen = resolve(plan, ranks_wanted(place, plan, ranks, changes.mesh), changes.settings, changes.mesh)
     started = task_of(os.environ) if limits.elastic is not None else None
@@ -123,6 +119,14 @@ def train(
             kept = {name: summary[name] for name in ("losses", "evaluation", "stopped")}
             party.end(kept | {"folder": str(folder.absolute())})
         return result
+
+
+def _check_is_job(job: object) -> None:
+    if not isinstance(job, Job):
+        raise JobError(
+            f"train takes a plait.Job, not {type(job).__name__}.",
+            fix="call your job function first: train(job()).",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

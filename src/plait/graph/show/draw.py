@@ -114,34 +114,14 @@ def _page_data(listing: dict[str, Any]) -> dict[str, Any]:
 
     def add(name: str, entry: dict[str, Any], reads: list[int], parameters: list[str], origin: str) -> None:
         place[name] = len(rows)
-        rows.append(
-            [
-                name,
-                strings(entry["target"]),
-                strings(entry["family"]),
-                _PHASES.index(entry["phase"]),
-                strings(entry["module"]),
-                strings(origin),
-                strings(entry["source"]),
-                strings(_shapes(entry)),
-                entry["flops"],
-                entry["bytes"],
-                reads,
-                [strings(parameter) for parameter in parameters],
-            ]
-        )
+        before = [strings(entry["target"]), strings(entry["family"]), _PHASES.index(entry["phase"])]
+        where = [strings(text) for text in (entry["module"], origin, entry["source"], _shapes(entry))]
+        held = [strings(parameter) for parameter in parameters]
+        rows.append([name, *before, *where, entry["flops"], entry["bytes"], reads, held])
 
     for entry in listing["inputs"]:
         if entry["kind"] == "batch":
-            as_op = {
-                "target": "input",
-                "family": "input",
-                "phase": "forward",
-                "module": "",
-                "source": "",
-                "flops": 0,
-            }
-            add(entry["name"], entry | as_op, [], [], f"input {entry['of']}")
+            add(entry["name"], entry | _INPUT_AS_OP, [], [], f"input {entry['of']}")
             rows[-1][0] = entry["of"]
     for entry in listing["ops"]:
         if entry["target"] == "getitem":
@@ -172,6 +152,9 @@ def _page_data(listing: dict[str, Any]) -> dict[str, Any]:
 
 
 _HELD = ("parameter", "buffer")
+_INPUT_AS_OP = {
+    "target": "input", "family": "input", "phase": "forward", "module": "", "source": "", "flops": 0,
+}  # fmt: skip
 """Inputs that are named at the ops that read them instead of drawn."""
 
 

@@ -60,17 +60,7 @@ def predict_job(
     captures: Captures | None = None,
 ) -> Predicted:
     """Compile the job's step and simulate it; `time_on` names the device on which its parts are timed first."""
-    if plan.mesh.size > cluster.size:
-        raise PlanError(
-            f"plan {plan.name} is for {plan.mesh.size} ranks; the cluster {cluster.name} has {cluster.size} devices.",
-            fix="use fewer ranks, or a larger cluster.",
-        )
-    if plan.agreement.threads and plan.mesh.size > cluster.devices_per_machine:
-        raise PlanError(
-            f"plan {plan.name} has {plan.mesh.size} ranks in one process; a host of {cluster.name} has "
-            f"{cluster.devices_per_machine} devices.",
-            fix="use fewer ranks, or the plan ddp.",
-        )
+    _check_room(plan, cluster)
     if plan.memory.offload == "auto":
         captures = captures or Captures(job, device_type=torch.device(time_on or "cpu").type)
         return cheapest_offload(
@@ -112,6 +102,20 @@ def predict_job(
     if plan.ranks > plan.mesh.size:
         notices.append("servers are priced as devices like the workers'.")
     return Predicted(exact=exact, cluster=cluster, notices=tuple(notices))
+
+
+def _check_room(plan: Plan, cluster: Cluster) -> None:
+    if plan.mesh.size > cluster.size:
+        raise PlanError(
+            f"plan {plan.name} is for {plan.mesh.size} ranks; the cluster {cluster.name} has {cluster.size} devices.",
+            fix="use fewer ranks, or a larger cluster.",
+        )
+    if plan.agreement.threads and plan.mesh.size > cluster.devices_per_machine:
+        raise PlanError(
+            f"plan {plan.name} has {plan.mesh.size} ranks in one process; a host of {cluster.name} has "
+            f"{cluster.devices_per_machine} devices.",
+            fix="use fewer ranks, or the plan ddp.",
+        )
 
 
 def _emulation(cluster: Cluster, plan: Plan) -> Emulation | None:

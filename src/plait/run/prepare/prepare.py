@@ -54,11 +54,7 @@ def prepare(
     source = (
         captures.source if captures is not None else open_data(job.data, job.collate, skip_bad=job.skip_bad)
     )
-    wrong = [problem.partition("; ") for problem in problems(job, source.num_samples, plan.data_ranks)]
-    if wrong:
-        raise JobError(
-            "; ".join(what for what, _, _ in wrong) + ".", fix="; ".join(fix for _, _, fix in wrong) + "."
-        )
+    _check_job(job, source.num_samples, plan)
     job = job.in_steps(source.num_samples)
     check_rules(job, plan)
     if plan.memory.offload == "auto":
@@ -100,6 +96,14 @@ def prepare(
     ]  # fmt: skip
     tell({"compiled_s": time.perf_counter() - began, "notices": found})
     return programs
+
+
+def _check_job(job: Job, num_samples: int, plan: Plan) -> None:
+    wrong = [problem.partition("; ") for problem in problems(job, num_samples, plan.data_ranks)]
+    if wrong:
+        raise JobError(
+            "; ".join(what for what, _, _ in wrong) + ".", fix="; ".join(fix for _, _, fix in wrong) + "."
+        )
 
 
 def _needs_whole(programs: Programs, layout: Layout) -> bool:
