@@ -14,6 +14,7 @@ from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.program.cost.update import update_work
 from plait.run.hold.away.host_memory import HostMemory, MemoryLedger
+from plait.run.interpret.updates import _fused
 from plait.run.parallelize import parallelize
 from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
@@ -211,3 +212,12 @@ def test_auto_keeps_on_the_host_what_it_must() -> None:
     assert prepared("auto", needed - 1).plan.memory.offload != "none"
     with pytest.raises(MisfitError, match=r"rank 0 needs .* of .*: parameters"):
         prepared("auto", 1000)
+
+
+@pytest.mark.parametrize("told", [{}, {"foreach": True}, {"fused": False}, {"differentiable": True}])
+def test_the_host_uses_one_kernel_where_the_optimizer_leaves_it_open(told: dict[str, Any]) -> None:
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(2))], **told)
+    before = optimizer.param_groups[0]["fused"]
+    with _fused(optimizer):
+        assert optimizer.param_groups[0]["fused"] == (before if told else True)
+    assert optimizer.param_groups[0]["fused"] == before

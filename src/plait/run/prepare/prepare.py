@@ -98,7 +98,7 @@ def prepare(
     return programs
 
 
-def _check_job(job: Job, num_samples: int, plan: Plan) -> None:
+def _check_job(job: Job, num_samples: int | None, plan: Plan) -> None:
     wrong = [problem.partition("; ") for problem in problems(job, num_samples, plan.data_ranks)]
     if wrong:
         raise JobError(
