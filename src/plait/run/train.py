@@ -99,7 +99,7 @@ def train(
     check_slow(trial.slow, chosen, device)
     check_emulation(trial.emulation, chosen, device, is_alone=place is None)
     dtype = torch.float64 if trial.dtype == "float64" else torch.float32
-    check_shared(chosen, device)
+    check_shared(chosen, device, None if place is None else place.engine)
     check_keep_best(saving.keep_best, job, chosen)
     check_bad_loss(limits.on_bad_loss, chosen)
     options = _Options(

@@ -23,7 +23,7 @@ pytestmark = [
 
 _NOBODY = 65534
 _TOLD_S = 10.0 + 10.0
-"""8 s in which nothing is acknowledged, 2 s for the cause to show; and as much again, for a machine that is busy."""
+"""What is promised; and as much again, for a machine that is busy."""
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +156,24 @@ def test_a_rank_that_does_not_move_is_told_with_its_host_and_what_others_wait_in
     assert f"rank 1 on {socket.gethostname()}" in complaint and "rank 0 waits in 'wait for " in complaint, (
         complaint
     )
+
+
+def test_nobody_waits_for_a_host_that_is_stopped(spaces: list[Namespace], tmp_path: Path) -> None:
+    """Its kernel acknowledges what is sent; none of its processes moves: no stack, no file and no end comes of it."""
+    tasks = start(spaces, tmp_path / "run", "--hang-s", "5", "--steps", "100000")
+    below = Path(f"/proc/{tasks[1].pid}/task/{tasks[1].pid}/children").read_text().split()
+    stopped = [tasks[1].pid, *map(int, below)]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        _, complaint = tasks[0].communicate(timeout=60)
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    (_, _, other) = ended(tasks[1:], timeout_s=60)[0]  # and it ends when it is woken
+    assert tasks[0].returncode == 1 and "rank 1 is missing" in complaint, complaint
+    assert f"rank 1: nothing is heard of its host {socket.gethostname()} any more." in complaint, complaint
+    assert "task 0" in other
 
 
 def test_a_host_without_power_is_told_and_ends_everybody(spaces: list[Namespace], tmp_path: Path) -> None:

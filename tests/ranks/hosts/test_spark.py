@@ -61,3 +61,30 @@ def test_a_frame_is_read_by_partitions(tmp_path: Path) -> None:
     assert done.stdout.rstrip().endswith("right"), done.stdout + done.stderr
     entries = read_records(tmp_path / "run" / "samples.jsonl").entries
     assert sorted(number for entry in entries for number in entry["ids"]) == list(range(40))
+
+
+CLOSED = """
+from pathlib import Path
+from plait.run.engines.spark import session_here
+
+session = session_here(None, 2)
+java = [Path(f"/proc/{pid}") for pid in Path("/proc/self/task").glob("*/children") for pid in pid.read_text().split()]
+sockets = {file.resolve().name for process in java for file in (process / "fd").iterdir()}
+doors = [line.split() for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]]
+print({door[1][:32] for door in doors if door[3] == "0A" and f"socket:[{door[9]}]" in sockets})
+print(session.conf.get("spark.authenticate"), session.sparkContext.uiWebUrl)
+session.stop()
+"""
+
+
+def test_a_session_of_our_own_listens_to_nobody_else(tmp_path: Path) -> None:
+    """By itself Spark listens at the host's address and lets anybody fetch what it holds, the run's token too."""
+    pytest.importorskip("pyspark", reason="needs the package pyspark: pip install plait[spark]")
+    if shutil.which("java") is None:
+        pytest.skip("needs Java: apt-get install openjdk-17-jre-headless")
+    done = subprocess.run(
+        [sys.executable, "-c", CLOSED], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    loopback = "0000000000000000FFFF00000100007F"
+    assert done.stdout.splitlines() == [str({loopback}), "true None"], done.stdout + done.stderr

@@ -36,6 +36,10 @@ _OWN_CODE = (
     'rm -f "$PLAIT_STATUS"',
 )
 
+_REQUEUE = (
+    "export PLAIT_REQUEUE=1   # where this node is lost, tasks of others ask Slurm to run this script again"
+)
+
 _RESUME = '[ -d "$out/checkpoints" ] && more=(--resume "$out")   # a job that was requeued goes on'
 
 
@@ -67,6 +71,7 @@ def script(request: Request, name: str, out: str | None, *, runs: bool = True) -
         *([options["setup"]] if "setup" in options else []),
         *([f"export PLAIT_RANKS_EACH={each}   # of as many nodes as there are"] if outlives else []),
         *(["export PLAIT_STATUS=$(mktemp)"] if outlives else []),
+        *([_REQUEUE] if outlives and runs else []),
         *(
             (
                 f"out={quoted}",

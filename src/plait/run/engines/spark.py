@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import pickle
+import re
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,6 +27,15 @@ from plait.run.engines.request import Request
 
 _LOOK_S = 0.5
 """Between two looks at whether Spark wants a task to end."""
+_ON_THIS_HOST = re.compile(r"local(\[.*\])?")
+"""A session within this process and its children: nobody else has to reach it."""
+_CLOSED = (
+    ("spark.authenticate", "true"),  # by a secret that Spark makes up for itself, on no command line
+    ("spark.driver.host", "127.0.0.1"),
+    ("spark.driver.bindAddress", "127.0.0.1"),
+    ("spark.ui.enabled", "false"),  # there, anybody could end the run
+)
+"""What such a session is told: by itself it listens to whoever reaches this host, and gives them the run's token."""
 _KEPT_BYTES = 1 << 16
 """Of what a task said that comes back."""
 
@@ -113,7 +123,10 @@ def session_here(master: str | None, ranks: int) -> Any:
     where = master or f"local[{ranks}]"
     if where.startswith("local"):  # by itself it takes the first python3 on the path, torch or not
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    return builder.builder.master(where).appName("plait").getOrCreate()
+    made = builder.builder.master(where).appName("plait")
+    for name, value in _CLOSED if _ON_THIS_HOST.fullmatch(where) else ():
+        made = made.config(name, value)
+    return made.getOrCreate()
 
 
 def run_command(request: Request, given: Mapping[str, str], show: Callable[[bytes], None]) -> int:

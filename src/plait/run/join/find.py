@@ -27,6 +27,20 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
     return checked(replace(place, first=environment.get("PLAIT_FIRST_ADDRESS", place.first)))
 
 
+def ask_again(place: Place, environment: Mapping[str, str]) -> str:
+    """Task 0 is lost of a run that goes on when it is started again: ask engines for that which do not do so by
+    themselves; who starts it, in words."""
+    if not place.restarts:
+        return "start it by the same command"
+    if place.engine == slurm.NAME:
+        try:
+            slurm.ask_again(environment)
+        except OSError as error:
+            job = environment["SLURM_JOB_ID"]
+            return f"Slurm could not be asked to ({error}): start it, by scontrol requeue {job},"
+    return f"{place.engine} starts it"
+
+
 def task_of(environment: Mapping[str, str]) -> Place | None:
     """The task of an engine that this process is, also where it is the only one."""
     place = next((place for read in ENGINES if (place := read(environment)) is not None), None)

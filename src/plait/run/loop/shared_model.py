@@ -40,8 +40,13 @@ _ALIGNMENT = 64
 """Tensors in the shared region start at a cache line, so that workers of different tensors never write to one."""
 
 
-def check_shared(plan: Plan, device: str) -> None:
-    """Refuse where processes cannot share one model."""
+def check_shared(plan: Plan, device: str, engine: str | None = None) -> None:
+    """Refuse where workers cannot share one model; `engine`: who started them as several tasks, if anybody."""
+    if engine is not None and (plan.agreement.threads or plan.agreement.weights == "shared"):
+        raise PlanError(
+            f"plan {plan.name} has one model in memory that all workers use, which tasks of {engine} cannot share.",
+            fix="start it alone on one host, or use a plan whose workers have copies, such as local-sgd.",
+        )
     if plan.agreement.weights != "shared":
         return
     if device != "cpu":

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from plait.errors import PlanError
 from plait.run.loop.rank import run_rank
 from plait.run.loop.shared_model import SharedModel
 from plait.run.loop.task import Task
@@ -37,12 +36,7 @@ def run_ranks(
 ) -> list[Any]:
     """Run every rank, the only one in this process; returns what each returned."""
     ranks, main = task.plan.processes, Main(task, programs, model)
-    if party is not None and (model is not None or task.plan.agreement.threads):
-        raise PlanError(
-            f"plan {task.plan.name} has one model in memory that all workers use, which tasks of "
-            f"{party.place.engine} cannot share.",
-            fix="start it alone on one host, or use a plan whose workers have copies, such as local-sgd.",
-        )
+    assert party is None or not (model is not None or task.plan.agreement.threads), "refused before"
     if ranks == 1:
         with _interruptible() as seat_with:
             return [main(seat_with(on_event))]

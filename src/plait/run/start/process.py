@@ -74,6 +74,11 @@ class Process:
     def tell_giver(self) -> None:
         """It reads on the board that it is to hand over what it holds."""
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether whoever watches it has said nothing for seconds: nobody answers for it."""
+        return False
+
     def why_lost(self) -> str | None:
         """How it was lost where that is no matter of its own; None: it ended."""
         return None

@@ -247,12 +247,14 @@ def start_crew(
 
 
 def end_crew(crew: Crew) -> None:
-    """End every worker and everything that it started; all are reaped at return."""
+    """End every worker and everything that it started; those of this host are reaped at return. Whoever waits for the
+    files of other hosts waits for the end of their ranks too."""
     alive = [process for process in crew.processes if process.poll() is None]
     for process in alive:
         process.signal(signal.SIGKILL)
+    here = [process for process in alive if not process.host]
     deadline = time.monotonic() + _END_S
-    while any(process.poll() is None for process in alive) and time.monotonic() < deadline:
+    while any(process.poll() is None for process in here) and time.monotonic() < deadline:
         time.sleep(0.01)
 
 

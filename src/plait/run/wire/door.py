@@ -33,8 +33,9 @@ _STRANGER_S = 5.0
 """For which a connection may go without a proof."""
 _MOST_STRANGERS = 256
 """Connections without a proof at once; the oldest goes first."""
-_SILENCE_MS = 8000
-"""After which a host that acknowledges nothing is taken for lost: less than the 10 s within which a loss is told."""
+_SILENCE_MS = 6000
+"""After which a host that acknowledges nothing is taken for lost. Its kernel does that, however busy the host is; what
+follows must fit in the 10 s within which everybody is gone: a probe, an echo, files, the end of ranks."""
 _MOST_HELLO_BYTES = 1 << 16
 """Of the first message of a process of the run."""
 
@@ -225,8 +226,8 @@ def tune(made: socket.socket) -> None:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", 2),
-        ("TCP_KEEPINTVL", 2),
-        ("TCP_KEEPCNT", 3),
+        ("TCP_KEEPINTVL", 1),
+        ("TCP_KEEPCNT", 4),
         ("TCP_USER_TIMEOUT", _SILENCE_MS),
     ):
         if hasattr(socket, name):

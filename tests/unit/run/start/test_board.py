@@ -116,9 +116,10 @@ def _find(
     idle: tuple[int, ...] = (),
     hang_s: float = 10,
     free: tuple[int, ...] = (),
+    silent: tuple[int, ...] = (),
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     still = [[500.0 if rank in which else 0.0 for rank in range(len(entries))] for which in (stopped, idle)]
-    hang = find_hang(entries, int(1000e9), Patience(hang_s=hang_s), still[0], still[1], free)
+    hang = find_hang(entries, int(1000e9), Patience(hang_s=hang_s), still[0], still[1], free, silent)
     return None if hang is None else (hang.waiting, hang.missing)
 
 
@@ -146,6 +147,16 @@ def test_a_stopped_rank_is_found_whether_or_not_anybody_waits() -> None:
         (0,),
         (1,),
     )
+
+
+def test_what_a_silent_host_last_said_of_its_ranks_is_not_believed() -> None:
+    waits, stale = _entry(0, State.WAITING, "gather", 60, step=6), _entry(1, State.WAITING, "gather", 61)
+    assert _find(waits, stale, idle=(1,)) == (
+        (1,),
+        (0,),
+    )  # it would be the first that came, and not the missing one
+    assert _find(waits, stale, idle=(1,), silent=(1,)) == ((0,), (1,))
+    assert _find(waits, stale, hang_s=300, silent=(1,)) is None  # it may only be busy
 
 
 def test_a_free_rank_that_does_nothing_is_found_in_the_end() -> None:

@@ -206,7 +206,7 @@ class First:
         copies = threading.Thread(
             target=keep_copies, args=(folder, self.members, over), name="plait copies", daemon=True
         )
-        is_right = False
+        is_right = answers = False
         try:
             if marker is not None:
                 marker.touch()
@@ -224,14 +224,15 @@ class First:
                 start_thread(copies)
             try:
                 yield list(processes.values())
-                is_right = True
-            except (KeyboardInterrupt, LostError):
+                is_right = answers = True
+            except (KeyboardInterrupt, LostError) as error:
                 is_right = True  # they have saved, and their files count
+                answers = getattr(error, "returned", False)
                 raise
         finally:
             over.set()
             self.members.tell({"op": "over"})
-            self.members.await_end(_FILES_S if is_right else _LAST_FILES_S)
+            self.members.await_end(_FILES_S if is_right else _LAST_FILES_S, of_silent=answers)
             self._round = None
             for arrival in arrivals.values():
                 arrival.close()

@@ -5,6 +5,7 @@ judges nothing by itself: a rank that dies, hangs or raises is task 0's to tell.
 ended.
 """
 
+import os
 import shutil
 import socket
 import time
@@ -19,6 +20,7 @@ from plait.errors import EchoError, RunError, UsageError
 from plait.files.scratch import scratch_folder
 from plait.files.unused import COPY_NAME
 from plait.run.join.addresses import address_of_first, own_address
+from plait.run.join.find import ask_again
 from plait.run.join.place import Place
 from plait.run.join.token import ports_of
 from plait.run.start.child import Main, describe
@@ -109,10 +111,11 @@ class Follower:
         return self._waiting.pop(0)
 
     def lost(self, error: OSError) -> RunError:
+        """Task 0 is gone: what to say. An engine that must be asked to start the run again is asked."""
         where = f"{self.first[0]}:{self.first[1]}"
         fix = "its host has the run folder: start all tasks again with --resume, task 0 where that folder is seen."
         if self.outlives:
-            who = f"{self.place.engine} starts it" if self.place.restarts else "start it by the same command"
+            who = ask_again(self.place, os.environ)
             fix = f"{who} again, on the hosts that are left: the run goes on with what was saved."
         return RunError(f"task 0 at {where} is gone: {error.strerror or error}.", fix=fix)
 

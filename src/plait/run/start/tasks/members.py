@@ -100,12 +100,14 @@ class Members:
                     raise late()
                 self.changed.wait(0.1)
 
-    def await_end(self, patience_s: float) -> None:
-        """Wait until the others' ranks are gone and their files are here, for so long."""
+    def await_end(self, patience_s: float, *, of_silent: bool) -> None:
+        """Wait until the others' ranks are gone and their files are here, for so long; `of_silent`: also for tasks that
+        say nothing."""
         deadline = time.monotonic() + patience_s
         with self.changed:
             while time.monotonic() < deadline:
-                if all(other.is_done or other.lost is not None for other in self.present()):
+                awaited = [other for other in self.present() if of_silent or not other.trunk.is_silent]
+                if all(other.is_done or other.lost is not None for other in awaited):
                     return
                 self.changed.wait(0.1)
 

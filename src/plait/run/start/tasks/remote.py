@@ -46,6 +46,11 @@ class RemoteProcess(Process):
             self.trunk.send({"op": "stack", "rank": self.rank})
         return self._pulse[0]
 
+    @property
+    def is_silent(self) -> bool:
+        """Its task has said nothing for seconds."""
+        return self.trunk.is_silent
+
     def tell_lost(self) -> None:
         """Have it told over there."""
         with suppress(OSError):

@@ -10,6 +10,7 @@ import re
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,8 @@ _READ_BYTES = 1 << 18
 """Read at once."""
 _CHUNK_BYTES = 4 << 20
 """Of a file in one message: others can pass in between."""
+_SILENT_S = 3.0
+"""After which nobody waits for what a task would say, once the run has failed."""
 _NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9._+-]{1,200}")
 """A part of a path that a task may send."""
 
@@ -35,6 +38,13 @@ class Trunk:
         self.socket = made
         self._lock = threading.Lock()
         self._incoming = Incoming()
+        self._heard_at = time.monotonic()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the other side, which says every half second how its ranks are, has said nothing for seconds: it was
+        stopped, or does not come to it."""
+        return time.monotonic() - self._heard_at > _SILENT_S
 
     def send(self, head: dict[str, Any], body: bytes = b"") -> None:
         """Send a message; a ConnectionError where the other side is gone."""
@@ -46,6 +56,7 @@ class Trunk:
         piece = self.socket.recv(_READ_BYTES)
         if not piece:
             raise ConnectionError("its connection was closed")
+        self._heard_at = time.monotonic()
         return self._incoming.feed(piece)
 
     def messages(self) -> Iterator[Message]:

@@ -76,15 +76,17 @@ def find_hang(
     stopped_s: Sequence[float],
     idle_s: Sequence[float],
     free: Collection[int] = (),
+    silent: Collection[int] = (),
 ) -> Hang | None:
     """Find an operation in which a rank waits in vain, or a rank that was stopped.
 
     `stopped_s` and `idle_s`: for how long each rank was stopped by a signal, or did nothing at all. A stopped rank
     counts as missing wherever it was; one that waits for something else only where nobody is busy. Where everybody
     is in the same operation it may only be slow, so it is given twice the time. Where nobody waits, a rank that was
-    stopped is told of, and of those that are `free` of others one that was idle for all of `hang_s`.
+    stopped is told of, and of those that are `free` of others one that was idle for all of `hang_s`. Of those that are
+    `silent` nobody knows what they do now: they are the missing ones, wherever they were.
     """
-    waiting = [entry for entry in entries if _waits(entry) and stopped_s[entry.rank] == 0]
+    waiting = [e for e in entries if _waits(e) and stopped_s[e.rank] == 0 and e.rank not in silent]
     still = _find_still(entries, patience, stopped_s, idle_s, free)
     if not waiting:
         return still
@@ -94,6 +96,7 @@ def find_hang(
     gone = {entry.rank for entry in entries if entry is not None and entry.state is State.GONE}
     missing = tuple(rank for rank in range(len(entries)) if rank not in there and rank not in gone)
     busy = tuple(rank for rank in missing if stopped_s[rank] or not _waits(entries[rank]))
+    busy = tuple(rank for rank in missing if rank in silent) or busy
     missing = busy or missing  # of a pipeline, others wait for other messages
     if not missing:
         limit_s = 2 * patience.hang_s
@@ -169,15 +172,19 @@ def to_error(
 def ask_stacks(processes: Sequence[Process]) -> list[str]:
     """Have each process dump its Python stack, also one that is stuck in C, and return the text by rank."""
     sizes, states = {}, {}
+    silent = {process.rank for process in processes if process.is_silent}
     for process in processes:
         sizes[process.rank] = os.fstat(process.stacks).st_size
-        if process.poll() is None:
+        if process.poll() is None and process.rank not in silent:
             states[process.rank] = process.ask_stack()
     lines = []
     deadline = time.monotonic() + _ANSWER_S
     for process in processes:
         if process.poll() is not None:
             lines.append(f"rank {process.rank} has ended (exit status {process.exit_code}).")
+            continue
+        if process.rank in silent:
+            lines.append(f"rank {process.rank}: nothing is heard of its host {process.host} any more.")
             continue
         dump = _await_dump(process, sizes[process.rank], deadline)
         state = states[process.rank] if states[process.rank] == "T" else process.pulse()[0]

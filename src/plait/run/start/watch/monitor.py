@@ -282,6 +282,7 @@ class Monitor:
             stopped_s,
             self._vitals.idle_s(now_s),
             self._dispensable,
+            [process.rank for process in processes if process.is_silent],
         )
         # Seen twice with nobody having moved: for a moment a rank may be between two entries.
         if hang is not None and self._suspect is not None and self._suspect.operation == hang.operation:
