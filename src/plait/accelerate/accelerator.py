@@ -135,9 +135,9 @@ class Accelerator(PartialState):
     def prepare_data_loader(
         self, loader: DataLoader[Any], device_placement: bool | None = None
     ) -> ShareLoader:
-        """Gives this rank's share of each batch."""
-        times = 1 if self.split_batches else self.num_processes
-        self._loaders.append(ShareLoader(loader, device=self.device if self._places else None, times=times))
+        """Gives this rank's share of each batch; read one ahead, as there."""
+        times, device = 1 if self.split_batches else self.num_processes, self.device if self._places else None
+        self._loaders.append(ShareLoader(loader, device=device, times=times, one_ahead=True))
         return self._loaders[-1]
 
     @contextmanager

@@ -112,6 +112,53 @@ def test_the_same_loop_gives_the_same_weights() -> None:
                 close(found["weights"][name], value)
 
 
+class Noisy(TensorDataset):
+    """Draws for a sample, as augmentations do."""
+
+    def __getitem__(self, index: Any) -> Any:
+        x, y = super().__getitem__(index)
+        return x + 0.1 * torch.randn(()).double(), y
+
+
+def shuffled_loop(prepare: Any, seed: int, sampler: Any = None, noisy: bool = True) -> list[list[float]]:
+    """Order, augmentations and dropout are drawn from torch's own generator, by turns."""
+    model = nn.Sequential(net(False), nn.Dropout(0.3 if noisy else 0.0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kind = Noisy if noisy else TensorDataset
+    loader = DataLoader(kind(*data().tensors), batch_size=6, shuffle=sampler is None, sampler=sampler)
+    model, optimizer, loader = prepare(model, optimizer, loader)
+    torch.manual_seed(seed)
+    for _ in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y, reduction="sum").backward()
+            optimizer.step()
+        next(iter(loader))  # a pass that is left: the next one has another order
+    return [parameter.flatten().tolist() for parameter in model.parameters()]
+
+
+def shuffled_by_ranks() -> Any:
+    """The first rank's generator decides, wherever the others' stand."""
+    return shuffled_loop(plait.prepare, 3 + torch.distributed.get_rank(), noisy=False)
+
+
+def test_the_order_is_the_one_that_the_data_loader_draws() -> None:
+    weighted = torch.utils.data.WeightedRandomSampler([1.0, 2.0] * 10, 20)
+    for sampler in (None, weighted):
+        expected = shuffled_loop(lambda *parts: parts, 3, sampler)
+        assert shuffled_loop(plait.prepare, 3, sampler) == expected
+        assert shuffled_loop(plait.prepare, 4, sampler) != expected
+    expected = shuffled_loop(lambda *parts: parts, 3, noisy=False)
+    for found in plait.launch(shuffled_by_ranks, 2):
+        for one, other in zip(found, expected, strict=True):
+            close(one, other)
+    by_seed = [
+        [int(y) for batch in plait.prepare(DataLoader(data(), 6, shuffle=True), seed=seed) for y in batch[1]]
+        for seed in (1, 1, 2)
+    ]
+    assert by_seed[0] == by_seed[1] != by_seed[2]
+
+
 def test_alone_nothing_is_changed() -> None:
     model = plait.wrap(net(False))
     assert model.append is not None and next(iter(model.state_dict())) == "module.0.weight"

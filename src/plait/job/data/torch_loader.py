@@ -1,10 +1,14 @@
 """torch's DataLoader as a data source: what it says about the data, in the words of a job.
 
-Goes in: a DataLoader. Comes out: its dataset, and batch, order, collate, workers and drop_last. Never iterates over it.
+Goes in: a DataLoader. Comes out: its dataset, and batch, order, collate, workers and drop_last; where a loop of the
+user's own reads it, the order that it draws for a pass. Never iterates over it.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.dataloader import default_collate
 
@@ -70,3 +74,46 @@ def order_of(loader: DataLoader[Any]) -> dict[str, Any]:
         if whole and not sampler.replacement:
             return kept
     return kept | {"sampler": sampler}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawn:
+    """What a DataLoader draws for a pass over its data."""
+
+    seed: int
+    """Of what its workers draw."""
+    ids: Tensor
+    """All samples in order: 1-D, int64."""
+    sizes: Tensor | None
+    """Of its batches, where a sampler of the user's says what is in each."""
+
+    @property
+    def entries(self) -> list[Any]:
+        """The ids, or those of every batch."""
+        if self.sizes is None:
+            return self.ids.tolist()
+        return [part.tolist() for part in torch.split(self.ids, self.sizes.tolist())]
+
+
+def draw(loader: DataLoader[Any]) -> Drawn | None:
+    """The next pass, from the generators that the DataLoader would ask, in the same order; None where it is that of
+    the data."""
+    batches: Any = loader.batch_sampler
+    assert batches is not None, "collate_of refuses a DataLoader of batches"
+    begun = iter(batches)  # a sampler may draw here, as in torch's own iterator
+    seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator))
+    plain = type(batches) is BatchSampler
+    if plain and type(batches.sampler) is SequentialSampler:
+        return None
+    entries = [list(batch) for batch in begun]
+    ids = torch.tensor([int(sample) for batch in entries for sample in batch], dtype=torch.int64)
+    return Drawn(seed=seed, ids=ids, sizes=None if plain else torch.tensor([len(batch) for batch in entries]))
+
+
+def num_batches(loader: DataLoader[Any], batch: int) -> int:
+    """Batches of a pass where the usual ones have so many samples; a TypeError where the sampler does not say."""
+    batches = loader.batch_sampler
+    if type(batches) is not BatchSampler:
+        return len(batches)  # type: ignore[arg-type]
+    samples = len(batches.sampler)  # type: ignore[arg-type]
+    return samples // batch if batches.drop_last else -(-samples // batch)
