@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from plait.errors import UsageError
-from plait.run.own_loop import ShareLoader
+from plait.run.share_loader import ShareLoader
 from plait.run.wrap import Wrapped
 
 __all__ = ["PlaitStrategy"]

@@ -24,7 +24,7 @@ from plait.accelerate.trackers import Trackers
 from plait.errors import UsageError
 from plait.job.batch import map_tensors
 from plait.job.order import split
-from plait.run.own_loop import ShareLoader
+from plait.run.share_loader import ShareLoader
 from plait.run.start.launch import disconnect
 from plait.run.wrap import Wrapped
 

@@ -11,7 +11,7 @@ import torch
 from plait.accelerate.settings import ProjectConfiguration
 from plait.errors import UsageError
 from plait.files.write import write_whole
-from plait.run.own_loop import ShareLoader
+from plait.run.share_loader import ShareLoader
 
 
 def next_folder(project: ProjectConfiguration) -> Path:

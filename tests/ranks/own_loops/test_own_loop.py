@@ -9,7 +9,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import plait
-from plait.errors import UsageError
+from plait.errors import DataError, UsageError
+from plait.job.data import torch_loader
+from plait.job.order import SampleOrder
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -157,6 +159,27 @@ def test_the_order_is_the_one_that_the_data_loader_draws() -> None:
         for seed in (1, 1, 2)
     ]
     assert by_seed[0] == by_seed[1] != by_seed[2]
+
+
+def test_a_sampler_without_end_is_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As minGPT has it; a pass of several parts has the order of one, and ends with its last batch."""
+
+    def first(loader: Any, count: int) -> list[Any]:
+        torch.manual_seed(2)
+        return [y.tolist() for (_, y), _ in zip(loader, range(count), strict=False)]
+
+    def loader(number: int) -> DataLoader[Any]:
+        sampler = torch.utils.data.RandomSampler(data(), replacement=True, num_samples=number)
+        return DataLoader(data(), batch_size=4, sampler=sampler)
+
+    endless = plait.prepare(loader(10**10))
+    assert first(endless, 9) == first(loader(10**10), 9) and len(endless) == 10**10 // 4
+    monkeypatch.setattr(torch_loader, "_MOST_BATCHES", 3)
+    several = plait.prepare(loader(30))
+    assert first(several, 99) == first(loader(30), 99) and several.at_end
+    assert first(several.skipping(4), 99) == first(loader(30), 99)[4:]
+    with pytest.raises(DataError, match="10,000,000,000 samples"):
+        list(SampleOrder(num_samples=NUM, batch=4, sampler=loader(10**10).sampler).epoch_ids(0))
 
 
 def test_alone_nothing_is_changed() -> None:

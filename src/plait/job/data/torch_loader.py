@@ -4,6 +4,8 @@ Goes in: a DataLoader. Comes out: its dataset, and batch, order, collate, worker
 user's own reads it, the order that it draws for a pass. Never iterates over it.
 """
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,9 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from torch.utils.data.dataloader import default_collate
 
 from plait.errors import DataError
+
+_MOST_BATCHES = 4096
+"""Of a pass whose order is drawn at once."""
 
 
 def loader_fields(loader: DataLoader[Any], job: Any) -> dict[str, Any]:
@@ -78,7 +83,7 @@ def order_of(loader: DataLoader[Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drawn:
-    """What a DataLoader draws for a pass over its data."""
+    """What a DataLoader draws for a pass over its data, or for a part of one that has very many batches."""
 
     seed: int
     """Of what its workers draw."""
@@ -86,6 +91,8 @@ class Drawn:
     """All samples in order: 1-D, int64."""
     sizes: Tensor | None
     """Of its batches, where a sampler of the user's says what is in each."""
+    is_whole: bool
+    """Whether this is all of the pass."""
 
     @property
     def entries(self) -> list[Any]:
@@ -95,9 +102,9 @@ class Drawn:
         return [part.tolist() for part in torch.split(self.ids, self.sizes.tolist())]
 
 
-def draw(loader: DataLoader[Any]) -> Drawn | None:
+def draw(loader: DataLoader[Any], times: int = 1) -> Iterator[Drawn] | None:
     """The next pass, from the generators that the DataLoader would ask, in the same order; None where it is that of
-    the data."""
+    the data. It comes in parts, each when it is needed: a sampler may have no end. `times` batches are one here."""
     batches: Any = loader.batch_sampler
     assert batches is not None, "collate_of refuses a DataLoader of batches"
     begun = iter(batches)  # a sampler may draw here, as in torch's own iterator
@@ -105,9 +112,18 @@ def draw(loader: DataLoader[Any]) -> Drawn | None:
     plain = type(batches) is BatchSampler
     if plain and type(batches.sampler) is SequentialSampler:
         return None
-    entries = [list(batch) for batch in begun]
-    ids = torch.tensor([int(sample) for batch in entries for sample in batch], dtype=torch.int64)
-    return Drawn(seed=seed, ids=ids, sizes=None if plain else torch.tensor([len(batch) for batch in entries]))
+    return _parts(begun, seed, plain, _MOST_BATCHES * times)
+
+
+def _parts(begun: Iterator[Any], seed: int, plain: bool, most: int) -> Iterator[Drawn]:
+    following = [list(batch) for batch in itertools.islice(begun, most)]
+    for number in itertools.count():
+        entries, following = following, [list(batch) for batch in itertools.islice(begun, most)]
+        ids = torch.tensor([int(sample) for batch in entries for sample in batch], dtype=torch.int64)
+        sizes = None if plain else torch.tensor([len(batch) for batch in entries])
+        yield Drawn(seed=seed + number, ids=ids, sizes=sizes, is_whole=not number and not following)
+        if not following:
+            return
 
 
 def num_batches(loader: DataLoader[Any], batch: int) -> int:
