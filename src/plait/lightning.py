@@ -138,6 +138,3 @@ class _Shares(ShareLoader):
     @property
     def sampler(self) -> "_Shares":
         return self
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["loader"], name)

@@ -79,6 +79,10 @@ class ShareLoader:
             raise TypeError("a stream has no length")
         return num_batches(self.loader, self.batch_size) if self._draws else self._order.num_batches_per_epoch
 
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else loops ask a DataLoader."""
+        return getattr(self.__dict__["loader"], name)
+
     def set_epoch(self, epoch: int) -> None:
         """Which pass the next one is."""
         self.epoch = epoch

@@ -188,9 +188,32 @@ def test_alone_nothing_is_changed() -> None:
     assert plait.wrap(model) is model
     loader = plait.prepare(DataLoader(data(), batch_size=6))
     assert [len(x) for x, _ in loader] == [6, 6, 6, 5] and len(loader) == 4
+    assert loader.num_workers == 0 and len(loader.sampler) == NUM
+
+
+def toggled() -> list[Any]:
+    """nanoGPT's way to accumulate, and the gradients of a rank before and after they are summed."""
+    model = plait.wrap(net(False))
+    x, y = data().tensors
+    found = []
+    for number in range(2):
+        model.require_backward_grad_sync = number == 1
+        F.cross_entropy(
+            model(x[torch.distributed.get_rank() :: 2]), y[torch.distributed.get_rank() :: 2]
+        ).backward()
+        found.append([float(p.grad.sum()) for p in model.parameters() if p.grad is not None])
+    return found
+
+
+def test_a_loop_that_toggles_ddps_own_attribute() -> None:
+    first, second = plait.launch(toggled, 2)
+    assert first[0] != second[0] and first[1] == second[1]
 
 
 def test_what_a_loop_cannot_have_is_refused() -> None:
+    parts = torch.utils.data.distributed.DistributedSampler(data(), num_replicas=2, rank=0)
+    with pytest.raises(DataError, match="1 of 2 parts of the data"):
+        plait.prepare(DataLoader(data(), batch_size=4, sampler=parts))
     with pytest.raises(UsageError, match="of one model and one optimizer; 1 and 0 were given"):
         plait.prepare(net(False), plan="zero3")
     with pytest.raises(UsageError, match="cannot be prepared"):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.dataloader import default_collate
+from torch.utils.data.distributed import DistributedSampler
 
 from plait.errors import DataError
 
@@ -69,6 +70,14 @@ def collate_of(loader: DataLoader[Any]) -> Any:
 def order_of(loader: DataLoader[Any]) -> dict[str, Any]:
     """`shuffle`, `sampler` and `drop_last`."""
     batches = loader.batch_sampler
+    inner = getattr(batches, "sampler", None)
+    if isinstance(inner, DistributedSampler) and inner.num_replicas > 1:
+        raise DataError(
+            f"the DataLoader has a DistributedSampler, which gives this rank 1 of {inner.num_replicas} parts of the data;"
+            " they would be cut among the ranks once more.",
+            fix="leave the sampler out (shuffle=True), with batch_size= of all ranks together; or do not prepare the "
+            "DataLoader, only the model.",
+        )
     if batches is None or type(batches) is not BatchSampler:
         return {"sampler": batches}
     kept, sampler = {"drop_last": batches.drop_last}, batches.sampler
