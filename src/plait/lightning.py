@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from plait.errors import UsageError
-from plait.run.own_loop import ShareLoader
+from plait.run.share_loader import ShareLoader
 from plait.run.wrap import Wrapped
 
 __all__ = ["PlaitStrategy"]
@@ -138,6 +138,3 @@ class _Shares(ShareLoader):
     @property
     def sampler(self) -> "_Shares":
         return self
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["loader"], name)

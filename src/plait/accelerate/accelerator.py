@@ -24,7 +24,7 @@ from plait.accelerate.trackers import Trackers
 from plait.errors import UsageError
 from plait.job.batch import map_tensors
 from plait.job.order import split
-from plait.run.own_loop import ShareLoader
+from plait.run.share_loader import ShareLoader
 from plait.run.start.launch import disconnect
 from plait.run.wrap import Wrapped
 
@@ -135,9 +135,9 @@ class Accelerator(PartialState):
     def prepare_data_loader(
         self, loader: DataLoader[Any], device_placement: bool | None = None
     ) -> ShareLoader:
-        """Gives this rank's share of each batch."""
-        times = 1 if self.split_batches else self.num_processes
-        self._loaders.append(ShareLoader(loader, device=self.device if self._places else None, times=times))
+        """Gives this rank's share of each batch; read one ahead, as there."""
+        times, device = 1 if self.split_batches else self.num_processes, self.device if self._places else None
+        self._loaders.append(ShareLoader(loader, device=device, times=times, one_ahead=True))
         return self._loaders[-1]
 
     @contextmanager

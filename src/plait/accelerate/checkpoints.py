@@ -11,7 +11,7 @@ import torch
 from plait.accelerate.settings import ProjectConfiguration
 from plait.errors import UsageError
 from plait.files.write import write_whole
-from plait.run.own_loop import ShareLoader
+from plait.run.share_loader import ShareLoader
 
 
 def next_folder(project: ProjectConfiguration) -> Path:
@@ -63,7 +63,7 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     if process == 0:
         states = {kind: [one.state_dict() for one in entries] for kind, entries in kept.items()}
-        _write({**states, "epochs": [loader.epoch for loader in loaders]}, folder / "state.pt")
+        _write({**states, "loaders": [loader.state_dict() for loader in loaders]}, folder / "state.pt")
     _write(torch.get_rng_state(), folder / f"random-{process}.pt")
 
 
@@ -93,7 +93,7 @@ def load(
     if not (folder / "state.pt").is_file():
         raise UsageError(f"{folder} holds no state.pt.", fix="name a folder that save_state wrote.")
     saved = _read(folder / "state.pt")
-    missing = [kind for kind in (*kept, "epochs") if not isinstance(saved, dict) or kind not in saved]
+    missing = [kind for kind in (*kept, "loaders") if not isinstance(saved, dict) or kind not in saved]
     if missing:
         raise UsageError(
             f"{folder / 'state.pt'} has no {', '.join(missing)}.", fix="name a folder that save_state wrote."
@@ -106,8 +106,8 @@ def load(
             )
         for one, state in zip(entries, saved[kind], strict=True):
             one.load_state_dict(state)
-    for loader, epoch in zip(loaders, saved["epochs"], strict=False):
-        loader.set_epoch(epoch)
+    for loader, state in zip(loaders, saved["loaders"], strict=False):
+        loader.load_state_dict(state)
     own = folder / f"random-{process}.pt"
     if own.is_file():
         torch.set_rng_state(_read(own))

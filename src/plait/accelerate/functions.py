@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plait.errors import UsageError
-from plait.run.own_loop import ShareLoader
+from plait.run.share_loader import ShareLoader
 from plait.run.wire.tell import tell
 
 

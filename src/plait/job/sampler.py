@@ -5,7 +5,7 @@ or those of every step. It is asked with all generators seeded from (seed, epoch
 run, is told the same. Never asked more than once for an epoch that is still kept.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 from typing import Any
 
 import torch
@@ -18,6 +18,9 @@ from plait.job.origin import fix_of, told
 
 Sampler = Iterable[Any] | Callable[[int], Iterable[Any]]
 """The ids of an epoch, or lists of them, one a step: torch's Sampler, or a function of the epoch's number."""
+
+_MOST = 10**9
+"""Entries of an epoch: as int64 8 GB."""
 
 
 def sampled(sampler: Sampler, seed: int, epoch: int, num_samples: int) -> Tensor | list[Tensor]:
@@ -40,6 +43,11 @@ def sampled(sampler: Sampler, seed: int, epoch: int, num_samples: int) -> Tensor
 def _entries(sampler: Any, seed: int, epoch: int) -> list[Any]:
     if not hasattr(sampler, "__iter__"):
         return list(sampler(epoch))
+    if isinstance(sampler, Sized) and len(sampler) > _MOST:
+        raise DataError(
+            f"the sampler gives {len(sampler):,} samples or batches in an epoch, whose order would be drawn at once.",
+            fix="let an epoch be one pass over the data (num_samples), and say with epochs= or steps= when to stop.",
+        )
     several: list[Any] = [sampler, getattr(sampler, "sampler", None)]  # a BatchSampler has one
     for one in several:
         if hasattr(one, "set_epoch"):

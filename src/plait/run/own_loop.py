@@ -5,8 +5,7 @@ batches (which may be empty: then its tensors have 0 rows), the model's gradient
 are those of one process: `batch_size` counts the samples of all ranks together.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,103 +15,17 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from plait.errors import PlanError, UsageError
-from plait.job.batch import Objects, describe, map_objects, map_tensors
-from plait.job.data.loader import Loader
-from plait.job.data.open import open_data
-from plait.job.data.source import Stream
-from plait.job.data.torch_loader import batch_of, collate_of, order_of
-from plait.job.order import SampleOrder
+from plait.job.batch import describe
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.rewrite.choose import settled_for
 from plait.run.planned.model import Planned
+from plait.run.share_loader import ShareLoader
 from plait.run.start import launch as starting
 from plait.run.start.launch import Seat, connect, disconnect
 from plait.run.start.party import TIMEOUT_S, place_here
 from plait.run.wire.tell import tell
 from plait.run.wrap import Wrapped, join_ranks
-from plait.torch_private import pytree
-
-
-class ShareLoader:
-    """This rank's share of every batch of a DataLoader; each pass over it is an epoch."""
-
-    def __init__(
-        self,
-        loader: DataLoader[Any],
-        *,
-        device: torch.device | None = None,
-        times: int = 1,
-        seed: int = 0,
-        place: tuple[int, int] | None = None,
-    ) -> None:
-        """`times` as many samples are in a batch as the DataLoader says; `place`: which share of how many this is."""
-        rank, ranks = place or join_ranks(device or torch.device("cpu"))
-        self.dataset, self.loader, self._device = loader.dataset, loader, device
-        self.batch_size = batch_of(loader) * times
-        """Samples of a batch, over all ranks."""
-        self._source = open_data(loader.dataset, collate_of(loader))
-        self._order: SampleOrder | None = None
-        if not isinstance(self._source, Stream):
-            assert self._source.num_samples is not None
-            self._order = SampleOrder(
-                num_samples=self._source.num_samples, batch=self.batch_size, seed=seed, **order_of(loader)
-            )
-        self._rank, self._ranks = rank, ranks
-        self.epoch = 0
-        """The next pass."""
-        self.sizes: tuple[int, ...] = ()
-        """Samples of each rank in the batch that was given last."""
-        self.at_end = False
-        """Whether that was the last batch of its epoch."""
-        self.is_read = False
-        """Whether a pass over it is under way."""
-        self._skipped = 0
-
-    def __len__(self) -> int:
-        if self._order is None:
-            raise TypeError("a stream has no length")
-        return self._order.num_batches_per_epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Which pass the next one is."""
-        self.epoch = epoch
-
-    def skipping(self, batches: int) -> "ShareLoader":
-        """The same; its next pass begins after so many batches, which are not read."""
-        self._skipped = batches
-        return self
-
-    def __iter__(self) -> Iterator[Any]:
-        self.is_read = True
-        try:
-            yield from self._pass()
-        finally:
-            self.is_read = False
-
-    def _pass(self) -> Iterator[Any]:
-        epoch, self.epoch = self.epoch, self.epoch + 1
-        skipped, self._skipped = self._skipped, 0
-        steps = len(self) if self._order is not None else 0
-        with Loader(
-            source=self._source, order=self._order, batch=self.batch_size, rank=self._rank, ranks=self._ranks,
-            start_step=epoch * steps + skipped, stop_step=(epoch + 1) * steps if steps else None,
-            epochs=None if steps else 1, workers=self.loader.num_workers,
-            depth=self.loader.prefetch_factor or 2,
-        ) as loaded:  # fmt: skip
-            for step in loaded:
-                (share,) = step.micro_batches
-                self.sizes, self.at_end = share.sizes, step.ends_epoch
-                yield self._placed(share.batch)
-
-    def _placed(self, batch: Any) -> Any:
-        if self._device is None or self._device.type == "cpu":
-            return batch
-
-        def placed(tensor: Tensor) -> Tensor:
-            return tensor.to(self._device, non_blocking=True)
-
-        return map_tensors(placed, pytree.tree_map_only(Objects, partial(map_objects, placed), batch))
 
 
 def wrap(model: nn.Module) -> Wrapped:
@@ -123,16 +36,16 @@ def wrap(model: nn.Module) -> Wrapped:
 def prepare(
     *parts: Any,
     plan: str | Path | Plan = "ddp",
-    seed: int = 0,
+    seed: int | None = None,
     micro_batches: int = 1,
     settings: Mapping[str, Any] | None = None,
     mesh: Mapping[str, int] | None = None,
 ) -> Any:
     """Models, optimizers, DataLoaders and schedulers of a loop of the user's own, in the order in which they are given.
 
-    `seed` decides the order of DataLoaders that shuffle. Under plans other than ddp one model and its optimizer are
-    given together: calls of the model are recorded, and `loss.backward()` runs what was recorded as one step of the
-    plan, in `micro_batches` slices.
+    `seed` decides the order of DataLoaders that shuffle; without it, it is the one that they draw themselves. Under
+    plans other than ddp one model and its optimizer are given together: calls of the model are recorded, and
+    `loss.backward()` runs what was recorded as one step of the plan, in `micro_batches` slices.
     """
     device = next(
         (p.device for part in parts if isinstance(part, nn.Module) for p in part.parameters()), None
@@ -142,7 +55,7 @@ def prepare(
     place = (rank, ranks)
     planned: Planned | None = None
     if chosen.name != "ddp":
-        planned = _planned(chosen, parts, ranks, seed=seed, micro_batches=micro_batches)
+        planned = _planned(chosen, parts, ranks, seed=seed or 0, micro_batches=micro_batches)
         place = (chosen.data_coordinate(rank), chosen.data_ranks)
     elif micro_batches != 1:
         raise PlanError(

@@ -144,6 +144,15 @@ class Wrapped(nn.Module):
     def _statistics(self, company: Company) -> Any:
         return intercepted(WholeStatistics(company, self.module).takers() if self._normalizes() else ())
 
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        """DistributedDataParallel's name of what `no_sync` changes, which loops set themselves (nanoGPT's)."""
+        return self._syncs
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, wanted: bool) -> None:
+        self._syncs = wanted
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Gradients of backward passes within it stay this rank's, until the next one outside of it."""

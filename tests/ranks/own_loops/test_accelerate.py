@@ -158,6 +158,42 @@ def test_a_script_of_accelerates(tmp_path: Path) -> None:
     assert rows == ["step,name,value", "3,loss,0.5", "3,seen/all,21.0"]
 
 
+def interrupted(folder: str, stop: int | None) -> list[float]:
+    """Two epochs of shuffled batches with dropout; saved in the second, where it `stop`s and a new script goes on."""
+    torch.manual_seed(5)
+    seen: list[float] = []
+
+    def begin() -> tuple[Any, ...]:
+        accelerator = Accelerator(cpu=True)
+        model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.2)).double()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        loader = DataLoader(data(), batch_size=4, shuffle=True)
+        return accelerator, *accelerator.prepare(model, optimizer, loader)
+
+    accelerator, model, optimizer, loader = begin()
+    done = 0
+    while done < 12:
+        for x, y in loader if done % 6 == 0 else skip_first_batches(loader, done % 6):
+            loss = F.cross_entropy(model(x), y.clamp(min=0))
+            seen.append(float(loss.detach()))
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            done += 1
+            if done == stop:
+                accelerator.save_state(folder)
+                torch.manual_seed(77)
+                accelerator, model, optimizer, loader = begin()
+                accelerator.load_state(folder)
+                break
+    return seen
+
+
+@pytest.mark.parametrize("stop", [3, 6, 8])
+def test_a_pass_goes_on_in_its_own_order(tmp_path: Path, stop: int) -> None:
+    assert interrupted(str(tmp_path), stop) == interrupted(str(tmp_path), None)
+
+
 def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="SimpleNamespace"):
         Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(), SimpleNamespace()])

@@ -9,7 +9,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import plait
-from plait.errors import UsageError
+from plait.errors import DataError, UsageError
+from plait.job.data import torch_loader
+from plait.job.order import SampleOrder
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -112,15 +114,106 @@ def test_the_same_loop_gives_the_same_weights() -> None:
                 close(found["weights"][name], value)
 
 
+class Noisy(TensorDataset):
+    """Draws for a sample, as augmentations do."""
+
+    def __getitem__(self, index: Any) -> Any:
+        x, y = super().__getitem__(index)
+        return x + 0.1 * torch.randn(()).double(), y
+
+
+def shuffled_loop(prepare: Any, seed: int, sampler: Any = None, noisy: bool = True) -> list[list[float]]:
+    """Order, augmentations and dropout are drawn from torch's own generator, by turns."""
+    model = nn.Sequential(net(False), nn.Dropout(0.3 if noisy else 0.0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kind = Noisy if noisy else TensorDataset
+    loader = DataLoader(kind(*data().tensors), batch_size=6, shuffle=sampler is None, sampler=sampler)
+    model, optimizer, loader = prepare(model, optimizer, loader)
+    torch.manual_seed(seed)
+    for _ in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y, reduction="sum").backward()
+            optimizer.step()
+        next(iter(loader))  # a pass that is left: the next one has another order
+    return [parameter.flatten().tolist() for parameter in model.parameters()]
+
+
+def shuffled_by_ranks() -> Any:
+    """The first rank's generator decides, wherever the others' stand."""
+    return shuffled_loop(plait.prepare, 3 + torch.distributed.get_rank(), noisy=False)
+
+
+def test_the_order_is_the_one_that_the_data_loader_draws() -> None:
+    weighted = torch.utils.data.WeightedRandomSampler([1.0, 2.0] * 10, 20)
+    for sampler in (None, weighted):
+        expected = shuffled_loop(lambda *parts: parts, 3, sampler)
+        assert shuffled_loop(plait.prepare, 3, sampler) == expected
+        assert shuffled_loop(plait.prepare, 4, sampler) != expected
+    expected = shuffled_loop(lambda *parts: parts, 3, noisy=False)
+    for found in plait.launch(shuffled_by_ranks, 2):
+        for one, other in zip(found, expected, strict=True):
+            close(one, other)
+    by_seed = [
+        [int(y) for batch in plait.prepare(DataLoader(data(), 6, shuffle=True), seed=seed) for y in batch[1]]
+        for seed in (1, 1, 2)
+    ]
+    assert by_seed[0] == by_seed[1] != by_seed[2]
+
+
+def test_a_sampler_without_end_is_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As minGPT has it; a pass of several parts has the order of one, and ends with its last batch."""
+
+    def first(loader: Any, count: int) -> list[Any]:
+        torch.manual_seed(2)
+        return [y.tolist() for (_, y), _ in zip(loader, range(count), strict=False)]
+
+    def loader(number: int) -> DataLoader[Any]:
+        sampler = torch.utils.data.RandomSampler(data(), replacement=True, num_samples=number)
+        return DataLoader(data(), batch_size=4, sampler=sampler)
+
+    endless = plait.prepare(loader(10**10))
+    assert first(endless, 9) == first(loader(10**10), 9) and len(endless) == 10**10 // 4
+    monkeypatch.setattr(torch_loader, "_MOST_BATCHES", 3)
+    several = plait.prepare(loader(30))
+    assert first(several, 99) == first(loader(30), 99) and several.at_end
+    assert first(several.skipping(4), 99) == first(loader(30), 99)[4:]
+    with pytest.raises(DataError, match="10,000,000,000 samples"):
+        list(SampleOrder(num_samples=NUM, batch=4, sampler=loader(10**10).sampler).epoch_ids(0))
+
+
 def test_alone_nothing_is_changed() -> None:
     model = plait.wrap(net(False))
     assert model.append is not None and next(iter(model.state_dict())) == "module.0.weight"
     assert plait.wrap(model) is model
     loader = plait.prepare(DataLoader(data(), batch_size=6))
     assert [len(x) for x, _ in loader] == [6, 6, 6, 5] and len(loader) == 4
+    assert loader.num_workers == 0 and len(loader.sampler) == NUM
+
+
+def toggled() -> list[Any]:
+    """nanoGPT's way to accumulate, and the gradients of a rank before and after they are summed."""
+    model = plait.wrap(net(False))
+    x, y = data().tensors
+    found = []
+    for number in range(2):
+        model.require_backward_grad_sync = number == 1
+        F.cross_entropy(
+            model(x[torch.distributed.get_rank() :: 2]), y[torch.distributed.get_rank() :: 2]
+        ).backward()
+        found.append([float(p.grad.sum()) for p in model.parameters() if p.grad is not None])
+    return found
+
+
+def test_a_loop_that_toggles_ddps_own_attribute() -> None:
+    first, second = plait.launch(toggled, 2)
+    assert first[0] != second[0] and first[1] == second[1]
 
 
 def test_what_a_loop_cannot_have_is_refused() -> None:
+    parts = torch.utils.data.distributed.DistributedSampler(data(), num_replicas=2, rank=0)
+    with pytest.raises(DataError, match="1 of 2 parts of the data"):
+        plait.prepare(DataLoader(data(), batch_size=4, sampler=parts))
     with pytest.raises(UsageError, match="of one model and one optimizer; 1 and 0 were given"):
         plait.prepare(net(False), plan="zero3")
     with pytest.raises(UsageError, match="cannot be prepared"):

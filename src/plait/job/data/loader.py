@@ -57,11 +57,12 @@ class Loader:
         (step, share) in the order of steps, instead of this rank's share of every step; each is asked for when there
         is room for it, `depth` ahead. `rows`, where given, takes a share out of the whole micro-batch, which every rank
         then reads, so that all are padded alike. Each of `workers` processes has up to `depth` shares to read; `pin`
-        puts tensors where a GPU can fetch them from by itself. `whole`: this process reads for all ranks, whose shares
+        puts tensors where a GPU can fetch them from by itself. With `depth` 0 nothing is read ahead: a step is read
+        when it is asked for, in the thread that asks. `whole`: this process reads for all ranks, whose shares
         the samples are cut into later.
         """
         assert 0 <= rank < ranks
-        assert depth >= 1
+        assert depth >= (1 if workers or places is not None else 0)
         assert start_step >= 0
         wanted: Iterable[tuple[int, int]] = ((step, rank) for step in itertools.count(start_step))
         wanted = _below(stop_step, wanted if places is None else places)
@@ -79,12 +80,15 @@ class Loader:
         self._num_ahead, self._pin = (depth + 1 if places is None else depth), pin
         self._pool: list[Pool] = []
         self._thread: threading.Thread | None = None
+        self._read: Iterator[LoadedStep] | None = (
+            map(self._reader.filled, self._outlines) if not depth else None
+        )
         # The thread knows the buffer, not the loader: a loader that nobody holds any more is collected and closes it.
         self._finalizer = weakref.finalize(self, _close, self._ahead, self._pool)
 
     def start(self) -> None:
         """Begin to read ahead; iterating does it too. Workers live as long as the thread that calls this."""
-        if self._thread is not None or self._ahead.closed:
+        if self._thread is not None or self._ahead.closed or self._read is not None:
             return
         for _ in range(self._num_ahead):
             self._order_next()
@@ -112,6 +116,10 @@ class Loader:
 
     def __next__(self) -> LoadedStep:
         self.start()
+        if self._read is not None:
+            if self._ahead.closed:
+                raise StopIteration
+            return next(self._read)
         self._order_next()
         step = self._ahead.take(lambda: self._thread is not None and self._thread.is_alive())
         if step is None:

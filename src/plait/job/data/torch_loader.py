@@ -1,14 +1,24 @@
 """torch's DataLoader as a data source: what it says about the data, in the words of a job.
 
-Goes in: a DataLoader. Comes out: its dataset, and batch, order, collate, workers and drop_last. Never iterates over it.
+Goes in: a DataLoader. Comes out: its dataset, and batch, order, collate, workers and drop_last; where a loop of the
+user's own reads it, the order that it draws for a pass. Never iterates over it.
 """
 
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.dataloader import default_collate
+from torch.utils.data.distributed import DistributedSampler
 
 from plait.errors import DataError
+
+_MOST_BATCHES = 4096
+"""Of a pass whose order is drawn at once."""
 
 
 def loader_fields(loader: DataLoader[Any], job: Any) -> dict[str, Any]:
@@ -60,6 +70,14 @@ def collate_of(loader: DataLoader[Any]) -> Any:
 def order_of(loader: DataLoader[Any]) -> dict[str, Any]:
     """`shuffle`, `sampler` and `drop_last`."""
     batches = loader.batch_sampler
+    inner = getattr(batches, "sampler", None)
+    if isinstance(inner, DistributedSampler) and inner.num_replicas > 1:
+        raise DataError(
+            f"the DataLoader has a DistributedSampler, which gives this rank 1 of {inner.num_replicas} parts of the data;"
+            " they would be cut among the ranks once more.",
+            fix="leave the sampler out (shuffle=True), with batch_size= of all ranks together; or do not prepare the "
+            "DataLoader, only the model.",
+        )
     if batches is None or type(batches) is not BatchSampler:
         return {"sampler": batches}
     kept, sampler = {"drop_last": batches.drop_last}, batches.sampler
@@ -70,3 +88,57 @@ def order_of(loader: DataLoader[Any]) -> dict[str, Any]:
         if whole and not sampler.replacement:
             return kept
     return kept | {"sampler": sampler}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawn:
+    """What a DataLoader draws for a pass over its data, or for a part of one that has very many batches."""
+
+    seed: int
+    """Of what its workers draw."""
+    ids: Tensor
+    """All samples in order: 1-D, int64."""
+    sizes: Tensor | None
+    """Of its batches, where a sampler of the user's says what is in each."""
+    is_whole: bool
+    """Whether this is all of the pass."""
+
+    @property
+    def entries(self) -> list[Any]:
+        """The ids, or those of every batch."""
+        if self.sizes is None:
+            return self.ids.tolist()
+        return [part.tolist() for part in torch.split(self.ids, self.sizes.tolist())]
+
+
+def draw(loader: DataLoader[Any], times: int = 1) -> Iterator[Drawn] | None:
+    """The next pass, from the generators that the DataLoader would ask, in the same order; None where it is that of
+    the data. It comes in parts, each when it is needed: a sampler may have no end. `times` batches are one here."""
+    batches: Any = loader.batch_sampler
+    assert batches is not None, "collate_of refuses a DataLoader of batches"
+    begun = iter(batches)  # a sampler may draw here, as in torch's own iterator
+    seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator))
+    plain = type(batches) is BatchSampler
+    if plain and type(batches.sampler) is SequentialSampler:
+        return None
+    return _parts(begun, seed, plain, _MOST_BATCHES * times)
+
+
+def _parts(begun: Iterator[Any], seed: int, plain: bool, most: int) -> Iterator[Drawn]:
+    following = [list(batch) for batch in itertools.islice(begun, most)]
+    for number in itertools.count():
+        entries, following = following, [list(batch) for batch in itertools.islice(begun, most)]
+        ids = torch.tensor([int(sample) for batch in entries for sample in batch], dtype=torch.int64)
+        sizes = None if plain else torch.tensor([len(batch) for batch in entries])
+        yield Drawn(seed=seed + number, ids=ids, sizes=sizes, is_whole=not number and not following)
+        if not following:
+            return
+
+
+def num_batches(loader: DataLoader[Any], batch: int) -> int:
+    """Batches of a pass where the usual ones have so many samples; a TypeError where the sampler does not say."""
+    batches = loader.batch_sampler
+    if type(batches) is not BatchSampler:
+        return len(batches)  # type: ignore[arg-type]
+    samples = len(batches.sampler)  # type: ignore[arg-type]
+    return samples // batch if batches.drop_last else -(-samples // batch)
