@@ -9,11 +9,12 @@ from tests.unit.run.training import captures
 
 from plait.graph.graph import Graph
 from plait.plan.named import resolve
-from plait.program.compile import Settings, compile_program
+from plait.program.compile import compile_program
 from plait.program.instructions import Instruction
 from plait.program.place.place import place
 from plait.program.place.propagate import Placements
 from plait.program.program import Program
+from plait.program.ranks import Settings
 
 
 def graph_of(name: str, size: int) -> Graph:

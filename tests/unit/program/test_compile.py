@@ -9,10 +9,11 @@ from plait.job.order import split
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.program import compile as compile_
-from plait.program.compile import Settings, compile_program
+from plait.program.compile import compile_program
 from plait.program.instructions import Accumulate, Collective, Commit, Compute, Load, Tangent, Update, Wait
 from plait.program.place.place import place
 from plait.program.place.propagate import Placements
+from plait.program.ranks import Settings
 
 
 @pytest.mark.parametrize(

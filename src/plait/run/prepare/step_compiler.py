@@ -20,9 +20,10 @@ from plait.graph.graph import Graph, weighed_by_share, without_gradients
 from plait.job.job import Job
 from plait.plan.mesh import Mesh
 from plait.plan.plan import DATA, Plan
-from plait.program.compile import Settings, compile_program
+from plait.program.compile import compile_program
 from plait.program.layout import Layout
 from plait.program.program import Program
+from plait.program.ranks import Settings
 from plait.rewrite.choose import preset_like, rewrite_where_it_pays
 from plait.run.prepare.opaque_steps import OpaqueSteps
 from plait.search.place.orders import better_as_written

@@ -11,8 +11,9 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from plait.plan.named import resolve
-from plait.program.compile import Settings, compile_program
+from plait.program.compile import compile_program
 from plait.program.local.grouped_heads import with_grouped_heads
+from plait.program.ranks import Settings
 
 ours = torch.ops.plait
 KINDS = (ours.attention.default, ours.attention_backward.default)

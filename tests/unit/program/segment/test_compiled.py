@@ -13,8 +13,9 @@ from plait.graph.ops.product_into import WIDE_PRODUCT
 from plait.job.data.open import open_data
 from plait.job.job import Job
 from plait.plan.named import resolve
-from plait.program.compile import Settings, compile_program
+from plait.program.compile import compile_program
 from plait.program.program import Program, Segment
+from plait.program.ranks import Settings
 from plait.program.segment import compiled
 from plait.program.segment.compiled import CompiledSegments, graph_of, pays
 from plait.run.proof.serial_run import run_serially

@@ -17,12 +17,13 @@ from plait.graph.storage import is_item, shows_input, storage_bytes
 from plait.plan.decisions import Memory
 from plait.plan.named import resolve
 from plait.plan.plan import Plan, read_plan
-from plait.program.compile import Settings, compile_program
+from plait.program.compile import compile_program
 from plait.program.instructions import Commit, Compute
 from plait.program.local.local_graph import LocalGraph
 from plait.program.local.localize import localize
 from plait.program.place.place import place
 from plait.program.program import Program
+from plait.program.ranks import Settings
 from plait.program.segment.cut import is_collective
 from plait.program.segment.recompute import (
     Again,

@@ -10,12 +10,13 @@ import torch
 from tests.unit.program.compiled import graph_of
 
 from plait.plan.named import resolve
-from plait.program.compile import Settings, compile_program
+from plait.program.compile import compile_program
 from plait.program.instructions import Recv, Send
 from plait.program.local.local_graph import LocalGraph
 from plait.program.local.localize import localize
 from plait.program.place.place import place
 from plait.program.program import Program
+from plait.program.ranks import Settings
 from plait.program.segment.split import StageGraph, split
 from plait.program.stage.stages import assign_stages
 

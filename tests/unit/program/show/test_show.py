@@ -15,11 +15,12 @@ from plait.graph.graph import Graph
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.plan.placements import AxisPlacements
-from plait.program.compile import Settings, compile_program
+from plait.program.compile import compile_program
 from plait.program.instructions import Collective
 from plait.program.place import propagate
 from plait.program.place.placement import Shard
 from plait.program.program import Program
+from plait.program.ranks import Settings
 from plait.program.show.listing import Listing
 from plait.program.show.show import list_placements
 from plait.search.place.resolve import resolve_placements

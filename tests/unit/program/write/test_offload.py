@@ -13,11 +13,12 @@ from plait.cluster.presets import preset
 from plait.errors import PlanError, ProgramError
 from plait.plan.named import resolve
 from plait.program.check.soundness import check_program
-from plait.program.compile import Settings, compile_program
+from plait.program.compile import compile_program
 from plait.program.cost.durations import Durations
 from plait.program.cost.update import update_work
 from plait.program.instructions import Compute, Copy, Instruction, Update, Wait
 from plait.program.program import Program
+from plait.program.ranks import Settings
 from plait.program.simulate.simulator import simulate
 from plait.program.value import Value
 from plait.program.write.offload import AT_HAND

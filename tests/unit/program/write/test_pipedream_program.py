@@ -15,9 +15,9 @@ from plait.graph.from_job import Captures
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.plan.plan import PIPE
-from plait.program import compile as compiling
+from plait.program import ranks
 from plait.program.check.soundness import check_program
-from plait.program.compile import Settings, compile_program
+from plait.program.compile import compile_program
 from plait.program.cost.memory import step_memory
 from plait.program.instructions import (
     Accumulate,
@@ -31,6 +31,7 @@ from plait.program.instructions import (
     Wait,
 )
 from plait.program.program import Program
+from plait.program.ranks import Settings
 from plait.program.simulate.simulator import simulate
 from plait.program.stage.schedules import SCHEDULES
 from plait.program.stage.versions import stage_versions, versions
@@ -268,7 +269,7 @@ def test_stages_of_different_versions_under_vertical_sync() -> None:
 
 def test_a_view_of_weights_that_outlives_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """The forward's transposed weight shows the parameter itself, which the update changes in place."""
-    monkeypatch.setattr(compiling, "shows_again", lambda graph, local, stages: local)
+    monkeypatch.setattr(ranks, "shows_again", lambda graph, local, stages: local)
     with pytest.raises(
         ProgramError, match=r"reads \d/\w+, which shows weights that instruction \d+ \(update"
     ):
