@@ -221,3 +221,6 @@ def test_the_host_uses_one_kernel_where_the_optimizer_leaves_it_open(told: dict[
     with _fused(optimizer):
         assert optimizer.param_groups[0]["fused"] == (before if told else True)
     assert optimizer.param_groups[0]["fused"] == before
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(2).to_sparse()
+    with _fused(optimizer):
+        assert optimizer.param_groups[0]["fused"] == before

@@ -109,6 +109,18 @@ def test_a_sketch_agrees_with_the_compiled_program(
         )
 
 
+@pytest.mark.parametrize(("zero", "accumulate"), [(0, 2), (1, 1), (2, 2), (3, 2)])
+def test_a_sketch_sends_what_the_compiled_program_sends(
+    zero: int, accumulate: int, captures: Captures, costs: dict[int, ModelCosts]
+) -> None:
+    """Within what zero3 gathers once for two uses."""
+    job, plan = replace(captures.job, accumulate=accumulate), plan_of(data=4, zero=zero)
+    exact = predict_job(job, plan, CLUSTER, captures=captures).exact.prediction
+    sketcher = Sketcher(costs[1], CLUSTER, state_bytes(job, captures.of_size(CAPTURED)))
+    sketch = sketcher.predict(plan, micro_batch=BATCH // accumulate // 4, batch=BATCH)
+    assert sketch.sent_bytes["data"] == pytest.approx(exact.sent_bytes["data"], rel=0.02)
+
+
 def test_memory_is_traded_for_time_and_for_ranks(costs: dict[int, ModelCosts]) -> None:
     sketcher = Sketcher(costs[1], CLUSTER)
     kept = {
