@@ -111,3 +111,12 @@ def test_over_our_own_sockets_two_levels_send_less_between_hosts() -> None:
     assert collective_seconds("all_reduce", 8, reach, device) == pytest.approx(latency_s + kernel_s, rel=1e-3)
     alone = cluster.link_among((0, 2))
     assert alone.per_host == 1 and not is_two_level_cheaper("all_reduce", 1e8, alone)
+
+
+def test_one_rank_sends_to_each_of_the_others_in_turn() -> None:
+    cluster = parse_cluster("8xA100")
+    device, begin_s = cluster.device, cluster.device.calibration.kernel_s
+    taken = {
+        n: collective_seconds("broadcast", 1e9, cluster.link_of(1, n), device) - begin_s for n in (2, 4, 8)
+    }
+    assert [taken[n] / taken[2] for n in (4, 8)] == pytest.approx([3, 7])
