@@ -77,7 +77,11 @@ def test_the_first_host_has_everything_and_one_voice(tmp_path: Path) -> None:
         (["--set", "batch=12"], ["--set", "batch=24"], "has another batch than task 0: 24, not 12"),
         (["--ranks", "3"], ["--ranks", "3"], "3 ranks, which 2 tasks of PLAIT_TASK cannot share equally"),
         (["--ranks", "2"], ["--ranks", "3"], "3 ranks, which 2 tasks of PLAIT_TASK cannot share equally"),
-        (["--plan", "hogwild"], ["--plan", "hogwild"], "hogwild has one model in memory that all workers use"),
+        (
+            ["--plan", "hogwild"],
+            ["--plan", "hogwild"],
+            "hogwild has one model in memory that all workers use",
+        ),
     ],
 )
 def test_what_differs_between_hosts_is_told_once(

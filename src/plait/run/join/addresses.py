@@ -1,8 +1,9 @@
 """Which address of a host is used.
 
 In: the name of the first host, the environment. Out: addresses to listen at or to call. The first host listens where
-its name leads, for other hosts and for tasks beside it; the others where their connection to it leaves this host, which
-is how they are reached; `PLAIT_ADDRESS` overrides it on any host.
+its name leads, for other hosts and for tasks beside it: at each of its addresses, where the name has several, until all
+have come, by whichever they reach. The others listen where their connection to it leaves this host, which is how they
+are reached; `PLAIT_ADDRESS` overrides it on any host.
 """
 
 import ipaddress
@@ -22,27 +23,29 @@ def own_address(environment: Mapping[str, str]) -> str | None:
     return _one(environment.get("PLAIT_ADDRESS") or None, "PLAIT_ADDRESS")
 
 
-def address_of_first(place: Place) -> str:
-    """Where task 0 listens and is reached."""
+def addresses_of_first(place: Place) -> tuple[str, ...]:
+    """Where task 0 listens and may be reached: all addresses that its name has here."""
     if place.local_tasks == place.tasks:
-        return "127.0.0.1"
+        return ("127.0.0.1",)
     if not place.first:
         raise UsageError(
             f"{place.engine} started {place.tasks} tasks and does not say where task 0 is.",
             fix="name its host: PLAIT_FIRST_ADDRESS=node0 in the environment of all tasks.",
         )
     found = _resolved(place.first) or (
-        _resolved(_node_address(place.first)) if place.engine == "srun" else None
+        _resolved(_node_address(place.first)) if place.engine == "srun" else ()
     )
-    if found is None:
+    if not found:
         raise UsageError(
             f"the host of task 0, {place.first!r}, has no address here.",
             fix="name one by which it is reached: PLAIT_FIRST_ADDRESS=10.0.0.1 in the environment of all tasks.",
         )
-    _one(found, f"the host of task 0: {place.first}")
+    for address in found:
+        _one(address, f"the host of task 0: {place.first}")
     is_own_name = place.first.split(".")[0] == socket.gethostname().split(".")[0]
-    if is_own_name and ipaddress.ip_address(found).is_loopback:
-        return _outward() or found  # /etc/hosts often says that a host's own name is 127.0.1.1
+    if is_own_name and all(ipaddress.ip_address(address).is_loopback for address in found):
+        outward = _outward()  # /etc/hosts often says that a host's own name is 127.0.1.1
+        return found if outward is None else (outward,)
     return found
 
 
@@ -56,13 +59,18 @@ def _one(address: str | None, what: str) -> str | None:
     return address
 
 
-def _resolved(name: str) -> str | None:
+def _resolved(name: str) -> tuple[str, ...]:
+    """All addresses of a name, those that the system would try first in front; none where it leads nowhere. A name that
+    leads to this host and elsewhere (127.0.1.1 beside the address that others see) means the latter."""
     if not name:
-        return None
+        return ()
     try:
-        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+        told = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
-        return None
+        return ()
+    found = tuple(dict.fromkeys(str(entry[4][0]) for entry in told))
+    outer = tuple(address for address in found if not ipaddress.ip_address(address).is_loopback)
+    return outer or found
 
 
 def _node_address(node: str) -> str:

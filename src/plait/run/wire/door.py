@@ -49,6 +49,10 @@ class StrangerError(ConnectionError):
     """Whoever listens there does not know the token."""
 
 
+class UnreachedError(ConnectionError):
+    """Nothing comes back from there, not even that nobody listens."""
+
+
 @dataclass(kw_only=True, slots=True)
 class _Guest:
     """A connection that has not said what it wants."""
@@ -185,9 +189,14 @@ def dial(
 
     `source`: the address of this host to come from.
     """
-    made = socket.create_connection(
-        address, timeout=min(timeout_s, _STRANGER_S), source_address=(source, 0) if source else None
-    )
+    try:
+        made = socket.create_connection(
+            address, timeout=min(timeout_s, _STRANGER_S), source_address=(source, 0) if source else None
+        )
+    except ConnectionError:
+        raise
+    except OSError as error:
+        raise UnreachedError(error.strerror or str(error)) from error
     try:
         greeting = _read(made, len(_MAGIC) + _NONCE_BYTES)
         if not greeting.startswith(_MAGIC):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from plait.errors import UsageError
 from plait.run.join import addresses
-from plait.run.join.addresses import address_of_first, own_address
+from plait.run.join.addresses import addresses_of_first, own_address
 from plait.run.join.find import find_place
 from plait.run.join.place import Place
 from plait.run.join.slurm import expand, tasks_by_host
@@ -117,20 +117,22 @@ def test_any_list_of_hosts_is_read_quickly(text: str) -> None:
 
 
 def test_where_the_first_task_is() -> None:
-    assert address_of_first(place()) == "127.0.0.2"
-    assert address_of_first(place(local_tasks=2, first="some.where")) == "127.0.0.1"
+    assert addresses_of_first(place()) == ("127.0.0.2",)
+    assert addresses_of_first(place(local_tasks=2, first="some.where")) == ("127.0.0.1",)
     with pytest.raises(UsageError, match="does not say where task 0 is"):
-        address_of_first(place(first=None))
+        addresses_of_first(place(first=None))
     with pytest.raises(UsageError, match="has no address here"):
-        address_of_first(place(engine="torchrun", first="no.such.host.invalid"))
+        addresses_of_first(place(engine="torchrun", first="no.such.host.invalid"))
 
 
 def test_tasks_beside_the_first_one_find_it_where_other_hosts_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though its name leads to the loopback interface here."""
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
     monkeypatch.setattr(addresses, "_outward", lambda: "10.1.2.3")
-    found = [address_of_first(place(task=task, first="localhost", tasks=3, local_tasks=2)) for task in (0, 1)]
-    assert found == ["10.1.2.3"] * 2
+    found = [
+        addresses_of_first(place(task=task, first="localhost", tasks=3, local_tasks=2)) for task in (0, 1)
+    ]
+    assert found == [("10.1.2.3",)] * 2
 
 
 def test_the_token_is_the_users_own(tmp_path: Path) -> None:
@@ -158,7 +160,7 @@ def test_no_address_of_the_environment_opens_all_interfaces(address: str) -> Non
     place = find_place({"WORLD_SIZE": "2", "RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": address})
     assert place is not None
     with pytest.raises(UsageError, match="would open the run on all interfaces"):
-        address_of_first(place)
+        addresses_of_first(place)
 
 
 def test_what_opens_nccl_to_other_interfaces_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from secrets import token_hex
 from typing import Any
 
 from plait.errors import LostError, RunError, UsageError
-from plait.run.join.addresses import address_of_first, own_address
+from plait.run.join.addresses import addresses_of_first, own_address
 from plait.run.join.place import Place
 from plait.run.join.token import ports_of
 from plait.run.start.board import Board
@@ -24,11 +24,12 @@ from plait.run.start.child import describe
 from plait.run.start.memory_file import anonymous_file
 from plait.run.start.tasks.agreement import compare, name_tasks
 from plait.run.start.tasks.counsel import Counsel
+from plait.run.start.tasks.doors import Doors
 from plait.run.start.tasks.members import Members, Other
 from plait.run.start.tasks.open_round import Lines, OpenRound, keep_copies, tell_board
 from plait.run.start.tasks.remote import RemoteProcess
 from plait.run.start.tasks.trunk import Arrivals, Trunk
-from plait.run.wire.door import Door
+from plait.run.wire.door import Address
 from plait.run.wire.frames import pack
 from plait.run.wire.reach import Reach, Secret
 from plait.run.wire.store import RunStore
@@ -65,9 +66,9 @@ class First:
         self._seats = Lines()
         """Those of tasks which are ranks themselves."""
         self._count = 0
-        host = own_address(environment) or address_of_first(place)
-        self._door = Door(host, ports_of(token), token, self._receive)
-        self.address = self._door.address
+        chosen = own_address(environment)
+        hosts = (chosen,) if chosen is not None else addresses_of_first(place)
+        self._doors = Doors(hosts, ports_of(token), token, self._receive)
         expected = range(1, place.tasks - place.absent)
         try:
             self.members.wait(
@@ -81,9 +82,15 @@ class First:
         except BaseException:
             self.close()  # nobody may find a first task that has given up
             raise
+        self._doors.keep({other.trunk.socket.getsockname()[0] for other in self.members.present()})
+
+    @property
+    def address(self) -> Address:
+        """Where this task is reached."""
+        return self._doors.address
 
     def _strangers(self) -> str:
-        count = self._door.turned_away
+        count = self._doors.turned_away
         return f" ({count} connections knew no token)" if count else ""
 
     def _late(self, what: str) -> UsageError:
@@ -154,7 +161,7 @@ class First:
 
     def close(self) -> None:
         """Hang up."""
-        self._door.close()
+        self._doors.close()
         for other in self.others.values():
             other.trunk.close()
 

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from plait.errors import EchoError, RunError, UsageError
 from plait.files.scratch import scratch_folder
 from plait.files.unused import COPY_NAME
-from plait.run.join.addresses import address_of_first, own_address
+from plait.run.join.addresses import addresses_of_first, own_address
 from plait.run.join.find import ask_again
 from plait.run.join.place import Place
 from plait.run.join.token import ports_of
@@ -30,7 +30,7 @@ from plait.run.start.tasks.local_ranks import LocalRanks
 from plait.run.start.tasks.members import DIFFERS_S
 from plait.run.start.tasks.trunk import Arrivals, Trunk
 from plait.run.start.watch.failure import revive
-from plait.run.wire.door import Address, StrangerError, dial
+from plait.run.wire.door import Address, StrangerError, UnreachedError, dial
 from plait.run.wire.reach import Reach, Secret
 from plait.run.wire.store import RunStore
 
@@ -258,24 +258,32 @@ class Follower:
 def _call_first(
     place: Place, token: bytes, hello: dict[str, Any], source: str | None, patience_s: float
 ) -> tuple[Address, socket.socket]:
-    """Find task 0 at one of the ports that the token names."""
-    host, deadline, last = address_of_first(place), time.monotonic() + patience_s, "nobody listens there"
+    """Find task 0 at one of its addresses, and of the ports that the token names."""
+    hosts, deadline, last = addresses_of_first(place), time.monotonic() + patience_s, "nobody listens there"
+    host, ports = " or ".join(hosts), ports_of(token)
     differs_at: float | None = None
     while True:
-        for port in ports_of(token):
+        unreached: set[str] = (
+            set()
+        )  # in this round: an address that does not answer would take seconds at every port
+        for address in ((host, port) for host in hosts for port in ports):
+            if address[0] in unreached:
+                continue
             try:
-                answer, made = dial((host, port), token, hello, timeout_s=_LINE_S, source=source)
+                answer, made = dial(address, token, hello, timeout_s=_LINE_S, source=source)
             except StrangerError as error:
                 last = str(error)
             except OSError as error:
                 if not isinstance(error, ConnectionRefusedError):
                     last = error.strerror or str(error)
+                if isinstance(error, UnreachedError):
+                    unreached.add(address[0])
             else:
                 if "refused" not in answer:
-                    return (host, port), made
+                    return address, made
                 made.close()
                 if not answer.get("differs"):
-                    raise UsageError(f"task 0 at {host} refuses this task: {answer['refused']}")
+                    raise UsageError(f"task 0 at {address[0]} refuses this task: {answer['refused']}")
                 differs_at = differs_at or time.monotonic()
         if differs_at is not None and time.monotonic() - differs_at > DIFFERS_S + _TELLS_S:
             raise EchoError(f"task 0 at {host} has told that it is one of another number of tasks.")
@@ -285,4 +293,5 @@ def _call_first(
                 fix="see that task 0 was started and has the same token (docs/hosts.md); PLAIT_FIRST_ADDRESS names "
                 "another address of its host.",
             )
+        ports = [*ports[1:], ports[0]]  # a stranger may hold one so that nobody is answered there
         time.sleep(_CALL_S)
