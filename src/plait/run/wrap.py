@@ -87,7 +87,7 @@ class Wrapped(nn.Module):
             )
         self.rank, self.ranks = join_ranks(first.device)
         self._device = first.device
-        self._syncs = True
+        self._syncs, self._is_alone = True, False
         self._num_samples: int | None = None
         """Of the last forward that a backward may follow."""
         self._outputs: list[Tensor] = []
@@ -119,7 +119,7 @@ class Wrapped(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own; while it trains, batch norm meets the other ranks."""
-        if self.ranks == 1:
+        if self.ranks == 1 or self._is_alone:
             return self.module(*args, **kwargs)
         count = _samples_of([*args, *kwargs.values()])
         stands_in = not count and not self._normalizes()
@@ -160,6 +160,16 @@ class Wrapped(nn.Module):
             yield
         finally:
             self._syncs = before
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Losses and gradients of passes within it are this rank's own, and stay so: each rank trains for itself."""
+        before, self._is_alone = self._is_alone, True
+        try:
+            yield
+        finally:
+            self._is_alone = before
+            self._touched.clear()
 
     def _begin(self) -> None:
         """A pass adds to gradients that are sums over all ranks already: each rank has a part of those."""
