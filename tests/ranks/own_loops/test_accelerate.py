@@ -25,6 +25,7 @@ from plait.accelerate import (
 from plait.accelerate.local_sgd import LocalSGD
 from plait.accelerate.logging import get_logger
 from plait.accelerate.utils import (
+    DDPCommunicationHookType,
     GradientAccumulationPlugin,
     ProjectConfiguration,
     find_executable_batch_size,
