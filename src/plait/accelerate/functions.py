@@ -1,9 +1,11 @@
 """What Accelerate has beside its `Accelerator`."""
 
+import gc
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import partial, wraps
 from typing import Any
 
 import numpy
@@ -65,6 +67,41 @@ def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
             "skip_first_batches takes a DataLoader that was prepared.", fix="call prepare first."
         )
     return loader.skipping(num_batches)
+
+
+_NO_ROOM = ("out of memory", "can't allocate memory", "CUDNN_STATUS_NOT_SUPPORTED")
+
+
+def find_executable_batch_size(
+    function: Callable[..., Any] | None = None,
+    starting_batch_size: int = 128,
+    reduce_batch_size_fn: Callable[[], int] | None = None,
+) -> Any:
+    """Call `function(batch_size, ...)`, again with a smaller batch as long as memory does not suffice; a decorator."""
+    if function is None:
+        return partial(
+            find_executable_batch_size,
+            starting_batch_size=starting_batch_size,
+            reduce_batch_size_fn=reduce_batch_size_fn,
+        )
+    size = starting_batch_size
+
+    @wraps(function)
+    def fitting(*args: Any, **kwargs: Any) -> Any:
+        nonlocal size
+        while size > 0:
+            try:
+                return function(size, *args, **kwargs)
+            except (RuntimeError, MemoryError) as error:
+                if isinstance(error, RuntimeError) and not any(told in str(error) for told in _NO_ROOM):
+                    raise
+            size = int(size * 0.9) if reduce_batch_size_fn is None else reduce_batch_size_fn()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        raise RuntimeError("No executable batch size found, reached zero.")
+
+    return fitting
 
 
 def device_of(cpu: bool) -> torch.device:

@@ -1,6 +1,7 @@
 """Accelerate's groups of settings, with its names and defaults: what they mean here, or why they are refused."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,25 @@ class DataLoaderConfiguration:
             )
 
 
-class DistributedDataParallelKwargs:
-    """Options of DistributedDataParallel, none of which changes what is computed: parameters that a pass does not
-    reach, graphs that change and buffers need no option here."""
+class DDPCommunicationHookType(StrEnum):
+    """What DistributedDataParallel makes of gradients on their way, by Accelerate's names."""
 
-    def __init__(self, **unused: Any) -> None:
-        pass
+    NO = "no"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    POWER_SGD = "power_sgd"
+    BATCHED_POWER_SGD = "batched_power_sgd"
+
+
+class DistributedDataParallelKwargs:
+    """Options of DistributedDataParallel: parameters that a pass does not reach, graphs that change and buffers need no
+    option here. Hooks, which change what is computed, are refused."""
+
+    def __init__(
+        self, comm_hook: DDPCommunicationHookType = DDPCommunicationHookType.NO, **unused: Any
+    ) -> None:
+        if comm_hook != DDPCommunicationHookType.NO:
+            raise UsageError(
+                f"DistributedDataParallelKwargs(comm_hook={comm_hook!r}) is not known here.",
+                fix="leave it out; plait's own jobs have --set sync.compress=bf16, fp16, topk or powersgd.",
+            )

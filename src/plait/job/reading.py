@@ -132,15 +132,16 @@ def _is_of_whole(reading: Reading | None, whole: float | None) -> bool:
     return reading.counts is None and reading.weight % whole == 0
 
 
-def _divided(divisor: Tensor, num_samples: int, whole: float | None) -> Reading | None:
+def _divided(divisor: Tensor | float, num_samples: int, whole: float | None) -> Reading | None:
     """A sum by a count of something in the share is a mean; by a number that does not follow the share, a sum."""
-    if divisor.numel() != 1:
+    if isinstance(divisor, Tensor) and divisor.numel() != 1:
         return None
     count = float(divisor)
     if count == whole:
         return Reading(None)
     if is_number(divisor):
-        return Reading(count) if count > 0 and count % num_samples == 0 else Reading(None)
+        follows = count > 0 and num_samples > 0 and count % num_samples == 0
+        return Reading(count) if follows else Reading(None)
     return Reading(count) if 0 <= count <= 1 or count == int(count) else None
 
 

@@ -7,7 +7,7 @@ statistics of all. All ranks must run backward equally often. What a rank draws 
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -87,7 +87,7 @@ class Wrapped(nn.Module):
             )
         self.rank, self.ranks = join_ranks(first.device)
         self._device = first.device
-        self._syncs = True
+        self._syncs, self._is_alone = True, False
         self._num_samples: int | None = None
         """Of the last forward that a backward may follow."""
         self._outputs: list[Tensor] = []
@@ -119,10 +119,9 @@ class Wrapped(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own; while it trains, batch norm meets the other ranks."""
-        if self.ranks == 1:
+        if self.ranks == 1 or self._is_alone:
             return self.module(*args, **kwargs)
-        first = next((t for t in tensors_in((args, list(kwargs.values()))) if t.dim()), None)
-        count = 1 if first is None else first.shape[0]
+        count = _samples_of([*args, *kwargs.values()])
         stands_in = not count and not self._normalizes()
         run = partial(without_samples, self.module) if stands_in else self.module
         if not (self.module.training and torch.is_grad_enabled()):
@@ -161,6 +160,16 @@ class Wrapped(nn.Module):
             yield
         finally:
             self._syncs = before
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Losses and gradients of passes within it are this rank's own, and stay so: each rank trains for itself."""
+        before, self._is_alone = self._is_alone, True
+        try:
+            yield
+        finally:
+            self._is_alone = before
+            self._touched.clear()
 
     def _begin(self) -> None:
         """A pass adds to gradients that are sums over all ranks already: each rank has a part of those."""
@@ -258,12 +267,27 @@ def _fraction(loss: Tensor, model: Wrapped, company: Company) -> float:
     reading = read_loss(loss, num_samples, model.divisor)
     adds_up = reading is not None and reading.weight is None
     weight = float(num_samples) if reading is None or reading.weight is None else reading.weight
-    told = [weight, float(adds_up and num_samples > 0)]
+    told = [weight, float(adds_up and num_samples > 0), float(reading is None), float(num_samples)]
     rows = company.gather("weight", torch.tensor(told, dtype=torch.float64))
+    untold = rows[rows[:, 3] > 0, 2]
+    if bool(untold.any()) and not bool(untold.all()):  # weights of several kinds: all count samples
+        return num_samples / float(rows[:, 3].sum())
     if bool(rows[:, 1].any()):  # on another rank a count of all may look like one of its own samples
         return (1.0 / model.ranks if model._averages_sums else 1.0) if num_samples else 0.0
     whole = float(rows[:, 0].sum())
     return weight / whole if whole > 0 else 0.0
+
+
+def _samples_of(arguments: Sequence[Any]) -> int:
+    """Rows of the first tensor; of images and targets in lists, as detection has them, the entries of the list."""
+    lists = [value for value in arguments if isinstance(value, list | tuple) and value]
+    targets = {len(value) for value in lists if all(isinstance(entry, Mapping) for entry in value)}
+    for value in lists:
+        of_tensors = all(isinstance(entry, Tensor) for entry in value)
+        if of_tensors and (len(value) in targets or len({entry.shape[:1] for entry in value}) > 1):
+            return len(value)
+    first = next((tensor for tensor in tensors_in(list(arguments)) if tensor.dim()), None)
+    return 1 if first is None else first.shape[0]
 
 
 def _gathered(collective: Collective, tensor: Tensor) -> Tensor:

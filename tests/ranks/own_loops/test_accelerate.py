@@ -1,5 +1,6 @@
 """A script that was written for Accelerate, with its import changed: the weights of plain PyTorch on all samples."""
 
+import copy
 import logging
 import os
 from pathlib import Path
@@ -21,8 +22,14 @@ from plait.accelerate import (
     DistributedType,
     skip_first_batches,
 )
+from plait.accelerate.local_sgd import LocalSGD
 from plait.accelerate.logging import get_logger
-from plait.accelerate.utils import GradientAccumulationPlugin, ProjectConfiguration
+from plait.accelerate.utils import (
+    DDPCommunicationHookType,
+    GradientAccumulationPlugin,
+    ProjectConfiguration,
+    find_executable_batch_size,
+)
 from plait.errors import DiskError, UsageError
 
 pytestmark = pytest.mark.timeout(120)
@@ -194,9 +201,91 @@ def test_a_pass_goes_on_in_its_own_order(tmp_path: Path, stop: int) -> None:
     assert interrupted(str(tmp_path), stop) == interrupted(str(tmp_path), None)
 
 
+def local(folder: str) -> dict[str, Any]:
+    """Three steps of each rank's own, averaged after two and at the end; then one of both together."""
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(5)
+    model, optimizer = nn.Linear(4, 3).double(), None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    x, y = data().tensors
+    own, found = slice(5 * accelerator.process_index, 5 * accelerator.process_index + 5), []
+    with LocalSGD(accelerator=accelerator, model=model, local_sgd_steps=2) as averaged:
+        for number in range(4):
+            if number == 3:
+                averaged.__exit__(None, None, None)
+            accelerator.backward(F.cross_entropy(model(x[own]), y[own].clamp(min=0)))
+            optimizer.step()
+            optimizer.zero_grad()
+            averaged.step()
+            found.append(model.module.weight.tolist())
+    return {"weights": found}
+
+
+def locally() -> list[list[torch.Tensor]]:
+    """The same in one process."""
+    x, y = data().tensors
+    torch.manual_seed(5)
+    first = nn.Linear(4, 3).double()
+    models = [first, copy.deepcopy(first)]
+    found: list[list[torch.Tensor]] = []
+    for number in range(4):
+        if number == 3:
+            _mean(models, lambda parameter: parameter)
+        for rank, model in enumerate(models):
+            own = slice(5 * rank, 5 * rank + 5)
+            model.zero_grad()
+            F.cross_entropy(model(x[own]), y[own].clamp(min=0)).backward()
+        if number == 3:
+            _mean(models, lambda parameter: parameter.grad)
+        for model in models:
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+        if number in (1, 3):
+            _mean(models, lambda parameter: parameter)
+        found.append([model.weight.detach().clone() for model in models])
+    return found
+
+
+def _mean(models: list[nn.Linear], of: Any) -> None:
+    with torch.no_grad():
+        for pair in zip(*(model.parameters() for model in models), strict=True):
+            mean = sum(of(one) for one in pair) / len(pair)
+            for one in pair:
+                of(one).copy_(mean)
+
+
+def test_ranks_that_train_for_themselves(tmp_path: Path) -> None:
+    expected = locally()
+    for rank, found in enumerate(plait.launch(local, 2, str(tmp_path))):
+        for weights, both in zip(found["weights"], expected, strict=True):
+            assert torch.allclose(torch.tensor(weights, dtype=torch.float64), both[rank], rtol=1e-9)
+
+
+def test_a_batch_that_fits_is_found() -> None:
+    tried: list[int] = []
+
+    @find_executable_batch_size(starting_batch_size=20)
+    def train(batch_size: int, fits: int, error: type[Exception] = RuntimeError) -> int:
+        tried.append(batch_size)
+        if batch_size > fits:
+            raise error("CUDA out of memory.")
+        return batch_size
+
+    assert train(16) == 16 and tried == [20, 18, 16]
+    assert train(16) == 16 and tried == [20, 18, 16, 16]
+    with pytest.raises(ValueError, match="out of memory"):
+        train(3, ValueError)
+    with pytest.raises(RuntimeError, match="reached zero"):
+        train(0)
+
+
 def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="SimpleNamespace"):
         Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(), SimpleNamespace()])
+    with pytest.raises(UsageError, match="comm_hook"):
+        DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)
+    with pytest.raises(UsageError, match="that was prepared"):
+        LocalSGD(Accelerator(cpu=True), nn.Linear(2, 2), 4)
     with pytest.raises(UsageError, match="fsdp_plugin"):
         Accelerator(fsdp_plugin=1)
     with pytest.raises(UsageError, match="dispatch_batches"):

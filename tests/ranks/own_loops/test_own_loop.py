@@ -191,6 +191,48 @@ def test_alone_nothing_is_changed() -> None:
     assert loader.num_workers == 0 and len(loader.sampler) == NUM
 
 
+class Detector(nn.Module):
+    """Images and targets in lists; the loss of an image is over its boxes, and the whole is their mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 3).double()
+
+    def forward(self, images: list[torch.Tensor], targets: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+        losses = [
+            (self.layer(image).mean((1, 2)) - target["boxes"]).pow(2).sum() / len(target["boxes"])
+            for image, target in zip(images, targets, strict=True)
+        ]
+        return sum(losses[1:], losses[0]) / len(targets)
+
+
+def uneven(rank: int | None) -> list[list[float]]:
+    """Gradients of shares of three and one; by `rank`, or of all where it is None."""
+    torch.manual_seed(0)
+    own = {None: slice(0, 4), 0: slice(0, 3), 1: slice(3, 4)}[rank]
+    images = [torch.randn(3, 5, 5 + number).double() for number in range(4)][own]
+    targets = [{"boxes": torch.randn(2 + number, 4).double()} for number in range(4)][own]
+    x, soft = torch.randn(4, 4).double()[own], torch.randn(4, 3).double().softmax(-1)[own]
+    detector, classifier = Detector(), net(False)
+    if rank is not None:
+        detector, classifier = plait.wrap(detector), plait.wrap(classifier)  # type: ignore[assignment]
+    detector(images, targets).backward()
+    F.cross_entropy(classifier(x), soft).backward()
+    parameters = [*detector.parameters(), *classifier.parameters()]
+    return [p.grad.flatten().tolist() for p in parameters if p.grad is not None]
+
+
+def uneven_share() -> list[list[float]]:
+    return uneven(torch.distributed.get_rank())
+
+
+def test_lists_of_samples_and_soft_labels_weigh_by_sample() -> None:
+    expected = uneven(None)
+    for found in plait.launch(uneven_share, 2):
+        for one, other in zip(found, expected, strict=True):
+            close(one, other)
+
+
 def toggled() -> list[Any]:
     """nanoGPT's way to accumulate, and the gradients of a rank before and after they are summed."""
     model = plait.wrap(net(False))
@@ -211,7 +253,7 @@ def test_a_loop_that_toggles_ddps_own_attribute() -> None:
 
 
 def test_what_a_loop_cannot_have_is_refused() -> None:
-    parts = torch.utils.data.distributed.DistributedSampler(data(), num_replicas=2, rank=0)
+    parts: Any = torch.utils.data.distributed.DistributedSampler(data(), num_replicas=2, rank=0)
     with pytest.raises(DataError, match="1 of 2 parts of the data"):
         plait.prepare(DataLoader(data(), batch_size=4, sampler=parts))
     with pytest.raises(UsageError, match="of one model and one optimizer; 1 and 0 were given"):

@@ -73,8 +73,8 @@ def order_of(loader: DataLoader[Any]) -> dict[str, Any]:
     inner = getattr(batches, "sampler", None)
     if isinstance(inner, DistributedSampler) and inner.num_replicas > 1:
         raise DataError(
-            f"the DataLoader has a DistributedSampler, which gives this rank 1 of {inner.num_replicas} parts of the data;"
-            " they would be cut among the ranks once more.",
+            f"the DataLoader has a DistributedSampler, which gives this rank 1 of {inner.num_replicas} parts of the "
+            "data; they would be cut among the ranks once more.",
             fix="leave the sampler out (shuffle=True), with batch_size= of all ranks together; or do not prepare the "
             "DataLoader, only the model.",
         )
