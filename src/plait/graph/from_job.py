@@ -162,7 +162,17 @@ class Captures:
         return graph
 
     def _capture(self, constants: Sequence[Any], shapes: LeafShapes, num_samples: int) -> Graph:
-        graph = capture(self.job, self.layout, constants, shapes, num_samples, self.device_type, self.islands)
+        others = [key for key in self._graphs if key != (num_samples, shapes)]
+        graph = capture(
+            self.job,
+            self.layout,
+            constants,
+            shapes,
+            num_samples,
+            self.device_type,
+            self.islands,
+            others,
+        )
         return widened(graph) if self.dtype == torch.float64 else graph
 
 

@@ -6,9 +6,10 @@ functions and gradients of gradients act as they do in eager; only the loss is r
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from plait.job.job import Job
 from plait.job.objective import refuse_own_gradients
 from plait.torch_private import pytree
 from plait.torch_private.fake import FakeTensorMode
-from plait.torch_private.tracing import make_fx, tracer, untraced
+from plait.torch_private.tracing import make_fx, node_of, tracer, untraced
 
 __all__ = ["StaleTensorError", "Subject", "Traced", "trace"]
 
@@ -76,6 +77,8 @@ class Traced:
     notices: tuple[str, ...]
     numbers: Mapping[int, Tensor]
     """Tensors that the user's code takes for numbers, by id."""
+    node_of: Callable[[Tensor], fx.Node | None]
+    """The node that stands for a tensor that was left behind."""
 
 
 class _Objective(nn.Module):
@@ -137,6 +140,7 @@ class _Trace:
         self.tangent: fx.Node | None = None
         self.reached: tuple[str, ...] = ()
         self._checkpointed: dict[str, None] = {}
+        self._tracer: Any = None
 
     def run(self) -> Traced:
         subject = self.subject
@@ -158,9 +162,11 @@ class _Trace:
             static_weight=self.reading.static_weight,
             notices=(*self.reading.notices, *self._checkpoint_notices(), *subject.islands.notices()),
             numbers=self.functions.numbers,
+            node_of=partial(node_of, by=self._tracer),
         )
 
     def _step(self, *flat: Tensor) -> list[Tensor]:
+        self._tracer = tracer()
         with self.marks.on_nodes():
             with self.functions, autocast_like(self.subject.job, self.subject.device_type):
                 result = functional_call(
