@@ -89,9 +89,10 @@ def replaced(
     reentrant: type,
     plain: Callable[..., Iterator[None]],
     control: tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]],
+    encoder: Callable[..., Any],
 ) -> Iterator[None]:
     """While active, batch norm layers run `batch_norm`; checkpointing uses `reentrant`, or `plain` around a call;
-    torch's own branches, loops and scans are `control`; what torch.compile has made runs as it was written; modules are
+    torch's own branches, loops and scans are `control`, its encoders `encoder`; what torch.compile has made runs as it was written; modules are
     converted (`.to(dtype)`) only where that changes something."""
     convert = nn.Module._apply
 
@@ -111,6 +112,7 @@ def replaced(
         for owner, name, new in (
             (BatchNorm, "forward", batch_norm),
             (nn.Module, "_apply", convert_where_needed),
+            (nn.TransformerEncoder, "forward", encoder),
             (checkpoint, "CheckpointFunction", reentrant),
             (checkpoint, "_checkpoint_without_reentrant_generator", plain),
             *((op, "__call__", new) for op, new in zip((CondOp, WhileLoopOp, ScanOp), control, strict=True)),

@@ -9,6 +9,7 @@ hold. All objects are left as they were found.
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from plait.graph.capture.branches import Decisions
 from plait.graph.capture.same import NoMeaningError, meaning_of
 from plait.graph.capture.trace import StaleTensorError, Subject, Traced, trace
 from plait.job.generators import noted_draws
+from plait.job.model.outside import LATER_S, Asked, noted_asks
 from plait.job.model.watch import Change, Watch
 from plait.torch_private.fake import FakeTensorMode
 from plait.torch_private.modules import hooks_of_module
@@ -36,8 +38,10 @@ def trace_steady(
     roots = {"model": subject.model, "loss": subject.job.loss, "objective": subject.job.objective}
     watch = Watch(roots)
     try:
-        with noted_draws() as told:
+        with noted_draws() as told, noted_asks() as asked:
             traced = trace(subject, mode, decisions)
+        if asked.clocks or asked.files:
+            _refuse_answers(subject, mode, decisions, traced, asked, watch)
         if told:
             raise CaptureError(
                 f"the forward {told[0]}.",
@@ -57,6 +61,26 @@ def trace_steady(
         return traced
     finally:
         _refuse_what_is_lost(watch.restore())
+
+
+def _refuse_answers(
+    subject: Subject, mode: FakeTensorMode, decisions: Decisions, traced: Traced, asked: Asked, watch: Watch
+) -> None:
+    """What is in a file may be another thing next time; for the time a step may ask, if it does not compute with it."""
+    line, what = (asked.files or asked.clocks)[0], "opens a file" if asked.files else "computes with the time"
+    if not asked.files:
+        watch.restore()
+        with noted_asks(LATER_S):
+            later = trace(subject, mode, Decisions(decisions.outcomes))
+        with suppress(NoMeaningError):
+            if meaning_of(later, [], {}, mode).keys == meaning_of(traced, [], {}, mode).keys:
+                return
+    raise CaptureError(
+        f"the forward {what} ({line}): a graph would know the answer of one moment.",
+        fix="let the job's data give it, or read it in the model's constructor, to have it captured; plans single and "
+        "ddp run it eagerly.",
+        where=line,
+    )
 
 
 def _refuse_what_is_lost(paths: list[str]) -> None:
