@@ -92,8 +92,8 @@ def replaced(
     encoder: Callable[..., Any],
 ) -> Iterator[None]:
     """While active, batch norm layers run `batch_norm`; checkpointing uses `reentrant`, or `plain` around a call;
-    torch's own branches, loops and scans are `control`, its encoders `encoder`; what torch.compile has made runs as it was written; modules are
-    converted (`.to(dtype)`) only where that changes something."""
+    torch's own branches, loops and scans are `control`, its encoders `encoder`; what torch.compile has made runs as it
+    was written; modules are converted (`.to(dtype)`) only where that changes something."""
     convert = nn.Module._apply
 
     def convert_where_needed(

@@ -20,6 +20,7 @@ from plait.errors import CaptureError, JobError
 from plait.graph.capture.branches import Decisions, explore
 from plait.graph.capture.islands import Islands, may_be_absent
 from plait.graph.capture.merge import merge
+from plait.graph.capture.questions import Questions
 from plait.graph.capture.refusal import (
     explain,
     refuse_late_hooks,
@@ -61,13 +62,14 @@ def capture(
     device_type: str = "cpu",
     islands: Islands | None = None,
     others: Sequence[Sizes] = (),
+    questions: Questions | None = None,
 ) -> Graph:
     """Capture one micro-step of `job` on a micro-batch of `num_samples` samples.
 
     `constants` are the leaves of a batch that are not tensors (any value at the tensors' places).
     `device_type` is what the step will run on; it is captured on tensors of processors all the same. `islands`: modules
     that earlier captures found to need eager runs. `others`: what else was captured of the job, whose steps may come
-    before this one and after it.
+    before this one and after it. `questions`: what it is told where it asks whether it is traced.
     """
     if any(isinstance(value, Objects) for value in constants):
         raise CaptureError(
@@ -76,10 +78,11 @@ def capture(
             "make tensors of them.",
         )
     own = islands if islands is not None else Islands(job)
+    told = questions if questions is not None else Questions()
     real = False
     while True:
         try:
-            return _capture(job, layout, constants, shapes, num_samples, device_type, own, real, others)
+            return _capture(job, layout, constants, shapes, num_samples, device_type, own, real, others, told)
         except _NoValueError as error:
             if real:
                 raise CaptureError(
@@ -101,6 +104,7 @@ def _capture(
     islands: Islands,
     real: bool,
     others: Sequence[Sizes],
+    questions: Questions,
 ) -> Graph:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     model = fake_model(job, mode, real)
@@ -122,6 +126,7 @@ def _capture(
         scalars=scalar_dtype(model.parameters(), torch.float32),
         device_type=device_type,
         islands=islands,
+        questions=questions,
     )
 
     def of_sizes(sizes: Sizes) -> Subject:

@@ -91,7 +91,7 @@ def _encoder(
     src_key_padding_mask: Tensor | None = None,
     is_causal: bool | None = None,
 ) -> Tensor:
-    """Without gradients and in eval mode, torch leaves padding out and puts zeros in its place, before the last norm."""
+    """Without gradients and in eval mode, torch leaves padding out and puts zeros in its place before the last norm."""
     given, first = (src, mask, src_key_padding_mask, is_causal), encoder.layers[0]
     tensors = [src, *first.parameters()]
     leaves_out = torch.backends.mha.get_fastpath_enabled() and getattr(encoder, "use_nested_tensor", False)
@@ -110,7 +110,7 @@ def _encoder(
         output = _encode(encoder, *given).masked_fill(padded.unsqueeze(-1), 0.0)
     finally:
         encoder.norm = norm
-    return output if norm is None else norm(output)  # type: ignore[no-any-return]
+    return output if norm is None else norm(output)
 
 
 _forward = BatchNorm.forward

@@ -20,6 +20,7 @@ from plait.graph.capture.autocast import autocast_like
 from plait.graph.capture.branches import Decisions
 from plait.graph.capture.functions import FunctionCapture, NeedsPlainOpsError, StaleTensorError
 from plait.graph.capture.islands import Islands
+from plait.graph.capture.questions import Questions
 from plait.graph.capture.stand_ins import stand_ins
 from plait.graph.graph import BatchLayout
 from plait.graph.rewrite.loss import Reading, read_pair, read_scalar, read_unknown
@@ -57,6 +58,8 @@ class Subject:
     """What the step will run on: autocast casts by its lists."""
     islands: Islands
     """Modules that run eagerly."""
+    questions: Questions
+    """What it is told where it asks whether it is traced."""
 
     @property
     def trainable(self) -> list[str]:
@@ -151,6 +154,7 @@ class _Trace:
             stack.enter_context(_quiet())
             stack.enter_context(self.marks.modules_of(subject.model))
             stack.enter_context(stand_ins(self._checkpoint))
+            stack.enter_context(subject.questions.answered())
             stack.enter_context(subject.islands.around(subject.model, allowed=not self.plain))
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
             module = make_fx(self._step, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)

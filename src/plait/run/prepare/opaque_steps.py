@@ -118,8 +118,8 @@ class OpaqueSteps:
         if trial.generators:
             where = ", on every rank alike, whatever its share" if plan.data_ranks > 1 else ""
             notices.append(
-                f"the forward draws from {' and '.join(trial.generators)}: seeded anew for every micro-batch{where}, so "
-                "that runs repeat."
+                f"the forward draws from {' and '.join(trial.generators)}: seeded anew for every micro-batch{where}, "
+                "so that runs repeat."
             )
         if trial.other_draws and plan.data_ranks > 1:
             notices.append(
