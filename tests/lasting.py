@@ -225,3 +225,24 @@ def teacher_of_the_objective():
 
 
 CASES["teacher_of_the_objective"] = teacher_of_the_objective
+
+
+counted = 0
+
+
+class Counted(Scaled):
+    """Nothing is put back by its constructor: looking at the model must leave no trace."""
+
+    def factor(self):
+        global counted
+        counted += 1
+        return 0.5**counted
+
+
+def counted_by_the_module():
+    global counted
+    counted = 0
+    return job(Counted)
+
+
+CASES["Counted"] = counted_by_the_module

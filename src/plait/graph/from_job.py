@@ -13,6 +13,7 @@ from plait.errors import CaptureError
 from plait.graph.batch import confirmed, read_layout, resize_shapes, resized
 from plait.graph.capture.capture import LeafShapes, capture
 from plait.graph.capture.islands import Islands
+from plait.graph.capture.questions import Questions
 from plait.graph.capture.widen import widened
 from plait.graph.graph import Graph
 from plait.job.data.open import Source, open_data
@@ -57,6 +58,8 @@ class Captures:
         """Whether float64 data is given to the model as float32, as it takes no other; None: not known yet."""
         self.islands = Islands(job)
         """Modules that run eagerly between captured ones."""
+        self.questions = Questions()
+        """What the model is told where it asks whether it is traced."""
         self._graphs = Latest[tuple[int, LeafShapes], Graph](_KEPT)
         self._seen: tuple[LeafShapes, ...] | None = None
 
@@ -162,7 +165,18 @@ class Captures:
         return graph
 
     def _capture(self, constants: Sequence[Any], shapes: LeafShapes, num_samples: int) -> Graph:
-        graph = capture(self.job, self.layout, constants, shapes, num_samples, self.device_type, self.islands)
+        others = [key for key in self._graphs if key != (num_samples, shapes)]
+        graph = capture(
+            self.job,
+            self.layout,
+            constants,
+            shapes,
+            num_samples,
+            self.device_type,
+            self.islands,
+            others,
+            self.questions,
+        )
         return widened(graph) if self.dtype == torch.float64 else graph
 
 

@@ -67,6 +67,22 @@ def _is_ours(frame: FrameType | None) -> bool:
     return frame is not None and frame.f_code.co_filename.startswith(_PACKAGE)
 
 
+@contextmanager
+def seeded_alike(seed: int) -> Iterator[None]:
+    """What Python's `random` and numpy draw inside depends on the seed alone; afterwards they are as before."""
+    numpy = sys.modules.get("numpy")
+    of_python, of_numpy = random.getstate(), numpy.random.get_state() if numpy is not None else None
+    random.seed(seed)
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        if numpy is not None:
+            numpy.random.set_state(of_numpy)
+
+
 def seed_for(text: str) -> None:
     """Seed torch on the processor, random, and numpy where it is in use, from what a draw is for."""
     seed = number_of(text)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from plait.callbacks import Callbacks, Watching
-from plait.errors import JobError
+from plait.errors import CaptureError, JobError
 from plait.files.write import write_or_tell, write_whole
 from plait.graph.from_job import Captures
 from plait.job.generators import kept_generators
@@ -252,7 +252,15 @@ def _prepared(
         tell({"notice": _where(party, programs.plan)})
     comparing = options.trial.record_gradients or dtype != torch.float32
     if limits.check and not comparing:
-        lines = [check_capture(part.job, part) for part in programs.parts]
+        try:
+            lines = [check_capture(part.job, part) for part in programs.parts]
+        except CaptureError:
+            captures = Captures(programs.job, programs.captures.source, dtype, programs.device.type)
+            captures.questions.asked = programs.captures.questions.asked
+            if party is not None or len(programs.parts) > 1 or not captures.questions.hide():
+                raise
+            programs = prepare(job, chosen, device, dtype, said.append, captures, limit)
+            lines = [captures.questions.line(), check_capture(programs.job, programs)]
         for line in dict.fromkeys(line for line in lines if line is not None):
             tell({"notice": line})
     saves = options.saving.checkpoint_every is not None or programs.plan.sync.servers > 0

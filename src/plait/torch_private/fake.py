@@ -1,9 +1,16 @@
 """Fake tensors: shapes, dtypes and devices without memory. Private to torch (`torch._subclasses`)."""
 
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch import _subclasses as subclasses
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 
 FAKE_LOGGER = "torch._subclasses.fake_tensor"
@@ -37,4 +44,48 @@ def _copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
 
 FakeTensor.__deepcopy__ = _copied  # type: ignore[method-assign]
 
-__all__ = ["FAKE_LOGGER", "DataDependentOutputException", "FakeTensor", "FakeTensorMode", "storage_of"]
+_INSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().parents[1]))
+
+
+class _NoTensor:
+    """What no tensor is."""
+
+
+class _Answering(types.ModuleType):
+    """A module of torch that says who asks for its `FakeTensor`."""
+
+    ask: Callable[[str], None]
+    hide: bool
+
+    @property
+    def FakeTensor(self) -> type:  # noqa: N802
+        """The class; for code that is not torch's, and not ours, another one where it is hidden."""
+        frame = sys._getframe(1)
+        if frame.f_code.co_filename.startswith(_INSIDE):
+            return FakeTensor
+        vars(self)["ask"](f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        return _NoTensor if vars(self)["hide"] else FakeTensor
+
+
+@contextmanager
+def hidden_fakes(ask: Callable[[str], Any], *, hide: bool) -> Iterator[None]:
+    """While active, `ask` hears of lines that ask for the class of fake tensors; `hide`: they get one of none."""
+    with ExitStack() as stack:
+        for module in (subclasses, fake_tensor):
+            vars(module).update(ask=ask, hide=hide)
+            before = module.__class__
+            module.__class__ = _Answering
+            stack.callback(setattr, module, "__class__", before)
+            for name in ("ask", "hide"):
+                stack.callback(vars(module).pop, name, None)
+        yield
+
+
+__all__ = [
+    "FAKE_LOGGER",
+    "DataDependentOutputException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "hidden_fakes",
+    "storage_of",
+]

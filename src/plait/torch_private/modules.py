@@ -18,6 +18,7 @@ __all__ = [
     "attributes_of",
     "call_of",
     "check_dims",
+    "children_of",
     "hooks_of_module",
     "intercept",
     "is_lazy",
@@ -31,6 +32,11 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 def tables_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     """A module's own parameters and buffers by name, to be read and written."""
     return module._parameters, module._buffers
+
+
+def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
+    """A module's own modules by name, to be read and written."""
+    return module._modules
 
 
 def call_of(module: nn.Module) -> Callable[..., Any]:
@@ -83,12 +89,30 @@ def replaced(
     reentrant: type,
     plain: Callable[..., Iterator[None]],
     control: tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]],
+    encoder: Callable[..., Any],
 ) -> Iterator[None]:
     """While active, batch norm layers run `batch_norm`; checkpointing uses `reentrant`, or `plain` around a call;
-    torch's own branches, loops and scans are `control`; what torch.compile has made runs as it was written."""
+    torch's own branches, loops and scans are `control`, its encoders `encoder`; what torch.compile has made runs as it
+    was written; modules are converted (`.to(dtype)`) only where that changes something."""
+    convert = nn.Module._apply
+
+    def convert_where_needed(
+        module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
+    ) -> nn.Module:
+        held = [
+            t
+            for part in (module.modules() if recurse else (module,))
+            for table in tables_of(part)
+            for t in table.values()
+        ]
+        changes = any(t is not None and fn(t) is not t for t in held)
+        return convert(module, fn, recurse) if changes else module  # type: ignore[no-untyped-call]
+
     with ExitStack() as stack:
         for owner, name, new in (
             (BatchNorm, "forward", batch_norm),
+            (nn.Module, "_apply", convert_where_needed),
+            (nn.TransformerEncoder, "forward", encoder),
             (checkpoint, "CheckpointFunction", reentrant),
             (checkpoint, "_checkpoint_without_reentrant_generator", plain),
             *((op, "__call__", new) for op, new in zip((CondOp, WhileLoopOp, ScanOp), control, strict=True)),

@@ -24,9 +24,9 @@ def tracer() -> Any:
     return mode.tracer
 
 
-def node_of(tensor: Tensor) -> fx.Node | None:
-    """The node that stands for a tensor now; None: it was not traced."""
-    slot: Any = get_proxy_slot(tensor, tracer(), None)
+def node_of(tensor: Tensor, by: Any = None) -> fx.Node | None:
+    """The node that stands for a tensor now, or when tracing `by` has ended; None: it was not traced."""
+    slot: Any = get_proxy_slot(tensor, tracer() if by is None else by, None)
     return None if slot is None else slot.proxy.node
 
 

@@ -10,6 +10,7 @@ read as (total, weight)), make the graph functional, and make random numbers cou
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from plait.errors import CaptureError, JobError
 from plait.graph.capture.branches import Decisions, explore
 from plait.graph.capture.islands import Islands, may_be_absent
 from plait.graph.capture.merge import merge
+from plait.graph.capture.questions import Questions
 from plait.graph.capture.refusal import (
     explain,
     refuse_late_hooks,
@@ -47,6 +49,8 @@ from plait.job.objective import refuse_no_gradient
 from plait.torch_private.fake import FakeTensor, FakeTensorMode
 
 LeafShapes = tuple[tuple[tuple[int, ...], torch.dtype], ...]
+Sizes = tuple[int, LeafShapes]
+"""How many samples, and the shapes of the tensors that they are."""
 
 
 def capture(
@@ -57,12 +61,15 @@ def capture(
     num_samples: int,
     device_type: str = "cpu",
     islands: Islands | None = None,
+    others: Sequence[Sizes] = (),
+    questions: Questions | None = None,
 ) -> Graph:
     """Capture one micro-step of `job` on a micro-batch of `num_samples` samples.
 
     `constants` are the leaves of a batch that are not tensors (any value at the tensors' places).
     `device_type` is what the step will run on; it is captured on tensors of processors all the same. `islands`: modules
-    that earlier captures found to need eager runs.
+    that earlier captures found to need eager runs. `others`: what else was captured of the job, whose steps may come
+    before this one and after it. `questions`: what it is told where it asks whether it is traced.
     """
     if any(isinstance(value, Objects) for value in constants):
         raise CaptureError(
@@ -71,10 +78,11 @@ def capture(
             "make tensors of them.",
         )
     own = islands if islands is not None else Islands(job)
+    told = questions if questions is not None else Questions()
     real = False
     while True:
         try:
-            return _capture(job, layout, constants, shapes, num_samples, device_type, own, real)
+            return _capture(job, layout, constants, shapes, num_samples, device_type, own, real, others, told)
         except _NoValueError as error:
             if real:
                 raise CaptureError(
@@ -95,6 +103,8 @@ def _capture(
     device_type: str,
     islands: Islands,
     real: bool,
+    others: Sequence[Sizes],
+    questions: Questions,
 ) -> Graph:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     model = fake_model(job, mode, real)
@@ -116,10 +126,16 @@ def _capture(
         scalars=scalar_dtype(model.parameters(), torch.float32),
         device_type=device_type,
         islands=islands,
+        questions=questions,
     )
 
+    def of_sizes(sizes: Sizes) -> Subject:
+        with mode:
+            tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in sizes[1]]
+        return replace(subject, leaves=tensors, num_samples=sizes[0])
+
     def one_way(decisions: Decisions) -> Graph:
-        traced = trace_steady(subject, mode, decisions)
+        traced = trace_steady(subject, mode, decisions, [partial(of_sizes, sizes) for sizes in others])
         refuse_resized(traced.module.graph)
         module = functionalize(traced.module, mode) if mutates(traced.module.graph) else traced.module
         return _assemble(subject, traced, module)

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from plait.torch_private import pytree
 from plait.torch_private.modules import BatchNorm, check_dims, replaced
@@ -32,7 +32,7 @@ def stand_ins(
         with on_checkpoint(function):
             yield
 
-    with replaced(_batch_norm, Noted, plain, (_cond, _while_loop, _scan)):
+    with replaced(_batch_norm, Noted, plain, (_cond, _while_loop, _scan), _encoder):
         yield
 
 
@@ -79,6 +79,38 @@ class _Reentrant:
         wanted = any(leaf.requires_grad for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor))
         with torch.set_grad_enabled(torch.is_grad_enabled() and wanted):
             return function(*args)
+
+
+_encode = nn.TransformerEncoder.forward
+
+
+def _encoder(
+    encoder: nn.TransformerEncoder,
+    src: Tensor,
+    mask: Tensor | None = None,
+    src_key_padding_mask: Tensor | None = None,
+    is_causal: bool | None = None,
+) -> Tensor:
+    """Without gradients and in eval mode, torch leaves padding out and puts zeros in its place before the last norm."""
+    given, first = (src, mask, src_key_padding_mask, is_causal), encoder.layers[0]
+    tensors = [src, *first.parameters()]
+    leaves_out = torch.backends.mha.get_fastpath_enabled() and getattr(encoder, "use_nested_tensor", False)
+    moves = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    if src_key_padding_mask is None or mask is not None or src.dim() != 3 or first.training:
+        leaves_out = False
+    if not leaves_out or moves or torch.is_autocast_enabled():
+        return _encode(encoder, *given)
+    assert src_key_padding_mask is not None
+    padded = src_key_padding_mask
+    padded = padded if padded.dtype == torch.bool else padded != 0
+    if getattr(encoder, "mask_check", True):  # it does so where all padding comes last
+        padded = padded & (padded[:, 1:] >= padded[:, :-1]).all()
+    norm, encoder.norm = encoder.norm, None
+    try:
+        output = _encode(encoder, *given).masked_fill(padded.unsqueeze(-1), 0.0)
+    finally:
+        encoder.norm = norm
+    return output if norm is None else norm(output)
 
 
 _forward = BatchNorm.forward

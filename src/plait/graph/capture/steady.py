@@ -1,13 +1,15 @@
 """Trace a step whose Python code does the same every time, and refuse one that does not.
 
 In: what is traced. Out: the traced step. A forward may change Python objects: where a second trace is the same, changes
-nothing but tensors that it keeps, and never reads those of the first, a graph loses nothing of it. Otherwise the model
-carries state from step to step that a graph cannot hold. All objects are left as they were found.
+nothing but tensors that it keeps, and reads of those of the first only what depends on nothing (a table that the first
+forward makes), a graph loses nothing of it. Otherwise the model carries state from step to step that a graph cannot
+hold. All objects are left as they were found.
 """
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,22 +17,31 @@ from torch import Tensor
 
 from plait.errors import CaptureError, JobError
 from plait.graph.capture.branches import Decisions
+from plait.graph.capture.same import NoMeaningError, meaning_of
 from plait.graph.capture.trace import StaleTensorError, Subject, Traced, trace
 from plait.job.generators import noted_draws
+from plait.job.model.outside import LATER_S, Asked, noted_asks
 from plait.job.model.watch import Change, Watch
-from plait.torch_private.fake import FakeTensor, FakeTensorMode
+from plait.torch_private.fake import FakeTensorMode
 from plait.torch_private.modules import hooks_of_module
 
+_MOST = 3
+"""Traces after the first, where each leaves something in another place, as one that is kept in a list."""
+_TRAIL = "makes a step another one after a batch of another shape"
 _FIX = "keep it in a buffer and compute it with tensors to have it captured; plans single and ddp run it eagerly."
 
 
-def trace_steady(subject: Subject, mode: FakeTensorMode, decisions: Decisions) -> Traced:
-    """The traced step; raises where the next one would not be the same."""
+def trace_steady(
+    subject: Subject, mode: FakeTensorMode, decisions: Decisions, others: Sequence[Callable[[], Subject]] = ()
+) -> Traced:
+    """The traced step; raises where the next one would not be the same, or another after one of `others` is."""
     roots = {"model": subject.model, "loss": subject.job.loss, "objective": subject.job.objective}
     watch = Watch(roots)
     try:
-        with noted_draws() as told:
+        with noted_draws() as told, noted_asks() as asked:
             traced = trace(subject, mode, decisions)
+        if asked.clocks or asked.files:
+            _refuse_answers(subject, mode, decisions, traced, asked, watch)
         if told:
             raise CaptureError(
                 f"the forward {told[0]}.",
@@ -38,9 +49,38 @@ def trace_steady(subject: Subject, mode: FakeTensorMode, decisions: Decisions) -
                 "eagerly.",
             )
         changed = watch.changes()
-        return _traced_again(subject, mode, decisions, traced, changed, roots) if changed else traced
+        if not changed:
+            return traced
+        try:
+            traced = _traced_again(subject, mode, decisions, traced, changed, roots)
+        except NoMeaningError:
+            raise _refusal(subject, changed[0].path, "a graph would not do") from None
+        watch.restore()
+        for make in others:
+            _refuse_trails(subject, make(), mode, decisions, roots)
+        return traced
     finally:
         _refuse_what_is_lost(watch.restore())
+
+
+def _refuse_answers(
+    subject: Subject, mode: FakeTensorMode, decisions: Decisions, traced: Traced, asked: Asked, watch: Watch
+) -> None:
+    """What is in a file may be another thing next time; for the time a step may ask, if it does not compute with it."""
+    line, what = (asked.files or asked.clocks)[0], "opens a file" if asked.files else "computes with the time"
+    if not asked.files:
+        watch.restore()
+        with noted_asks(LATER_S):
+            later = trace(subject, mode, Decisions(decisions.outcomes))
+        with suppress(NoMeaningError):
+            if meaning_of(later, [], {}, mode).keys == meaning_of(traced, [], {}, mode).keys:
+                return
+    raise CaptureError(
+        f"the forward {what} ({line}): a graph would know the answer of one moment.",
+        fix="let the job's data give it, or read it in the model's constructor, to have it captured; plans single and "
+        "ddp run it eagerly.",
+        where=line,
+    )
 
 
 def _refuse_what_is_lost(paths: list[str]) -> None:
@@ -63,18 +103,32 @@ def _traced_again(
     changed: list[Change],
     roots: dict[str, Any],
 ) -> Traced:
-    kept = {id(change.tensor): change.path for change in changed if change.tensor is not None}
-    second = Watch(roots)
-    try:
-        again = trace(subject, mode, decisions, kept)
-    except StaleTensorError as error:
-        raise _refusal(subject, error.path, "is read in the next one") from None
-    changes = second.changes()
-    for change in changes:
-        if change.tensor is None or id(change.tensor) in again.numbers:
-            raise _refusal(subject, change.path, "a graph would not do")
-    if _written(again) != _written(traced):
-        raise _refusal(subject, changed[0].path, "makes the second forward another one than the first")
+    """What was traced, where the next traces are the same and find what they leave; raises where they are not."""
+    first = meaning_of(traced, _tensors(changed), {}, mode)
+    known, seen = dict(first.left), {change.path: change for change in changed}
+    for _ in range(_MOST):
+        stale = {
+            id(c.tensor): c.path for c in seen.values() if c.tensor is not None and id(c.tensor) not in known
+        }
+        second = Watch(roots)
+        try:
+            again = trace(subject, mode, decisions, stale)
+        except StaleTensorError as error:
+            raise _refusal(subject, error.path, "is read in the next one") from None
+        changes = second.changes()
+        next_one = meaning_of(again, _tensors(changes), known, mode)
+        for change in changes:
+            before = known.get(id(seen[change.path].tensor)) if change.path in seen else None
+            now = next_one.left.get(id(change.tensor))
+            same = before is None or (now is not None and now.equal(before))
+            if change.tensor is None or id(change.tensor) in again.numbers or not same:
+                raise _refusal(subject, change.path, "a graph would not do")
+        if next_one.keys != first.keys:
+            raise _refusal(subject, changed[0].path, "makes the second forward another one than the first")
+        if all(change.path in seen for change in changes):
+            break
+        known |= next_one.left
+        seen |= {change.path: change for change in changes}
     if not changes:
         return traced
     paths = ", ".join(change.path for change in changes[:3])
@@ -82,21 +136,39 @@ def _traced_again(
     return replace(traced, notices=(*traced.notices, notice))
 
 
+def _refuse_trails(
+    subject: Subject, other: Subject, mode: FakeTensorMode, decisions: Decisions, roots: dict[str, Any]
+) -> None:
+    """Of steps of two shapes, none may be another one where it comes after the other."""
+    for before, after in ((subject, other), (other, subject)):
+        watch, path = Watch(roots), "model"
+        try:
+            alone = meaning_of(trace(after, mode, Decisions(decisions.outcomes)), [], {}, mode)
+            watch.restore()
+            earlier = trace(before, mode, Decisions(decisions.outcomes))
+            changed = watch.changes()
+            path = changed[0].path if changed else path
+            left = meaning_of(earlier, _tensors(changed), {}, mode).left
+            stale = {
+                id(c.tensor): c.path for c in changed if c.tensor is not None and id(c.tensor) not in left
+            }
+            later = meaning_of(trace(after, mode, Decisions(decisions.outcomes), stale), [], left, mode)
+        except Exception as error:
+            raise _refusal(subject, path, _TRAIL) from error
+        finally:
+            watch.restore()
+        if later.keys != alone.keys:
+            raise _refusal(subject, path, _TRAIL)
+
+
+def _tensors(changes: list[Change]) -> list[Tensor]:
+    return [change.tensor for change in changes if change.tensor is not None]
+
+
 def _refusal(subject: Subject, path: str, why: str) -> CaptureError:
     line = _line_that_changes(subject, path)
     told = f" ({line})" if line else ""
     return CaptureError(f"the forward changes Python state, {path}{told}, which {why}.", fix=_FIX, where=line)
-
-
-def _written(traced: Traced) -> tuple[str, list[Any]]:
-    """The graph as text, and its constants."""
-    constants = []
-    for node in traced.module.graph.nodes:
-        if node.op == "get_attr":
-            value = getattr(traced.module, str(node.target))
-            real = isinstance(value, Tensor) and not isinstance(value, FakeTensor)
-            constants.append(value.tolist() if real and value.numel() < 1024 else str(value))
-    return str(traced.module.graph), constants
 
 
 def _line_that_changes(subject: Subject, path: str) -> str | None:

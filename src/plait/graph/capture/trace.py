@@ -6,9 +6,10 @@ functions and gradients of gradients act as they do in eager; only the loss is r
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from plait.graph.capture.autocast import autocast_like
 from plait.graph.capture.branches import Decisions
 from plait.graph.capture.functions import FunctionCapture, NeedsPlainOpsError, StaleTensorError
 from plait.graph.capture.islands import Islands
+from plait.graph.capture.questions import Questions
 from plait.graph.capture.stand_ins import stand_ins
 from plait.graph.graph import BatchLayout
 from plait.graph.rewrite.loss import Reading, read_pair, read_scalar, read_unknown
@@ -28,7 +30,7 @@ from plait.job.job import Job
 from plait.job.objective import refuse_own_gradients
 from plait.torch_private import pytree
 from plait.torch_private.fake import FakeTensorMode
-from plait.torch_private.tracing import make_fx, tracer, untraced
+from plait.torch_private.tracing import make_fx, node_of, tracer, untraced
 
 __all__ = ["StaleTensorError", "Subject", "Traced", "trace"]
 
@@ -56,6 +58,8 @@ class Subject:
     """What the step will run on: autocast casts by its lists."""
     islands: Islands
     """Modules that run eagerly."""
+    questions: Questions
+    """What it is told where it asks whether it is traced."""
 
     @property
     def trainable(self) -> list[str]:
@@ -76,6 +80,8 @@ class Traced:
     notices: tuple[str, ...]
     numbers: Mapping[int, Tensor]
     """Tensors that the user's code takes for numbers, by id."""
+    node_of: Callable[[Tensor], fx.Node | None]
+    """The node that stands for a tensor that was left behind."""
 
 
 class _Objective(nn.Module):
@@ -137,6 +143,7 @@ class _Trace:
         self.tangent: fx.Node | None = None
         self.reached: tuple[str, ...] = ()
         self._checkpointed: dict[str, None] = {}
+        self._tracer: Any = None
 
     def run(self) -> Traced:
         subject = self.subject
@@ -147,6 +154,7 @@ class _Trace:
             stack.enter_context(_quiet())
             stack.enter_context(self.marks.modules_of(subject.model))
             stack.enter_context(stand_ins(self._checkpoint))
+            stack.enter_context(subject.questions.answered())
             stack.enter_context(subject.islands.around(subject.model, allowed=not self.plain))
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
             module = make_fx(self._step, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
@@ -158,9 +166,11 @@ class _Trace:
             static_weight=self.reading.static_weight,
             notices=(*self.reading.notices, *self._checkpoint_notices(), *subject.islands.notices()),
             numbers=self.functions.numbers,
+            node_of=partial(node_of, by=self._tracer),
         )
 
     def _step(self, *flat: Tensor) -> list[Tensor]:
+        self._tracer = tracer()
         with self.marks.on_nodes():
             with self.functions, autocast_like(self.subject.job, self.subject.device_type):
                 result = functional_call(

@@ -15,6 +15,7 @@ from torch.utils.data import default_collate
 from plait.errors import DataError
 from plait.job.batch import Objects, describe, no_rows, with_objects
 from plait.job.data.damage import Damage
+from plait.job.data.grouping import Grouping
 from plait.job.data.trees import LOOKED_AT, Tree, fields, tree_fields, with_trees
 from plait.job.origin import called
 from plait.torch_private import pytree
@@ -54,7 +55,7 @@ class Samples(Source):
 
     def __init__(self, samples: Any, collate: Collate | None) -> None:
         self._samples = samples
-        self._collate = collate
+        self._collate = Grouping(collate) if collate is not None else None
         self._get_many = getattr(samples, "__getitems__", None)
         self._among: Sequence[int] | None = None
         self._empty: Any = None
@@ -147,7 +148,7 @@ class Stream(Source):
         self, restart: Callable[[int], Iterator[Any]], collate: Collate | None, seek: Seek | None = None
     ) -> None:
         self._restart = restart
-        self._collate = collate
+        self._collate = Grouping(collate) if collate is not None else None
         self.seek = seek
         self.damage: Damage = Damage()
         self._reader: Iterator[Any] | None = None

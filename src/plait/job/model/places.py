@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from plait.job.model.states import NAMELESS, Nameless, numbers_of, position_of
 from plait.torch_private.autograd import hooks_of, version_of
 from plait.torch_private.fake import FakeTensor
-from plait.torch_private.modules import attributes_of, hooks_of_module, tables_of
+from plait.torch_private.modules import attributes_of, children_of, hooks_of_module, tables_of
 
 _LARGEST_BYTES = 1 << 20
 """Of a tensor that is copied to be put back: larger ones are weights or data."""
@@ -105,6 +105,8 @@ def _module(path: str, module: nn.Module, tensors: bool) -> Iterator[Held]:
 
     def write(old: dict[str, Any]) -> None:
         known = vars(module)
+        for name in [name for name in attributes_of(module) if name not in old]:
+            del known[name]
         known.update({name: entry for name, entry in old.items() if name in known})
 
     yield _held(path, read, write)
@@ -114,8 +116,8 @@ def _module(path: str, module: nn.Module, tensors: bool) -> Iterator[Held]:
     hooks = [hook for entries in hooks_of_module(module).values() for hook in entries]
     hooks += [hook for p in tables_of(module)[0].values() if p is not None for hook in hooks_of(p)]
     yield _held(f"{path}'s hooks", lambda: dict(enumerate(hooks)), lambda old: None)
-    children = dict(module.named_children())
-    yield _held(path, lambda: dict(children), lambda old: None)
+    children = children_of(module)
+    yield _held(path, lambda: dict(children), lambda old: _reset(children, old))
     if _is_users(type(module)):
         yield from _class(type(module))
 

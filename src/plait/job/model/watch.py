@@ -63,14 +63,16 @@ class Watch:
                 if not _same(held, key, now):
                     value = now.get(key)
                     found.append(Change(joined(held.path, key), value if isinstance(value, Tensor) else None))
-        if random.getstate() != self._random:
-            found.append(Change("the state of Python's `random`", None))
+        return found + [Change(f"the state of {name}", None) for name in self.generators()]
+
+    def generators(self) -> tuple[str, ...]:
+        """Generators of random numbers of the whole process that were drawn from."""
+        found = ["Python's `random`"] if random.getstate() != self._random else []
         numpy = sys.modules.get("numpy")
         if numpy is not None and self._numpy is not None:
             key, position = numpy.random.get_state()[1:3]
-            if position != self._numpy[2] or (key != self._numpy[1]).any():
-                found.append(Change("the state of `numpy.random`", None))
-        return found
+            found += ["`numpy.random`"] if position != self._numpy[2] or (key != self._numpy[1]).any() else []
+        return tuple(found)
 
     def restore(self) -> list[str]:
         """Put everything back; returns what could not be: places of iterators, values of large tensors."""

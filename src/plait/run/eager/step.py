@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from plait.errors import JobError
 from plait.graph.ops.random import random_key
 from plait.job.data.share import Share
-from plait.job.generators import seed_torch
+from plait.job.generators import seed_torch, seeded_alike
 from plait.job.job import Job
 from plait.job.model.dtypes import default_dtype
 from plait.job.objective import refuse_own_gradients
@@ -124,9 +124,13 @@ def _takers(
 
 @contextmanager
 def seeded(state: ModelState, step: int, micro_batch: int) -> Iterator[None]:
-    """What torch draws belongs to a micro-batch, and leaves no trace."""
-    with torch.random.fork_rng(devices=[state.device] if state.device.type == "cuda" else []):
-        seed_torch(seed_of(state.job, step, micro_batch))
+    """What torch, Python and numpy draw belongs to a micro-batch, and leaves no trace."""
+    seed, devices = (
+        seed_of(state.job, step, micro_batch),
+        [state.device] if state.device.type == "cuda" else [],
+    )
+    with torch.random.fork_rng(devices=devices), seeded_alike(seed):
+        seed_torch(seed)
         yield
 
 

@@ -48,6 +48,8 @@ class EagerTrial:
     """Parameters that the forward itself writes into."""
     resized: tuple[str, ...] = ()
     """Buffers that the forward gives another shape."""
+    generators: tuple[str, ...] = ()
+    """Generators of the process besides torch's that it draws from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +61,8 @@ class _Forward:
     resized: tuple[str, ...]
     seeds: bool
     """Whether it says itself what torch is to draw."""
+    generators: tuple[str, ...]
+    """Generators besides torch's that it draws from."""
 
 
 def try_eagerly(job: Job, batch: Any, num_samples: int, more: Any, num_more: int) -> EagerTrial:
@@ -94,6 +98,7 @@ def try_eagerly(job: Job, batch: Any, num_samples: int, more: Any, num_more: int
             watched=watched,
             written=first.written,
             resized=first.resized,
+            generators=first.generators,
         )
     assert error is not None
     raise JobError(
@@ -120,7 +125,7 @@ def _inside(error: BaseException) -> str:
 def _try(job: Job, batch: Any, num_samples: int, narrow: bool, watched: bool) -> _Forward:
     model = job.build_model()
     model = copy_of(model) if model is job.model else model
-    watch = Watch({"loss": job.loss, "objective": job.objective})
+    watch = Watch({"model": model, "loss": job.loss, "objective": job.objective})
     draws = SampleDraws(random_key(seed=job.seed, step=0), num_samples) if watched else None
 
     def given(leaf: Tensor) -> Tensor:
@@ -139,14 +144,20 @@ def _try(job: Job, batch: Any, num_samples: int, narrow: bool, watched: bool) ->
             intercepted(draws.takers() if draws is not None else ()),
         ):
             result = job.objective_of(model.train(), pytree.tree_map_only(Tensor, given, batch))
+            generators = watch.generators()
+        after = {name: (version_of(p), p.data_ptr()) for name, p in model.named_parameters()}
     finally:
         watch.restore()
     weighs = not isinstance(result, Tensor) or read_loss(result, num_samples) is not None
-    after = {name: (version_of(p), p.data_ptr()) for name, p in model.named_parameters()}
     written = tuple(name for name, was in before.items() if after.get(name) != was)
     resized = tuple(
         name for name, buffer in model.named_buffers() if shapes.get(name, buffer.shape) != buffer.shape
     )
     return _Forward(
-        weighs=weighs, draws=draws, written=written, resized=resized, seeds=any("seeds" in t for t in told)
+        weighs=weighs,
+        draws=draws,
+        written=written,
+        resized=resized,
+        seeds=any("seeds" in t for t in told),
+        generators=generators,
     )

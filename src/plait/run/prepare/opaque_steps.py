@@ -115,6 +115,12 @@ class OpaqueSteps:
                 else "run eagerly, each rank's forward sees its own share alone: batch norm, random numbers, and "
                 "branches, state and hooks that depend on the batch, are not those of one process."
             )
+        if trial.generators:
+            where = ", on every rank alike, whatever its share" if plan.data_ranks > 1 else ""
+            notices.append(
+                f"the forward draws from {' and '.join(trial.generators)}: seeded anew for every micro-batch{where}, "
+                "so that runs repeat."
+            )
         if trial.other_draws and plan.data_ranks > 1:
             notices.append(
                 f"what {', '.join(trial.other_draws)} draw{'s' if len(trial.other_draws) == 1 else ''} depends on how "

@@ -21,7 +21,7 @@ from plait.graph.graph import Graph
 from plait.graph.ops.random import random_key
 from plait.graph.ops.replay import Replay
 from plait.job.data.share import Share
-from plait.job.generators import seed_torch
+from plait.job.generators import seed_torch, seeded_alike
 from plait.job.job import Job
 from plait.job.model.dtypes import default_dtype
 from plait.job.model.watch import Watch
@@ -56,7 +56,7 @@ def run_eager(job: Job, steps: int, dtype: torch.dtype, captures: Captures) -> R
     order = job.order(captures.source.num_samples)
     assert order is not None, "a stream has no order of its own"
     losses, norms, gradients = [], [], []
-    watch = Watch({"loss": job.loss, "objective": job.objective})
+    watch = Watch({"factory": job.model, "loss": job.loss, "objective": job.objective})
     try:
         for step in range(steps):
             ids = order.at(step).ids
@@ -184,6 +184,7 @@ def drawing(
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.random.fork_rng(devices=[]))
         seed_torch(seed_of(job, step, micro_batch))
+        stack.enter_context(seeded_alike(seed_of(job, step, micro_batch)))
         stack.enter_context(autocast_like(job, device_type))
         key = random_key(seed=job.seed, step=step, micro_batch=micro_batch)
         if isinstance(runs, Opaque):

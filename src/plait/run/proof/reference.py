@@ -95,7 +95,16 @@ def reference_of(
         job=job, steps=steps, dtype=dtype, captures=captures, record=record, rough=rough,
         tolerance=tolerance, weight_tolerance=weight_tolerance, eager=(),
     )  # fmt: skip
-    return _with_eager(known, tell) if eager else replace(known, eager="nobody asked for it")
+    if not eager:
+        return replace(known, eager="nobody asked for it")
+    known = _with_eager(known, tell)
+    differs = not isinstance(known.eager, str) and not all(entry.ok for entry in known.eager)
+    if differs and captures.questions.hide():
+        captures.forget()
+        known = reference_of(job, steps=steps, fp32=fp32, listener=listener, captures=captures)
+        told = " ".join(text for text in (known.eager_notice, captures.questions.line()) if text)
+        known = replace(known, eager_notice=told)
+    return known
 
 
 def _run(job: Job, plan: Plan, steps: int, dtype: torch.dtype, captures: Captures) -> Record:

@@ -1,0 +1,52 @@
+"""Collate functions whose batches hold something of every sample for itself: the boxes of each image.
+
+In: the user's function. Out: one that returns the same, with such lists and tuples as `Objects`. A list is one where it
+has an entry more for one sample more; a pair of tensors, made of two samples, has not.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from plait.job.batch import Objects, copied, tensors_in
+
+Path = tuple[Any, ...]
+
+
+class Grouping:
+    """The user's function, and what is known of the lists that it returns."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self._own = collate
+        self._by_sample: dict[Path, bool] = {}
+        """Of a list, by its place in a batch: whether it has an entry for each sample."""
+
+    def __call__(self, samples: list[Any]) -> Any:
+        made, number = self._own(samples), len(samples)
+        found = [path for path, entry in self._lists_in(made, ()) if len(entry) == number]
+        if any(path not in self._by_sample for path in found):
+            more = dict(self._lists_in(self._own([*samples, samples[0]]), ()))
+            for path in found:
+                self._by_sample.setdefault(path, path in more and len(more[path]) == number + 1)
+        return self._grouped(made, ()) if any(self._by_sample.get(path) for path in found) else made
+
+    def _grouped(self, batch: Any, path: Path) -> Any:
+        if type(batch) in (list, tuple):
+            if self._by_sample.get(path):
+                return Objects(batch)
+            return type(batch)(self._grouped(entry, (*path, at)) for at, entry in enumerate(batch))
+        if isinstance(batch, dict):
+            keys = {id(value): key for key, value in batch.items()}
+            return copied(batch, lambda value: self._grouped(value, (*path, keys[id(value)])))
+        return batch
+
+    def _lists_in(self, batch: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+        """Lists and tuples with tensors in them, with their places; what is inside of a sample's own does not count."""
+        if type(batch) in (list, tuple):
+            if next(tensors_in(batch), None) is not None:
+                yield path, batch
+            if not self._by_sample.get(path):
+                for at, entry in enumerate(batch):
+                    yield from self._lists_in(entry, (*path, at))
+        elif isinstance(batch, dict):
+            for key, entry in batch.items():
+                yield from self._lists_in(entry, (*path, key))

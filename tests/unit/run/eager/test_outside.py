@@ -1,0 +1,84 @@
+"""A forward that asks for the time, opens files, or draws from generators that steps do not own, is told."""
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+import numpy
+import pytest
+import torch
+from tests.ordinary import STEPS, Base, job
+from tests.unit.run.eager.test_against_eager import difference, plain_loop
+from torch import Tensor
+
+from plait.errors import CaptureError
+from plait.graph.from_job import Captures
+from plait.plan.named import resolve
+from plait.run.proof.serial_run import run_serially
+from plait.run.verify import verify
+
+
+class Scaled(Base):
+    factor: Callable[[], float]
+
+    def middle(self, h: Tensor) -> Tensor:
+        return h * self.factor()
+
+
+class ByTime(Scaled):
+    def factor(self) -> float:
+        return time.time() % 7
+
+
+class ByCounter(Scaled):
+    def factor(self) -> float:
+        return 0.5 if perf_counter() % 2 < 1 else perf_counter()
+
+
+class Timed(Scaled):
+    """What it takes is nobody's input."""
+
+    def factor(self) -> float:
+        began = perf_counter()
+        took = time.time_ns() - began
+        return 0.5 if took > 0 else 0.25
+
+
+class ByFile(Scaled):
+    def factor(self) -> float:
+        return len(Path(__file__).read_text()) % 7 + 1.0
+
+
+@pytest.mark.parametrize("model", [ByTime, ByCounter])
+def test_a_step_that_computes_with_the_time_is_not_captured(model: type[Scaled]) -> None:
+    with pytest.raises(CaptureError, match=r"computes with the time \(.*test_outside\.py:\d+\)"):
+        Captures(job(model)).of_size(4)
+
+
+def test_a_step_that_only_looks_at_the_clock_is_captured() -> None:
+    Captures(job(Timed)).of_size(4)
+    assert time.time is not None and perf_counter is time.perf_counter
+
+
+def test_a_step_that_reads_a_file_runs_eagerly() -> None:
+    made = job(ByFile)
+    record = run_serially(made, resolve("single", 1), STEPS, torch.float32)
+    assert difference(made, plain_loop(job(ByFile)), record) is None
+    assert "opens a file" in record.notices[0] and "test_outside.py" in record.notices[0]
+
+
+class ByNumpy(Scaled):
+    def factor(self) -> float:
+        return float(numpy.random.rand()) + random.random()
+
+
+def test_what_is_drawn_from_generators_of_the_process_repeats_and_is_told() -> None:
+    numpy.random.seed(1)
+    first, second = (run_serially(job(ByNumpy), resolve("ddp", 2), 2, torch.float32) for _ in range(2))
+    assert first.losses == second.losses and len(set(first.losses)) == 2
+    (line,) = [text for text in first.notices if "draws from" in text]
+    assert "Python's `random` and `numpy.random`: seeded anew for every micro-batch" in line
+    outcome = verify(job(ByNumpy), "ddp", 2, serial=True, steps=2)
+    assert outcome.ok, outcome
