@@ -30,11 +30,7 @@ def view(op: Op) -> list[Strategy]:
             before = prod(op.shapes[0][d] for d in source if d < dim)
             for outer in {1, *op.outers}:
                 image = _image(op, result, before * outer)
-                if (
-                    op.shapes[0][dim] % outer == 0
-                    and op.axis.divides(op.shapes[0][dim] // outer)
-                    and image is not None
-                ):
+                if image is not None:
                     found.append(Strategy((Shard(dim, outer),), (image,)))
     return found
 
@@ -45,9 +41,7 @@ def _image(op: Op, result: list[int], lead: int) -> Shard | None:
     for dim in result:
         extent = op.out[dim]
         if lead % before == 0 and before <= lead < before * extent:
-            outer = lead // before
-            fits = extent % outer == 0 and op.axis.divides(extent // outer)
-            return Shard(dim, outer) if fits else None
+            return Shard(dim, lead // before)
         before *= extent
     return None
 
