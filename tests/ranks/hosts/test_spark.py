@@ -18,6 +18,7 @@ import sys
 
 import cloudpickle
 import plait
+import plait.errors
 import plait.horovod.spark
 import plait.spark
 import torch
@@ -45,6 +46,12 @@ def meet():
 
 
 assert plait.horovod.spark.run(meet, num_proc=2) == [(0, 3.0), (1, 3.0)]
+try:
+    plait.horovod.spark.run(meet, num_proc=3)
+except plait.errors.UsageError as error:
+    assert "3 ranks are 3 tasks at once, and Spark has room for 2." in str(error), error
+else:
+    raise AssertionError("there is no room for three")
 print("right")
 """
 

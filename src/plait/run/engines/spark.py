@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
@@ -26,7 +27,9 @@ from plait.run.engines.host import CALL, Ended, HostTask, Shipped, values_of
 from plait.run.engines.request import Request
 
 _LOOK_S = 0.5
-"""Between two looks at whether Spark wants a task to end."""
+"""Between two looks at whether Spark wants a task to end, or has room."""
+_ROOM_S = 20.0
+"""For executors that are started with a session to come."""
 _ON_THIS_HOST = re.compile(r"local(\[.*\])?")
 """A session within this process and its children: nobody else has to reach it."""
 _CLOSED = (
@@ -109,8 +112,26 @@ def _write_rows(path: Path, rows: Iterable[Any]) -> int:
 def run_on(session: Any, task: SparkTask, ranks: int, data: Any = None) -> list[Ended]:
     """Run all tasks at once; those of `data` each have a partition of it."""
     context = session.sparkContext
+    _await_room(context, ranks)
     tasks = context.parallelize((), ranks) if data is None else data.repartition(ranks).rdd
     return sorted(tasks.barrier().mapPartitions(task).collect(), key=lambda ended: ended.task)
+
+
+def _await_room(context: Any, ranks: int) -> None:
+    """Wait for executors that are about to come; an error where Spark has no room for all tasks at once. By itself it
+    tries again for ten minutes, and says so in its log alone."""
+    inner = context._jsc.sc()
+    profile = inner.resourceProfileManager().defaultResourceProfile()
+    deadline = time.monotonic() + _ROOM_S
+    while (room := int(inner.maxNumConcurrentTasks(profile))) < ranks:
+        if time.monotonic() > deadline:
+            raise UsageError(
+                f"{ranks} ranks are {ranks} tasks at once, and Spark has room for {room}.",
+                fix=f"use --ranks {room}, or more executors or cores (spark.executor.instances, spark.executor.cores)."
+                if room
+                else "start executors: there are none.",
+            )
+        time.sleep(_LOOK_S)
 
 
 def session_here(master: str | None, ranks: int) -> Any:

@@ -54,6 +54,7 @@ def test_a_job_of_slurm_stays_when_a_node_is_lost_of_an_elastic_run() -> None:
     elastic = request(arguments=("run", "job.py", "--ranks", "4", "--elastic", "2:4"))
     text = script(elastic, "job", None)
     assert text.count("--no-kill") == 2
+    assert "export PLAIT_REQUEUE=1 " in text
     assert "#SBATCH --nodes=1-2\n" in text and "export PLAIT_RANKS_EACH=2 " in text and "--resume" not in text
     assert not {"--no-kill", "PLAIT_RANKS_EACH", "1-2"} & set(script(request(), "job", None).split())
     assert (
