@@ -34,7 +34,7 @@ class ByTime(Scaled):
 
 class ByCounter(Scaled):
     def factor(self) -> float:
-        return 0.5 if perf_counter() % 2 < 1 else perf_counter()
+        return 1 + perf_counter() % 2
 
 
 class Timed(Scaled):
