@@ -49,11 +49,17 @@ class Reading:
     """What is counted, where it is known; None: something that the user's code has counted."""
 
 
-def read_loss(loss: Tensor, num_samples: int, whole: float | None = None) -> Reading | None:
-    """What the loss of a share of `num_samples` samples is; a sum over `whole`, what all shares count, is a sum."""
+def read_loss(
+    loss: Tensor, num_samples: int, whole: float | None = None, fixed: float | None = None
+) -> Reading | None:
+    """What the loss of a share of `num_samples` samples is; a sum over `whole`, what all shares count, is a sum.
+
+    `fixed`: what sums are divided by in shares of any size (`fixed_divisor`); 0: they are divided by what a share
+    counts; None: it is not known which.
+    """
     if loss.grad_fn is None:
         return None
-    found = _read(loss.grad_fn, num_samples, whole)
+    found = _read(loss.grad_fn, _Share(num_samples, whole, fixed))
     if found is not None and found.counts is None and found.weight is not None and found.weight <= 1:
         nothing = float(loss.detach()) == 0.0  # a count of nothing that was kept from being 0
         found = Reading(0.0) if nothing else found if found.weight == 1 else None
@@ -66,16 +72,18 @@ def total_and_weight(
     num_samples: int,
     result: Tensor | tuple[Tensor, Tensor],
     num_whole: int | None = None,
+    fixed: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The objective's result as (total, weight), by what it is a mean of where that can be told, else by samples.
 
-    `num_whole` are the samples of all ranks: a sum over this share's is so much of the sum over theirs.
+    `num_whole` are the samples of all ranks: a sum over this share's is so much of the sum over theirs. `fixed`: see
+    `read_loss`.
     """
     if not isinstance(result, Tensor):
         total, weight = result
         return total, weight.to(total.dtype)
     weight = result.new_tensor(float(num_samples))
-    reading = read_loss(result, num_samples)
+    reading = read_loss(result, num_samples, fixed=fixed)
     loss = job.loss
     if reading is not None and reading.weight is None:
         return result * float(num_whole or num_samples), weight
@@ -91,7 +99,40 @@ def total_and_weight(
     return torch.where(weight > 0, result * weight, torch.zeros_like(result)), weight
 
 
-def _read(node: Any, num_samples: int, whole: float | None) -> Reading | None:
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What is known of a share."""
+
+    num_samples: int
+    whole: float | None
+    fixed: float | None
+
+
+def divisor_of(loss: Tensor) -> float | None:
+    """The number of Python's that a sum was divided by, if the loss is such a sum."""
+    stack = [loss.grad_fn]
+    while stack:
+        node = stack.pop()
+        name, behind = type(node).__name__, _behind(node) if node is not None else []
+        if name.startswith("DivBackward") and len(behind) == 1:
+            divisor, inside = saved(node, "other"), _read(behind[0], _Share(1, None, None))
+            single = not isinstance(divisor, Tensor) or divisor.numel() == 1
+            if single and is_number(divisor) and inside is not None and inside.weight is None:
+                return float(divisor)
+            stack += behind
+        elif name.startswith((*_SAME, *_SCALED, *_ADDED)):
+            stack += behind
+    return None
+
+
+def fixed_divisor(few: float | None, more: float | None) -> float | None:
+    """Of losses of few samples and of more: what sums are divided by, whatever the size; 0: by what they count."""
+    if few is None or more is None:
+        return None
+    return few if few == more else 0.0
+
+
+def _read(node: Any, share: _Share) -> Reading | None:
     name = type(node).__name__
     if name in _LABELS and saved(node, "reduction") == _MEAN:
         target, weight = saved(node, "target"), saved(node, "weight")
@@ -106,17 +147,19 @@ def _read(node: Any, num_samples: int, whole: float | None) -> Reading | None:
     if _adds_up(node):
         return Reading(None)
     behind = _behind(node)
-    if name.startswith("DivBackward") and len(behind) == 1 and _adds_up(behind[0]):
-        return _divided(saved(node, "other"), num_samples, whole)
+    if name.startswith("DivBackward") and len(behind) == 1:
+        inside = _read(behind[0], share)
+        is_sum = inside is not None and inside.weight is None
+        return _divided(saved(node, "other"), share) if is_sum else inside
     if name.startswith((*_SAME, *_SCALED)) and len(behind) == 1:
-        return _read(behind[0], num_samples, whole)
+        return _read(behind[0], share)
     if name.startswith(_ADDED):
-        found = [_read(entry, num_samples, whole) for entry in behind if not _is_penalty(entry)]
+        found = [_read(entry, share) for entry in behind if not _is_penalty(entry)]
         first = found[0] if found else None
         if len(found) < len(behind) and (first is None or first.weight is None):
             return None  # a penalty beside a sum would be counted once a share
         if any(entry is not None and entry.weight is None for entry in found):
-            return Reading(None) if all(_is_of_whole(entry, whole) for entry in found) else None
+            return Reading(None) if all(_is_of_whole(entry, share.whole) for entry in found) else None
         return first if first is not None and all(_alike(first, entry) for entry in found[1:]) else None
     return None
 
@@ -132,15 +175,17 @@ def _is_of_whole(reading: Reading | None, whole: float | None) -> bool:
     return reading.counts is None and reading.weight % whole == 0
 
 
-def _divided(divisor: Tensor | float, num_samples: int, whole: float | None) -> Reading | None:
+def _divided(divisor: Tensor | float, share: _Share) -> Reading | None:
     """A sum by a count of something in the share is a mean; by a number that does not follow the share, a sum."""
     if isinstance(divisor, Tensor) and divisor.numel() != 1:
         return None
     count = float(divisor)
-    if count == whole:
+    if count == share.whole:
         return Reading(None)
+    if is_number(divisor) and share.fixed is not None:
+        return Reading(None) if count == share.fixed or count <= 0 else Reading(count)
     if is_number(divisor):
-        follows = count > 0 and num_samples > 0 and count % num_samples == 0
+        follows = count > 0 and share.num_samples > 0 and count % share.num_samples == 0
         return Reading(count) if follows else Reading(None)
     return Reading(count) if 0 <= count <= 1 or count == int(count) else None
 

@@ -43,6 +43,7 @@ def compile_opaque(
     notices: tuple[str, ...],
     buffers: Sequence[str] = (),
     draw_shapes: tuple[tuple[int, ...], ...] | None = None,
+    fixed: float | None = None,
     watched: bool = True,
     written: Sequence[str] = (),
     device: torch.device | None = None,
@@ -60,7 +61,7 @@ def compile_opaque(
         plan=plan,
         micro_batches=tuple(sizes),
         shares=tuple(shares),
-        classes=(_rank(builder, parameters, len(sizes), buffers, draw_shapes, watched),),
+        classes=(_rank(builder, parameters, len(sizes), buffers, draw_shapes, fixed, watched),),
         members=(0,) * plan.mesh.size,
         layout=layout,
         gathered=(),
@@ -162,6 +163,7 @@ def _rank(
     num_micro: int,
     buffers: Sequence[str],
     draw_shapes: tuple[tuple[int, ...], ...] | None,
+    fixed: float | None,
     watched: bool,
 ) -> RankProgram:
     buckets, writer, servers = builder.buckets, builder.writer, builder.servers
@@ -176,7 +178,7 @@ def _rank(
             started = [builder.start_gather(group, number) for group in range(len(builder.layout.groups))]
             for group, instruction in enumerate(started):
                 builder.end_gather(group, instruction, number)
-        _micro_batch(builder, held, number, draw_shapes, watched, is_last=number == num_micro - 1)
+        _micro_batch(builder, held, number, draw_shapes, fixed, watched, is_last=number == num_micro - 1)
 
     def after() -> None:
         for index, bucket in enumerate(buckets):
@@ -194,6 +196,7 @@ def _micro_batch(
     held: tuple[Value, ...],
     number: int,
     draw_shapes: tuple[tuple[int, ...], ...] | None,
+    fixed: float | None,
     watched: bool,
     *,
     is_last: bool,
@@ -209,6 +212,7 @@ def _micro_batch(
             parameters=parameters,
             buffers=buffers,
             draw_shapes=draw_shapes,
+            fixed=fixed,
             watched=watched,
             micro_batch=number,
             reads=held,

@@ -27,6 +27,7 @@ LATER_S = 1_234_567.891
 """How far the clock is put forward to see whether it matters."""
 _TORCH, _PACKAGE = str(Path(torch.__file__).parent), str(Path(__file__).resolve().parents[2])
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
+_IMPORTS = ("<frozen importlib", f"{_STANDARD_LIBRARY}/importlib")
 
 
 @dataclass(slots=True)
@@ -83,16 +84,19 @@ def _put_in(stack: ExitStack, asks: dict[int, Callable[[], Any]]) -> None:
 
 
 def _line(frame: FrameType | None) -> str | None:
-    """Whose question it is; None: torch's, ours, or that of an import."""
+    """Whose question it is; None: torch's, ours, or that of an import or of what is known of a package."""
+    found = None
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(("<frozen importlib", _PACKAGE)):
+        if file.startswith(_IMPORTS):
             return None
+        if file.startswith(_PACKAGE):
+            return found
         loads = file.startswith(f"{_TORCH}/serialization")
         if file.startswith(_TORCH) and not loads:
-            return None
+            return found
         inside = file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
-        if not (inside or loads or file.startswith("<")):
-            return f"{file}:{frame.f_lineno}"
+        if found is None and not (inside or loads or file.startswith("<")):
+            found = f"{file}:{frame.f_lineno}"
         frame = frame.f_back
-    return None
+    return found

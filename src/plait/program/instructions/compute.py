@@ -32,6 +32,8 @@ class Opaque(Instruction):
     """Buffers of which it writes what this rank adds to them, after the gradients."""
     draw_shapes: tuple[tuple[int, ...], ...] | None = None
     """Of its draws of random numbers, -1 in the place of the dim that holds samples; None: not known."""
+    fixed: float | None = None
+    """What its loss divides a sum by in shares of any size; 0: by what a share counts; None: not known."""
     watched: bool = True
     """Whether its random numbers and batch norm are those of the whole batch: the code runs while ops are watched."""
 

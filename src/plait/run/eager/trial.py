@@ -23,7 +23,7 @@ from plait.job.model.copies import copy_of
 from plait.job.model.dtypes import leaf_dtype
 from plait.job.model.watch import Watch
 from plait.job.origin import fix_of, told
-from plait.job.reading import read_loss
+from plait.job.reading import divisor_of, fixed_divisor, read_loss
 from plait.run.eager.draws import SampleDraws, shapes_of
 from plait.torch_private import pytree
 from plait.torch_private.autograd import version_of
@@ -50,6 +50,8 @@ class EagerTrial:
     """Buffers that the forward gives another shape."""
     generators: tuple[str, ...] = ()
     """Generators of the process besides torch's that it draws from."""
+    fixed: float | None = None
+    """What its loss divides a sum by in shares of any size; 0: by what a share counts; None: not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +65,8 @@ class _Forward:
     """Whether it says itself what torch is to draw."""
     generators: tuple[str, ...]
     """Generators besides torch's that it draws from."""
+    divisor: float | None
+    """What its loss divides a sum by."""
 
 
 def try_eagerly(job: Job, batch: Any, num_samples: int, more: Any, num_more: int) -> EagerTrial:
@@ -85,11 +89,14 @@ def try_eagerly(job: Job, batch: Any, num_samples: int, more: Any, num_more: int
         if first.seeds and watched:  # what it draws is not for us to decide
             continue
         shapes: tuple[tuple[int, ...], ...] | None = () if first.draws is not None else None
-        if first.draws is not None and first.draws.shapes:
-            shapes = None
+        drawn = first.draws if first.draws is not None and first.draws.shapes else None
+        shapes, fixed = shapes if drawn is None else None, None
+        if drawn is not None or first.divisor is not None:
             with contextlib.suppress(Exception):
-                other = _try(job, more, num_more, narrow, watched=True).draws
-                shapes = shapes_of(first.draws.shapes, other.shapes) if other is not None else None
+                other = _try(job, more, num_more, narrow, watched)
+                fixed = fixed_divisor(first.divisor, other.divisor)
+                if drawn is not None and other.draws is not None:
+                    shapes = shapes_of(drawn.shapes, other.draws.shapes)
         return EagerTrial(
             narrow=narrow,
             weighs=first.weighs,
@@ -99,6 +106,7 @@ def try_eagerly(job: Job, batch: Any, num_samples: int, more: Any, num_more: int
             written=first.written,
             resized=first.resized,
             generators=first.generators,
+            fixed=fixed,
         )
     assert error is not None
     raise JobError(
@@ -160,4 +168,5 @@ def _try(job: Job, batch: Any, num_samples: int, narrow: bool, watched: bool) ->
         resized=resized,
         seeds=any("seeds" in t for t in told),
         generators=generators,
+        divisor=divisor_of(result) if isinstance(result, Tensor) else None,
     )

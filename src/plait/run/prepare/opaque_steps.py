@@ -54,6 +54,7 @@ class OpaqueSteps:
             notices=self._notices(plan, error),
             buffers=[name for name, _ in self._job.build_model().named_buffers()],
             draw_shapes=trial.draw_shapes,
+            fixed=trial.fixed,
             watched=trial.watched,
             written=trial.written if plan.mesh.size > 1 else (),
             device=self._device,

@@ -128,7 +128,8 @@ def _gradients(
             drawing(job, own, step, number, size, dtype, programs.captures.device_type),
         ):
             result = job.objective_of(state.model, batch)
-            total, counted = total_and_weight(job, batch, size, result)
+            fixed = own.fixed if isinstance(own, Opaque) else None
+            total, counted = total_and_weight(job, batch, size, result, fixed=fixed)
             mean = result if isinstance(result, Tensor) else total / counted
             weight = early if early is not None else float(counted)
             if mean.requires_grad and weight > 0:

@@ -1,6 +1,8 @@
 """A forward that asks for the time, opens files, or draws from generators that steps do not own, is told."""
 
+import importlib.metadata
 import random
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +36,7 @@ class ByTime(Scaled):
 
 class ByCounter(Scaled):
     def factor(self) -> float:
-        return 0.5 if perf_counter() % 2 < 1 else perf_counter()
+        return 1 + perf_counter() % 2
 
 
 class Timed(Scaled):
@@ -67,6 +69,18 @@ def test_a_step_that_reads_a_file_runs_eagerly() -> None:
     record = run_serially(made, resolve("single", 1), STEPS, torch.float32)
     assert difference(made, plain_loop(job(ByFile)), record) is None
     assert "opens a file" in record.notices[0] and "test_outside.py" in record.notices[0]
+
+
+class Imports(Scaled):
+    """What is read to import something is none of its inputs, nor which version of a package is here."""
+
+    def factor(self) -> float:
+        sys.modules.pop("colorsys", None)
+        return importlib.import_module("colorsys").ONE_THIRD + len(importlib.metadata.version("torch")) * 0
+
+
+def test_a_step_that_imports_something_is_captured() -> None:
+    Captures(job(Imports)).of_size(4)
 
 
 class ByNumpy(Scaled):
