@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from plait.graph.ops import batch_norm, scaled
+from plait.graph.ops import batch_norm, gelu, scaled
 from plait.graph.ops.product_into import PRODUCT_INTO, WIDE_PRODUCT
 from plait.plan.plan import Plan
 from plait.program.program import Program, Segment
@@ -27,6 +27,8 @@ from plait.torch_private.inductor import InductorError, compile_graph
 
 _DECOMPOSITIONS = {**batch_norm.DECOMPOSITIONS, **scaled.IMPLEMENTATIONS}
 """Ops of our own that Inductor may look into."""
+_ON_GPUS = {**_DECOMPOSITIONS, **gelu.DECOMPOSITIONS}
+"""The same, and ops that are better for a GPU than as torch decomposes them."""
 Told = Callable[[str, float, str | None], None]
 """(segment, seconds it took to compile, why it could not be)."""
 
@@ -157,8 +159,9 @@ class CompiledSegments:
             reason = "it takes numbers that change from step to step"
         else:
             graph = graph_of(segment, filled, self.device)
+            ours = _ON_GPUS if self.device.type == "cuda" else _DECOMPOSITIONS
             try:
-                compiled = compile_graph(graph, inputs, _DECOMPOSITIONS, self.processes)
+                compiled = compile_graph(graph, inputs, ours, self.processes)
             except InductorError as error:
                 reason = str(error)
         took = time.perf_counter() - started
