@@ -223,7 +223,7 @@ def graph_of(
             copies[node.name] = copies[node.all_input_nodes[0].name]
         elif node in wide:
             factors = [copies[arg.name] for arg in node.args if isinstance(arg, fx.Node)]
-            copies[node.name] = graph.call_function(WIDE_PRODUCT, tuple(factors))
+            copies[node.name] = graph.call_function(_WIDE[node.target], tuple(factors))
         elif node not in dropped:
             copies[node.name] = copied = graph.node_copy(node, lambda entry: copies[entry.name])
             if isinstance(copied.kwargs.get("device"), torch.device):
@@ -243,7 +243,7 @@ def find_wide(segment: Segment, filled: Mapping[fx.Node, Fill]) -> dict[fx.Node,
             continue
         source = cast.args[0]
         while isinstance(source, fx.Node) and source in inside and len(source.users) == 1:
-            if source.target is torch.ops.aten.mm.default and source not in filled:
+            if source.target in _WIDE and source not in filled:
                 if source.meta["val"].dtype == torch.bfloat16 and source.name not in segment.outputs:
                     found[source] = cast
                 break
@@ -253,6 +253,11 @@ def find_wide(segment: Segment, filled: Mapping[fx.Node, Fill]) -> dict[fx.Node,
     return found
 
 
+_WIDE: Mapping[Any, Any] = {
+    torch.ops.aten.mm.default: WIDE_PRODUCT,
+    scaled.SCALED_GRADIENT: scaled.WIDE_GRADIENT,
+}
+"""Products that may give float32 themselves."""
 _VIEWS = (torch.ops.aten.t.default, torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
