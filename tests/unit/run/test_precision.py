@@ -162,7 +162,9 @@ def test_eight_bits_of_gradients_have_one_scale() -> None:
         assert 2**-10 < off.max() < 2**-3
         assert 2**-10 < off[:16].max() < 2**-3
     part, small = torch.ops.plait.transposed_short(gradient[:, :16].contiguous(), True)
-    assert torch.equal(part.float() * small, shorts[0][:16].float() * scales[0])  # as if the rest were not there
+    assert torch.equal(
+        part.float() * small, shorts[0][:16].float() * scales[0]
+    )  # as if the rest were not there
 
 
 @pytest.mark.parametrize("plan", ["ddp", "zero3", "1f1b", "megatron"])

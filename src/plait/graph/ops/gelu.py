@@ -2,7 +2,7 @@
 
 In: what `aten.gelu` and its backward take. Out: the same numbers up to the rounding of 16 bits. With `erf` the kernels
 wait for arithmetic, not for memory: it has some thirty instructions, and the backward an exponential besides. Here both
-come from one exponential, by Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: the error is below 1e-7.
+come from one exponential, by Abramowitz and Stegun, 7.1.26: the error is below 1e-7.
 """
 
 import math

@@ -201,9 +201,11 @@ def gradients_in_short(products: frozenset[fx.Node]) -> dict[fx.Node, tuple[fx.N
             if node.target is not aten.mm.default or node.args[1] is not activation:
                 continue
             turned = node.args[0]
-            gradient = turned.args[0] if isinstance(turned, fx.Node) and turned.target is aten.t.default else None
+            gradient = (
+                turned.args[0] if isinstance(turned, fx.Node) and turned.target is aten.t.default else None
+            )
             if isinstance(gradient, fx.Node) and gradient in rounded:
-                columns, depth = (turned.meta["val"].shape)  # type: ignore[union-attr]
+                columns, depth = turned.meta["val"].shape  # type: ignore[union-attr]
                 if pays(columns, depth, activation.meta["val"].shape[1]):
                     found[node] = (gradient, activation)
     return found

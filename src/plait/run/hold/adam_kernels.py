@@ -27,7 +27,11 @@ def _update_block(  # type: ignore[no-untyped-def]
     row, at, inside, rate, first, second, small, decay, mean_factor, root,
     gradient_type: tl.constexpr, short_type: tl.constexpr, decoupled: tl.constexpr, negated: tl.constexpr,
 ):  # fmt: skip
-    weights, means, squares = _pointer(row, 2, tl.float32), _pointer(row, 3, tl.float32), _pointer(row, 4, tl.float32)
+    weights, means, squares = (
+        _pointer(row, 2, tl.float32),
+        _pointer(row, 3, tl.float32),
+        _pointer(row, 4, tl.float32),
+    )
     gradient = tl.load(_pointer(row, 1, gradient_type) + at, mask=inside).to(tl.float32)
     weight = tl.load(weights + at, mask=inside)
     mean = tl.load(means + at, mask=inside)
