@@ -39,7 +39,7 @@ def _groups(parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
 def _pairs(kind: Any, dtype: torch.dtype, **options: Any) -> tuple[list[Any], list[Any]]:
     """(parameters, optimizer) of ours and of torch's, which has float32 weights in any case."""
     ours = _parameters(dtype)
-    theirs = [nn.Parameter(p.detach().float()) for p in ours]
+    theirs = [nn.Parameter(p.detach().float().clone()) for p in ours]  # of float32 too
     return (
         [ours, kind(_groups(ours), lr=0.01, weight_decay=0.1, **options)],
         [theirs, kind(_groups(theirs), lr=0.01, weight_decay=0.1, **options)],

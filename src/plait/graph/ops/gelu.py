@@ -17,13 +17,15 @@ aten = torch.ops.aten
 _SHORT = (torch.bfloat16, torch.float16)
 _P = 0.3275911 / math.sqrt(2)
 _COEFFICIENTS = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+_HALF_BIT = -0.5 / math.log(2)
 _DENSITY = 1 / math.sqrt(2 * math.pi)
 
 
 def _normal(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The normal distribution up to x, and exp(-x^2 / 2)."""
-    t = (x.abs() * _P + 1).reciprocal()
-    bell = (x * x * -0.5).exp()
+    """The normal distribution up to x, and exp(-x^2 / 2); roots and powers of two are one instruction of a GPU each."""
+    y = x.abs() * _P + 1
+    t = (y * y).rsqrt()  # 1 / y
+    bell = (x * x * _HALF_BIT).exp2()
     tail = t * _COEFFICIENTS[0]
     for coefficient in _COEFFICIENTS[1:]:
         tail = (tail + coefficient) * t

@@ -12,7 +12,8 @@ the same rounding is emulated.
 """
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from functools import cache
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import torch
@@ -114,7 +115,48 @@ def _(x: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
 def run_transposed_short(x: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
     """The op in ops that a compiler knows: the largest entry of each row is found for the product by rows as well."""
     scale = _scale(x.abs().amax(1, keepdim=True).amax(), _LONG_SPAN if gradient else _SPAN)
-    return (x.float() * scale.reciprocal()).to(_LONG if gradient else SHORT).t().contiguous(), scale
+    turned: Tensor = _TURNED(x, scale.reciprocal(), gradient)
+    return turned, scale
+
+
+def _turned(x: Tensor, factor: Tensor, gradient: bool) -> Tensor:
+    """The transpose of x * factor in 8 bits."""
+    dtype = _LONG if gradient else SHORT
+    kernels = _kernels() if x.is_cuda else None
+    if kernels is not None:
+        return kernels.turn(x, factor, dtype)  # type: ignore[no-any-return]
+    return (x.float() * factor).to(dtype).t().contiguous()
+
+
+@cache
+def _kernels() -> ModuleType | None:
+    """None where this machine cannot build them."""
+    try:
+        from plait.graph.ops import scaled_kernels as kernels
+
+        one = torch.ones(16, 16, dtype=torch.bfloat16, device="cuda")
+        for dtype in (SHORT, _LONG):
+            kernels.turn(one, one[0, 0].float(), dtype)
+    except Exception:  # no Triton, no C compiler, a device that it does not know
+        return None
+    return kernels
+
+
+def _register_turned() -> Any:
+    if not hasattr(torch.ops.plait, "turned_short"):
+        torch.library.define(
+            "plait::turned_short", "(Tensor x, Tensor factor, bool gradient) -> Tensor",
+            tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
+        )  # fmt: skip
+        torch.library.impl("plait::turned_short", ("cpu", "cuda"), _turned)
+        torch.library.register_fake(
+            "plait::turned_short",
+            lambda x, _, gradient: x.new_empty((x.shape[1], x.shape[0]), dtype=_LONG if gradient else SHORT),
+        )
+    return torch.ops.plait.turned_short.default
+
+
+_TURNED: Any = _register_turned()
 
 
 def _gradient(dtype: torch.dtype) -> Callable[..., Tensor]:

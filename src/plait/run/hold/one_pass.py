@@ -78,7 +78,9 @@ class OnePass:
     """The steps of one rank's optimizer."""
 
     def __init__(self) -> None:
-        self._tables: Latest[Any, tuple[Tensor, Tensor]] = Latest(_TABLES)
+        self._tables: Latest[tuple[tuple[int, ...], ...], Tensor] = Latest(_TABLES)
+        self._blocks: Latest[tuple[int, ...], Tensor] = Latest(_TABLES)
+        """By the sizes of tensors: of every block its tensor and its place there."""
 
     @contextmanager
     def made(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
@@ -127,14 +129,18 @@ class OnePass:
     ) -> None:
         device = entries[0].parameter.device
         rows = tuple(entry.addresses() for entry in entries)
-        known = self._tables.get(rows)
-        if known is None:
-            counts = [-(-row[0] // kernels.BLOCK) for row in rows]
-            known = (_moved(torch.tensor(rows), device), _moved(_blocks(counts), device))
-            self._tables.put(rows, known)
+        table = self._tables.get(rows)
+        if table is None:
+            table = _moved(torch.tensor(rows), device)
+            self._tables.put(rows, table)
+        sizes = tuple(row[0] for row in rows)
+        blocks = self._blocks.get(sizes)
+        if blocks is None or blocks.device != device:
+            blocks = _moved(_blocks([-(-size // kernels.BLOCK) for size in sizes]), device)
+            self._blocks.put(sizes, blocks)
         first, second = group["betas"]
         kernels.update(
-            *known, _corrections(entries, first, second, device), len(known[1]),
+            table, blocks, _corrections(entries, first, second, device), len(blocks),
             (group["lr"], first, second, group["eps"], group["weight_decay"]), entries[0].gradient.dtype,
             entries[0].parameter.dtype if entries[0].is_short else None,
             decoupled=decoupled, negated=bool(group["maximize"]), device=device,
