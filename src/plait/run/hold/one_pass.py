@@ -47,13 +47,12 @@ class Entry:
         """Whether the parameter is rounded from `weight`."""
         return self.parameter.dtype != torch.float32
 
-    def fits(self) -> bool:
-        """Whether all lie alike on one GPU, where a kernel can read 16 bytes at a time."""
+    def lies_alike(self) -> bool:
+        """Whether all lie alike on one device, where a kernel can read 16 bytes at a time."""
         own, wide = self.parameter, (self.weight, self.mean, self.square)
         tensors = (own, self.gradient, *wide)
         return (
-            own.is_cuda
-            and own.numel() > 0
+            own.numel() > 0
             and not self.gradient.is_sparse
             and own.dtype in (torch.float32, torch.bfloat16, torch.float16)
             and self.gradient.dtype in (own.dtype, torch.float32)
@@ -104,12 +103,14 @@ class OnePass:
     def _step(
         self, optimizer: torch.optim.Optimizer, group: dict[str, Any]
     ) -> list[tuple[nn.Parameter, Tensor]]:
-        given = [p for p in group["params"] if p.grad is not None and p.is_cuda]
+        given = [p for p in group["params"] if p.grad is not None and _is_here(p)]
         if not given or not _knows(group):
             return []
         if all(p.dtype == torch.float32 for p in given) and sum(p.numel() for p in given) <= _FEW:
             return []
-        entries = [entry for p in given if (entry := _entry(p, optimizer.state.get(p))) and entry.fits()]
+        entries = [
+            entry for p in given if (entry := _entry(p, optimizer.state.get(p))) and entry.lies_alike()
+        ]
         kernels = _kernels() if entries else None
         if kernels is None:
             return []
@@ -157,6 +158,11 @@ def _kernels() -> ModuleType | None:
     except Exception:  # no Triton, no C compiler, a device that it does not know
         return None
     return kernels
+
+
+def _is_here(parameter: nn.Parameter) -> bool:
+    """Whether the kernel's device has it."""
+    return parameter.is_cuda
 
 
 def _entry(parameter: nn.Parameter, state: dict[str, Any] | None) -> Entry | None:
