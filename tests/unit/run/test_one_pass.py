@@ -64,6 +64,7 @@ def test_hands_over_addresses_options_and_corrections(
     parameter = _parameters(optimizer)[1]
     state = optimizer.state[parameter]
     weight = parameter if dtype == torch.float32 else state[MASTER]
+    assert parameter.grad is not None
     tensors = (parameter.grad, weight, state["exp_avg"], state["exp_avg_sq"], parameter)
     assert table.tolist() == [[1500, *(tensor.data_ptr() for tensor in tensors)]]
     assert blocks.tolist() == [[0, 0], [0, 1]] and count == 2
