@@ -4,11 +4,13 @@ Two ranks share the device over sockets of the run: NCCL refuses two ranks on on
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.zoo import ZOO
 
+from plait.graph.ops import scaled
 from plait.plan.named import resolve
 from plait.run.start.launch import Seat, launch
 from plait.run.train import train
@@ -80,7 +82,25 @@ def _products(seat: Seat) -> list[float]:
                 a.cuda(), second.cuda(), None if added is None else added.cuda()
             )
             found.append(float((here - there.cpu()).abs().max() / here.abs().max()))
+        factors = (
+            torch.randn(depth, rows, generator=g).bfloat16(),
+            torch.randn(depth, columns, generator=g).bfloat16(),
+        )
+        for op in (scaled.SCALED_GRADIENT, scaled.WIDE_GRADIENT):
+            here, there = (
+                _gradient(op, *(factor.to(device) for factor in factors)) for device in ("cpu", "cuda")
+            )
+            found.append(float((here - there.cpu()).abs().max() / here.abs().max()))
     return found
+
+
+def _gradient(op: Any, gradient: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
+    (a, scale_a), (b, scale_b) = (
+        scaled.run_transposed_short(gradient, True),
+        scaled.run_transposed_short(activation, False),
+    )
+    made: torch.Tensor = op(a, b, scale_a, scale_b)
+    return made
 
 
 def test_products_in_eight_bits_are_as_emulated() -> None:

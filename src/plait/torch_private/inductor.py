@@ -32,7 +32,8 @@ def compile_graph(
     decompositions: Mapping[Any, Callable[..., Any]],
     processes: int = 1,
 ) -> Callable[[list[Any]], Any]:
-    """Compile for tensors of these shapes, strides and devices; `decompositions`: of ops that are not torch's.
+    """Compile for tensors of these shapes, strides and devices; `decompositions`: of ops that are not torch's, or that
+    are not to be taken apart as torch does it, unless they return NotImplemented.
 
     `processes` compile kernels, and end with this one.
     """
@@ -64,12 +65,23 @@ def _compile(
     with mode, torch.no_grad(), config.patch(_settings(processes)):
         if processes > 1:
             AsyncCompile.wait_pool_ready()  # else the first kernels are compiled here, one after the other
-        table = {**select_decomp_table(), **decompositions}
+        table = select_decomp_table()
+        table = {**table, **{op: _or(ours, table.get(op)) for op, ours in decompositions.items()}}
         traced = make_fx(graph, decomposition_table=table, tracing_mode="real")(*fakes)
         key = _key(traced)
         tagged = compiler_config.patch(cache_key_tag=key)  # type: ignore[attr-defined]
         with _alone(cache, key), tracing(TracingContext(mode)), tagged:
             return compile_fx_inner(traced, fakes)
+
+
+def _or(ours: Callable[..., Any], torchs: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Our decomposition, or torch's where ours is not for these tensors."""
+
+    def decompose(*args: Any, **kwargs: Any) -> Any:
+        made = ours(*args, **kwargs)
+        return torchs(*args, **kwargs) if made is NotImplemented and torchs is not None else made
+
+    return decompose
 
 
 @contextmanager

@@ -141,6 +141,32 @@ def test_eight_bits_round_rows_and_columns() -> None:
     assert torch.equal(torch.ops.plait.scaled_product(torch.zeros_like(a), b, None), torch.zeros_like(a))
 
 
+def test_eight_bits_of_gradients_have_one_scale() -> None:
+    """Gradients that differ by 2^20 are rounded alike: e5m2 spans them, e4m3 would not."""
+    g = torch.Generator().manual_seed(0)
+    activation, gradient = (torch.randn(64, 32, generator=g).bfloat16() for _ in range(2))
+    gradient += gradient.sign()  # none is as good as zero
+    gradient[:, :16] *= 2.0**-20
+    shorts, scales = zip(
+        torch.ops.plait.transposed_short(gradient, True), torch.ops.plait.transposed_short(activation, False),
+        strict=True,
+    )  # fmt: skip
+    assert [short.dtype for short in shorts] == [torch.float8_e5m2, torch.float8_e4m3fn]
+    assert all(scale.log2() == scale.log2().round() for scale in scales)
+    exact = gradient.double().t() @ activation.double()
+    bound = gradient.double().norm(dim=0)[:, None] * activation.double().norm(dim=0)
+    for op, dtype in ((scaled.SCALED_GRADIENT, torch.bfloat16), (scaled.WIDE_GRADIENT, torch.float32)):
+        found = op(*shorts, *scales)
+        assert found.dtype == dtype and found.is_contiguous()
+        off = (found - exact).abs() / bound
+        assert 2**-10 < off.max() < 2**-3
+        assert 2**-10 < off[:16].max() < 2**-3
+    part, small = torch.ops.plait.transposed_short(gradient[:, :16].contiguous(), True)
+    assert torch.equal(
+        part.float() * small, shorts[0][:16].float() * scales[0]
+    )  # as if the rest were not there
+
+
 @pytest.mark.parametrize("plan", ["ddp", "zero3", "1f1b", "megatron"])
 def test_eight_bits_under_plans(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row does not depend on the others of its batch: cut batches agree to 16 bits, cut rows to 8."""
@@ -161,10 +187,9 @@ def test_eight_bits_learn_as_fp32_does(monkeypatch: pytest.MonkeyPatch) -> None:
         batch = step._programs.captures.source.fetch(torch.arange(16))
         losses[precision] = [step(batch) for _ in range(40)]
         program = step._programs.full_step()
-        short = [
-            n for s in program.classes[0].segments.values() for n in s.nodes if "scaled" in str(n.target)
-        ]
-        assert len(short) == (18 if precision == "fp8" else 0)
+        called = [str(n.target) for s in program.classes[0].segments.values() for n in s.nodes]
+        assert called.count("plait.scaled_product.default") == (18 if precision == "fp8" else 0)
+        assert called.count("plait.scaled_gradient.default") == (9 if precision == "fp8" else 0)
     assert losses["fp8"] == pytest.approx(losses["fp32"], rel=0.02)
     assert losses["fp8"] != losses["fp32"]
 
@@ -175,4 +200,5 @@ def test_eight_bits_only_where_they_pay() -> None:
     assert not scaled.pays(8, 4096, 4096)
     step = parallelize(job("fp8"), "single")
     segments = step._programs.full_step().classes[0].segments.values()
-    assert not [node for segment in segments for node in segment.nodes if "scaled" in str(node.target)]
+    called = [str(node.target) for segment in segments for node in segment.nodes]
+    assert not [name for name in called if "scaled" in name or "short" in name]

@@ -3,12 +3,17 @@
 In: two matrices of 16 bits. Out: their product in 16 bits. Rows of the first and columns of the second are divided by
 a power of two, so that their largest entry fits, and rounded to e4m3; the product is scaled back. So no row depends on
 what other rows are in the batch, and a batch that is cut over ranks gives the same numbers; dividing by powers of two
-is exact, however a device or a compiler divides. Products of activations and gradients, which make
-gradients of weights, stay in 16 bits. On processors the same rounding is emulated.
+is exact, however a device or a compiler divides, and as exact as to multiply by the inverse, which takes less time.
+
+Gradients of weights are products of activations and gradients over all samples, so that each factor has one scale: a
+power of two again, so that shares of a batch differ from the whole in entries alone that are tiny beside its largest.
+Gradients are rounded to e5m2, whose numbers span 2^32: those of a loss of many classes differ that much. On processors
+the same rounding is emulated.
 """
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from functools import cache
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import torch
@@ -22,6 +27,10 @@ SHORT = torch.float8_e4m3fn
 """What factors are rounded to."""
 _SPAN = 2.0**7
 """The largest entry of a row becomes this to twice this; the largest number in 8 bits is 448."""
+_LONG = torch.float8_e5m2
+"""What gradients are rounded to where one scale is for all of them."""
+_LONG_SPAN = 2.0**14
+"""The same of it: its largest is 57,344."""
 _EXPONENT = 0x7F800000
 """The bits of a float32 that say its power of two."""
 _SMALLEST_SCALE = 2.0**-100
@@ -81,14 +90,109 @@ def run_scaled_product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 
 def _rounded(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows in 8 bits, each in one piece, and what each is to be multiplied by."""
-    largest = x.abs().amax(1, keepdim=True).float()
-    power = (largest.view(torch.int32) & _EXPONENT).view(torch.float32)  # of two, below the largest entry
-    scale = (power * (1 / _SPAN)).clamp_min(_SMALLEST_SCALE)
-    return (x.float() / scale).to(SHORT).contiguous(), scale
+    scale = _scale(x.abs().amax(1, keepdim=True), _SPAN)
+    return (x.float() * scale.reciprocal()).to(SHORT).contiguous(), scale  # of a power of two: exact
 
+
+def _scale(largest: Tensor, span: float) -> Tensor:
+    """The power of two that makes of numbers up to `largest` some up to twice the span."""
+    power = (largest.float().view(torch.int32) & _EXPONENT).view(torch.float32)
+    return (power * (1 / span)).clamp_min(_SMALLEST_SCALE)
+
+
+@torch.library.custom_op("plait::transposed_short", mutates_args=())
+def transposed_short(x: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
+    """A matrix transposed and in 8 bits, its new rows in one piece each, and what all of it is to be multiplied by."""
+    return run_transposed_short(x, gradient)
+
+
+@transposed_short.register_fake
+def _(x: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
+    made = x.new_empty((x.shape[1], x.shape[0]), dtype=_LONG if gradient else SHORT)
+    return made, x.new_empty((), dtype=torch.float32)
+
+
+def run_transposed_short(x: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
+    """The op in ops that a compiler knows: the largest entry of each row is found for the product by rows as well."""
+    scale = _scale(x.abs().amax(1, keepdim=True).amax(), _LONG_SPAN if gradient else _SPAN)
+    turned: Tensor = _TURNED(x, scale.reciprocal(), gradient)
+    return turned, scale
+
+
+def _turned(x: Tensor, factor: Tensor, gradient: bool) -> Tensor:
+    """The transpose of x * factor in 8 bits."""
+    dtype = _LONG if gradient else SHORT
+    kernels = _kernels() if x.is_cuda else None
+    if kernels is not None:
+        return kernels.turn(x, factor, dtype)  # type: ignore[no-any-return]
+    return (x.float() * factor).to(dtype).t().contiguous()
+
+
+@cache
+def _kernels() -> ModuleType | None:
+    """None where this machine cannot build them."""
+    try:
+        from plait.graph.ops import scaled_kernels as kernels
+
+        one = torch.ones(16, 16, dtype=torch.bfloat16, device="cuda")
+        for dtype in (SHORT, _LONG):
+            kernels.turn(one, one[0, 0].float(), dtype)
+    except Exception:  # no Triton, no C compiler, a device that it does not know
+        return None
+    return kernels
+
+
+def _register_turned() -> Any:
+    if not hasattr(torch.ops.plait, "turned_short"):
+        torch.library.define(
+            "plait::turned_short", "(Tensor x, Tensor factor, bool gradient) -> Tensor",
+            tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
+        )  # fmt: skip
+        torch.library.impl("plait::turned_short", ("cpu", "cuda"), _turned)
+        torch.library.register_fake(
+            "plait::turned_short",
+            lambda x, _, gradient: x.new_empty((x.shape[1], x.shape[0]), dtype=_LONG if gradient else SHORT),
+        )
+    return torch.ops.plait.turned_short.default
+
+
+_TURNED: Any = _register_turned()
+
+
+def _gradient(dtype: torch.dtype) -> Callable[..., Tensor]:
+    """a @ b^T of matrices from `transposed_short`, summed in float32, as `dtype`."""
+
+    def run(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
+        if a.is_cuda:
+            return scaled_mm(a, b.t(), scale_a, scale_b, out_dtype=dtype, use_fast_accum=False)
+        return ((a.float() @ b.float().t()) * (scale_a * scale_b)).to(dtype)
+
+    return run
+
+
+def _register_gradient(name: str, dtype: torch.dtype) -> Any:
+    if not hasattr(torch.ops.plait, name):
+        torch.library.define(
+            f"plait::{name}", "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b) -> Tensor",
+            tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
+        )  # fmt: skip
+        torch.library.impl(f"plait::{name}", ("cpu", "cuda"), _gradient(dtype))
+        torch.library.register_fake(
+            f"plait::{name}", lambda a, b, *_: a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
+        )
+    return getattr(torch.ops.plait, name).default
+
+
+SCALED_GRADIENT: Any = _register_gradient("scaled_gradient", torch.bfloat16)
+"""The gradient of a weight, of both factors in 8 bits."""
+WIDE_GRADIENT: Any = _register_gradient("wide_scaled_gradient", torch.float32)
+"""The same in float32."""
 
 IMPLEMENTATIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {torch.ops.plait.scaled_product.default: run_scaled_product}
+    {
+        torch.ops.plait.scaled_product.default: run_scaled_product,
+        torch.ops.plait.transposed_short.default: run_transposed_short,
+    }
 )
 """What runs it; compiled segments are traced through it."""
 
@@ -127,6 +231,26 @@ def products_in_short(graph: Graph) -> frozenset[fx.Node]:
             if a.dtype == torch.bfloat16 and pays(a.shape[0], a.shape[1], b.shape[1]):
                 found.add(node)
     return frozenset(found)
+
+
+def gradients_in_short(products: frozenset[fx.Node]) -> dict[fx.Node, tuple[fx.Node, fx.Node]]:
+    """Gradients of weights where 8 bits pay, of products that are in 8 bits forward and backward: what each is a
+    product of, (gradient, activation)."""
+    rounded = {factors[0] for node in products if (factors := _factors(node)) is not None}
+    found = {}
+    for activation in rounded:
+        for node in activation.users:
+            if node.target is not aten.mm.default or node.args[1] is not activation:
+                continue
+            turned = node.args[0]
+            gradient = (
+                turned.args[0] if isinstance(turned, fx.Node) and turned.target is aten.t.default else None
+            )
+            if isinstance(gradient, fx.Node) and gradient in rounded:
+                columns, depth = turned.meta["val"].shape  # type: ignore[union-attr]
+                if pays(columns, depth, activation.meta["val"].shape[1]):
+                    found[node] = (gradient, activation)
+    return found
 
 
 def _factors(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:

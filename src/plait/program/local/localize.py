@@ -15,7 +15,7 @@ from torch import fx
 
 from plait.errors import ProgramError
 from plait.graph.graph import Graph
-from plait.graph.ops.scaled import products_in_short
+from plait.graph.ops.scaled import gradients_in_short, products_in_short
 from plait.graph.rewrite.new_nodes import like_mode
 from plait.plan.plan import DATA
 from plait.program.local.conversions import Conversion
@@ -75,6 +75,13 @@ class _Localizer:
         self.offsets: dict[str, fx.Node] = {}
         self.change: Change | None = None
         self.in_short = products_in_short(graph)
+        self.gradients = gradients_in_short(self.in_short)
+        self.feeds = {
+            factor: role
+            for factors in self.gradients.values()
+            for factor, role in zip(factors, ("gradient", "activation"), strict=True)
+        }
+        self.shared: dict[tuple[Any, ...], fx.Node] = {}
         self.batch = {entry.node for entry in graph.inputs_of("batch")}
 
     def build(self) -> LocalGraph:
@@ -153,6 +160,8 @@ class _Localizer:
             strategies,
             self.local_batch_norm,
             node in self.in_short,
+            node in self.gradients,
+            next((self.feeds[factor] for factor in node.all_input_nodes if factor in self.feeds), None),
         )
         self.values[node] = lower_node(site)
         self._check(node)
@@ -168,6 +177,16 @@ class _Localizer:
         if self.change is not None:
             node.meta["change"] = self.change
         return node
+
+    def once(self, target: Any, *args: Any) -> fx.Node:
+        """The same, made once in a stage for all who want it."""
+        stage = (
+            self.stages.of.get(self.current) if self.stages is not None and self.current is not None else None
+        )
+        key = (target, args, stage)
+        if key not in self.shared:
+            self.shared[key] = self.emit(target, *args)
+        return self.shared[key]
 
     def offset(self, axis: str) -> fx.Node:
         """The placeholder of this rank's offset along an axis, in units."""

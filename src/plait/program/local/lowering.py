@@ -25,6 +25,8 @@ class Writer(Protocol):
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node: ...
 
+    def once(self, target: Any, *args: Any) -> fx.Node: ...
+
     def local_shape(self, node: fx.Node, output: int = 0) -> list[int]: ...
 
     def offset(self, axis: str) -> fx.Node: ...
@@ -44,10 +46,18 @@ class Site:
     local_batch_norm: bool
     in_short: bool
     """Whether it is a product that the job wants in 8 bits."""
+    in_short_gradient: bool
+    """Whether it is the gradient of a weight that the job wants in 8 bits."""
+    feeds: str | None
+    """What its first factor is in such a gradient: "gradient" or "activation"."""
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A new local node."""
         return self.writer.emit(target, *args, **kwargs)
+
+    def once(self, target: Any, *args: Any) -> fx.Node:
+        """A local node that is made once for all who want it."""
+        return self.writer.once(target, *args)
 
     def same(self, *args: Any, **kwargs: Any) -> fx.Node:
         """The op itself with other arguments."""

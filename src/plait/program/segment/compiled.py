@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from plait.graph.ops import batch_norm, scaled
+from plait.graph.ops import batch_norm, gelu, scaled
 from plait.graph.ops.product_into import PRODUCT_INTO, WIDE_PRODUCT
 from plait.plan.plan import Plan
 from plait.program.program import Program, Segment
@@ -27,6 +27,8 @@ from plait.torch_private.inductor import InductorError, compile_graph
 
 _DECOMPOSITIONS = {**batch_norm.DECOMPOSITIONS, **scaled.IMPLEMENTATIONS}
 """Ops of our own that Inductor may look into."""
+_ON_GPUS = {**_DECOMPOSITIONS, **gelu.DECOMPOSITIONS}
+"""The same, and ops that are better for a GPU than as torch decomposes them."""
 Told = Callable[[str, float, str | None], None]
 """(segment, seconds it took to compile, why it could not be)."""
 
@@ -157,8 +159,9 @@ class CompiledSegments:
             reason = "it takes numbers that change from step to step"
         else:
             graph = graph_of(segment, filled, self.device)
+            ours = _ON_GPUS if self.device.type == "cuda" else _DECOMPOSITIONS
             try:
-                compiled = compile_graph(graph, inputs, _DECOMPOSITIONS, self.processes)
+                compiled = compile_graph(graph, inputs, ours, self.processes)
             except InductorError as error:
                 reason = str(error)
         took = time.perf_counter() - started
@@ -220,7 +223,7 @@ def graph_of(
             copies[node.name] = copies[node.all_input_nodes[0].name]
         elif node in wide:
             factors = [copies[arg.name] for arg in node.args if isinstance(arg, fx.Node)]
-            copies[node.name] = graph.call_function(WIDE_PRODUCT, tuple(factors))
+            copies[node.name] = graph.call_function(_WIDE[node.target], tuple(factors))
         elif node not in dropped:
             copies[node.name] = copied = graph.node_copy(node, lambda entry: copies[entry.name])
             if isinstance(copied.kwargs.get("device"), torch.device):
@@ -240,7 +243,7 @@ def find_wide(segment: Segment, filled: Mapping[fx.Node, Fill]) -> dict[fx.Node,
             continue
         source = cast.args[0]
         while isinstance(source, fx.Node) and source in inside and len(source.users) == 1:
-            if source.target is torch.ops.aten.mm.default and source not in filled:
+            if source.target in _WIDE and source not in filled:
                 if source.meta["val"].dtype == torch.bfloat16 and source.name not in segment.outputs:
                     found[source] = cast
                 break
@@ -250,6 +253,11 @@ def find_wide(segment: Segment, filled: Mapping[fx.Node, Fill]) -> dict[fx.Node,
     return found
 
 
+_WIDE: Mapping[Any, Any] = {
+    torch.ops.aten.mm.default: WIDE_PRODUCT,
+    scaled.SCALED_GRADIENT: scaled.WIDE_GRADIENT,
+}
+"""Products that may give float32 themselves."""
 _VIEWS = (torch.ops.aten.t.default, torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 

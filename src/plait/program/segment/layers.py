@@ -2,7 +2,8 @@
 
 In: a segment. Out: pieces which, run one after the other, are the segment; the segment itself where little repeats.
 Pieces end after the last product (or convolution, or attention) of a numbered module, `blocks.7` or `layer1.0`: its
-result lies in memory in any case, and what follows it is fused with the beginning of the next layer.
+result lies in memory in any case, and what follows it is fused with the beginning of the next layer; but what only
+makes a gradient of it, views, sums and a cast, stays with it.
 """
 
 import operator
@@ -19,6 +20,12 @@ from plait.program.segment.codegen import make_segment
 Run = Callable[..., tuple[Any, ...]]
 _PRODUCTS = frozenset({"matmul", "convolution", "attention", "recurrent"})
 """Kinds of ops that a compiler calls, and does not fuse with others."""
+_aten = torch.ops.aten
+_ENDINGS = frozenset(
+    {_aten.t.default, _aten.view.default, _aten._unsafe_view.default, _aten._to_copy.default}
+    | {_aten.sum.dim_IntList}
+)
+"""Ops between a product and the gradient of a weight, or between a gradient and that of a bias."""
 
 
 def text_of(segment: Segment) -> object:
@@ -45,11 +52,12 @@ class _Number(str):
 
 def pieces_of(segment: Segment, device: torch.device) -> list[Segment]:
     """The pieces of a segment, fewer than half of which differ; else the segment alone."""
-    ends = _ends(segment.nodes)
+    nodes = _gathered(segment.nodes)
+    ends = _ends(nodes)
     if len(ends) < 4:
         return [segment]
-    bounds = list(zip([0, *ends], [*ends, len(segment.nodes)], strict=True))
-    pieces = [_piece(segment, begin, end, device) for begin, end in bounds if begin < end]
+    bounds = list(zip([0, *ends], [*ends, len(nodes)], strict=True))
+    pieces = [_piece(segment, nodes, begin, end, device) for begin, end in bounds if begin < end]
     made = {name for piece in pieces for name in piece.outputs}
     several = any(not isinstance(n.meta["val"], Tensor) for n in segment.nodes if n.name in made)
     if several or 2 * len({text_of(piece) for piece in pieces}) > len(pieces):
@@ -66,10 +74,33 @@ def _ends(nodes: Sequence[fx.Node]) -> list[int]:
     ends = []
     for index in last.values():
         end = index + 1
-        while end < len(nodes) and nodes[end].target is operator.getitem:
+        while end < len(nodes) and (nodes[end].target is operator.getitem or _leads_out(nodes[end])):
             end += 1
         ends.append(end)
     return sorted(set(ends))
+
+
+def _gathered(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """The nodes in an order in which those that lead out follow at once what they are computed from."""
+    order: dict[fx.Node, None] = {}
+    inside, leading = set(nodes), {node for node in nodes if _leads_out(node)}
+
+    def place(node: fx.Node) -> None:
+        order[node] = None
+        for user in [user for user in node.users if user in leading]:
+            known = all(used in order or used not in inside for used in user.all_input_nodes)
+            if known and user not in order:
+                place(user)
+
+    for node in nodes:
+        if node not in order:
+            place(node)
+    return list(order)
+
+
+def _leads_out(node: fx.Node) -> bool:
+    """Whether a node is on the way to outputs of the whole step, and to nothing else."""
+    return node.target in _ENDINGS and all(user.op == "output" or _leads_out(user) for user in node.users)
 
 
 def _layer(module: str) -> str:
@@ -79,10 +110,12 @@ def _layer(module: str) -> str:
     return "" if found is None else ".".join(parts[: found + 1])
 
 
-def _piece(segment: Segment, begin: int, end: int, device: torch.device) -> Segment:
-    nodes = segment.nodes[begin:end]
+def _piece(
+    segment: Segment, all_nodes: Sequence[fx.Node], begin: int, end: int, device: torch.device
+) -> Segment:
+    nodes = list(all_nodes[begin:end])
     inside = set(nodes)
-    later = {used.name for node in segment.nodes[end:] for used in node.all_input_nodes}
+    later = {used.name for node in all_nodes[end:] for used in node.all_input_nodes}
     later |= set(segment.outputs)
     inputs = dict.fromkeys(used.name for node in nodes for used in node.all_input_nodes if used not in inside)
     outputs = [node.name for node in nodes if node.name in later]

@@ -38,6 +38,7 @@ from plait.run.hold.away.host_memory import HostMemory
 from plait.run.hold.holding import Holding, ShardFetcher
 from plait.run.hold.loss_scale import LossScale
 from plait.run.hold.on_demand import room_beside
+from plait.run.hold.one_pass import OnePass
 from plait.run.hold.optimizer_shards import own_optimizer, whole_optimizer
 from plait.run.hold.user_module import UserModule
 from plait.run.setup.agreement import digest_of
@@ -91,6 +92,7 @@ class ModelState:
         self._module = UserModule(self.model, device, self.parameters, self._shapes, holding)
         self.buffers: dict[str, Tensor] = self._module.buffers
         self.named = [(name, p) for name, p in self.parameters.items() if p.requires_grad]
+        self._one_pass = OnePass()
         self.schedule = job.build_schedule(self.optimizer)
         self.parts = job.parts()
         """The job of each objective."""
@@ -124,7 +126,8 @@ class ModelState:
     def update(self, step: int) -> None:
         """One optimizer step with the gradients that the parameters have."""
         optimizer, _ = self._at(step)
-        optimizer.step()
+        with self._one_pass.made(optimizer):
+            optimizer.step()
 
     def rate(self, step: int) -> float:
         """The learning rate of a step: that of the first group that it updates."""

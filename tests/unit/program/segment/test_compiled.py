@@ -17,7 +17,8 @@ from plait.program.compile import compile_program
 from plait.program.program import Program, Segment
 from plait.program.ranks import Settings
 from plait.program.segment import compiled
-from plait.program.segment.compiled import CompiledSegments, graph_of, pays
+from plait.program.segment.compiled import CompiledSegments, find_wide, graph_of, pays
+from plait.program.segment.layers import pieces_of, text_of
 from plait.run.proof.serial_run import run_serially
 from plait.torch_private.inductor import InductorError
 
@@ -170,3 +171,24 @@ def test_auto_compiles_where_the_run_is_long_enough() -> None:
 def test_an_unknown_choice_is_refused() -> None:
     with pytest.raises(PlanError, match="compile='maybe'"):
         resolve("ddp", 2, {"compile": "maybe"}, None)
+
+
+def test_gradients_are_cast_in_the_piece_of_their_product() -> None:
+    """Else a product cannot write float32 itself, and its result is read and written once more."""
+    blocks = [nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16), nn.GELU()) for _ in range(6)]
+    given = replace(
+        twins(), model=lambda: nn.Sequential(nn.Linear(6, 16), *blocks, nn.Linear(16, 3)), precision="bf16"
+    )
+    segments = program_of(given).classes[0].segments.values()
+    backward = next(segment for segment in segments if "backward" in segment.name)
+    pieces = pieces_of(backward, CPU)
+    assert len(pieces) > 3 and len({text_of(piece) for piece in pieces}) <= len(pieces) // 2
+    assert sorted(n.name for p in pieces for n in p.nodes) == sorted(n.name for n in backward.nodes)
+    wide = [node for piece in pieces for node in find_wide(piece, {})]
+    products = [node for node in backward.nodes if node.target is torch.ops.aten.mm.default]
+    weights = [
+        node
+        for node in products
+        if isinstance(a := node.args[0], torch.fx.Node) and "t.default" in str(a.target)
+    ]
+    assert len(wide) == len(weights) == 8

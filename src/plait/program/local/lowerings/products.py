@@ -1,8 +1,10 @@
 """Products where ranks add up, and convolutions by channels."""
 
+import operator
+
 from torch import fx
 
-from plait.graph.ops.scaled import suits
+from plait.graph.ops.scaled import SCALED_GRADIENT, suits
 from plait.program.local.lowering import Local, Site, lower
 from plait.program.local.lowerings.own_shard import of_input
 from plait.program.place.placement import P, R, Shard
@@ -19,6 +21,8 @@ def addmm(site: Site) -> Local:
 
 @lower(aten.mm)
 def mm(site: Site) -> Local:
+    if site.in_short_gradient:
+        return _gradient(site, *site.args)
     return _product(site, None, *site.args) if site.in_short else site.same(*site.args)
 
 
@@ -27,7 +31,26 @@ def _product(site: Site, bias: fx.Node | None, a: fx.Node, b: fx.Node) -> Local:
     (rows, depth), columns = a.meta["val"].shape, b.meta["val"].shape[1]
     if not suits(rows, depth, columns):
         return site.same(*site.args)
+    if site.feeds is not None and suits(depth, rows, columns):
+        _transposed(site, a, site.feeds)  # here: so it is kept in 8 bits from forward to backward, not in 16
     return site.emit(ours.scaled_product.default, a, b, bias)
+
+
+def _gradient(site: Site, turned: fx.Node, activation: fx.Node) -> Local:
+    """The same for the gradient of a weight, both of whose factors are rounded anyway."""
+    (rows, depth), columns = turned.meta["val"].shape, activation.meta["val"].shape[1]
+    if turned.target is not aten.t.default or not suits(rows, depth, columns):
+        return site.same(*site.args)
+    gradient = turned.args[0]
+    assert isinstance(gradient, fx.Node)
+    factors = (_transposed(site, gradient, "gradient"), _transposed(site, activation, "activation"))
+    shorts, scales = zip(*factors, strict=True)
+    return site.emit(SCALED_GRADIENT, *shorts, *scales)
+
+
+def _transposed(site: Site, x: fx.Node, role: str) -> tuple[fx.Node, fx.Node]:
+    made = site.once(ours.transposed_short.default, x, role == "gradient")
+    return site.once(operator.getitem, made, 0), site.once(operator.getitem, made, 1)
 
 
 @lower(aten.convolution, empty=True)
