@@ -130,6 +130,7 @@ class CapturedComputes:
 
     def __init__(self, recorder: Recorder, mode: Graphs, told: Told) -> None:
         self._recorder, self._told = recorder, told
+        self._mode: Graphs = mode
         self._warm = _WARM_ON if mode == "on" else _WARM
         self._decided: bool | None = True if mode == "on" else None
         self._entries: dict[int, _Entry] = {}
@@ -167,6 +168,13 @@ class CapturedComputes:
             self._timed.append((time.perf_counter() - began, seconds))
             return result  # type: ignore[no-any-return]
         return run(args, into)
+
+    def restart(self) -> None:
+        """Segments run another way from now on: forget all graphs, and decide anew. Between steps alone."""
+        self._entries.clear()
+        self._made.clear()
+        self._timed.clear()
+        self._decided = True if self._mode == "on" else None
 
     def _decide(self) -> None:
         """By the last step: whether the device waits for the host."""

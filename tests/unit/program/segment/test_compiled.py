@@ -1,7 +1,9 @@
 """Compiled segments: they compute what plain ones do, are compiled once, and give way where they cannot be."""
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,9 +19,12 @@ from plait.program.compile import compile_program
 from plait.program.program import Program, Segment
 from plait.program.ranks import Settings
 from plait.program.segment import compiled
-from plait.program.segment.compiled import CompiledSegments, graph_of, pays
+from plait.program.segment.behind import Behind, Wanted
+from plait.program.segment.codegen import make_segment
+from plait.program.segment.compiled import CompiledSegments, compiled_where_it_pays, pays
+from plait.program.segment.standalone import graph_of
 from plait.run.proof.serial_run import run_serially
-from plait.torch_private.inductor import InductorError
+from plait.torch_private.inductor import InductorError, Like
 
 CPU = torch.device("cpu")
 
@@ -155,6 +160,133 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_is_told(monkeypatch: pytest.M
     assert told == ["no such op"]
     for ours, theirs in zip(found, plain, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_numbers_are_compiled_in_until_they_change_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places on an axis of the mesh are the same in every step, for each rank."""
+    calls: list[int] = []
+    told: list[str | None] = []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[Like], *_: object) -> object:
+        calls.append(len(inputs))
+        return lambda args: graph(*args)
+
+    monkeypatch.setattr(compiled, "compile_graph", count)
+    graph = torch.fx.Graph()
+    batch, place = graph.placeholder("batch"), graph.placeholder("place")
+    part = graph.call_function(take_from, (batch, place))
+    double = graph.call_function(torch.ops.aten.add.Tensor, (part, part))
+    graph.output((double,))
+    segment = make_segment("s", "forward", [part, double], ["batch", "place"], [double.name], CPU)
+    runs = CompiledSegments(CPU, told=lambda name, seconds, reason: told.append(reason))
+    given = torch.arange(40.0)
+    for _ in range(2):
+        for number in range(20):
+            (found,) = runs.run_of(segment)([given, number])
+            assert torch.equal(found, 2 * given[number : number + 3])
+    assert calls == [1] * 8 and told == [None] * 8 + ["it takes numbers that change from step to step"]
+
+
+@pytest.mark.parametrize("plan", ["zero3", "1f1b", "megatron"])
+def test_every_segment_can_be_compiled(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments hand on tensors, never all results of an op as one, and take numbers where ranks have places."""
+    made: list[object] = []
+
+    def check(graph: torch.fx.GraphModule, inputs: list[Like], *_: object) -> object:
+        (outputs,) = graph.graph.output_node().args
+        made.extend(node.meta.get("val") for node in cast("tuple[torch.fx.Node, ...]", outputs))
+        return lambda args: graph(*args)
+
+    monkeypatch.setattr(compiled, "compile_graph", check)
+    told: list[str] = []
+    monkeypatch.setattr(
+        compiled, "_untold", lambda name, _, reason: told.append(f"{name}: {reason}") if reason else None
+    )
+    job = replace(twins(), batch=8, model=lambda: nn.Sequential(
+        nn.Embedding(8, 6), nn.LayerNorm(6), nn.Linear(6, 12), nn.GELU(), nn.Dropout(0.1), nn.Linear(12, 6),
+        nn.LayerNorm(6), nn.Flatten(), nn.Linear(12, 3),
+    ), data=(torch.randint(0, 8, (8, 2)), torch.randint(0, 3, (8,))))  # fmt: skip
+    plain, fast = (
+        run_serially(job, resolve(plan, 2, {"compile": how}, None), 2, torch.float64) for how in ("off", "on")
+    )
+    assert plain.losses == pytest.approx(fast.losses, rel=1e-12) and not told
+    assert len(made) > 10 and all(isinstance(value, torch.Tensor) for value in made)
+
+
+def take_from(tensor: torch.Tensor, first: int) -> torch.Tensor:
+    return tensor.narrow(0, first, 3)
+
+
+def test_a_lazy_conjugate_is_left_as_it_is() -> None:
+    """Compiled code reads memory, which holds the other number."""
+    told: list[str | None] = []
+    graph = torch.fx.Graph()
+    total = graph.call_function(torch.ops.aten.exp.default, (graph.placeholder("given"),))
+    segment = make_segment("s", "forward", [total], ["given"], [total.name], CPU)
+    runs = CompiledSegments(CPU, told=lambda name, seconds, reason: told.append(reason))
+    given = torch.tensor([1 + 2j]).conj()
+    assert torch.equal(runs.run_of(segment)([given])[0], given.resolve_conj().exp())
+    assert told == ["it takes a tensor that is sparse, or conjugated or negated when it is read"]
+
+
+def test_steps_run_as_written_until_what_was_compiled_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where two segments want the same; what cannot be compiled stays as it is."""
+    ran: list[int] = []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[Like], *_: object) -> object:
+        def run(args: list[Any]) -> Any:
+            ran.append(1)
+            return graph(*args)
+
+        return run
+
+    monkeypatch.setattr(compiled, "compile_graph", count)
+    told: list[tuple[float, str | None]] = []
+    behind = Behind(CPU, 1)
+    answers: list[tuple[Wanted, float]] = []
+    monkeypatch.setattr(behind, "hear", lambda: [answers.pop()] if answers else [])
+    runs = CompiledSegments(
+        CPU, told=lambda _, seconds, reason: told.append((seconds, reason)), behind=behind
+    )
+    entry = program_of(twins()).classes[0]
+    segments = [*entry.segments.values(), *program_of(twins()).classes[0].segments.values()]
+    expected = [run(segment, segment.run) for segment in segments]
+    for _ in range(2):
+        assert_same([run(segment, runs.run_of(segment)) for segment in segments], expected)
+    assert not ran and not runs.is_settled and behind.num_waiting == len(entry.segments)
+    runs.step = 5
+    for wanted in behind._wanted.values():
+        answers.append((wanted, 2.0))
+    behind._wanted[next(iter(behind._wanted))].reason = "no such op"
+    for _ in entry.segments:
+        runs.hear()
+    assert sorted(told, key=str) == [(2.0, "no such op"), *[(2.0, None)] * (len(entry.segments) - 1)]
+    assert runs.take(-1) == 0 and runs.take(4) == len(entry.segments)
+    assert_same([run(segment, runs.run_of(segment)) for segment in segments], expected)
+    assert len(ran) == 2 * (len(entry.segments) - 1)
+    counted = runs.counted()
+    assert (counted["as_written"], counted["waiting"]) == (1, 0)
+
+
+def run(segment: Segment, function: Callable[..., tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
+    memory = [torch.empty(meta_of(segment, segment.outputs[place]).shape) for place in segment.fillable]
+    given = inputs_of(segment)
+    return function(given, memory) if memory else function(given)
+
+
+def assert_same(found: list[tuple[torch.Tensor, ...]], expected: list[tuple[torch.Tensor, ...]]) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_who_cannot_change_between_steps_waits_for_compilation() -> None:
+    program = program_of(twins(), "background")
+    found = compiled_where_it_pays(program.plan, program, CPU)
+    assert found is not None and found.behind is None, "what is verified is what is compiled"
+    found = compiled_where_it_pays(program.plan, program, CPU, may_wait=True)
+    assert found is not None and found.behind is not None
+    found = compiled_where_it_pays(program_of(twins(), "on").plan, program, CPU, may_wait=True)
+    assert found is not None and found.behind is None, "a run that is to be the same again"
 
 
 def test_auto_compiles_where_the_run_is_long_enough() -> None:
