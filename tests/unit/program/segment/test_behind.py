@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,10 @@ def test_an_op_that_another_process_does_not_have_is_named() -> None:
 
 def test_a_function_without_a_name_is_tried_by_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Behind(CPU, 1)
-    monkeypatch.setattr(found, "_start", lambda: setattr(found, "_pid", 0))
-    monkeypatch.setattr(found, "_read", lambda found: None)
+    monkeypatch.setattr(found, "_start", lambda: pytest.fail("there is nothing to ask"))
     wanted = found.want("key", "segment", graph_of(lambda a, b: a + b), [], 3)
     assert found.settled_until == 2
-    assert found.hear() == [] and wanted.is_answered and found.settled_until == float("inf")
+    assert found.hear() == [] and not wanted.is_kept and found.settled_until == float("inf")
     assert found.take(3) == [("key", wanted)] and found.num_waiting == 0
 
 
@@ -68,7 +68,7 @@ def test_where_there_is_no_room_for_a_process_the_rank_compiles(monkeypatch: pyt
     wanted = found.want("key", "segment", graph_of(torch.ops.aten.mm.default), [], 0)
     found.hear()
     assert found.no_room is not None and "1.0 MiB" in found.no_room
-    assert wanted.is_answered and wanted.reason is None and found.settled_until == float("inf")
+    assert not wanted.is_kept and wanted.reason is None and found.settled_until == float("inf")
 
 
 def until_settled(found: Behind) -> list[tuple[Wanted, float]]:
@@ -91,8 +91,9 @@ def test_what_is_compiled_there_is_found_here(tmp_path: Path, monkeypatch: pytes
     wrong = found.want("wrong", "wrong", graph_of(torch.ops.aten.bmm.default), like, 2)
     try:
         heard = until_settled(found)
-        assert [wanted for wanted, _ in heard] == [product, own, wrong] and heard[0][1] > 0
-        assert product.reason is None and own.reason is None, "the rank has that op and tries"
+        assert [wanted.name for wanted, _ in heard] == ["product", "wrong"] and heard[0][1] > 0
+        assert product.is_kept and product.reason is None
+        assert not own.is_kept and own.reason is None, "the rank has that op and tries"
         assert wrong.reason is not None
         assert [key for key, _ in found.take(1)] == ["product", "own"]
         counts = dict(module_counters())
@@ -102,11 +103,50 @@ def test_what_is_compiled_there_is_found_here(tmp_path: Path, monkeypatch: pytes
         assert module_counters()["fxgraph_cache_hit"] == counts.get("fxgraph_cache_hit", 0) + 1
         assert found._pid is not None
         os.kill(found._pid, signal.SIGKILL)
-        found.want("more", "more", product.graph, like, 3)
+        found.want("more", "more", graph_of(torch.ops.aten.add.Tensor), like, 3)
         until_settled(found)
         assert found.lost is not None and "status -9" in found.lost
     finally:
         found.close()
+
+
+def test_ranks_of_a_host_compile_a_graph_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes what nobody has claimed; what another has compiled is answered without a process."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    asked: list[tuple[str, str]] = []
+    ranks = {name: Behind(CPU, 1) for name in ("first", "second", "third")}
+    for name, rank in ranks.items():
+        monkeypatch.setattr(rank, "_start", lambda: True)
+        monkeypatch.setattr(rank, "_packed", partial(note, asked, name))
+        monkeypatch.setattr(rank, "_read", lambda found: None)
+        rank._line = rank._requests = os.open(os.devnull, os.O_WRONLY)
+        for target in (torch.ops.aten.mm.default, torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor):
+            rank.want(target, str(target), graph_of(target), [], 0)
+    for name in ("first", "second"):
+        ranks[name].hear()
+    assert asked == [
+        ("first", "aten.mm.default"),
+        ("first", "aten.add.Tensor"),
+        ("second", "aten.sub.Tensor"),
+    ]
+    for wanted in [*ranks["first"]._asked, *ranks["second"]._asked]:
+        assert wanted.claimed is not None
+        wanted.claimed.release("2.5")
+    heard = ranks["second"].hear()
+    assert [(wanted.name, seconds) for wanted, seconds in heard] == [
+        ("aten.mm.default", 2.5),
+        ("aten.add.Tensor", 2.5),
+    ]
+    heard = ranks["third"].hear()
+    assert len(heard) == 3 and all(wanted.is_kept and not seconds for wanted, seconds in heard), (
+        "of an earlier run"
+    )
+    assert len(asked) == 3 and ranks["third"].settled_until == float("inf")
+
+
+def note(asked: list[tuple[str, str]], name: str, wanted: Wanted, given: object) -> bytes:
+    asked.append((name, wanted.name))
+    return b""
 
 
 def module_counters() -> dict[str, int]:

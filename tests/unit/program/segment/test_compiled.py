@@ -1,9 +1,10 @@
 """Compiled segments: they compute what plain ones do, are compiled once, and give way where they cannot be."""
 
+import operator
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from plait.program.segment import compiled
 from plait.program.segment.behind import Behind, Wanted
 from plait.program.segment.codegen import make_segment
 from plait.program.segment.compiled import CompiledSegments, compiled_where_it_pays, pays
-from plait.program.segment.standalone import graph_of
+from plait.program.segment.standalone import Given, given_of, graph_of
 from plait.run.proof.serial_run import run_serially
 from plait.torch_private.inductor import InductorError, Like
 
@@ -53,6 +54,10 @@ def meta_of(segment: Segment, name: str) -> torch.Tensor:
 def inputs_of(segment: Segment) -> list[torch.Tensor]:
     metas = [meta_of(segment, name) for name in segment.inputs]
     return [torch.ones(meta.shape, dtype=meta.dtype) for meta in metas]
+
+
+def given_likes(segment: Segment) -> list[Given]:
+    return [given_of(tensor) for tensor in inputs_of(segment)]
 
 
 @pytest.mark.timeout(300)
@@ -136,9 +141,11 @@ def test_layers_that_are_alike_are_compiled_once(monkeypatch: pytest.MonkeyPatch
 def test_gradients_on_a_gpu_are_float32_as_the_product_leaves_them() -> None:
     segments = program_of(replace(twins(), precision="bf16")).classes[0].segments.values()
     segment = next(entry for entry in segments if entry.phase == "backward")
-    graph = graph_of(segment, [], torch.device("cuda"))
+    graph = graph_of(segment, given_likes(segment), [], torch.device("cuda"))
     assert [node.target for node in graph.graph.nodes].count(WIDE_PRODUCT) == 2
-    assert WIDE_PRODUCT not in [node.target for node in graph_of(segment, [], CPU).graph.nodes]
+    assert WIDE_PRODUCT not in [
+        node.target for node in graph_of(segment, given_likes(segment), [], CPU).graph.nodes
+    ]
     for node in graph.graph.nodes:
         node.kwargs = {**node.kwargs, "device": CPU} if "device" in node.kwargs else node.kwargs
     graph.recompile()
@@ -177,6 +184,7 @@ def test_numbers_are_compiled_in_until_they_change_too_often(monkeypatch: pytest
     part = graph.call_function(take_from, (batch, place))
     double = graph.call_function(torch.ops.aten.add.Tensor, (part, part))
     graph.output((double,))
+    part.meta["val"] = double.meta["val"] = torch.empty(3)
     segment = make_segment("s", "forward", [part, double], ["batch", "place"], [double.name], CPU)
     runs = CompiledSegments(CPU, told=lambda name, seconds, reason: told.append(reason))
     given = torch.arange(40.0)
@@ -184,18 +192,43 @@ def test_numbers_are_compiled_in_until_they_change_too_often(monkeypatch: pytest
         for number in range(20):
             (found,) = runs.run_of(segment)([given, number])
             assert torch.equal(found, 2 * given[number : number + 3])
-    assert calls == [1] * 8 and told == [None] * 8 + ["it takes numbers that change from step to step"]
+    assert calls == [1] * 8
+    assert told == [None] * 8 + ["it takes numbers, or strides, that change from step to step"]
+
+
+def test_strides_that_change_are_compiled_for_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was compiled reads memory as the first tensors lay in it: a transposed one would be read across."""
+    strides: list[tuple[int, ...]] = []
+
+    def read_memory(graph: torch.fx.GraphModule, inputs: list[Like], *_: object) -> object:
+        strides.append(inputs[0].stride)
+        return lambda args: graph(args[0].as_strided(inputs[0].shape, inputs[0].stride))
+
+    monkeypatch.setattr(compiled, "compile_graph", read_memory)
+    graph = torch.fx.Graph()
+    double = graph.call_function(torch.ops.aten.mul.Tensor, (graph.placeholder("given"), 2))
+    double.meta["val"] = torch.empty(3, 3)
+    runs = CompiledSegments(CPU)
+    segment = make_segment("s", "forward", [double], ["given"], [double.name], CPU)
+    given = torch.randn(3, 3)
+    for _ in range(2):
+        for tensor in (given, given.t()):
+            torch.testing.assert_close(runs.run_of(segment)([tensor])[0], 2 * tensor)
+    assert strides == [(3, 1), (1, 3)]
 
 
 @pytest.mark.parametrize("plan", ["zero3", "1f1b", "megatron"])
 def test_every_segment_can_be_compiled(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments hand on tensors, never all results of an op as one, and take numbers where ranks have places."""
-    made: list[object] = []
+    """Also those that hand on all results of an op as one, and those of ranks that have a place on an axis."""
+    handed: list[object] = []
 
     def check(graph: torch.fx.GraphModule, inputs: list[Like], *_: object) -> object:
-        (outputs,) = graph.graph.output_node().args
-        made.extend(node.meta.get("val") for node in cast("tuple[torch.fx.Node, ...]", outputs))
-        return lambda args: graph(*args)
+        def run(args: list[Any]) -> Any:
+            found = graph(*args)
+            handed.extend((*args, *found))
+            return found
+
+        return run
 
     monkeypatch.setattr(compiled, "compile_graph", check)
     told: list[str] = []
@@ -210,7 +243,41 @@ def test_every_segment_can_be_compiled(plan: str, monkeypatch: pytest.MonkeyPatc
         run_serially(job, resolve(plan, 2, {"compile": how}, None), 2, torch.float64) for how in ("off", "on")
     )
     assert plain.losses == pytest.approx(fast.losses, rel=1e-12) and not told
-    assert len(made) > 10 and all(isinstance(value, torch.Tensor) for value in made)
+    assert len(handed) > 10 and all(isinstance(value, torch.Tensor) for value in handed)
+
+
+def test_results_that_are_one_are_taken_apart_and_put_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between a segment that makes a tuple, with a result that is not there, and one that reads it."""
+    monkeypatch.setattr(compiled, "compile_graph", lambda graph, *_: lambda args: flat(graph(*args)))
+    graph = torch.fx.Graph()
+    given = graph.placeholder("given")
+    three = graph.call_function(three_of, (given,))
+    three.meta["val"] = (torch.empty(2), None, [torch.empty(2)])
+    last = graph.call_function(operator.getitem, (three, 2))
+    total = graph.call_function(add_all, (three, last))
+    last.meta["val"], total.meta["val"] = [torch.empty(2)], torch.empty(2)
+    runs = CompiledSegments(
+        CPU, told=lambda name, seconds, reason: pytest.fail(f"{name}: {reason}") if reason else None
+    )
+    first = make_segment("first", "forward", [three], ["given"], [three.name], CPU)
+    second = make_segment("second", "forward", [last, total], [three.name], [total.name], CPU)
+    value = torch.tensor([1.0, 2.0])
+    (handed,) = runs.run_of(first)([value])
+    assert handed[1] is None and torch.equal(handed[2][0], 3 * value)
+    assert torch.equal(runs.run_of(second)([handed])[0], 7 * value)
+
+
+def flat(results: Sequence[Any]) -> Sequence[Any]:
+    assert all(isinstance(value, torch.Tensor) for value in results), "Inductor takes tensors alone"
+    return results
+
+
+def three_of(tensor: torch.Tensor) -> tuple[torch.Tensor, None, list[torch.Tensor]]:
+    return tensor, None, [3 * tensor]
+
+
+def add_all(three: Any, last: Any) -> torch.Tensor:
+    return three[0] + three[2][0] + last[0]
 
 
 def take_from(tensor: torch.Tensor, first: int) -> torch.Tensor:
@@ -222,6 +289,7 @@ def test_a_lazy_conjugate_is_left_as_it_is() -> None:
     told: list[str | None] = []
     graph = torch.fx.Graph()
     total = graph.call_function(torch.ops.aten.exp.default, (graph.placeholder("given"),))
+    total.meta["val"] = torch.empty(1, dtype=torch.complex64)
     segment = make_segment("s", "forward", [total], ["given"], [total.name], CPU)
     runs = CompiledSegments(CPU, told=lambda name, seconds, reason: told.append(reason))
     given = torch.tensor([1 + 2j]).conj()
@@ -253,11 +321,13 @@ def test_steps_run_as_written_until_what_was_compiled_is_taken(monkeypatch: pyte
     expected = [run(segment, segment.run) for segment in segments]
     for _ in range(2):
         assert_same([run(segment, runs.run_of(segment)) for segment in segments], expected)
-    assert not ran and not runs.is_settled and behind.num_waiting == len(entry.segments)
+    assert not ran and behind.num_waiting == len(entry.segments)
     runs.step = 5
     for wanted in behind._wanted.values():
+        wanted.is_kept = True
         answers.append((wanted, 2.0))
-    behind._wanted[next(iter(behind._wanted))].reason = "no such op"
+    refused = next(iter(behind._wanted.values()))
+    refused.is_kept, refused.reason = False, "no such op"
     for _ in entry.segments:
         runs.hear()
     assert sorted(told, key=str) == [(2.0, "no such op"), *[(2.0, None)] * (len(entry.segments) - 1)]
@@ -266,6 +336,7 @@ def test_steps_run_as_written_until_what_was_compiled_is_taken(monkeypatch: pyte
     assert len(ran) == 2 * (len(entry.segments) - 1)
     counted = runs.counted()
     assert (counted["as_written"], counted["waiting"]) == (1, 0)
+    assert counted["seconds"] == 2.0 * len(entry.segments), "to load is not to compile"
 
 
 def run(segment: Segment, function: Callable[..., tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
@@ -279,14 +350,22 @@ def assert_same(found: list[tuple[torch.Tensor, ...]], expected: list[tuple[torc
         torch.testing.assert_close(ours, theirs)
 
 
-def test_who_cannot_change_between_steps_waits_for_compilation() -> None:
-    program = program_of(twins(), "background")
+def test_who_cannot_change_between_steps_waits_for_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    program = program_of(twins(), "on")
     found = compiled_where_it_pays(program.plan, program, CPU)
     assert found is not None and found.behind is None, "what is verified is what is compiled"
     found = compiled_where_it_pays(program.plan, program, CPU, may_wait=True)
     assert found is not None and found.behind is not None
-    found = compiled_where_it_pays(program_of(twins(), "on").plan, program, CPU, may_wait=True)
+    found = compiled_where_it_pays(program_of(twins(), "before").plan, program, CPU, may_wait=True)
     assert found is not None and found.behind is None, "a run that is to be the same again"
+    found = compiled_where_it_pays(program.plan, program, CPU, may_wait=True, since=7)
+    assert found is not None and found.behind is None, "it goes on as it was"
+    assert found.first_step == 7 and found.counted()["first_step"] == 7
+    auto = program_of(twins(), "auto").plan
+    assert compiled_where_it_pays(auto, program, CPU, 10, since=7) is None
+    assert compiled_where_it_pays(auto, program, torch.device("cuda"), 10) is None
+    assert compiled_where_it_pays(auto, program, torch.device("cuda"), 10, since=7) is not None
 
 
 def test_auto_compiles_where_the_run_is_long_enough() -> None:
@@ -297,6 +376,7 @@ def test_auto_compiles_where_the_run_is_long_enough() -> None:
     assert not pays(plan, program, torch.device("cuda"), 10)
     assert pays(plan, program, torch.device("cuda"), 10**15)
     assert pays(program_of(twins(), "on").plan, program, CPU, 1)
+    assert pays(program_of(twins(), "before").plan, program, CPU, 1)
 
 
 def test_an_unknown_choice_is_refused() -> None:
