@@ -54,7 +54,9 @@ class CudaRecorder:
     """The current CUDA device; all of its graphs share memory, as they run one after the other."""
 
     def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool: Any = None
+        self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+        """Those that somebody may still launch."""
 
     def time(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], float]]:
         """By events on the stream."""
@@ -75,9 +77,12 @@ class CudaRecorder:
 
     def record(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         """Other threads may use the device meanwhile: loaders, and NCCL's watch."""
+        if not self._graphs:  # torch refuses memory whose graphs are all gone
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = function()
+        self._graphs.add(graph)
         return result, graph.replay
 
 
