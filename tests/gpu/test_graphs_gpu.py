@@ -7,6 +7,7 @@ import torch
 from tests.zoo import ZOO
 
 from plait.callbacks import Watching
+from plait.options import Changes
 from plait.plan.named import resolve
 from plait.run.interpret.captured import CudaRecorder
 from plait.run.train import train
@@ -66,7 +67,7 @@ def test_compiled_segments_are_captured_after_they_are_taken(
     train(
         job,
         "single",
-        settings={"compile": "on"},
+        changes=Changes(settings={"compile": "on"}),
         device="cuda",
         out=tmp_path / "run",
         watching=Watching(listener=lambda event: told.append(str(event.get("notice", "")))),

@@ -124,6 +124,7 @@ class CompiledSegments:
     _runs: dict[int, tuple[Segment, Run]] = field(default_factory=dict)
     """By identity; the segment is kept so that its id stays its own."""
     _functions: dict[object, Compiled] = field(default_factory=dict)
+    _leaves_out: bool = False
     _seconds: float = 0.0
     _waited_s: float = 0.0
 
@@ -226,9 +227,16 @@ class CompiledSegments:
         return made(self._functions[key])
 
     def _as_written(self, segment: Segment, text: object, reason: str) -> Run:
-        self._functions[text] = None
-        self.told(segment.name, 0.0, reason)
+        if text not in self._functions:
+            self._functions[text] = None
+            self.told(segment.name, 0.0, reason)
         return _plain(segment)
+
+    def leave_out(self, segment: Segment) -> None:
+        """Take note, once, of a program whose shapes vary, of which this is a segment: it runs as written."""
+        if not self._leaves_out:
+            self._leaves_out = True
+            self.told(segment.name, 0.0, "one program serves batches of all sizes, and runs as written")
 
     def _compile(
         self,

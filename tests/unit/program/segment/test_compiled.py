@@ -368,6 +368,14 @@ def test_who_cannot_change_between_steps_waits_for_compilation(monkeypatch: pyte
     assert compiled_where_it_pays(auto, program, torch.device("cuda"), 10, since=7) is not None
 
 
+def test_a_program_for_all_sizes_is_told_of_once() -> None:
+    told: list[str | None] = []
+    runs = CompiledSegments(CPU, told=lambda name, seconds, reason: told.append(reason))
+    for segment in program_of(twins()).classes[0].segments.values():
+        runs.leave_out(segment)
+    assert told == ["one program serves batches of all sizes, and runs as written"]
+
+
 def test_auto_compiles_where_the_run_is_long_enough() -> None:
     program = program_of(twins(), "auto")
     plan = program.plan
