@@ -1,5 +1,6 @@
 """Segments as CUDA graphs equal one CPU process: random numbers, batch norm, several micro-batches, two ranks."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -52,10 +53,14 @@ def test_graphs_are_recorded_again_when_all_are_gone() -> None:
     recorder = CudaRecorder()
     given = torch.ones(1000, device="cuda")
     for factor in (2, 3):
-        (found,), replay = recorder.record(lambda factor=factor: (given * factor,))
+        (found,), replay = recorder.record(partial(product, given, factor))
         replay()
         assert float(found.sum()) == 1000 * factor
         del found, replay
+
+
+def product(given: torch.Tensor, factor: int) -> tuple[torch.Tensor]:
+    return (given * factor,)
 
 
 def test_compiled_segments_are_captured_after_they_are_taken(

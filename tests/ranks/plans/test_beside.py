@@ -200,7 +200,7 @@ class UntilTaken(Callback):
 
     def on_step(self, event: StepDone) -> Stop | None:
         self.left -= self.taken
-        return Stop("taken") if self.left < 0 or time.monotonic() > self.deadline else None
+        return Stop(reason="taken") if self.left < 0 or time.monotonic() > self.deadline else None
 
 
 @pytest.mark.timeout(280)

@@ -44,7 +44,7 @@ class Kind(nn.Module):
         self.first, self.last, self.middle = nn.Linear(6, 8), nn.Linear(8, 3), middle
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.middle(self.first(x).tanh()).tanh())  # type: ignore[no-any-return]
+        return self.last(self.middle(self.first(x).tanh()).tanh())
 
 
 def spectrum(x: Tensor) -> Tensor:
@@ -56,7 +56,11 @@ def noisy(x: Tensor) -> Tensor:
     return nn.functional.dropout(x + 0.1 * torch.randn_like(x), 0.3) * (1 + torch.rand_like(x))
 
 
-KINDS = {"own": torch.ops.plait_test_kinds.cube, "complex": spectrum, "random": noisy}
+KINDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "own": torch.ops.plait_test_kinds.cube,
+    "complex": spectrum,
+    "random": noisy,
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
