@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Collection, Mapping
@@ -24,6 +25,8 @@ BEGAN = (os.getpid(), os.getppid())
 fork of this process has other numbers."""
 _NOT_STARTED = 127
 """What shells say of a program that could not be started."""
+_ALIVE_S = 0.2
+"""Between two looks whether a parent lives."""
 _LOOK_S = 0.01
 """Between two looks whether a program has ended."""
 
@@ -37,6 +40,20 @@ def die_with_parent(parent_pid: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # it died before the line above
         os._exit(1)
+
+
+def end_group_with_parent(parent_pid: int) -> None:
+    """Have this process and all of its group, of which it is the first, end when its parent is gone.
+
+    For processes that start others, which the kernel would not end with them.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent_pid:
+            time.sleep(_ALIVE_S)
+        os.killpg(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="plait-parent", daemon=True).start()
 
 
 def fork() -> int:

@@ -1,12 +1,16 @@
 """Segments as CUDA graphs equal one CPU process: random numbers, batch norm, several micro-batches, two ranks."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from tests.zoo import ZOO
 
 from plait.callbacks import Watching
+from plait.options import Changes
 from plait.plan.named import resolve
+from plait.run.interpret.captured import CudaRecorder
 from plait.run.train import train
 from plait.run.verify import verify
 
@@ -42,3 +46,37 @@ def test_a_small_step_is_captured_by_itself(tmp_path: Path) -> None:
         watching=Watching(listener=lambda event: told.append(str(event.get("notice", "")))),
     )
     assert any("run as CUDA graphs" in text for text in told), told
+
+
+def test_graphs_are_recorded_again_when_all_are_gone() -> None:
+    """As when compiled segments take the place of written ones: torch refuses memory whose graphs are gone."""
+    recorder = CudaRecorder()
+    given = torch.ones(1000, device="cuda")
+    for factor in (2, 3):
+        (found,), replay = recorder.record(partial(product, given, factor))
+        replay()
+        assert float(found.sum()) == 1000 * factor
+        del found, replay
+
+
+def product(given: torch.Tensor, factor: int) -> tuple[torch.Tensor]:
+    return (given * factor,)
+
+
+def test_compiled_segments_are_captured_after_they_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kept"))
+    told: list[str] = []
+    job = ZOO["gpt"].job(16, 20000, optimizer="adamw", num_samples=16)
+    train(
+        job,
+        "single",
+        changes=Changes(settings={"compile": "on"}),
+        device="cuda",
+        out=tmp_path / "run",
+        watching=Watching(listener=lambda event: told.append(str(event.get("notice", "")))),
+    )
+    taken = next(at for at, text in enumerate(told) if "segments run compiled" in text)
+    assert any("run as CUDA graphs" in text for text in told[taken:]), told
+    assert not any("cannot be a CUDA graph" in text for text in told), told

@@ -18,7 +18,7 @@ SCHEDULE_NAMES = ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble", "zero-
 Recompute = Literal["none", "selective", "full"]
 Compression = Literal["none", "fp16", "bf16", "powersgd", "topk"]
 Variant = Literal["round-robin", "sync", "async"]
-Compile = Literal["auto", "on", "off"]
+Compile = Literal["auto", "on", "before", "off"]
 Transport = Literal["auto", "shared", "sockets", "mpi", "nccl"]
 Algorithm = Literal[
     "auto", "backend", "shared", "ring", "tree", "double-tree", "recursive-halving", "hierarchical"

@@ -108,7 +108,8 @@ class Plan:
     links: Links = Links()
     """How ranks reach each other."""
     compile: Compile = "auto"
-    """Whether segments of the step are put through Inductor: `auto`, where that is expected to pay."""
+    """Whether segments of the step are put through Inductor: `on`, beside steps that run as written; `before`, before
+    they are first run; `auto`, like `on` where that is expected to pay."""
     graphs: Graphs = "auto"
     """Whether segments are launched as CUDA graphs: `auto`, where a GPU would wait for its host."""
     layout: Layout = "auto"

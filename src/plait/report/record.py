@@ -213,7 +213,10 @@ class Compiled(msgspec.Struct):
 
     segments: Count = 0
     as_written: Count = 0
+    waiting: Count = 0
     seconds: float = 0.0
+    waited_s: float = 0.0
+    first_step: Count | None = None
 
 
 class _Totals(msgspec.Struct):

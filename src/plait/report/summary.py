@@ -114,7 +114,13 @@ def compilation_of(record: RunRecord) -> tuple[str, str] | None:
     if found is None:
         return None
     rest = f" ({found.as_written} run as written)" if found.as_written else ""
-    return format_seconds(found.seconds), f"{found.segments} segments{rest}"
+    since = ""
+    if found.first_step is not None:
+        since = (
+            f", in use from step {found.first_step + 1} on (steps waited {format_seconds(found.waited_s)})"
+        )
+    left = f", {found.waiting} not in use when the run ended" if found.waiting else ""
+    return format_seconds(found.seconds), f"{found.segments} segments{rest}{since}{left}"
 
 
 def report_json(run_dir: Path) -> dict[str, Any]:

@@ -1,39 +1,84 @@
 """One graph through Inductor, without Dynamo. Private to torch (`torch._inductor`); tried on CUDA 13 and on CPUs.
 
-In: a graph of aten ops and of our own, and tensors as it will be called with. Out: a function that takes them in a
-list, which it may empty. What Inductor says when it cannot is told in one line. Kernels are kept in a folder of this
-user's alone, which all processes of a host share: what several want is compiled by one, and read by the others.
+In: a graph of aten ops and of our own, and what the tensors are like that it will be called with. Out: a function that
+takes them in a list, which it may empty. What Inductor says when it cannot is told in one line. What was compiled is
+kept in a folder of this user's alone, which all processes of a host share: what several want is compiled by one, and
+read by the others.
 """
 
-import fcntl
+import copyreg
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
-from plait.torch_private.cache import own_cache
+from plait.torch_private.cache import alone, own_cache
 from plait.torch_private.fake import FakeTensorMode
 from plait.torch_private.tracing import make_fx
+
+
+def _memory_format(name: str) -> torch.memory_format:
+    return getattr(torch, name)  # type: ignore[no-any-return]
+
+
+def _reduced(value: torch.memory_format) -> tuple[Any, tuple[str]]:
+    return _memory_format, (str(value).removeprefix("torch."),)
+
+
+# Without this, pickle names the first module that was imported and knows torch, whichever that was: keys of Inductor's
+# cache, which are pickled tensors, would differ between processes that have imported something else first.
+copyreg.pickle(torch.memory_format, _reduced)
 
 
 class InductorError(Exception):
     """The graph cannot be compiled, or not on this machine."""
 
 
+_ALIGNED_BYTES = 16
+"""On GPUs Inductor cares for where memory begins up to these; code for processors reads it wherever it lies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """All that compiled code depends on of a tensor."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    offset: int
+    """Elements by which it begins after memory that is aligned."""
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Like":
+        """What this one is like; an InductorError for one that is more than memory."""
+        if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+            raise InductorError("it takes a tensor that is sparse, or conjugated or negated when it is read")
+        offset = 0
+        if tensor.is_cuda:
+            offset = int(tensor.storage_offset()) % max(1, _ALIGNED_BYTES // tensor.element_size())
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, offset)
+
+    def make(self) -> Tensor:
+        """A tensor like it."""
+        room = 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+        memory = torch.empty(self.offset + max(room, 0), dtype=self.dtype, device=self.device)
+        return memory.as_strided(self.shape, self.stride, self.offset)
+
+
 def compile_graph(
     graph: fx.GraphModule,
-    inputs: Sequence[Tensor],
+    inputs: Sequence[Like],
     decompositions: Mapping[Any, Callable[..., Any]],
     processes: int = 1,
 ) -> Callable[[list[Any]], Any]:
-    """Compile for tensors of these shapes, strides and devices; `decompositions`: of ops that are not torch's, or that
-    are not to be taken apart as torch does it, unless they return NotImplemented.
+    """Compile for tensors like these; `decompositions`: of ops that are not torch's, or that are not to be taken
+    apart as torch does it, unless they return NotImplemented.
 
     `processes` compile kernels, and end with this one.
     """
@@ -47,11 +92,11 @@ def compile_graph(
 
 def _compile(
     graph: fx.GraphModule,
-    inputs: Sequence[Tensor],
+    inputs: Sequence[Like],
     decompositions: Mapping[Any, Callable[..., Any]],
     processes: int,
 ) -> Callable[[list[Any]], Any]:
-    cache = own_cache()  # before torch looks for it
+    own_cache()  # before torch looks for it
     from torch._guards import TracingContext, tracing
     from torch._inductor import config  # seconds to import: not where nothing is compiled
     from torch._inductor.async_compile import AsyncCompile
@@ -61,7 +106,8 @@ def _compile(
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     mode = FakeTensorMode(shape_env=ShapeEnv())  # no shape is symbolic: Inductor's cache asks for it
-    fakes = [mode.from_tensor(value, static_shapes=True) for value in inputs]
+    with mode:
+        fakes = [entry.make() for entry in inputs]
     with mode, torch.no_grad(), config.patch(_settings(processes)):
         if processes > 1:
             AsyncCompile.wait_pool_ready()  # else the first kernels are compiled here, one after the other
@@ -70,7 +116,7 @@ def _compile(
         traced = make_fx(graph, decomposition_table=table, tracing_mode="real")(*fakes)
         key = _key(traced)
         tagged = compiler_config.patch(cache_key_tag=key)  # type: ignore[attr-defined]
-        with _alone(cache, key), tracing(TracingContext(mode)), tagged:
+        with alone(key), tracing(TracingContext(mode)), tagged:
             return compile_fx_inner(traced, fakes)
 
 
@@ -82,16 +128,6 @@ def _or(ours: Callable[..., Any], torchs: Callable[..., Any] | None) -> Callable
         return torchs(*args, **kwargs) if made is NotImplemented and torchs is not None else made
 
     return decompose
-
-
-@contextmanager
-def _alone(folder: Path, key: str) -> Iterator[None]:
-    """While active, no other process of this host compiles the same; who comes later finds it compiled."""
-    locks = folder / "plait-locks"
-    locks.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(locks / key, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # the kernel takes it back from a process that dies
-        yield
 
 
 def _key(graph: fx.GraphModule) -> str:

@@ -199,7 +199,7 @@ class Durations:
             device = self._device
             seconds, num_ops = 0.0, 0
             segment = self._program.of(rank).segments[instruction.segment]
-            is_compiled = self._program.plan.compile == "on"
+            is_compiled = self._program.plan.compile in ("on", "before")
             shares = fused_shares(segment.nodes, segment.outputs) if is_compiled else {}
             for node in segment.nodes:
                 share = shares.get(node, 1.0)

@@ -10,31 +10,39 @@ ops.
 import operator
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from plait.graph.ops import batch_norm, gelu, scaled
-from plait.graph.ops.product_into import PRODUCT_INTO, WIDE_PRODUCT
 from plait.plan.plan import Plan
 from plait.program.program import Program, Segment
+from plait.program.segment.behind import Behind
 from plait.program.segment.codegen import Fill, find_fills
 from plait.program.segment.layers import Run, chain, pieces_of, text_of
-from plait.torch_private.inductor import InductorError, compile_graph
+from plait.program.segment.standalone import (
+    decompositions_for,
+    given_of,
+    graph_of,
+    likes_of,
+    put_together,
+    tensors_of,
+)
+from plait.torch_private.inductor import InductorError, Like, compile_graph
 
-_DECOMPOSITIONS = {**batch_norm.DECOMPOSITIONS, **scaled.IMPLEMENTATIONS}
-"""Ops of our own that Inductor may look into."""
-_ON_GPUS = {**_DECOMPOSITIONS, **gelu.DECOMPOSITIONS}
-"""The same, and ops that are better for a GPU than as torch decomposes them."""
 Told = Callable[[str, float, str | None], None]
 """(segment, seconds it took to compile, why it could not be)."""
 
 
 _SECONDS_PER_OP = 0.015
 """Measured: 24 layers of a GPT, 3,000 ops, 40 s on an H200's host (`bench/gpu.py`)."""
+_MOST_VARIANTS = 8
+"""Ways to call a segment that are compiled: memory given or not, and numbers, which are the same in most steps."""
+_ANY = "any"
+"""The key of what runs a segment with all other numbers."""
 _MOST_PROCESSES = 16
 """Beyond which compiling is no faster: a few hundred kernels, each of about a second."""
 _GAIN = 0.1
@@ -49,7 +57,7 @@ def pays(plan: Plan, program: Program, device: torch.device, steps: int | None) 
     On processors most models gain nothing (docs/log.md), so there it has to be asked for.
     """
     if plan.compile != "auto":
-        return plan.compile == "on"
+        return plan.compile != "off"
     if device.type != "cuda" or steps is None:
         return False
     entry = max(program.classes, key=lambda one: sum(segment.num_ops for segment in one.segments.values()))
@@ -59,12 +67,27 @@ def pays(plan: Plan, program: Program, device: torch.device, steps: int | None) 
 
 
 def compiled_where_it_pays(
-    plan: Plan, program: Program, device: torch.device, steps: int | None = None, told: Told | None = None
+    plan: Plan,
+    program: Program,
+    device: torch.device,
+    steps: int | None = None,
+    told: Told | None = None,
+    *,
+    may_wait: bool = False,
+    since: int | None = None,
 ) -> "CompiledSegments | None":
-    """What compiles segments as they are first run; None where they run as they are written."""
-    if not pays(plan, program, device, steps):
+    """What compiles segments; None where they run as they are written.
+
+    `may_wait`: somebody calls `hear` and `take` between steps, so that steps can go on while segments are compiled.
+    `since`: the step from which on they were compiled in the run that this one continues: it is to do as that one did.
+    """
+    went_on = since is not None and plan.compile == "auto" and device.type == "cuda"
+    if not went_on and not pays(plan, program, device, steps):
         return None
-    return CompiledSegments(device, _processes(plan, device), told or _untold)
+    processes = _processes(plan, device)
+    waits = may_wait and plan.compile != "before" and since is None
+    behind = Behind(device, processes) if waits else None
+    return CompiledSegments(device, processes, told or _untold, behind, first_step=since)
 
 
 def _processes(plan: Plan, device: torch.device) -> int:
@@ -79,6 +102,10 @@ def _untold(segment: str, seconds: float, reason: str | None) -> None:
     pass
 
 
+Compiled = Callable[..., Any] | None
+"""What was compiled; None where that cannot be."""
+
+
 @dataclass(slots=True)
 class CompiledSegments:
     """What was compiled so far in this process, by what segments compute."""
@@ -88,18 +115,29 @@ class CompiledSegments:
     """That compile kernels at the same time."""
     told: Told = _untold
     """Called after each attempt."""
+    behind: Behind | None = None
+    """Compiles while steps run as written; None: a segment is compiled before it is run."""
+    step: int = 0
+    """The step that is run now."""
+    first_step: int | None = None
+    """The first that ran with what was compiled behind the steps."""
     _runs: dict[int, tuple[Segment, Run]] = field(default_factory=dict)
     """By identity; the segment is kept so that its id stays its own."""
-    _functions: dict[object, Callable[..., Any] | None] = field(default_factory=dict)
+    _functions: dict[object, Compiled] = field(default_factory=dict)
+    _leaves_out: bool = False
     _seconds: float = 0.0
+    _waited_s: float = 0.0
 
-    def counted(self) -> dict[str, float]:
-        """What was compiled, what was not, and how long that took."""
+    def counted(self) -> dict[str, Any]:
+        """What was compiled, what was not, how long that took and steps waited for it, and since when it is used."""
         compiled = sum(function is not None for function in self._functions.values())
         return {
             "segments": compiled,
             "as_written": len(self._functions) - compiled,
+            "waiting": 0 if self.behind is None else self.behind.num_waiting,
             "seconds": self._seconds,
+            "waited_s": self._seconds if self.behind is None else self._waited_s,
+            "first_step": self.first_step,
         }
 
     def run_of(self, segment: Segment) -> Run:
@@ -111,18 +149,48 @@ class CompiledSegments:
             known = self._runs[id(segment)] = (segment, run)
         return known[1]
 
+    def hear(self) -> None:
+        """Take note of what was compiled behind the steps."""
+        assert self.behind is not None
+        for wanted, seconds in self.behind.hear():
+            self._seconds += seconds
+            self.told(wanted.name, seconds, wanted.reason)
+
+    def take(self, step: int) -> int:
+        """Use what was wanted up to `step` and is compiled, in steps from now on; how many graphs these are."""
+        assert self.behind is not None
+        began = time.perf_counter()
+        taken = self.behind.take(step)
+        for key, wanted in taken:
+            function = None
+            if wanted.is_kept:  # to load it takes no time, and processes would take longer to start
+                function = self._compile(wanted.name, wanted.graph, wanted.inputs, 1, loads=True)
+            elif wanted.reason is None:
+                function = self._compile(wanted.name, wanted.graph, wanted.inputs, self.processes)
+            self._functions[key] = function
+            for put in wanted.puts:
+                put(function)
+        self._waited_s += time.perf_counter() - began
+        return len(taken)
+
     def _lazily(self, segment: Segment) -> Run:
         if not any(_computes(node) for node in segment.nodes):
             return segment.run
         fills = list(find_fills(segment.nodes, segment.outputs).items())
         text = text_of(segment)
-        variants: dict[tuple[bool, ...], Run] = {}
+        variants: dict[object, Run] = {}
 
         def run(args: list[Any], into: Sequence[Tensor | None] = (None,) * len(fills)) -> tuple[Any, ...]:
-            given = tuple(memory is not None for memory in into)
-            function = variants.get(given)
+            which: object = (*[memory is not None for memory in into], *map(_lies, args))
+            function = variants.get(which) or variants.get(_ANY)
             if function is None:
-                function = variants[given] = self._function(segment, text, fills, args, into)
+                if len(variants) < _MOST_VARIANTS:
+                    put = partial(variants.__setitem__, which)
+                    function = self._function(segment, text, fills, args, into, put)
+                else:
+                    which, reason = _ANY, "it takes numbers, or strides, that change from step to step"
+                    function = self._as_written(segment, text, reason)
+                variants[which] = function
             return function(args, into)
 
         return run
@@ -134,149 +202,99 @@ class CompiledSegments:
         fills: Sequence[tuple[fx.Node, Fill]],
         args: Sequence[Any],
         into: Sequence[Tensor | None],
+        put: Callable[[Run], None],
     ) -> Run:
+        """What runs a segment, given the like of these; `put` is called with what runs it later, if that is another."""
         filled = [pair for pair, memory in zip(fills, into, strict=True) if memory is not None]
-        inputs = [*args, *(memory for memory in into if memory is not None)]
-        key = (
-            text,
-            tuple(position for position, memory in enumerate(into) if memory is not None),
-            *map(_meta, inputs),
-        )
+        try:
+            given = tuple(map(given_of, args))
+            memory = [Like.of(tensor) for tensor in into if tensor is not None]
+            graph = graph_of(segment, given, filled, self.device)
+        except InductorError as error:
+            return self._as_written(segment, text, str(error))
+        inputs = [*likes_of(given), *memory]
+
+        def made(compiled: Compiled) -> Run:
+            return _plain(segment) if compiled is None else _with_memory(compiled, segment, filled)
+
+        key = (text, tuple(tensor is not None for tensor in into), given, *memory)
         if key not in self._functions:
-            self._functions[key] = self._compile(segment, filled, inputs)
-        compiled = self._functions[key]
-        if compiled is None:
-            return segment.run if segment.fillable else lambda args, into: segment.run(args)
-        return _with_memory(compiled, segment, filled)
+            if self.behind is not None:
+                wanted = self.behind.want(key, segment.name, graph, inputs, self.step)
+                wanted.puts.append(lambda compiled: put(made(compiled)))
+                return _plain(segment)
+            self._functions[key] = self._compile(segment.name, graph, inputs, self.processes)
+        return made(self._functions[key])
+
+    def _as_written(self, segment: Segment, text: object, reason: str) -> Run:
+        if text not in self._functions:
+            self._functions[text] = None
+            self.told(segment.name, 0.0, reason)
+        return _plain(segment)
+
+    def leave_out(self, segment: Segment) -> None:
+        """Take note, once, of a program whose shapes vary, of which this is a segment: it runs as written."""
+        if not self._leaves_out:
+            self._leaves_out = True
+            self.told(segment.name, 0.0, "one program serves batches of all sizes, and runs as written")
 
     def _compile(
-        self, segment: Segment, filled: Sequence[tuple[fx.Node, Fill]], inputs: Sequence[Any]
-    ) -> Callable[..., Any] | None:
+        self,
+        name: str,
+        graph: fx.GraphModule,
+        inputs: Sequence[Like],
+        processes: int,
+        *,
+        loads: bool = False,
+    ) -> Compiled:
+        """`loads`: it lies on disk, and was told of."""
         started = time.perf_counter()
         reason = None
         compiled = None
-        if not all(isinstance(value, Tensor) for value in inputs):
-            reason = "it takes numbers that change from step to step"
-        else:
-            graph = graph_of(segment, filled, self.device)
-            ours = _ON_GPUS if self.device.type == "cuda" else _DECOMPOSITIONS
-            try:
-                compiled = compile_graph(graph, inputs, ours, self.processes)
-            except InductorError as error:
-                reason = str(error)
+        try:
+            compiled = compile_graph(graph, inputs, decompositions_for(inputs), processes)
+        except InductorError as error:
+            reason = str(error)
         took = time.perf_counter() - started
-        self._seconds += took
-        self.told(segment.name, took, reason)
+        self._seconds += 0.0 if loads else took
+        if reason is not None or not loads:
+            self.told(name, took, reason)
         return compiled
+
+
+def _plain(segment: Segment) -> Run:
+    """What runs a segment as it is written."""
+    return segment.run if segment.fillable else lambda args, into: segment.run(args)
 
 
 def _with_memory(
     compiled: Callable[..., Any], segment: Segment, filled: Sequence[tuple[fx.Node, Fill]]
 ) -> Run:
     """Call what was compiled with the caller's memory behind the inputs, and put that back among the outputs."""
-    written = {segment.outputs.index(fill.output): place for place, (_, fill) in enumerate(filled)}
-    if not written:
+    places = {segment.outputs.index(fill.output): place for place, (_, fill) in enumerate(filled)}
+    made = {node.name: node.meta["val"] for node in segment.nodes}
+    outputs = [(places.get(at), made[name]) for at, name in enumerate(segment.outputs)]
+    are_tensors = not places and all(isinstance(like, Tensor) for _, like in outputs)
 
-        def plain(args: list[Any], into: Sequence[Tensor | None] = ()) -> tuple[Any, ...]:
-            taken = list(args)
-            args.clear()
-            return tuple(compiled(taken))
-
-        return plain
-    order = range(len(segment.outputs))
-
-    def fill(args: list[Any], into: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    def run(args: list[Any], into: Sequence[Tensor | None] = ()) -> tuple[Any, ...]:
         memory = [tensor for tensor in into if tensor is not None]
-        taken = [*args, *memory]
+        taken = [*tensors_of(args), *memory]
         args.clear()
-        results = iter(compiled(taken))
-        return tuple(memory[written[index]] if index in written else next(results) for index in order)
+        results = compiled(taken)
+        if are_tensors:
+            return tuple(results)
+        left = iter(results)
+        return tuple(put_together(like, left) if at is None else memory[at] for at, like in outputs)
 
-    return fill
-
-
-def graph_of(
-    segment: Segment, filled: Sequence[tuple[fx.Node, Fill]], device: torch.device
-) -> fx.GraphModule:
-    """The segment alone, on `device`; outputs that are written to given memory are inputs at the end instead."""
-    graph, copies = fx.Graph(), dict[str, fx.Node]()
-    for name in segment.inputs:
-        copies[name] = graph.placeholder(name)
-    memory = {node: graph.placeholder(f"{fill.output}_into") for node, fill in filled}
-    skipped = {fill.output for _, fill in filled}
-    by_fill = dict(filled)
-    dropped = _between(by_fill)
-    wide = find_wide(segment, by_fill) if device.type == "cuda" else {}
-    widened = set(wide.values())
-    for node in segment.nodes:
-        if node in by_fill:
-            into: Any = memory[node]
-            if by_fill[node].shape is not None:
-                into = graph.call_function(
-                    torch.ops.aten.view.default, (into, list(by_fill[node].shape or ()))
-                )
-            if by_fill[node].transposed:
-                into = graph.call_function(torch.ops.aten.t.default, (into,))
-            operands = [copies[arg.name] for arg in node.args if isinstance(arg, fx.Node)]
-            graph.call_function(PRODUCT_INTO, (*operands, into))
-        elif node in widened:
-            copies[node.name] = copies[node.all_input_nodes[0].name]
-        elif node in wide:
-            factors = [copies[arg.name] for arg in node.args if isinstance(arg, fx.Node)]
-            copies[node.name] = graph.call_function(_WIDE[node.target], tuple(factors))
-        elif node not in dropped:
-            copies[node.name] = copied = graph.node_copy(node, lambda entry: copies[entry.name])
-            if isinstance(copied.kwargs.get("device"), torch.device):
-                copied.kwargs = {**copied.kwargs, "device": device}
-    graph.output(tuple(copies[name] for name in segment.outputs if name not in skipped))
-    return fx.GraphModule(torch.nn.Module(), graph)
-
-
-def find_wide(segment: Segment, filled: Mapping[fx.Node, Fill]) -> dict[fx.Node, fx.Node]:
-    """Products in 16 bits that are, maybe through views, gradients in float32 and nothing else; the cast of each."""
-    found = {}
-    inside = set(segment.nodes)
-    for cast in segment.nodes:
-        if cast.target is not torch.ops.aten._to_copy.default or cast.meta["val"].dtype != torch.float32:
-            continue
-        if any(user.op != "output" for user in cast.users):  # else the cast is fused with what reads it
-            continue
-        source = cast.args[0]
-        while isinstance(source, fx.Node) and source in inside and len(source.users) == 1:
-            if source.target in _WIDE and source not in filled:
-                if source.meta["val"].dtype == torch.bfloat16 and source.name not in segment.outputs:
-                    found[source] = cast
-                break
-            if source.target not in _VIEWS or source.name in segment.outputs:
-                break
-            source = source.args[0]
-    return found
-
-
-_WIDE: Mapping[Any, Any] = {
-    torch.ops.aten.mm.default: WIDE_PRODUCT,
-    scaled.SCALED_GRADIENT: scaled.WIDE_GRADIENT,
-}
-"""Products that may give float32 themselves."""
-_VIEWS = (torch.ops.aten.t.default, torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
-
-
-def _between(filled: Mapping[fx.Node, Fill]) -> set[fx.Node]:
-    """Views that lead from a filled product to its output."""
-    found: set[fx.Node] = set()
-    for node, fill in filled.items():
-        current = node
-        while current.name != fill.output:
-            current = next(iter(current.users))
-            found.add(current)
-    return found
+    return run
 
 
 def _computes(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is not operator.getitem
 
 
-def _meta(value: Any) -> object:
+def _lies(value: Any) -> object:
+    """What compiled code takes for granted of an input, beside what a segment says of it: it looks at memory alone."""
     if isinstance(value, Tensor):
-        return (tuple(value.shape), value.stride(), value.dtype)
-    return type(value)
+        return (value.stride(), value.is_conj(), value.is_neg())
+    return tuple(map(_lies, value)) if isinstance(value, (tuple, list)) else value

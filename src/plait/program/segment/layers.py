@@ -58,9 +58,7 @@ def pieces_of(segment: Segment, device: torch.device) -> list[Segment]:
         return [segment]
     bounds = list(zip([0, *ends], [*ends, len(nodes)], strict=True))
     pieces = [_piece(segment, nodes, begin, end, device) for begin, end in bounds if begin < end]
-    made = {name for piece in pieces for name in piece.outputs}
-    several = any(not isinstance(n.meta["val"], Tensor) for n in segment.nodes if n.name in made)
-    if several or 2 * len({text_of(piece) for piece in pieces}) > len(pieces):
+    if 2 * len({text_of(piece) for piece in pieces}) > len(pieces):
         return [segment]
     return pieces
 

@@ -54,7 +54,9 @@ class CudaRecorder:
     """The current CUDA device; all of its graphs share memory, as they run one after the other."""
 
     def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool: Any = None
+        self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+        """Those that somebody may still launch."""
 
     def time(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], float]]:
         """By events on the stream."""
@@ -75,9 +77,12 @@ class CudaRecorder:
 
     def record(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         """Other threads may use the device meanwhile: loaders, and NCCL's watch."""
+        if not self._graphs:  # torch refuses memory whose graphs are all gone
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = function()
+        self._graphs.add(graph)
         return result, graph.replay
 
 
@@ -130,6 +135,7 @@ class CapturedComputes:
 
     def __init__(self, recorder: Recorder, mode: Graphs, told: Told) -> None:
         self._recorder, self._told = recorder, told
+        self._mode: Graphs = mode
         self._warm = _WARM_ON if mode == "on" else _WARM
         self._decided: bool | None = True if mode == "on" else None
         self._entries: dict[int, _Entry] = {}
@@ -167,6 +173,13 @@ class CapturedComputes:
             self._timed.append((time.perf_counter() - began, seconds))
             return result  # type: ignore[no-any-return]
         return run(args, into)
+
+    def restart(self) -> None:
+        """Segments run another way from now on: forget all graphs, and decide anew. Between steps alone."""
+        self._entries.clear()
+        self._made.clear()
+        self._timed.clear()
+        self._decided = True if self._mode == "on" else None
 
     def _decide(self) -> None:
         """By the last step: whether the device waits for the host."""

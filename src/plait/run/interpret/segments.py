@@ -69,8 +69,11 @@ class Segments:
         values = self._values
         segment = now.own.segments[instruction.segment]
         run, numbers = self._plain(now, instruction)
-        if now.own.sized is None and self.compiled is not None:
-            run = self.compiled.run_of(segment)
+        if self.compiled is not None:
+            if now.own.sized is None:
+                run = self.compiled.run_of(segment)
+            else:
+                self.compiled.leave_out(segment)
         args = [values[name] for name in instruction.reads]
         kept = list(args) if self.detect_nan else None
         for name in instruction.frees:  # the segment drops its inputs one by one; nobody else may hold them

@@ -17,7 +17,7 @@ from plait.errors import SpoiledError
 from plait.program.cost.layouts import prefers_channels_last
 from plait.program.hops.price import choices_of
 from plait.program.program import Program
-from plait.program.segment.compiled import compiled_where_it_pays
+from plait.program.segment.compiled import CompiledSegments, compiled_where_it_pays
 from plait.program.serve.rule import histogram
 from plait.run.checkpoint.state import TrainingState
 from plait.run.checkpoint.store import load_checkpoint
@@ -34,6 +34,7 @@ from plait.run.link.process_links import ProcessLinks
 from plait.run.link.thread_links import Meetings, ThreadLinks
 from plait.run.link.wire import Post
 from plait.run.loop.apart import AWAITS_SAVE, Apart
+from plait.run.loop.compiling import COMPILED_SINCE
 from plait.run.loop.keeper import Keeper
 from plait.run.loop.rescue import Rescue
 from plait.run.loop.server_gradients import join_parts, write_parts
@@ -207,18 +208,34 @@ class _Rank:
         return saved
 
     def _compile(self, device: torch.device) -> None:
-        """Decide how segments are run: compiled as they are first run, as graphs; it is told."""
+        """Decide how segments are run: compiled, as graphs; it is told.
+
+        What is verified is compiled from the start; so is a run that goes on from where it was compiled.
+        """
         steps = self.task.job.total_steps(self.programs.captures.source.num_samples)
         left = None if steps is None else steps - self.start_step
+        compiled: CompiledSegments | None = None
 
         def told(segment: str, seconds: float, reason: str | None) -> None:
             how = f"compiled in {seconds:.1f} s" if reason is None else f"not compiled: {reason}"
+            behind = compiled.behind if compiled is not None else None
+            if behind is not None and behind.num_waiting:
+                how += f" ({behind.num_waiting - behind.num_open} of {behind.num_waiting}, beside the steps)"
             self._notice(f"segment {segment} {how}.")
 
         if self.program.of(self.seat.rank).serve is None:
-            self.machine.segments.compiled = compiled_where_it_pays(
-                self.task.plan, self.program, device, left, told
+            compiled = compiled_where_it_pays(
+                self.task.plan,
+                self.program,
+                device,
+                left,
+                told,
+                may_wait=not self.task.record_gradients,
+                since=self.progress.get(COMPILED_SINCE),
             )
+            self.machine.segments.compiled = compiled
+            if compiled is not None and compiled.behind is not None:
+                self.stack.callback(compiled.behind.close)
             self.machine.segments.captured = captured_where_it_pays(self.task.plan, device, self._notice)
 
     def _notice(self, text: str) -> None:

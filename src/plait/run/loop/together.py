@@ -26,6 +26,7 @@ from plait.run.hold.away.copies import copies_of
 from plait.run.hold.worker_states import of_one, with_workers
 from plait.run.interpret.machine import Machine
 from plait.run.link.fetch import ProcessShardFetcher, add_up
+from plait.run.loop.compiling import COMPILED_SINCE
 from plait.run.loop.task import Task
 from plait.run.loop.watch import Watch
 from plait.run.loop.worker import write_gradients
@@ -281,7 +282,11 @@ class Together:
         return ProcessShardFetcher(holding.layout) if holding is not None else None
 
     def _extra(self) -> dict[str, Any]:
-        return self.task.kept(self._progress.state() | self._kept.state())
+        compiled = self.machine.segments.compiled
+        since = (
+            {} if compiled is None or compiled.first_step is None else {COMPILED_SINCE: compiled.first_step}
+        )
+        return self.task.kept(self._progress.state() | self._kept.state() | since)
 
     def _tell(self, notices: list[Notice]) -> None:
         for notice in notices:

@@ -22,6 +22,7 @@ from plait.job.updates.follow import TRAIN_LOSS
 from plait.program.program import Program
 from plait.run.interpret.machine import Machine
 from plait.run.interpret.outcome import StepOutcome
+from plait.run.loop.compiling import Compiling
 from plait.run.loop.guard import Guard
 from plait.run.loop.rescue import Rescue
 from plait.run.loop.task import Task
@@ -98,6 +99,7 @@ class Worker:
         self.num_shares = 0
         """That this worker has taken, empty ones too."""
         self.rescue = Rescue()
+        self.compiling = Compiling(machine.segments, task.plan, seat, start_step)
         self._unread: tuple[LoadedStep, Program, StepOutcome, float] | None = None
 
     def run(self) -> dict[str, Any]:
@@ -120,6 +122,7 @@ class Worker:
                 if not left_out:
                     self._note(loaded, program, time.perf_counter() - started)
                 self._after(loaded)
+                self._compile(loaded.step, time.perf_counter() - started)
                 self._tell_damage()
                 started = time.perf_counter()
                 if self.company.stopped is None and self.company.ends(loaded):
@@ -141,6 +144,11 @@ class Worker:
             **self._compiled(),
             **counted,
         }
+
+    def _compile(self, step: int, step_s: float) -> None:
+        """Use what was compiled meanwhile, if all ranks can."""
+        with self.rescue.waiting():
+            self.compiling.after(step, step_s)
 
     def _compiled(self) -> dict[str, Any]:
         compiled = self.machine.segments.compiled

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import fx
 
-from plait.torch_private.inductor import _key, compile_graph
+from plait.torch_private.inductor import Like, _key, compile_graph
 
 
 def product(shape: tuple[int, int]) -> fx.GraphModule:
@@ -23,7 +23,7 @@ def test_graphs_are_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """A product needs no compiler of C++."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     given = torch.randn(3, 3)
-    function = compile_graph(product((3, 3)), [given], {})
+    function = compile_graph(product((3, 3)), [Like.of(given)], {})
     torch.testing.assert_close(function([given.clone()])[0], given @ given)
     assert list((tmp_path / "fxgraph").rglob("*")), "Inductor did not keep it"
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from plait.torch_private.inductor import compile_graph
+from plait.torch_private.inductor import Like, compile_graph
 
 compiles = pytest.mark.skipif(
     shutil.which("g++") is None, reason="Inductor needs a compiler: apt install g++"
@@ -40,7 +40,7 @@ def _without_headers() -> Iterator[None]:
 
 def results(more: float) -> list[float]:
     x = torch.tensor([1.0, 2.0])
-    (found,) = compile_graph(doubled_and(more), [x], {})([x])
+    (found,) = compile_graph(doubled_and(more), [Like.of(x)], {})([x])
     assert isinstance(found, Tensor)
     return [float(value) for value in found]
 

@@ -102,3 +102,22 @@ def test_memory_that_moves_is_captured_again_then_given_up() -> None:
     )  # four times, of two segments, the last of which was given up with the first
     assert len(told) == 1
     assert "reads other memory" in told[0]
+
+
+def test_segments_that_run_another_way_are_captured_again() -> None:
+    """What was recorded before is not replayed, and it is decided anew."""
+    again, told = Again(device_s=1e-9), list[str]()
+    captured = CapturedComputes(again, "auto", told.append)
+    job = ZOO["mlp"].job(6, 1, num_samples=24)
+    step, plain = parallelize(job, "single"), parallelize(job, "single")
+    step._machine.segments.captured = captured
+    batch = step._programs.captures.source.fetch(torch.arange(6))
+    assert [step(batch) for _ in range(6)] == [plain(batch) for _ in range(6)]
+    recorded, replayed = again.num_recorded, again.num_replayed
+    assert recorded
+    captured.restart()
+    assert [step(batch) for _ in range(3)] == [plain(batch) for _ in range(3)]
+    assert (again.num_recorded, again.num_replayed) == (recorded, replayed)
+    assert [step(batch) for _ in range(3)] == [plain(batch) for _ in range(3)]
+    assert again.num_recorded == 2 * recorded and again.num_replayed == replayed + 3 * recorded
+    assert len(told) == 2
