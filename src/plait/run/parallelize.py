@@ -7,7 +7,7 @@ call.
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
 from plait.run.setup.agreement import check_agreement
 from plait.run.setup.device import check_device, check_suits_device, choose_device
-from plait.run.start.party import TIMEOUT_S, meet, place_here
+from plait.run.start.party import TIMEOUT_S, agree, facts_of, has_met, meet, place_here, told_once
 
 
 class Step:
@@ -288,6 +288,30 @@ def parallelize(
     rank, ranks = (0, 1) if place is None else (place.task, place.tasks)
     if dist.is_initialized():
         rank, ranks = dist.get_rank(), dist.get_world_size()
+    agrees = (
+        place is not None or has_met()
+    )  # not in a process group of the user's own, whose ranks others may be
+    with told_once() if agrees else nullcontext():
+        chosen = _chosen(plan, ranks, device, settings, mesh)
+        if agrees:
+            agree(facts_of(job, chosen, device=device))
+    tell = listener if listener is not None else (lambda event: None)
+    programs = prepare(job, chosen, device, torch.float32, tell, limit_bytes=memory_limit(device, memory))
+    placed = choose_device(device, rank)
+    if place is not None:
+        own_gpus = placed.type == "cuda" and place.local_tasks <= torch.cuda.device_count()
+        meet("nccl" if own_gpus else "plait", TIMEOUT_S)
+    return Step(programs.whole, programs, rank, placed, tell)
+
+
+def _chosen(
+    plan: str | Path | Plan,
+    ranks: int,
+    device: str,
+    settings: Mapping[str, Any] | None,
+    mesh: Mapping[str, int] | None,
+) -> Plan:
+    """The plan for the processes that there are, or why there is none."""
     chosen = settled_for(ranks, resolve(plan, ranks if not isinstance(plan, Plan) else None, settings, mesh))
     refuse_what_is_no_loop_of_steps(chosen)
     if chosen.ranks != ranks:
@@ -295,12 +319,6 @@ def parallelize(
             f"the plan is for {chosen.ranks} ranks, but {ranks} processes were started.",
             fix=f"start {chosen.ranks} processes, or drop the mesh from the plan.",
         )
-    tell = listener if listener is not None else (lambda event: None)
     check_device(device)
     check_suits_device(chosen, device)
-    programs = prepare(job, chosen, device, torch.float32, tell, limit_bytes=memory_limit(device, memory))
-    placed = choose_device(device, rank)
-    if place is not None:
-        own_gpus = placed.type == "cuda" and place.local_tasks <= torch.cuda.device_count()
-        meet("nccl" if own_gpus else "plait", TIMEOUT_S)
-    return Step(programs.whole, programs, rank, placed, tell)
+    return chosen

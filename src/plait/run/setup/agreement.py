@@ -22,7 +22,8 @@ def check_agreement(what: str, digest: Callable[[], str], ranks: int) -> None:
     if different:
         raise RunError(
             f"the {what} of rank {different[0]} and rank 0 differ.",
-            fix="make the model and the data depend on the job's seed alone (no time, hostname or os.urandom).",
+            fix="give all ranks the same job and plan, whose model and data depend on the job's seed alone (no time, "
+            "hostname or os.urandom).",
         )
 
 

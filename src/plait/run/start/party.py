@@ -32,6 +32,8 @@ _TELLS_S = 10.0
 """The same where one of them has only to say what is wrong."""
 _joined: dict[int, First | Follower] = {}
 """This process's party, by process id: a fork has none."""
+_apart: set[int] = set()
+"""Processes that have tried to meet the others: where they did not come, they are not waited for again."""
 
 
 def place_here() -> Place | None:
@@ -109,8 +111,14 @@ def _met() -> First | Follower | None:
     if found is None:
         with suppress(PlaitError):
             place = place_here()
-            return None if place is None else join(place, None, within_s=_TELLS_S)
+            apart = place is None or os.getpid() in _apart
+            return None if apart or place is None else join(place, None, within_s=_TELLS_S)
     return found
+
+
+def has_met() -> bool:
+    """Whether this process and the other tasks have met."""
+    return os.getpid() in _joined
 
 
 def join(
@@ -127,6 +135,7 @@ def join(
             end_with_starter(place.mark, asks=place.is_first or not outlives, told=told)
         token = run_token(place, os.environ, Path.home())
         make = First if place.is_first else Follower
+        _apart.add(os.getpid())
         _joined[os.getpid()] = make(place, token, os.environ, within_s or patience_s(os.environ))
     party = _joined[os.getpid()]
     if isinstance(party, Follower):
@@ -141,6 +150,22 @@ def join(
         with telling(party):
             raise
     return party
+
+
+def agree(facts: Mapping[str, object]) -> None:
+    """See that all tasks, each of which is a rank of a loop of the user's own, are about to do the same; task 0 tells
+    what differs. Nothing where there are no others."""
+    place = place_here()
+    if place is None:
+        return
+    party = join(place, place.tasks)
+    if isinstance(party, Follower):
+        party.begin(facts)
+        party.has_begun = False
+        return
+    with telling(party):
+        party.begin(facts, TIMEOUT_S)
+    party.release()
 
 
 def meet(backend: GroupKind, timeout_s: float) -> Place | None:

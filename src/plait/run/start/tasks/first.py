@@ -129,6 +129,11 @@ class First:
         for other in asking:
             self.counsel.repeat(other)
 
+    def release(self) -> None:
+        """All have agreed, and from here on go by themselves: no word is owed to them."""
+        with self.members.changed:
+            self.owes_end, self._facts = False, None
+
     def _welcome(self, other: Other) -> None:
         """A task that comes while the run is under way is to do the same as all; it waits until it is taken in."""
         assert self._facts is not None

@@ -1,0 +1,49 @@
+"""Loops of the user's own on tasks that are about to do different things: told once, before anything is captured."""
+
+from pathlib import Path
+
+import pytest
+from tests.ranks.hosts.hosts import PLAIT, ROOT, ended, start_tasks
+
+pytestmark = pytest.mark.timeout(150)
+
+SCRIPT = """
+import sys
+from dataclasses import replace
+
+import plait
+from plait.errors import PlaitError
+from tests.ranks import jobs
+
+for plan, batch in (("ddp", "12"), sys.argv[1:]):
+    try:
+        step = plait.parallelize(replace(jobs.plain(), batch=int(batch)), plan)
+    except PlaitError as error:
+        print(type(error).__name__, error.what)
+    else:
+        print("agreed")
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        (("ddp", "12"), ("zero3", "12"), "task 1 on {host} has another plan than task 0: zero3"),
+        (("ddp", "12"), ("ddp", "24"), "task 1 on {host} has another batch than task 0: 24, not 12."),
+        (("hogwild", "12"), ("hogwild", "12"), "hogwild"),
+    ],
+)
+def test_loops_that_differ(
+    first: tuple[str, str], second: tuple[str, str], told: str, tmp_path: Path
+) -> None:
+    """After one that was agreed on."""
+    script = tmp_path / "loop.py"
+    script.write_text(SCRIPT)
+    tasks = start_tasks([PLAIT[0], script], 2, ROOT, differing=(first, second))
+    (code, said, complaint), (other_code, other, silent) = ended(tasks, timeout_s=120)
+    assert (code, other_code) == (0, 0), complaint + silent
+    own, others = said.splitlines(), other.splitlines()
+    assert own[0] == others[0] == "agreed"
+    assert own[1].startswith(("UsageError", "PlanError")) and told.partition("{")[0] in own[1], own
+    assert told.partition("}")[2] in own[1]
+    assert others[1].startswith("EchoError task 0 has told why"), others
