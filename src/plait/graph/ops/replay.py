@@ -35,16 +35,23 @@ class Replay:
                 self._nodes.setdefault(node.args[1], []).append(node)  # type: ignore[arg-type]
         self._key = key
         self._next = 0
+        self._passed = 0
+        """Draws that nothing in the graph depends on."""
 
     def takers(self) -> Takers:
         """For `intercepted`; none where the graph draws no numbers."""
         return ((drawing_ops(), self._take),) if self._nodes else ()
 
+    def finish(self) -> None:
+        """The code has ended; raises where it drew less than its graph: what was passed by was needed."""
+        if self._passed and self._next <= max(self._nodes):
+            raise NotReplayableError
+
     def _take(self, op: OpOverload, given: Mapping[str, Any], call: Callable[[], Any]) -> Any:
         if draws_nothing(given):
             return call()
         if self._next not in self._nodes and self._next < max(self._nodes):
-            self._next += 1
+            self._next, self._passed = self._next + 1, self._passed + 1
             return call()  # nothing in the graph depends on it
         made = drawn(op, given, self._numbers)
         return call() if made is None else made

@@ -188,14 +188,16 @@ def drawing(
         stack.enter_context(seeded_alike(seed_of(job, step, micro_batch)))
         stack.enter_context(autocast_like(job, device_type))
         key = random_key(seed=job.seed, step=step, micro_batch=micro_batch)
-        if isinstance(runs, Opaque):
-            if runs.watched:
-                stack.enter_context(intercepted(SampleDraws(key, num_samples, runs.draw_shapes).takers()))
-        elif takers := Replay(runs, key).takers():  # what is checkpointed would draw twice
+        if isinstance(runs, Opaque) and runs.watched:
+            stack.enter_context(intercepted(SampleDraws(key, num_samples, runs.draw_shapes).takers()))
+        replay = None if isinstance(runs, Opaque) else Replay(runs, key)
+        if replay is not None and (takers := replay.takers()):  # what is checkpointed would draw twice
             stack.enter_context(stand_ins())
             stack.enter_context(intercepted(takers))
         stack.enter_context(default_dtype(dtype))
         yield
+        if replay is not None:
+            replay.finish()
 
 
 def weight_of(graph: Graph | None, batch: Any) -> float | None:

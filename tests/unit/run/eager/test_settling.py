@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 import torch
 from tests.ordinary import STEPS, Base, job, tokens
-from tests.settling import CAPTURED, EAGER
+from tests.settling import CAPTURED, EAGER, MakesALayerAnew
 from tests.unit.run.eager.test_against_eager import difference, plain_loop
 
 from plait.job.job import Job
 from plait.plan.named import resolve
 from plait.run.proof.serial_run import run_serially
+from plait.run.verify import verify
 
 
 @pytest.mark.parametrize("name", CAPTURED)
@@ -29,6 +30,18 @@ def test_what_changes_runs_eagerly(name: str) -> None:
     record = run_serially(made, resolve("single", 1), STEPS, torch.float32)
     assert difference(made, plain, record) is None
     assert record.notices[0].startswith("running eagerly: the forward changes Python state")
+
+
+class Drops(MakesALayerAnew):
+    """Its first forward draws weights that it throws away, before the numbers of the dropout."""
+
+    def middle(self, h: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(super().middle(h), 0.5)
+
+
+def test_numbers_that_only_the_first_forward_draws_are_no_difference() -> None:
+    outcome = verify(job(Drops), "ddp", 2, serial=True, steps=2)
+    assert outcome.ok and outcome.eager_first is None, outcome
 
 
 class Lengths(Base):
