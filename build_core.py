@@ -13,7 +13,7 @@ class CoreBuildHook(BuildHookInterface):  # type: ignore[misc]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile; a wheel that has the library is for this platform, of any Python."""
-        source = Path(self.root) / "src/plait/run/link/native.py"
+        source = Path(self.root) / "src/plait/run/native.py"
         spec = importlib.util.spec_from_file_location("plait_native", source)
         assert spec is not None and spec.loader is not None
         native = importlib.util.module_from_spec(spec)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.run.link import native
+from plait.run import native
 from plait.run.link.shm import core
 
 

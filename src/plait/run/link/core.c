@@ -231,4 +231,82 @@ int64_t plait_advance(const Group *group, const int64_t *rows, int64_t count, in
   return DONE;
 }
 
+/* Numbers of 32 bits in 28, where those of a block are of about one size: their exponents as steps below the largest one,
+   0 to 14, or 15 where the exponent is zero. A block is a byte, the largest exponent, and its words; or zero and the
+   numbers themselves, where exponents differ by more, and at the end, where numbers are too few for a block. No bit is
+   lost. */
+enum { PACKED = 256, WORD = 28, PAIR_BYTES = 7, PACKED_BYTES = PACKED / 2 * PAIR_BYTES, NOTHING = 15 };
+
+CLONES static uint32_t spread_of(const uint32_t *in, uint32_t *least) {
+  uint32_t most = 0, low = 255;
+  for (int i = 0; i < PACKED; i++) {
+    uint32_t e = in[i] >> 23 & 255, f = e ? e : 255;
+    most = e > most ? e : most;
+    low = f < low ? f : low;
+  }
+  *least = low;
+  return most;
+}
+
+CLONES static void pack_block(const uint32_t *in, uint32_t most, uint8_t *out) {
+  uint32_t words[PACKED];
+  for (int i = 0; i < PACKED; i++) {
+    uint32_t e = in[i] >> 23 & 255, code = e ? most - e : NOTHING;
+    words[i] = (in[i] >> 31) << 27 | code << 23 | (in[i] & 0x7fffff);
+  }
+  for (int i = 0; i < PACKED / 2; i++) {
+    uint64_t pair = words[2 * i] | (uint64_t)words[2 * i + 1] << WORD;
+    memcpy(out + PAIR_BYTES * i, &pair, i < PACKED / 2 - 1 ? 8 : PAIR_BYTES);
+  }
+}
+
+CLONES static void unpack_block(const uint8_t *in, uint32_t most, uint32_t *out) {
+  uint32_t words[PACKED];
+  for (int i = 0; i < PACKED / 2; i++) {
+    uint64_t pair = 0;
+    memcpy(&pair, in + PAIR_BYTES * i, i < PACKED / 2 - 1 ? 8 : PAIR_BYTES);
+    words[2 * i] = pair & 0xfffffff;
+    words[2 * i + 1] = pair >> WORD & 0xfffffff;
+  }
+  for (int i = 0; i < PACKED; i++) {
+    uint32_t code = words[i] >> 23 & 15, e = code == NOTHING ? 0 : (most - code) & 255;
+    out[i] = (words[i] >> 27) << 31 | e << 23 | (words[i] & 0x7fffff);
+  }
+}
+
+/* Bytes that `count` numbers take, at most four a number and one a block. */
+int64_t plait_pack(const uint32_t *in, int64_t count, uint8_t *out) {
+  uint8_t *at = out;
+  for (; count > 0; in += PACKED, count -= PACKED) {
+    uint32_t least = 0, most = count >= PACKED ? spread_of(in, &least) : 0;
+    if (count >= PACKED && !most) most = 1; /* zeros, or as small as that */
+    if (most && (least >= most || most - least < NOTHING)) {
+      *at = most;
+      pack_block(in, most, at + 1);
+      at += 1 + PACKED_BYTES;
+    } else {
+      int64_t size = 4 * (count < PACKED ? count : PACKED);
+      *at = 0;
+      memcpy(at + 1, in, size);
+      at += 1 + size;
+    }
+  }
+  return at - out;
+}
+
+/* Whether `size` bytes are `count` numbers: they came from another process, and nothing is written beyond these. */
+int64_t plait_unpack(const uint8_t *in, int64_t size, uint32_t *out, int64_t count) {
+  const uint8_t *end = in + size;
+  for (; count > 0; out += PACKED, count -= PACKED) {
+    int64_t raw = 4 * (count < PACKED ? count : PACKED);
+    if (in >= end || end - in - 1 < (*in ? PACKED_BYTES : raw) || (*in && count < PACKED)) return 0;
+    if (*in)
+      unpack_block(in + 1, *in, out);
+    else
+      memcpy(out, in + 1, raw);
+    in += 1 + (*in ? PACKED_BYTES : raw);
+  }
+  return in == end;
+}
+
 int64_t plait_version(void) { return 2; }

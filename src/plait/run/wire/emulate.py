@@ -27,6 +27,8 @@ class Wire:
 
     def __init__(self, emulation: Emulation, rank: int, file: int) -> None:
         self._emulation, self._host = emulation, emulation.host_of(rank)
+        self.bandwidth = emulation.bandwidth
+        """Bytes a second, of each wire."""
         self._file = file
         self._free_s = memoryview(mmap.mmap(file, 16 * emulation.hosts)).cast("d")
         """Of each host: when its wire out, and in, is free again."""

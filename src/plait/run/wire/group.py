@@ -18,10 +18,12 @@ from torch import Tensor
 
 from plait.errors import PlanError
 from plait.program.cost.collective_time import SMALL_BYTES
+from plait.run.wire.inbox import Done
+from plait.run.wire.packed import LEAST_BYTES, pack, unpack
 from plait.run.wire.peers import Peers
-from plait.run.wire.signature import signature
+from plait.run.wire.signature import PACKED, signature
 from plait.run.wire.store import Meeting, RunStore
-from plait.run.wire.turns import InTurns, Turns, Waits
+from plait.run.wire.turns import InTurns, Turns
 
 BACKEND = "plait"
 _DIRECT = 1 << 31
@@ -110,44 +112,60 @@ class PlaitGroup(dist.ProcessGroup):
         """Queue a collective; `run` gets its tag, with a number that is the same on every rank."""
         self._count = (self._count + 1) % _DIRECT
         reduced = next((name for known, _, name in _COMBINE if op is not None and op == known), "")
-        tag = self._space | self._count, signature(what, dtype, reduced)
+        may_be_packed = PACKED if dtype == torch.float32 else 0
+        tag = self._space | self._count, signature(what, dtype, reduced) | may_be_packed
         done = self._turns.start(what, run(tag))
         # Twice: where nothing comes for so long, that is told by who knows who is missing.
         return _Work(done, finish, what, 2 * self._timeout_s, self._meeting)
 
     def _exchange(
         self, tag: _Tag, sent: Sequence[memoryview | None], rooms: Sequence[memoryview | None]
-    ) -> Waits:
+    ) -> Turns:
         """Send to and receive from each other rank of the group; None: nothing."""
-        waits: list[tuple[int, Future[None]]] = []
+        waits: list[tuple[int, Done]] = []
+        coming: list[tuple[Done, memoryview]] = []
         for peer, room in enumerate(rooms):
             if room is not None and peer != self._own:
-                waits.append((peer, self.peers.receive(self._ranks[peer], tag[0], room, tag[1])))
+                coming.append((self.peers.receive(self._ranks[peer], tag[0], room, tag[1]), room))
+                waits.append((peer, coming[-1][0]))
         for offset in range(1, len(self._ranks)):
             peer = (self._own + offset) % len(self._ranks)
             data = sent[peer]
             if data is not None:
-                waits.append((peer, self.peers.send(self._ranks[peer], tag[0], data, tag[1])))
-        return waits
+                waits.append((peer, self._send(self._ranks[peer], tag, data)))
+        yield waits
+        for done, room in coming:
+            packed = done.result()
+            if packed is not None:
+                unpack(packed, room)
+
+    def _send(self, rank: int, tag: _Tag, data: memoryview) -> Done:
+        """In fewer bytes, where that is less than the wire takes for the others."""
+        number, sign = tag
+        may = sign & PACKED and len(data) >= LEAST_BYTES and self.peers.is_slow(rank)
+        packed = pack(data) if may else None
+        if packed is not None:
+            return self.peers.send(rank, number, packed, sign)
+        return self.peers.send(rank, number, data, sign & ~PACKED)
 
     def _gather(self, tag: _Tag, whole: Sequence[Tensor], own: Tensor) -> Turns:
         """Everybody's tensor to everybody; `whole` are flat, on the host."""
         whole[self._own].copy_(own)
         data = _bytes(own)
-        yield self._exchange(tag, [data] * len(self._ranks), [_bytes(tensor) for tensor in whole])
+        yield from self._exchange(tag, [data] * len(self._ranks), [_bytes(tensor) for tensor in whole])
 
     def _reduce_piece(self, tag: _Tag, pieces: Sequence[Tensor], out: Tensor, op: Any) -> Turns:
         """The sum of everybody's piece for this rank, in the order of ranks."""
         own = pieces[self._own]
         parts = [own if peer == self._own else torch.empty_like(own) for peer in range(len(pieces))]
-        yield self._exchange(tag, [_bytes(piece) for piece in pieces], [_bytes(part) for part in parts])
+        yield from self._exchange(tag, [_bytes(piece) for piece in pieces], [_bytes(part) for part in parts])
         out.copy_(_reduced(parts, op))
 
     def _all_reduce(self, tag: _Tag, flat: Tensor, op: Any) -> Turns:
         size = len(self._ranks)
         if size == 2:  # in one exchange as much is sent as in two
             own, other = flat, torch.empty_like(flat)
-            yield self._exchange(tag, [_bytes(own)] * size, [_bytes(other)] * size)
+            yield from self._exchange(tag, [_bytes(own)] * size, [_bytes(other)] * size)
             first, second = (own, other) if self._own == 0 else (other, own)
             _combine_by(op)(first, second, out=flat)
             if op == dist.ReduceOp.AVG:
@@ -165,7 +183,7 @@ class PlaitGroup(dist.ProcessGroup):
     def _once(
         self, tag: _Tag, sent: Sequence[memoryview | None], rooms: Sequence[memoryview | None]
     ) -> Turns:
-        yield self._exchange(tag, sent, rooms)
+        yield from self._exchange(tag, sent, rooms)
 
     # What follows overrides torch's names.
     def allreduce(self, tensors: Any, opts: Any = None) -> _Work:  # type: ignore[override]

@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 
 from plait.errors import RunError
 from plait.run.wire.emulate import Passage, Wire
-from plait.run.wire.inbox import HEAD, Inbox
+from plait.run.wire.inbox import HEAD, Done, Inbox
+from plait.run.wire.packed import SLOW_BYTES_PER_S
+from plait.run.wire.rate import bytes_per_s
 from plait.run.wire.signature import ANY
 from plait.threads import or_end_the_rank, start_thread
 
@@ -38,7 +40,7 @@ class _Peer:
     socket: socket.socket | None
     """None until the other side has brought it; what is to be sent waits."""
     inbox: Inbox
-    outgoing: deque[tuple[memoryview, "Future[None] | None"]] = field(default_factory=deque)
+    outgoing: deque[tuple[memoryview, Done | None]] = field(default_factory=deque)
     error: Exception | None = None
     passage: Passage | None = None
     """Of an emulated network: what of `outgoing` may leave now."""
@@ -96,9 +98,9 @@ class Peers:
             known = [moment for moment in moments if moment is not None]
             self._paced.wait(max(0.0, min(known) - time.monotonic()) if known else None)
 
-    def send(self, to: int, tag: int, data: memoryview, sign: int = ANY) -> "Future[None]":
+    def send(self, to: int, tag: int, data: memoryview, sign: int = ANY) -> Done:
         """Send bytes, which nobody may change before the future is done."""
-        done: Future[None] = Future()
+        done: Done = Future()
         with self._lock:
             peer = self._peer(to)
             if peer.error is not None:
@@ -116,9 +118,9 @@ class Peers:
                     self._wake.send(b"\0")
         return done
 
-    def receive(self, source: int, tag: int, room: memoryview, sign: int = ANY) -> "Future[None]":
+    def receive(self, source: int, tag: int, room: memoryview, sign: int = ANY) -> Done:
         """Have a message of exactly this size put into `room`, which belongs to what `sign` says."""
-        done: Future[None] = Future()
+        done: Done = Future()
         with self._lock:
             peer = self._peer(source)
             if peer.inbox.has(tag):
@@ -128,6 +130,15 @@ class Peers:
             else:
                 peer.inbox.ask(tag, room, sign, done)
         return done
+
+    def is_slow(self, rank: int) -> bool:
+        """Whether a socket to a rank is known to take fewer bytes a second than processors can pack."""
+        with self._lock:
+            peer = self._peer(rank)
+            if peer.passage is not None and self._wire is not None:
+                return self._wire.bandwidth < SLOW_BYTES_PER_S
+            rate = None if peer.socket is None else bytes_per_s(peer.socket)
+            return rate is not None and rate < SLOW_BYTES_PER_S
 
     def close(self) -> None:
         """Let go, once what was to be sent has left."""

@@ -14,6 +14,8 @@ _DTYPES = tuple(
 
 ANY = 0
 """Bytes of which only the size is compared."""
+PACKED = 1 << 31
+"""Bit of a message whose numbers come in fewer bytes (`packed.py`), and of room for one that may."""
 
 
 def signature(operation: str, dtype: torch.dtype, reduced: str = "") -> int:
@@ -23,6 +25,7 @@ def signature(operation: str, dtype: torch.dtype, reduced: str = "") -> int:
 
 def told(number: int, num_bytes: int) -> str:
     """For people."""
+    number &= ~PACKED
     operation, reduced, dtype = number >> 16, number >> 12 & 15, number & 0xFFF
     known = operation < len(_OPERATIONS) and reduced < len(_REDUCED) and dtype <= len(_DTYPES)
     if not known or not dtype:

@@ -11,9 +11,10 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from plait.run.wire.inbox import Done
 from plait.threads import or_end_the_rank, start_thread
 
-Waits = Sequence[tuple[int, "Future[None]"]]
+Waits = Sequence[tuple[int, Done]]
 """An exchange under way: messages from and to peers, by their place in the group."""
 Turns = Generator[Waits, None, None]
 """A collective: it yields what it waits for, and goes on when all of it is there."""

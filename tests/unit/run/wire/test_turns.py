@@ -13,10 +13,10 @@ def group() -> InTurns:
 
 
 def test_a_collective_posts_its_messages_while_another_one_waits(group: InTurns) -> None:
-    first, second = Future[None](), Future[None]()
+    first, second = Done(), Done()
     posted: list[str] = []
 
-    def turns(name: str, message: "Future[None]") -> Turns:
+    def turns(name: str, message: "Done") -> Turns:
         posted.append(name)
         yield [(1, message)]
         posted.append(f"{name} is there")
@@ -33,14 +33,14 @@ def test_a_collective_posts_its_messages_while_another_one_waits(group: InTurns)
 def test_who_does_not_come_is_named_and_later_ones_go_on() -> None:
     group = InTurns("of a test", (4, 5), timeout_s=0.1)
 
-    def turns(message: "Future[None]") -> Turns:
+    def turns(message: "Done") -> Turns:
         yield [(1, message)]
 
-    late = Future[None]()
+    late = Done()
     with pytest.raises(ConnectionError, match="all_reduce: rank 5 did not come within 0.1 s: timed out"):
         group.start("all_reduce", turns(late)).result(5)
     late.set_result(None)
-    there = Future[None]()
+    there = Done()
     there.set_result(None)
     group.start("all_reduce", turns(there)).result(5)
     group.close()
@@ -48,7 +48,7 @@ def test_who_does_not_come_is_named_and_later_ones_go_on() -> None:
 
 def test_an_error_of_a_message_is_told_with_the_operation(group: InTurns) -> None:
     def turns() -> Turns:
-        lost = Future[None]()
+        lost = Done()
         lost.set_exception(ConnectionError("the connection to rank 5 is lost."))
         yield [(1, lost)]
 

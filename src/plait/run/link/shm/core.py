@@ -8,13 +8,12 @@ import ctypes
 import os
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from plait.run.link import native
+from plait.run import native
 from plait.run.link.shm.rows import CHECK, COME, COPY, OPERATIONS, POST, REDUCE, REDUCED, ROW, WAIT, Rows
 
 HEADER_BYTES = 3 * 4096
@@ -253,10 +252,9 @@ def _combine(parts: Sequence[Tensor], operation: str, out: Tensor) -> None:
         out.copy_(total)
 
 
-@cache
 def compiled() -> ctypes.CDLL | None:
     """The compiled core, where there is one."""
-    return native.load(native.library())
+    return native.compiled()
 
 
 def make_core(

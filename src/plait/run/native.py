@@ -8,9 +8,10 @@ import ctypes
 import os
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("core.c")
+SOURCE = Path(__file__).with_name("link") / "core.c"
 _VERSION = 2
 """Of the calls; a library of another version is left alone."""
 
@@ -41,6 +42,12 @@ def load(path: Path) -> ctypes.CDLL | None:
         return found if found.plait_version() == _VERSION else None
     except (OSError, AttributeError):
         return None
+
+
+@cache
+def compiled() -> ctypes.CDLL | None:
+    """The compiled core, where there is one."""
+    return load(library())
 
 
 if __name__ == "__main__":
