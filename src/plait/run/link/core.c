@@ -231,59 +231,103 @@ int64_t plait_advance(const Group *group, const int64_t *rows, int64_t count, in
   return DONE;
 }
 
-/* Numbers of 32 bits in 28, where those of a block are of about one size: their exponents as steps below the largest one,
-   0 to 14, or 15 where the exponent is zero. A block is a byte, the largest exponent, and its words; or zero and the
-   numbers themselves, where exponents differ by more, and at the end, where numbers are too few for a block. No bit is
-   lost. */
-enum { PACKED = 256, WORD = 28, PAIR_BYTES = 7, PACKED_BYTES = PACKED / 2 * PAIR_BYTES, NOTHING = 15 };
+/* float32 in about 27 bits, without losing one: numbers that travel together are of about one size. Of a block's
+   exponents three bits say which of six consecutive ones it is, or that it is zero, or that four bits among the block's
+   `far` ones say how far it is below the largest. A block is HEAD bytes (the largest exponent, where the six begin below
+   it, how many are far), codes, low and high bits of signs and fractions, `far` ones; HEAD alone, where all bits are
+   zero; or a zero and the numbers themselves, where exponents differ by more, and at the end, where numbers are too few
+   for a block. */
+enum { PACKED = 256, HEAD = 3, CODES = PACKED * 3 / 8, FIXED = HEAD + CODES + 3 * PACKED };
+enum { NEAR = 6, NOTHING = 6, FAR = 7, SHIFTS = 4, FURTHEST = 15, EMPTY = 255 };
 
-CLONES static uint32_t spread_of(const uint32_t *in, uint32_t *least) {
-  uint32_t most = 0, low = 255;
-  for (int i = 0; i < PACKED; i++) {
-    uint32_t e = in[i] >> 23 & 255, f = e ? e : 255;
-    most = e > most ? e : most;
-    low = f < low ? f : low;
-  }
-  *least = low;
+CLONES static int is_empty(const uint32_t *in) {
+  uint32_t bits = 0;
+  for (int i = 0; i < PACKED; i++) bits |= in[i];
+  return !bits;
+}
+
+/* How far each exponent is below the largest, which it returns; zeros are beyond all others. */
+CLONES static uint32_t depths_of(const uint32_t *in, uint8_t *depth) {
+  uint8_t exponents[PACKED], most = 1;
+  for (int i = 0; i < PACKED; i++) exponents[i] = in[i] >> 23;
+  for (int i = 0; i < PACKED; i++) most = exponents[i] > most ? exponents[i] : most;
+  for (int i = 0; i < PACKED; i++) depth[i] = exponents[i] ? most - exponents[i] : 255;
   return most;
 }
 
-CLONES static void pack_block(const uint32_t *in, uint32_t most, uint8_t *out) {
-  uint32_t words[PACKED];
+/* How many are no zeros and outside of the six from `shift` on; -1 where one is too far for any. */
+CLONES static int count_far(const uint8_t *depth, int shift) {
+  int far = 0, beyond = 0;
   for (int i = 0; i < PACKED; i++) {
-    uint32_t e = in[i] >> 23 & 255, code = e ? most - e : NOTHING;
-    words[i] = (in[i] >> 31) << 27 | code << 23 | (in[i] & 0x7fffff);
+    uint8_t d = depth[i];
+    far += (uint8_t)(d - shift) >= NEAR && d != 255;
+    beyond += d > FURTHEST && d != 255;
   }
-  for (int i = 0; i < PACKED / 2; i++) {
-    uint64_t pair = words[2 * i] | (uint64_t)words[2 * i + 1] << WORD;
-    memcpy(out + PAIR_BYTES * i, &pair, i < PACKED / 2 - 1 ? 8 : PAIR_BYTES);
-  }
+  return beyond ? -1 : far;
 }
 
-CLONES static void unpack_block(const uint8_t *in, uint32_t most, uint32_t *out) {
-  uint32_t words[PACKED];
-  for (int i = 0; i < PACKED / 2; i++) {
-    uint64_t pair = 0;
-    memcpy(&pair, in + PAIR_BYTES * i, i < PACKED / 2 - 1 ? 8 : PAIR_BYTES);
-    words[2 * i] = pair & 0xfffffff;
-    words[2 * i + 1] = pair >> WORD & 0xfffffff;
-  }
+CLONES static void pack_block(const uint32_t *in, const uint8_t *depth, int shift, uint8_t *out) {
+  uint8_t codes[PACKED], far[PACKED + 1], *high = out + CODES + 2 * PACKED;
+  uint16_t low[PACKED];
   for (int i = 0; i < PACKED; i++) {
-    uint32_t code = words[i] >> 23 & 15, e = code == NOTHING ? 0 : (most - code) & 255;
-    out[i] = (words[i] >> 27) << 31 | e << 23 | (words[i] & 0x7fffff);
+    uint8_t d = depth[i], near = d - shift;
+    codes[i] = d == 255 ? NOTHING : near < NEAR ? near : FAR;
+    low[i] = in[i];
+    high[i] = (in[i] >> 16 & 0x7f) | in[i] >> 31 << 7;
   }
+  memcpy(out + CODES, low, sizeof low);
+  for (int i = 0; i < PACKED; i += 8, out += 3) {
+    uint32_t word = 0;
+    for (int j = 0; j < 8; j++) word |= (uint32_t)codes[i + j] << 3 * j;
+    out[0] = word, out[1] = word >> 8, out[2] = word >> 16;
+  }
+  int count = 0;
+  for (int i = 0; i < PACKED; i++) far[count] = depth[i], count += codes[i] == FAR;
+  far[count] = 0;
+  out = high + PACKED;
+  for (int i = 0; i < count; i += 2) *out++ = far[i] | far[i + 1] << 4;
+}
+
+CLONES static int unpack_block(const uint8_t *in, uint32_t most, uint32_t shift, int count, uint32_t *out) {
+  uint8_t codes[PACKED], exponents[PACKED], far[PACKED + 2];
+  uint16_t low[PACKED];
+  const uint8_t *high = in + CODES + 2 * PACKED;
+  memcpy(low, in + CODES, sizeof low);
+  for (int i = 0; i < PACKED; i += 8, in += 3) {
+    uint32_t word = in[0] | in[1] << 8 | in[2] << 16;
+    for (int j = 0; j < 8; j++) codes[i + j] = word >> 3 * j & 7;
+  }
+  for (int i = 0; i < count; i += 2) far[i] = high[PACKED + i / 2] & 15, far[i + 1] = high[PACKED + i / 2] >> 4;
+  for (int i = 0; i < PACKED; i++) exponents[i] = codes[i] == NOTHING ? 0 : most - shift - codes[i];
+  int at = 0;
+  for (int i = 0; i < PACKED; i++)
+    if (codes[i] == FAR) {
+      if (at == count) return 0;
+      exponents[i] = most - far[at++];
+    }
+  for (int i = 0; i < PACKED; i++)
+    out[i] = (uint32_t)(high[i] >> 7) << 31 | (uint32_t)exponents[i] << 23 | (uint32_t)(high[i] & 0x7f) << 16 | low[i];
+  return at == count;
 }
 
 /* Bytes that `count` numbers take, at most four a number and one a block. */
 int64_t plait_pack(const uint32_t *in, int64_t count, uint8_t *out) {
-  uint8_t *at = out;
+  uint8_t *at = out, depth[PACKED];
   for (; count > 0; in += PACKED, count -= PACKED) {
-    uint32_t least = 0, most = count >= PACKED ? spread_of(in, &least) : 0;
-    if (count >= PACKED && !most) most = 1; /* zeros, or as small as that */
-    if (most && (least >= most || most - least < NOTHING)) {
-      *at = most;
-      pack_block(in, most, at + 1);
-      at += 1 + PACKED_BYTES;
+    if (count >= PACKED && is_empty(in)) {
+      at[0] = 1, at[1] = EMPTY, at[2] = 0, at += HEAD;
+      continue;
+    }
+    uint32_t most = count >= PACKED ? depths_of(in, depth) : 0;
+    int shift = 0, far = most ? count_far(depth, 0) : -1;
+    for (int i = 1; far > 0 && i <= SHIFTS; i++) {
+      int other = count_far(depth, i);
+      if (other < far) far = other, shift = i;
+    }
+    if (far >= 0 && far < PACKED / 2) {
+      at[0] = most, at[1] = shift, at[2] = far;
+      pack_block(in, depth, shift, at + HEAD);
+      at += FIXED + (far + 1) / 2;
     } else {
       int64_t size = 4 * (count < PACKED ? count : PACKED);
       *at = 0;
@@ -298,13 +342,20 @@ int64_t plait_pack(const uint32_t *in, int64_t count, uint8_t *out) {
 int64_t plait_unpack(const uint8_t *in, int64_t size, uint32_t *out, int64_t count) {
   const uint8_t *end = in + size;
   for (; count > 0; out += PACKED, count -= PACKED) {
-    int64_t raw = 4 * (count < PACKED ? count : PACKED);
-    if (in >= end || end - in - 1 < (*in ? PACKED_BYTES : raw) || (*in && count < PACKED)) return 0;
-    if (*in)
-      unpack_block(in + 1, *in, out);
-    else
+    int64_t raw = 4 * (count < PACKED ? count : PACKED), left = end - in;
+    if (left < 1) return 0;
+    if (left >= HEAD && count >= PACKED && *in && in[1] == EMPTY) {
+      memset(out, 0, raw);
+      in += HEAD;
+    } else if (*in) {
+      if (count < PACKED || left < FIXED || left < FIXED + (in[2] + 1) / 2) return 0;
+      if (!unpack_block(in + HEAD, in[0], in[1], in[2], out)) return 0;
+      in += FIXED + (in[2] + 1) / 2;
+    } else {
+      if (left < 1 + raw) return 0;
       memcpy(out, in + 1, raw);
-    in += 1 + (*in ? PACKED_BYTES : raw);
+      in += 1 + raw;
+    }
   }
   return in == end;
 }

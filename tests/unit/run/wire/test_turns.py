@@ -1,9 +1,8 @@
 """Collectives under way on one thread: what waits, what goes on, what is told."""
 
-from concurrent.futures import Future
-
 import pytest
 
+from plait.run.wire.inbox import Done
 from plait.run.wire.turns import InTurns, Turns
 
 

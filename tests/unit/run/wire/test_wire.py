@@ -1,11 +1,8 @@
 """What goes over the sockets of a run: bounded, typed, and nothing that a peer sends is evaluated."""
 
 import re
-import socket
 import struct
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,24 +12,12 @@ import torch
 import plait
 from plait.errors import RunError
 from plait.run.wire.frames import MOST_BODY_BYTES, Incoming, pack
+from plait.run.wire.inbox import Done
 from plait.run.wire.peers import Peers
 from plait.run.wire.store import RunStore
-from plait.run.wire.switchboard import Switchboard
 from plait.run.wire.tell import decode, encode
 
 pytestmark = pytest.mark.timeout(30)
-
-
-@pytest.fixture
-def stores() -> Iterator[list[RunStore]]:
-    pairs = [socket.socketpair() for _ in range(3)]
-    switchboard = Switchboard([near for near, _ in pairs])
-    switchboard.start()
-    made = [RunStore(far.detach(), rank, timeout_s=5) for rank, (_, far) in enumerate(pairs)]
-    yield made
-    for store in made:
-        store.close()
-    switchboard.close()
 
 
 def test_nothing_on_any_wire_is_pickled() -> None:
@@ -143,7 +128,7 @@ def test_a_message_of_another_size_is_an_error_and_no_write(
 ) -> None:
     first, second, third = _peers(stores)
     room = bytearray(b"....")
-    done: Future[None] | None = second.receive(0, 1, memoryview(room)) if asked_first else None
+    done: Done | None = second.receive(0, 1, memoryview(room)) if asked_first else None
     first.send(1, 1, memoryview(b"12345678")).result(10)
     done = done or second.receive(0, 1, memoryview(room))
     with pytest.raises(RunError, match="rank 0 sent 8 bytes where 4 bytes were expected"):
