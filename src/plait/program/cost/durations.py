@@ -9,9 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
+import torch
+
 from plait.cluster.cluster import Cluster, Link, Reach
 from plait.errors import ProgramError
 from plait.plan.plan import DATA
+from plait.program.cost.brought import brought
 from plait.program.cost.collective_time import Travel, collective_travel, level_work_s, message_seconds
 from plait.program.cost.fused import fused_shares
 from plait.program.cost.held import held_up
@@ -219,10 +222,12 @@ class Durations:
         """From the last arrival to the end."""
         mesh = self._program.plan.mesh
         coordinates = tuple(mesh.coordinate(rank, name) for name, _ in mesh.axes)
+        dtype = brought(self._program, self._program.of(rank), instruction)[1]
         key = (
             instruction.op,
             instruction.axis,
             instruction.num_bytes,
+            dtype,
             instruction.source and instruction.source.kind,
             coordinates,
         )
@@ -239,7 +244,12 @@ class Durations:
                 found = Travel(self._message(instruction.num_bytes, group[:2]))
             if found is None:
                 found = collective_travel(
-                    instruction.op, instruction.num_bytes, reach, self._device, levels=not self._by_sockets
+                    instruction.op,
+                    instruction.num_bytes,
+                    reach,
+                    self._device,
+                    levels=not self._by_sockets,
+                    packs=dtype == torch.float32,
                 )
             work_s = self._device.timed.get(work_key(instruction, len(group), reach.hosts, self._busy))
             self._transfers[key] = found if work_s is None else found._replace(work_s=work_s)

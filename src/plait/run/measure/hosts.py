@@ -112,7 +112,7 @@ def _time_links(seat: Seat) -> dict[str, Any]:
 
 
 def _all_reduce_s(size: int, group: Any) -> float:
-    tensor, times = torch.zeros(size // 4), []
+    tensor, times = torch.zeros(size // 4, dtype=torch.int32), []  # which travel as they are
     for _ in range(_REPEATS):
         dist.barrier(group=group)
         began = time.perf_counter()

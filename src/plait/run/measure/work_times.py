@@ -1,9 +1,10 @@
 """Time for how long collectives between emulated hosts keep the processors of ranks busy.
 
 In: a program, an emulated network. Out: on each rank seconds by `work_key`. Ranks make the collectives of the program
-on the links of a run, some at once, with nothing else to do: what their processes, with all of their threads, take of
-processors meanwhile is what they would take from the computation. Where ranks are more than processors, it counts as
-often as these are shared.
+on the links of a run, some at once, and compute after each start, as in a step: threads that take turns with who computes
+cost more than those of a rank that waits. What their processes, with all of their threads, take of processors meanwhile,
+without what they compute, is what they would take from the computation. Where ranks are more than processors, it counts
+as often as these are shared.
 """
 
 import os
@@ -28,6 +29,10 @@ _AT_ONCE = 4
 """Collectives that are under way together, as those of a step are."""
 _ROUNDS = 4
 """Of so many; the first does not count."""
+_COMPUTED_S = 0.002
+"""Of the processor, after each start: about as long as a layer or two of the models that have so small a step."""
+_EXTENT = 128
+"""Of the products that it computes: some tens of microseconds each, as most ops of such a step."""
 _TIMEOUT_S = 60.0
 """After which links count as hanging: a collective takes milliseconds."""
 
@@ -51,9 +56,11 @@ def time_work(
             continue
         gathers = transfer.placed and collective.op == "all_gather"
         tensors = [
-            links.buffer(count, transfer.dtype, _CPU, collective.axis).zero_()
-            if transfer.placed
-            else torch.zeros(transfer.shape, dtype=transfer.dtype)
+            (
+                links.buffer(count, transfer.dtype, _CPU, collective.axis)
+                if transfer.placed
+                else torch.empty(transfer.shape, dtype=transfer.dtype)
+            ).fill_(1)  # zeros would travel as next to nothing
             for _ in range(_AT_ONCE)
         ]
         outs = [
@@ -62,10 +69,20 @@ def time_work(
         times = []
         for _ in range(_ROUNDS):
             dist.barrier()
-            began = time.process_time()
-            under_way = [links.start(collective, own, out) for own, out in zip(tensors, outs, strict=True)]
+            began, computed_s, under_way = time.process_time(), 0.0, []
+            for own, out in zip(tensors, outs, strict=True):
+                under_way.append(links.start(collective, own, out))
+                computed_s += _compute()
             for handle in under_way:
                 handle.result()
-            times.append((time.process_time() - began) / _AT_ONCE)
+            times.append((time.process_time() - began - computed_s) / _AT_ONCE)
         found[work_key(collective, transfer.size, len(hosts), emulation.ranks)] = crowd * median(times[1:])
     return found
+
+
+def _compute() -> float:
+    """Keep this thread busy; seconds of its own processor time."""
+    one, began = torch.ones(_EXTENT, _EXTENT), time.thread_time()
+    while time.thread_time() - began < _COMPUTED_S:
+        torch.mm(one, one)
+    return time.thread_time() - began

@@ -14,8 +14,6 @@ from plait.run import native
 
 LEAST_BYTES = 1 << 14
 """Of a message that is packed: a smaller one takes the wire no longer than a call."""
-SLOW_BYTES_PER_S = 2.5e8
-"""Below which a wire is slow: packing and unpacking takes a processor 0.6 ns a byte, of which a seventh is saved."""
 _BLOCK, _HEAD, _CODES = 256, 3, 96
 _FIXED = _HEAD + _CODES + 3 * _BLOCK
 _NOTHING, _FAR, _EMPTY = 6, 7, 255

@@ -16,9 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from plait.errors import RunError
+from plait.program.cost.collective_time import SLOW_BYTES_PER_S
 from plait.run.wire.emulate import Passage, Wire
 from plait.run.wire.inbox import HEAD, Done, Inbox
-from plait.run.wire.packed import SLOW_BYTES_PER_S
 from plait.run.wire.rate import bytes_per_s
 from plait.run.wire.signature import ANY
 from plait.threads import or_end_the_rank, start_thread

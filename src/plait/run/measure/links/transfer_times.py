@@ -13,6 +13,7 @@ from statistics import median
 import torch
 
 from plait.plan.mesh import Mesh
+from plait.program.cost.brought import brought
 from plait.program.cost.op_key import is_placed, transfer_key
 from plait.program.instructions import Collective, Recv, Send
 from plait.program.program import Program
@@ -51,21 +52,13 @@ def transfers_of(program: Program, busy: int) -> list[TimedTransfer]:
     found: dict[str, TimedTransfer] = {}
     for entry in program.classes:
         for instruction in entry.instructions:
-            shape: tuple[int, ...] = ()
-            dtype = torch.float32
+            shape: tuple[int, ...]
             if isinstance(instruction, Send):
-                shape, dtype, size = (max(instruction.num_bytes, 1),), torch.uint8, 2
+                size = 2
+                shape, dtype = (max(instruction.num_bytes, 1),), torch.uint8
             elif isinstance(instruction, Collective) and instruction.op in _TIMED:
                 size = mesh.size_of(instruction.axis)
-                (source,) = instruction.reads
-                if source.kind == "bucket":
-                    bucket = entry.buckets[source.number]
-                    shape, dtype = (bucket.num_elements,), bucket.dtype
-                elif source.kind == "chunk":
-                    group = program.layout.groups[source.number]
-                    shape, dtype = (group.chunk_elements,), group.dtype
-                elif source in entry.values:
-                    shape, dtype = entry.values[source].shape, entry.values[source].dtype
+                shape, dtype = brought(program, entry, instruction)
             else:
                 continue
             if size > 1:
