@@ -15,9 +15,10 @@ from plait.run import native
 LEAST_BYTES = 1 << 14
 """Of a message that is packed: a smaller one takes the wire no longer than a call."""
 _BLOCK, _HEAD, _CODES = 256, 3, 96
+"""Numbers of a block, and bytes of the first of its parts; as in core.c, which says how they lie."""
 _FIXED = _HEAD + _CODES + 3 * _BLOCK
 _NOTHING, _FAR, _EMPTY = 6, 7, 255
-"""Numbers of a block, bytes of its parts, and what codes stand for; as in core.c, which says how they lie."""
+"""What codes stand for, and a head without a block; as in core.c."""
 
 
 def pack(data: memoryview) -> memoryview | None:

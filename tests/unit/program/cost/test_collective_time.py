@@ -9,6 +9,7 @@ from plait.cluster.emulated import emulated
 from plait.cluster.parse import parse_cluster
 from plait.options import Emulation
 from plait.program.cost.collective_time import (
+    PACKED_SHARE,
     PIECE_BYTES,
     Travel,
     bus_bandwidth,
@@ -120,3 +121,32 @@ def test_one_rank_sends_to_each_of_the_others_in_turn() -> None:
         n: collective_seconds("broadcast", 1e9, cluster.link_of(1, n), device) - begin_s for n in (2, 4, 8)
     }
     assert [taken[n] / taken[2] for n in (4, 8)] == pytest.approx([3, 7])
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "levels", "share"),
+    [
+        ("1Gbit", True, PACKED_SHARE),
+        ("1Gbit", False, PACKED_SHARE),
+        ("3Gbit", True, PACKED_SHARE),  # of which each of two ranks has a half
+        ("10Gbit", True, 1.0),
+    ],
+)
+def test_numbers_that_slow_sockets_pack_take_the_wire_for_less(
+    bandwidth: str, levels: bool, share: float
+) -> None:
+    machine = parse_cluster("4xcpu")
+    quick = replace(machine, between=replace(machine.between, bandwidth=1e12))
+    cluster = emulated(quick, Emulation.parse(f"bandwidth={bandwidth},latency=1ms,hosts=2x2"))
+    reach, device = cluster.link_among(range(4)), cluster.device
+    plain, packed = (
+        collective_travel("all_reduce", 1e8, reach, device, levels=levels, packs=packs)
+        for packs in (False, True)
+    )
+    assert packed.wire_s == pytest.approx(share * plain.wire_s)
+    assert packed._replace(wire_s=plain.wire_s) == plain
+    if share < 1:  # links of other libraries pack nothing
+        indirect = replace(reach, outer=replace(reach.outer, direct=False))
+        assert collective_travel("all_reduce", 1e8, indirect, device, packs=True) == collective_travel(
+            "all_reduce", 1e8, indirect, device
+        )
