@@ -1,10 +1,10 @@
 """Time for how long collectives between emulated hosts keep the processors of ranks busy.
 
 In: a program, an emulated network. Out: on each rank seconds by `work_key`. Ranks make the collectives of the program
-on the links of a run, some at once, and compute after each start, as in a step: threads that take turns with who computes
-cost more than those of a rank that waits. What their processes, with all of their threads, take of processors meanwhile,
-without what they compute, is what they would take from the computation. Where ranks are more than processors, it counts
-as often as these are shared.
+on the links of a run, some at once, and compute after each start, as in a step: threads that take turns with who
+computes cost more than those of a rank that waits. What their processes, with all of their threads, take of processors
+meanwhile, without what they compute, is what they would take from the computation. Where ranks are more than
+processors, it counts as often as these are shared.
 """
 
 import os
