@@ -42,18 +42,18 @@ class Shared:
         self.is_used = False
 
     def __call__(self, job: Job, *given: Any) -> Graph:
-        layout, constants, *shape, islands = given
+        layout, constants, *shape, islands, _others, questions = given
         others = [None if isinstance(value, Tensor) else value for value in constants]
         key = (
             self.key(job, layout, others, *shape, islands.all_sizes)
-            if self.is_used and not islands.notices()
+            if self.is_used and not islands.notices() and not questions.hidden
             else None
         )
         known = self.known.get(key) if key is not None else None
         if known is not None:
             return _copy(known)
         made = capture(job, *given)
-        if key is not None and not islands.notices():
+        if key is not None and not islands.notices() and not questions.asked:
             self.known.put(key, _copy(made))
         return made
 
