@@ -1,7 +1,8 @@
 """Graphs of jobs that tests capture again and again, captured and checked once in a process.
 
 In: what `capture` is given. Out: what it gives, a copy for everybody who asks. What a test patches may change what is
-captured, so such tests share nothing (`conftest.py`); nor do models with islands, which a capture notes elsewhere.
+captured, so such tests share nothing (`conftest.py`); nor do models with islands, or
+that ask whether they are traced: a capture notes these elsewhere.
 """
 
 import io
@@ -42,18 +43,19 @@ class Shared:
         self.is_used = False
 
     def __call__(self, job: Job, *given: Any) -> Graph:
-        layout, constants, *shape, islands = given
+        layout, constants, *shape, islands, sizes, questions = given
         others = [None if isinstance(value, Tensor) else value for value in constants]
+        is_plain = not islands.notices() and not questions.asked
         key = (
-            self.key(job, layout, others, *shape, islands.all_sizes)
-            if self.is_used and not islands.notices()
+            self.key(job, layout, others, *shape, islands.all_sizes, sizes)
+            if self.is_used and is_plain
             else None
         )
         known = self.known.get(key) if key is not None else None
         if known is not None:
             return _copy(known)
         made = capture(job, *given)
-        if key is not None and not islands.notices():
+        if key is not None and not islands.notices() and not questions.asked:
             self.known.put(key, _copy(made))
         return made
 
