@@ -160,3 +160,8 @@ def test_shares_have_about_the_same_work(ranks: int) -> None:
         ]
         worst.append(max(max(one) / (sum(one) / ranks) for one in sums))
     assert worst[0] > 1.2 and worst[1] < (1.2 if ranks == 3 else 1.05)
+
+
+def test_data_that_fills_no_step_has_steps_of_one_size() -> None:
+    assert SampleOrder(num_samples=5, batch=8).step_sizes == (5,)
+    assert SampleOrder(num_samples=13, batch=8).step_sizes == (8, 5)
