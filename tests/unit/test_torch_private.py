@@ -15,6 +15,8 @@ ROOM = Path(plait.__file__).parent / "torch_private"
 PRIVATE = re.compile(r"_[a-z0-9]\w*", re.IGNORECASE)
 PYTHONS_OWN = {"_asdict", "_exit", "_fields", "_getframe", "_initializing"}
 """Names with an underscore that Python documents."""
+SPARKS = {"_jsc"}
+"""How pyspark's own libraries reach its JVM."""
 
 
 def trees() -> dict[Path, ast.Module]:
@@ -38,7 +40,7 @@ def private_uses(tree: ast.AST, ours: set[str]) -> Iterator[tuple[int, str]]:
         for name in names:
             parts = name.split(".")
             hidden = [p for p in parts[1:] if PRIVATE.fullmatch(p) or p == "experimental"]
-            if parts[0] == "torch" and hidden and not set(hidden) <= PYTHONS_OWN:
+            if parts[0] == "torch" and hidden and not set(hidden) <= PYTHONS_OWN | SPARKS:
                 yield node.lineno, name
 
 

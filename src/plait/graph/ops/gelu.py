@@ -17,6 +17,7 @@ aten = torch.ops.aten
 _SHORT = (torch.bfloat16, torch.float16)
 _P = 0.3275911 / math.sqrt(2)
 _COEFFICIENTS = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+"""Abramowitz and Stegun, 7.1.26: p, of the root of 2, and a5 to a1."""
 _HALF_BIT = -0.5 / math.log(2)
 _DENSITY = 1 / math.sqrt(2 * math.pi)
 

@@ -20,10 +20,10 @@ from plait.program.segment.codegen import make_segment
 Run = Callable[..., tuple[Any, ...]]
 _PRODUCTS = frozenset({"matmul", "convolution", "attention", "recurrent"})
 """Kinds of ops that a compiler calls, and does not fuse with others."""
-_aten = torch.ops.aten
+aten = torch.ops.aten
 _ENDINGS = frozenset(
-    {_aten.t.default, _aten.view.default, _aten._unsafe_view.default, _aten._to_copy.default}
-    | {_aten.sum.dim_IntList}
+    {aten.t.default, aten.view.default, aten._unsafe_view.default, aten._to_copy.default}
+    | {aten.sum.dim_IntList}
 )
 """Ops between a product and the gradient of a weight, or between a gradient and that of a bias."""
 

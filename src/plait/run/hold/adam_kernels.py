@@ -12,6 +12,7 @@ from torch import Tensor
 BLOCK = 1024
 """Entries that one program updates: 4.2 of the 4.3 TB/s of a copy on an H200, larger ones down to 3.2."""
 _WARPS = 4
+"""Of such a program: as it was measured."""
 _COLUMNS = 6
 """Of the table: entries, gradient, weight, first moment, second moment, short weight."""
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, None: None}
