@@ -173,6 +173,12 @@ class Plan:
         return self.mesh.coordinate(rank, DATA)
 
     @property
+    def may_take_graphs(self) -> bool:
+        """Whether a GPU may be given segments as CUDA graphs: to capture one waits for the device, which in a pipeline
+        may wait for a message that depends on this rank."""
+        return self.graphs != "off" and self.num_stages == 1
+
+    @property
     def num_stages(self) -> int:
         """Stages of the pipeline; 1: none."""
         ranks = self.mesh.size_of(PIPE)

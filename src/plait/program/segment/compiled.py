@@ -79,13 +79,15 @@ def compiled_where_it_pays(
     """What compiles segments; None where they run as they are written.
 
     `may_wait`: somebody calls `hear` and `take` between steps, so that steps can go on while segments are compiled.
+    By `auto` they do only where nothing is launched as CUDA graphs, which would have to be captured once more.
     `since`: the step from which on they were compiled in the run that this one continues: it is to do as that one did.
     """
     went_on = since is not None and plan.compile == "auto" and device.type == "cuda"
     if not went_on and not pays(plan, program, device, steps):
         return None
     processes = _processes(plan, device)
-    waits = may_wait and plan.compile != "before" and since is None
+    beside = plan.compile == "on" or (plan.compile == "auto" and not plan.may_take_graphs)
+    waits = may_wait and beside and since is None
     behind = Behind(device, processes) if waits else None
     return CompiledSegments(device, processes, told or _untold, behind, first_step=since)
 

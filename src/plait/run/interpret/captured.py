@@ -121,11 +121,8 @@ class _Entry:
 
 
 def captured_where_it_pays(plan: Plan, device: torch.device, told: Told) -> "CapturedComputes | None":
-    """What runs segments of a rank on this device; None where they are launched op by op.
-
-    Capture waits for the device, which in a pipeline may wait for a message that depends on this rank.
-    """
-    if device.type != "cuda" or plan.graphs == "off" or plan.num_stages > 1:
+    """What runs segments of a rank on this device; None where they are launched op by op."""
+    if device.type != "cuda" or not plan.may_take_graphs:
         return None
     return CapturedComputes(CudaRecorder(), plan.graphs, told)
 

@@ -367,6 +367,11 @@ def test_who_cannot_change_between_steps_waits_for_compilation(monkeypatch: pyte
     assert compiled_where_it_pays(auto, program, CPU, 10, since=7) is None
     assert compiled_where_it_pays(auto, program, torch.device("cuda"), 10) is None
     assert compiled_where_it_pays(auto, program, torch.device("cuda"), 10, since=7) is not None
+    monkeypatch.setattr(compiled, "pays", lambda *_: True)
+    for graphs, waits in (("auto", False), ("on", False), ("off", True)):
+        plan = replace(auto, graphs=graphs)  # type: ignore[arg-type]
+        found = compiled_where_it_pays(plan, program, torch.device("cuda"), 10, may_wait=True)
+        assert found is not None and (found.behind is not None) == waits, "graphs hold code as it was"
 
 
 def test_a_program_for_all_sizes_is_told_of_once() -> None:
