@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 
 _TORCH, _PACKAGE = str(Path(torch.__file__).parent), str(Path(__file__).resolve().parents[1])
+_BUILD = str(Path(__file__).resolve().with_name("build.py"))
 
 
 @contextmanager
@@ -44,12 +45,14 @@ def noted_draws() -> Iterator[list[str]]:
     urandom, generator = vars(random)["_urandom"], torch.random.default_generator  # type: ignore[attr-defined]
 
     def ask(size: int) -> bytes:
-        told.append("draws random numbers of the system (a generator without a seed), each time others")
+        if not _builds(sys._getframe(1)):
+            told.append("draws random numbers of the system (a generator without a seed), each time others")
         return urandom(size)  # type: ignore[no-any-return]
 
     class Noted:
         def __getattr__(self, name: str) -> Any:
-            if name in ("manual_seed", "seed") and not _is_ours(sys._getframe(1)):
+            caller = sys._getframe(1)
+            if name in ("manual_seed", "seed") and not _is_ours(caller) and not _builds(caller):
                 told.append("seeds torch's random numbers itself (torch.manual_seed)")
             return getattr(generator, name)
 
@@ -65,6 +68,13 @@ def _is_ours(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.startswith(_PACKAGE)
+
+
+def _builds(frame: FrameType | None) -> bool:
+    """Whether a model is made here, which is no part of a step: layers that run eagerly are those of a real one."""
+    while frame is not None and frame.f_code.co_filename != _BUILD:
+        frame = frame.f_back
+    return frame is not None
 
 
 @contextmanager

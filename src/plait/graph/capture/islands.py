@@ -137,7 +137,8 @@ class Islands:
             )
         if not self._paths:
             return told
-        names, where = ", ".join(list(self._paths)[:4]), next(iter(self._paths.values()))
+        names = ", ".join(list(self._paths)[:4])
+        where = next((line for line in self._paths.values() if line), "in code of torch")
         more = f" and {len(self._paths) - 4} more" if len(self._paths) > 4 else ""
         return [
             f"{names}{more} cannot be captured ({where}), and run{'s' if len(self._paths) == 1 else ''} eagerly "

@@ -26,6 +26,7 @@ _CLOCKS = (
 LATER_S = 1_234_567.891
 """How far the clock is put forward to see whether it matters."""
 _TORCH, _PACKAGE = str(Path(torch.__file__).parent), str(Path(__file__).resolve().parents[2])
+_BUILD = str(Path(__file__).resolve().parents[1] / "build.py")
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 _IMPORTS = ("<frozen importlib", f"{_STANDARD_LIBRARY}/importlib")
 
@@ -84,11 +85,12 @@ def _put_in(stack: ExitStack, asks: dict[int, Callable[[], Any]]) -> None:
 
 
 def _line(frame: FrameType | None) -> str | None:
-    """Whose question it is; None: torch's, ours, or that of an import or of what is known of a package."""
+    """Whose question it is; None: torch's, ours, or that of an import, of what is known of a package, or of who makes
+    a model, which is no part of a step."""
     found = None
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(_IMPORTS):
+        if file.startswith(_IMPORTS) or file == _BUILD:
             return None
         if file.startswith(_PACKAGE):
             return found

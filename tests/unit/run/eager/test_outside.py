@@ -96,3 +96,37 @@ def test_what_is_drawn_from_generators_of_the_process_repeats_and_is_told() -> N
     assert "Python's `random` and `numpy.random`: seeded anew for every micro-batch" in line
     outcome = verify(job(ByNumpy), "ddp", 2, serial=True, steps=2)
     assert outcome.ok, outcome
+
+
+class PicksRows(Base):
+    """Needs values in a layer, which runs eagerly inside of a captured step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.picks = Picks()
+
+    def middle(self, h: Tensor) -> Tensor:
+        picked: Tensor = self.picks(h)
+        return picked
+
+
+class Picks(torch.nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        return h * float(len(h[:, 0][h[:, 0] > -1e9].tolist()) > 0)
+
+
+def made_with_the_world() -> torch.nn.Module:
+    """Real networks are made with seeds, files and clocks."""
+    torch.manual_seed(len(Path(__file__).read_text()) + int(time.time() * 0))
+    return PicksRows()
+
+
+@pytest.mark.parametrize("plan", ["single", "ddp"])
+def test_what_is_asked_while_a_model_is_made_is_no_part_of_a_step(plan: str) -> None:
+    """Layers that run eagerly are those of a model that is made while the step is traced."""
+    given = job(made_with_the_world)
+    captures = Captures(given)
+    captures.of_size(4)
+    assert "picks" in captures.islands.notices()[0]
+    found = run_serially(given, resolve(plan, 1 if plan == "single" else 2), STEPS, torch.float32)
+    assert difference(given, plain_loop(given), found) is None
