@@ -27,6 +27,7 @@ def read_layout(first: Any, num_first: int, second: Any, num_second: int) -> Bat
             fix="let `collate` return the same keys and nesting for every batch; what one sample has for itself, "
             "such as a tensor of its own length for plait.Batched, goes in a dataclass.",
         )
+    _refuse_nested(leaves_a)
     has_samples = []
     for a, b in zip(leaves_a, leaves_b, strict=True):
         if isinstance(a, torch.Tensor):
@@ -38,6 +39,16 @@ def read_layout(first: Any, num_first: int, second: Any, num_second: int) -> Bat
         is_tensor=tuple(isinstance(leaf, torch.Tensor) for leaf in leaves_a),
         has_samples=tuple(has_samples),
     )
+
+
+def _refuse_nested(leaves: Iterable[Any]) -> None:
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor) and leaf.is_nested:
+            raise DataError(
+                f"the batch holds a nested tensor of {leaf.size(0)} samples, whose lengths are no shape.",
+                fix="let `collate` return a list of the samples' tensors and make the nested tensor of it in the model "
+                "(torch.nested.as_nested_tensor), which then runs eagerly; or pad them.",
+            )
 
 
 def _refuse_no_samples(has_samples: Iterable[bool], leaves: Iterable[Any]) -> None:

@@ -1,5 +1,6 @@
 """Which tensors of a batch count samples: found in several samples, and held against every batch of a run."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -72,3 +73,42 @@ def test_a_batch_that_shows_it_later_is_refused() -> None:
     late = _flat([(torch.tensor([1, 2, 3]), 0), (torch.tensor([4]), 1)])
     with pytest.raises(DataError, match=r"batch of 2 samples has the shape \(4,\)"):
         check_samples(captures.layout, late, 2)
+
+
+class Nested(nn.Module):
+    """Takes samples of their own length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Any) -> Tensor:
+        rows = self.first(torch.nested.as_nested_tensor(list(x), layout=torch.jagged))
+        return self.last(torch.stack([row.tanh().mean(0) for row in rows.unbind()]))
+
+
+def test_a_nested_tensor_is_refused_with_the_way_that_works() -> None:
+    generator = torch.Generator().manual_seed(0)
+    data = [(torch.randn(2 + index % 3, 4, generator=generator), index % 3) for index in range(NUM_SAMPLES)]
+
+    def lists(samples: list[Any]) -> Any:
+        return [words for words, _ in samples], torch.tensor([label for _, label in samples])
+
+    def nested(samples: list[Any]) -> Any:
+        words, labels = lists(samples)
+        return torch.nested.nested_tensor(words, layout=torch.jagged), labels
+
+    job = Job(
+        model=Nested, data=data, loss=nn.CrossEntropyLoss(), batch=6, steps=2, collate=nested,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )  # fmt: skip
+    with pytest.raises(DataError, match="a nested tensor of 2 samples") as refused:
+        Captures(job).of_size(4)
+    assert "as_nested_tensor" in str(refused.value)
+    other = replace(job, collate=lists)
+    one = run_serially(other, resolve("single", 1), 2, torch.float64)
+    wanted = run_eager(other, 2, torch.float64, Captures(other, None, torch.float64))
+    assert one.losses == pytest.approx(wanted.losses, rel=1e-12)
+    assert run_serially(other, resolve("ddp", 2), 2, torch.float64).losses == pytest.approx(
+        one.losses, rel=1e-12
+    )
