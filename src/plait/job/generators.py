@@ -6,6 +6,7 @@ In: nothing. Out: a block, or a function, that may seed torch, random and numpy 
 import hashlib
 import random
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,17 +43,19 @@ def kept_generators() -> Iterator[None]:
 def noted_draws() -> Iterator[list[str]]:
     """What code does about random numbers that nobody finds in a generator's state when it has ended, as it does it."""
     told: list[str] = []
+    thread = threading.get_ident()  # others, such as those that read data, draw as they like
     urandom, generator = vars(random)["_urandom"], torch.random.default_generator  # type: ignore[attr-defined]
 
     def ask(size: int) -> bytes:
-        if not _builds(sys._getframe(1)):
+        if threading.get_ident() == thread and not _builds(sys._getframe(1)):
             told.append("draws random numbers of the system (a generator without a seed), each time others")
         return urandom(size)  # type: ignore[no-any-return]
 
     class Noted:
         def __getattr__(self, name: str) -> Any:
             caller = sys._getframe(1)
-            if name in ("manual_seed", "seed") and not _is_ours(caller) and not _builds(caller):
+            seeds = name in ("manual_seed", "seed") and threading.get_ident() == thread
+            if seeds and not _is_ours(caller) and not _builds(caller):
                 told.append("seeds torch's random numbers itself (torch.manual_seed)")
             return getattr(generator, name)
 

@@ -21,7 +21,14 @@ class Grouping:
         """Of a list, by its place in a batch: whether it has an entry for each sample."""
 
     def __call__(self, samples: list[Any]) -> Any:
-        made, number = self._own(samples), len(samples)
+        made = self._own(samples)
+        try:
+            return self._with_lists(made, samples)
+        except RecursionError:  # samples that are nested deeper than Python calls: they are their own leaves
+            return made
+
+    def _with_lists(self, made: Any, samples: list[Any]) -> Any:
+        number = len(samples)
         found = [path for path, entry in self._lists_in(made, ()) if len(entry) == number]
         if any(path not in self._by_sample for path in found):
             more = dict(self._lists_in(self._own([*samples, samples[0]]), ()))

@@ -7,6 +7,7 @@ import builtins
 import io
 import sys
 import sysconfig
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -41,25 +42,27 @@ class Asked:
 
 @contextmanager
 def noted_asks(later_s: float = 0.0) -> Iterator[Asked]:
-    """Note questions for the time, which it is `later_s` later, and files that are opened."""
-    asked = Asked()
+    """Note questions of this thread for the time, which it is `later_s` later, and files that it opens."""
+    asked, thread = Asked(), threading.get_ident()
     own = {name: getattr(time, name) for name in _CLOCKS if hasattr(time, name)}
 
     def clock(name: str) -> Callable[[], Any]:
         later = int(later_s * 1e9) if name.endswith("_ns") else later_s
 
         def ask() -> Any:
-            if (line := _line(sys._getframe(1))) is not None:
-                asked.clocks.append(line)
-                return own[name]() + later
-            return own[name]()
+            line = _line(sys._getframe(1)) if threading.get_ident() == thread else None
+            if line is None:
+                return own[name]()
+            asked.clocks.append(line)
+            return own[name]() + later
 
         return ask
 
     opened = builtins.open
 
     def open_noted(*args: Any, **kwargs: Any) -> Any:
-        if (line := _line(sys._getframe(1))) is not None:
+        line = _line(sys._getframe(1)) if threading.get_ident() == thread else None
+        if line is not None:
             asked.files.append(line)
         return opened(*args, **kwargs)
 

@@ -50,6 +50,7 @@ class Largest(torch.optim.SGD):
 
 def test_a_loop_of_ones_own_is_checked_like_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     put({"RANK": "0", "WORLD_SIZE": "2"}, monkeypatch)
+    monkeypatch.setattr("plait.run.parallelize.agree", lambda facts: None)  # there is no other task
     job = jobs.plain()
     given = plait.Job(
         model=job.model, data=job.data, loss=job.loss, batch=job.batch, optimizer=lambda p: Largest(p, lr=0.1)

@@ -37,7 +37,7 @@ def test_heads_that_do_not_divide_stay_whole() -> None:
     told = notices("gpt", "megatron", 8)
     assert "stays whole: blocks.0.attention.qkv: aten.view (blocks.0.attention" in told
     assert "zoo.py:" in told, "the source line"
-    assert "cannot run on 8 pieces S(2) of [16, 8, 32] to [16, 8, 4, 8]" in told
+    assert "cannot run on 8 shards S(2) of [16, 8, 32] to [16, 8, 4, 8]" in told
     assert "8 of 29 parameters cut" in told, "the rest is cut"
 
 
