@@ -16,7 +16,13 @@ from tests.ranks.hosts.hosts import PLAIT, environment
 from plait.files.records import read_records
 from plait.run.checkpoint.store import load_checkpoint
 
-pytestmark = pytest.mark.timeout(280)
+pytestmark = [
+    pytest.mark.timeout(520),
+    pytest.mark.skipif(
+        "PLAIT_LOST_NODES" not in os.environ,
+        reason="minutes: Slurm holds back a job that it requeues; PLAIT_LOST_NODES=1 runs it",
+    ),
+]
 
 
 @pytest.fixture
@@ -69,7 +75,7 @@ def test_an_elastic_job_whose_first_node_is_lost_goes_on_by_itself(
         _lose(b"n0", slurm["SLURM_CONF"])
         down = ["scontrol", "update", "nodename=n0", "state=down", "reason=lost"]
         subprocess.run(down, env=slurm, check=True)
-        code = following.wait(240)
+        code = following.wait(480)
     finally:
         following.kill()
         following.wait()
