@@ -138,7 +138,7 @@ def tell(event: dict[str, object]) -> None:
         print(f"             {event['notice']}", flush=True)
 
 
-def profile(step: Callable[[], None], steps: int = 2, most: int = 30) -> None:
+def profile(step: Callable[[], None], steps: int = 2, most: int = 70) -> None:
     """Print what the device did in a step, by kernel."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
         for _ in range(steps):

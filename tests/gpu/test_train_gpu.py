@@ -3,6 +3,7 @@
 Two ranks share the device over sockets of the run: NCCL refuses two ranks on one GPU.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.zoo import ZOO
 
 from plait.graph.ops import scaled
 from plait.plan.named import resolve
+from plait.run.parallelize import parallelize
 from plait.run.start.launch import Seat, launch
 from plait.run.train import train
 from plait.run.verify import verify
@@ -96,11 +98,27 @@ def _products(seat: Seat) -> list[float]:
 
 def _gradient(op: Any, gradient: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
     (a, scale_a), (b, scale_b) = (
-        scaled.run_transposed_short(gradient, True),
-        scaled.run_transposed_short(activation, False),
+        scaled.run_transposed_short(gradient),
+        scaled.run_transposed_rows(*scaled.rounded_rows(activation)),
     )
     made: torch.Tensor = op(a, b, scale_a, scale_b)
     return made
+
+
+def _losses(rank: int, seat: Seat) -> dict[str, list[float]]:
+    scaled.pays = lambda *_: True  # in this process alone
+    given, losses = ZOO["gpt"].job(16, 60, optimizer="adamw", num_samples=16), {}
+    for precision in ("fp32", "fp8"):
+        step = parallelize(replace(given, precision=precision), "single", device="cuda")
+        batch = step._programs.captures.source.fetch(torch.arange(16))
+        losses[precision] = [step(batch) for _ in range(40)]
+    return losses
+
+
+def test_eight_bits_learn_as_fp32_does() -> None:
+    (losses,) = launch(_losses, ranks=1)
+    assert losses["fp8"] == pytest.approx(losses["fp32"], rel=0.02)
+    assert losses["fp8"] != losses["fp32"]
 
 
 def test_products_in_eight_bits_are_as_emulated() -> None:

@@ -28,6 +28,8 @@ def node_flops(node: fx.Node) -> int:
         return int(sdpa_backward_flop_count(grad, q, k, v))  # type: ignore[no-untyped-call]
     if name == "plait.scaled_product":
         return 2 * _shape(node.args[0]).numel() * _shape(node.args[1])[1]
+    if name == "plait.rounded_product":
+        return 2 * _shape(node.args[0]).numel() * _shape(node.args[2])[1]
     if name == "plait.scaled_gradient":
         return 2 * _shape(node.args[0]).numel() * _shape(node.args[1])[0]
     if name in ("plait.grouped_product", "plait.grouped_outer"):

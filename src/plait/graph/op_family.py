@@ -28,6 +28,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "grouped_product",
             "grouped_outer",
             "scaled_product",
+            "rounded_product",
             "scaled_gradient",
         ),
         "convolution": ("convolution", "convolution_backward"),

@@ -30,6 +30,7 @@ from plait.program.segment.recompute import Again, recompute
 from plait.program.segment.recompute_choice import checkpointed, choose
 from plait.program.segment.split import StageGraph, split
 from plait.program.segment.stage_pieces import MicroBatch, StagePieces, stage_pieces
+from plait.program.segment.widen import widen_again
 from plait.program.stage.schedules import SCHEDULES
 from plait.program.stage.versions import versions
 from plait.program.stage.where import Stages
@@ -184,6 +185,8 @@ class Ranks:
             ):  # the first rank chooses for all: they fetch parameters at the same places
                 self.again[key] = choose(graph, local, setting, stages)
             local = recompute(graph, local, self.again[key], stages)
+        if self.plan.compile != "off":
+            local = widen_again(graph, local, stages)
         if self.plan.pipe.asynchronous or "parameters" in offload_shares(self.plan.memory.offload):
             return shows_again(graph, local, stages)
         return local

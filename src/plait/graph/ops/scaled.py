@@ -7,8 +7,8 @@ is exact, however a device or a compiler divides, and as exact as to multiply by
 
 Gradients of weights are products of activations and gradients over all samples, so that each factor has one scale: a
 power of two again, so that shares of a batch differ from the whole in entries alone that are tiny beside its largest.
-Gradients are rounded to e5m2, whose numbers span 2^32: those of a loss of many classes differ that much. On processors
-the same rounding is emulated.
+Activations are those that were rounded by rows, whose powers of two are brought to one. Gradients are rounded to e5m2,
+whose numbers span 2^32: those of a loss of many classes differ that much. On processors the same rounding is emulated.
 """
 
 from collections.abc import Callable, Mapping
@@ -100,27 +100,74 @@ def _scale(largest: Tensor, span: float) -> Tensor:
     return (power * (1 / span)).clamp_min(_SMALLEST_SCALE)
 
 
+@torch.library.custom_op("plait::rounded_rows", mutates_args=())
+def rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows in 8 bits, each in one piece, and what each is to be multiplied by."""
+    return _rounded(x)
+
+
+@rounded_rows.register_fake
+def _(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape, dtype=SHORT), x.new_empty((x.shape[0], 1), dtype=torch.float32)
+
+
+@torch.library.custom_op("plait::rounded_product", mutates_args=())
+def rounded_product(rows: Tensor, scale: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    """a @ b + bias, of rows of `a` that were rounded before."""
+    return run_rounded_product(rows, scale, b, bias)
+
+
+@rounded_product.register_fake
+def _(rows: Tensor, scale: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    return b.new_empty((rows.shape[0], b.shape[1]))
+
+
+def run_rounded_product(rows: Tensor, scale: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    """The op in ops that a compiler knows."""
+    columns, scale_b = _rounded(b.t())
+    product: Tensor = _PRODUCT(rows, columns.t(), scale, scale_b.t(), bias)
+    return product
+
+
+@torch.library.custom_op("plait::transposed_rows", mutates_args=())
+def transposed_rows(rows: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Rounded rows as rounded columns, in one piece each, and what all is to be multiplied by: as 16 bits are not read
+    again, nobody has to write them."""
+    return run_transposed_rows(rows, scale)
+
+
+@transposed_rows.register_fake
+def _(rows: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    return rows.new_empty((rows.shape[1], rows.shape[0])), scale.new_empty(())
+
+
+def run_transposed_rows(rows: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """The op in ops that a compiler knows."""
+    largest = scale.amax()
+    turned: Tensor = _TURNED(rows, scale * largest.reciprocal(), False)  # of powers of two: exact
+    return turned, largest
+
+
 @torch.library.custom_op("plait::transposed_short", mutates_args=())
-def transposed_short(x: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
-    """A matrix transposed and in 8 bits, its new rows in one piece each, and what all of it is to be multiplied by."""
-    return run_transposed_short(x, gradient)
+def transposed_short(x: Tensor) -> tuple[Tensor, Tensor]:
+    """A gradient transposed and in 8 bits, its new rows in one piece each, and what all is to be multiplied by."""
+    return run_transposed_short(x)
 
 
 @transposed_short.register_fake
-def _(x: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
-    made = x.new_empty((x.shape[1], x.shape[0]), dtype=_LONG if gradient else SHORT)
-    return made, x.new_empty((), dtype=torch.float32)
+def _(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty((x.shape[1], x.shape[0]), dtype=_LONG), x.new_empty((), dtype=torch.float32)
 
 
-def run_transposed_short(x: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
+def run_transposed_short(x: Tensor) -> tuple[Tensor, Tensor]:
     """The op in ops that a compiler knows: the largest entry of each row is found for the product by rows as well."""
-    scale = _scale(x.abs().amax(1, keepdim=True).amax(), _LONG_SPAN if gradient else _SPAN)
-    turned: Tensor = _TURNED(x, scale.reciprocal(), gradient)
+    scale = _scale(x.abs().amax(1, keepdim=True).amax(), _LONG_SPAN)
+    turned: Tensor = _TURNED(x, scale.reciprocal(), True)
     return turned, scale
 
 
 def _turned(x: Tensor, factor: Tensor, gradient: bool) -> Tensor:
-    """The transpose of x * factor in 8 bits."""
+    """The transpose of x * factor, of all of it or of each row, in 8 bits."""
     dtype = _LONG if gradient else SHORT
     kernels = _kernels() if x.is_cuda else None
     if kernels is not None:
@@ -135,8 +182,8 @@ def _kernels() -> ModuleType | None:
         from plait.graph.ops import scaled_kernels as kernels
 
         one = torch.ones(16, 16, dtype=torch.bfloat16, device="cuda")
-        for dtype in (SHORT, _LONG):
-            kernels.turn(one, one[0, 0].float(), dtype)
+        kernels.turn(one, one[0, 0].float(), _LONG)
+        kernels.turn(one.to(SHORT), one[:, :1].float(), SHORT)
     except Exception:  # no Triton, no C compiler, a device that it does not know
         return None
     return kernels
@@ -191,6 +238,9 @@ WIDE_GRADIENT: Any = _register_gradient("wide_scaled_gradient", torch.float32)
 IMPLEMENTATIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         torch.ops.plait.scaled_product.default: run_scaled_product,
+        torch.ops.plait.rounded_rows.default: _rounded,
+        torch.ops.plait.rounded_product.default: run_rounded_product,
+        torch.ops.plait.transposed_rows.default: run_transposed_rows,
         torch.ops.plait.transposed_short.default: run_transposed_short,
     }
 )

@@ -116,7 +116,7 @@ def _product(node: fx.Node, name: str, flops: float, dtype: str) -> OpWork:
     first = 1 if name in ("addmm", "baddbmm", "addmv") else 0
     left: Any = node.args[first]
     out = node.meta["val"].shape
-    dtype = "float8" if name in ("scaled_product", "scaled_gradient") else dtype
+    dtype = "float8" if name in ("scaled_product", "rounded_product", "scaled_gradient") else dtype
     rows, columns = (out[-2], out[-1]) if len(out) >= 2 else (prod(out), 1)
     return OpWork(
         kind="matmul", flops=flops, num_bytes=_traffic(node, name), dtype=dtype, rows=rows, columns=columns,

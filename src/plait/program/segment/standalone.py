@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from plait.graph.ops import batch_norm, gelu, scaled
+from plait.graph.ops import batch_norm, gelu, scaled, summed
 from plait.graph.ops.product_into import PRODUCT_INTO, WIDE_PRODUCT
 from plait.program.program import Segment
 from plait.program.segment.codegen import Fill
+from plait.program.segment.summed import with_sums
 from plait.torch_private.inductor import InductorError, Like
 
 _OF_OURS = {**batch_norm.DECOMPOSITIONS, **scaled.IMPLEMENTATIONS}
@@ -97,13 +98,19 @@ def graph_of(
     made = {node.name: node.meta["val"] for node in segment.nodes}
     outputs = [_parts(copies[name], made[name]) for name in segment.outputs if name not in skipped]
     graph.output(tuple(part for parts in outputs for part in parts))
+    if device.type == "cuda" and summed.has_kernels():
+        with_sums(graph)
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
 def _placeholders(graph: fx.Graph, name: str, given: Given) -> Any:
     if isinstance(given, tuple):
         return tuple(_placeholders(graph, f"{name}_{at}", entry) for at, entry in enumerate(given))
-    return graph.placeholder(name) if isinstance(given, Like) else given
+    if not isinstance(given, Like):
+        return given
+    node = graph.placeholder(name)
+    node.meta["val"] = torch.empty_strided(given.shape, given.stride, dtype=given.dtype, device="meta")
+    return node
 
 
 def _parts(node: fx.Node, like: Any) -> list[fx.Node]:

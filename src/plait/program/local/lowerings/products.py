@@ -33,6 +33,8 @@ def _product(site: Site, bias: fx.Node | None, a: fx.Node, b: fx.Node) -> Local:
         return site.same(*site.args)
     if site.feeds is not None and suits(depth, rows, columns):
         _transposed(site, a, site.feeds)  # here: so it is kept in 8 bits from forward to backward, not in 16
+        if site.feeds == "activation":
+            return site.emit(ours.rounded_product.default, *_rows(site, a), b, bias)
     return site.emit(ours.scaled_product.default, a, b, bias)
 
 
@@ -49,7 +51,16 @@ def _gradient(site: Site, turned: fx.Node, activation: fx.Node) -> Local:
 
 
 def _transposed(site: Site, x: fx.Node, role: str) -> tuple[fx.Node, fx.Node]:
-    made = site.once(ours.transposed_short.default, x, role == "gradient")
+    if role == "activation":
+        return _both(site, site.once(ours.transposed_rows.default, *_rows(site, x)))
+    return _both(site, site.once(ours.transposed_short.default, x))
+
+
+def _rows(site: Site, x: fx.Node) -> tuple[fx.Node, fx.Node]:
+    return _both(site, site.once(ours.rounded_rows.default, x))
+
+
+def _both(site: Site, made: fx.Node) -> tuple[fx.Node, fx.Node]:
     return site.once(operator.getitem, made, 0), site.once(operator.getitem, made, 1)
 
 
