@@ -32,7 +32,7 @@ def with_sums(graph: fx.Graph) -> None:
             _norm(graph, node)
         elif node.target is aten.clone.default:
             _heads(graph, node)
-    graph.eliminate_dead_code(lambda node: node.op != "call_function" or node.target is PRODUCT_INTO)
+    graph.eliminate_dead_code(lambda node: node.is_impure() or node.target is PRODUCT_INTO)
 
 
 def _gelu(graph: fx.Graph, node: fx.Node) -> None:
