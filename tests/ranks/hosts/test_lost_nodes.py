@@ -41,9 +41,12 @@ def _processes(configuration: str) -> Iterator[tuple[int, str, int]]:
 
 
 def _kill(pids: Iterable[int]) -> None:
-    """All at once: srun has a child that, while it lives, asks Slurm to kill every task when srun is gone."""
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in pids:
+    """As if all ended at once. None may see another one gone: srun, and a child that it has for that, would ask Slurm to
+    kill every task. So all are stopped first, and killed from the last one to the first: where those who started them
+    end before, the kernel wakes the others up."""
+    found = sorted(pids)
+    for number, order in ((signal.SIGSTOP, found), (signal.SIGKILL, reversed(found))):
+        for pid in order:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
