@@ -179,6 +179,24 @@ def test_a_manifest_of_kubernetes() -> None:
     assert {"PLAIT_TASK", "PLAIT_TASKS", "PLAIT_FIRST_ADDRESS", "PLAIT_TOKEN"} <= names
 
 
+@pytest.mark.parametrize(
+    ("file", "name"), [("2layers", "plait-2layers"), ("a" * 39 + "_b", "a" * 39), ("___", "plait")]
+)
+def test_kubernetes_takes_any_name_of_a_job(file: str, name: str) -> None:
+    made = manifest(request(options={"image": "a:1"}), file).split("---")
+    assert {json.loads(part)["metadata"]["name"] for part in made} == {name}
+
+
+@pytest.mark.parametrize("command", ["run", "verify"])
+@pytest.mark.parametrize("words", [["--hosts", "2"], ["--dry-run"], ["--engine-set", "time=1:00:00"]])
+def test_what_is_for_an_engine_is_not_left_out(
+    command: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else four ranks that were meant for two hosts train on one."""
+    assert call([command, "job.py", "--plan", "ddp", "--ranks", "4", *words]) == 2
+    assert f"{words[0]} without --engine" in capsys.readouterr().err
+
+
 def test_dry_runs_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["run", "job.py", "--engine", "slurm", "--hosts", "2", "--ranks", "4", "--dry-run"]) == 0
     assert "#SBATCH --nodes=2" in capsys.readouterr().out
