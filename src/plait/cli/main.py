@@ -47,7 +47,7 @@ from plait.cli.try_command import try_
 from plait.cli.validate_command import validate
 from plait.cli.verify_command import verify
 from plait.errors import ClusterError, EchoError, JobError, PlaitError, PlanError, UsageError, lacks_memory
-from plait.run.join.find import find_place
+from plait.run.join.find import ask_again_after_fault, find_place
 from plait.threads import MEMORY_FIX
 from plait.version import VERSION
 
@@ -128,6 +128,9 @@ def main() -> NoReturn:
     """Entry point: errors become one paragraph and an exit code."""
     code = call(sys.argv[1:])
     _leave_status(code)
+    if code == _CTRL_C:
+        with suppress(OSError, PlaitError):
+            ask_again_after_fault(os.environ)
     gc.freeze()  # as it ends, Python would look for garbage in all of torch, for a second of processor time
     sys.exit(code)
 

@@ -22,7 +22,7 @@ from plait.api.display.progress import show_progress
 from plait.api.inputs.stored import SAVED
 from plait.callbacks import Watching
 from plait.cli.console import plain_console, prints_aside, speaks_elsewhere
-from plait.cli.engine import COMMAND_LINE, start
+from plait.cli.engine import COMMAND_LINE, check_here, start
 from plait.cli.flatten import flattened
 from plait.cli.options import (
     TEXTS,
@@ -93,6 +93,7 @@ def run(
     if elsewhere.engine is not None:
         name, ranks = Path((job or str(resume)).split(":")[0]).stem, num_ranks(how, changes)
         raise typer.Exit(start(elsewhere, ranks, COMMAND_LINE, dry_run=dry_run, name=name, out=out or resume))
+    check_here(elsewhere, dry_run=dry_run)
     look_first(job, *((how, changes) if resume is None else (How(), Changes())), auto=True)
     begins_again = limits.elastic is not None and task_of(os.environ) is not None
     if out is not None and resume is None and find_place(os.environ) is None and not begins_again:

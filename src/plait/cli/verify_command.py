@@ -17,7 +17,7 @@ from rich.text import Text
 import plait
 from plait.api.display.progress import show_progress
 from plait.cli.console import plain_console, prints_aside, speaks_elsewhere
-from plait.cli.engine import COMMAND_LINE, start
+from plait.cli.engine import COMMAND_LINE, check_here, start
 from plait.cli.flatten import flattened
 from plait.cli.options import (
     TEXTS,
@@ -68,6 +68,7 @@ def verify(
                 runs=False,
             )
         )
+    check_here(elsewhere, dry_run=dry_run)
     look_first(job, how, changes)
     is_silent, console = not serial and speaks_elsewhere(), plain_console(to_stderr=json_)
     with prints_aside(json_), show_progress(console, quiet=json_ or is_silent) as listener:

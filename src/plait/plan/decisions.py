@@ -210,7 +210,8 @@ class Tensor:
     sequence: bool = False
     """Whether norms and dropout between the blocks run on pieces of the sequence."""
     seconds: float = 20.0
-    """Time limit of the minimization."""
+    """Limit of the minimization, for a usual processor; it is counted in what is looked at, so that every rank ends
+    with the same, however busy its host is."""
 
     def __post_init__(self) -> None:
         if self.choice not in get_args(Choice):

@@ -47,3 +47,27 @@ def test_loops_that_differ(
     assert own[1].startswith(("UsageError", "PlanError")) and told.partition("{")[0] in own[1], own
     assert told.partition("}")[2] in own[1]
     assert others[1].startswith("EchoError task 0 has told why"), others
+
+
+ENDS = """
+import sys
+from dataclasses import replace
+
+import plait
+from tests.ranks import jobs
+
+job = replace(jobs.plain(), batch=int(sys.argv[2]))
+plait.train(job, "ddp", 2) if sys.argv[1] == "train" else plait.parallelize(job, "ddp")
+"""
+
+
+@pytest.mark.parametrize("call", ["train", "parallelize"])
+def test_one_task_of_a_script_tells(call: str, tmp_path: Path) -> None:
+    """The others end without a traceback of their own, and not as if all had gone well."""
+    script = tmp_path / "script.py"
+    script.write_text(ENDS)
+    tasks = start_tasks([PLAIT[0], script], 2, tmp_path, differing=((call, "12"), (call, "24")))
+    (code, _, complaint), (other_code, other, silent) = ended(tasks, timeout_s=120)
+    assert (code, other_code) == (1, 1)
+    assert "has another batch than task 0: 24, not 12." in complaint
+    assert other + silent == ""

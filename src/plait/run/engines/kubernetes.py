@@ -13,7 +13,8 @@ from plait.run.engines.request import Request
 def manifest(request: Request, name: str) -> str:
     """What `kubectl apply -f -` is given."""
     options = request.known("image", "secret", "cpu", "memory", "gpus")
-    name = re.sub("[^a-z0-9-]+", "-", name.lower()).strip("-")[:40] or "plait"
+    name = re.sub("[^a-z0-9-]+", "-", name.lower()).strip("-")[:40].strip("-")
+    name = name if name[:1].isalpha() else f"plait-{name}".strip("-")  # a Service begins with a letter
     if "image" not in options:
         raise UsageError(
             "kubernetes needs an image with plait and the job.", fix="--engine-set image=NAME:TAG."

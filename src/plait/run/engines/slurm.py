@@ -32,7 +32,8 @@ _GO_ON = (
 )
 
 _OWN_CODE = (
-    '[ -s "$PLAIT_STATUS" ] && code=$(cat "$PLAIT_STATUS")   # of task 0: those of nodes that were lost do not count',
+    'if [ -s "$PLAIT_STATUS" ]; then code=$(cat "$PLAIT_STATUS")   # of task 0: those of lost nodes do not count',
+    'elif [ "$out/metrics.jsonl" -nt "$PLAIT_STATUS" ]; then code=130; fi   # killed, after steps of its own: as if told',
     'rm -f "$PLAIT_STATUS"',
 )
 

@@ -41,6 +41,14 @@ def ask_again(place: Place, environment: Mapping[str, str]) -> str:
     return f"{place.engine} starts it"
 
 
+def ask_again_after_fault(environment: Mapping[str, str]) -> None:
+    """Task 0 was asked to end, and has saved: where that was because the job's batch script was killed, which would be
+    the end of the job, it is asked for again. A job that was cancelled, or is requeued by itself, is left alone."""
+    place = task_of(environment)
+    if place is not None and place.is_first and place.restarts and place.engine == slurm.NAME:
+        slurm.ask_again(environment, if_runs=False)
+
+
 def task_of(environment: Mapping[str, str]) -> Place | None:
     """The task of an engine that this process is, also where it is the only one."""
     place = next((place for read in ENGINES if (place := read(environment)) is not None), None)

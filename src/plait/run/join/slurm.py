@@ -1,6 +1,7 @@
 """What Slurm's srun tells a task."""
 
 import re
+import time
 from collections.abc import Mapping
 
 from plait.processes import run_program
@@ -9,6 +10,13 @@ from plait.run.join.place import Place, number
 NAME = "srun"
 _ANSWER_S = 60.0
 """For Slurm to answer."""
+_TRIES_S = 20.0
+"""For which it is asked again where it does not answer: it is busy, or another controller takes over."""
+_AGAIN_S = 2.0
+"""Between two tries."""
+_FAULTS = ("JobLaunchFailure", "NonZeroExitCode", "RaisedSignal")
+"""Reasons of a job that Slurm ends as its batch script, or what that waits for, was killed; one that is cancelled has
+none."""
 _MOST_HOSTS = 100_000
 """Of a list of hosts that is believed."""
 
@@ -39,13 +47,23 @@ def asks_again(environment: Mapping[str, str]) -> bool:
     return environment.get("PLAIT_REQUEUE", "") not in ("", "0") and "SLURM_JOB_ID" in environment
 
 
-def ask_again(environment: Mapping[str, str]) -> None:
+def ask_again(environment: Mapping[str, str], *, if_runs: bool = True) -> None:
     """Have Slurm run the batch script again. One whose first node is lost, told to go on without nodes, it keeps as
-    running with nothing in it. A job that does not run any more is left alone: it was cancelled, or another task has
-    asked. Raises OSError where Slurm does not do it."""
-    job = environment["SLURM_JOB_ID"]
-    if _told("squeue", "--noheader", f"--jobs={job}", "--format=%T") == "RUNNING":
-        _told("scontrol", "requeue", job)
+    running with nothing in it; one whose batch script was killed it ends. Another job that does not run any more is
+    left alone: it was cancelled, or another task has asked. `if_runs`: also one that runs. Raises OSError where Slurm
+    does not do it."""
+    job, deadline = environment["SLURM_JOB_ID"], time.monotonic() + _TRIES_S
+    while True:
+        try:
+            said = _told("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%r")
+            state, _, reason = said.partition("|")
+            if (state == "RUNNING" and if_runs) or reason.startswith(_FAULTS):
+                _told("scontrol", "requeue", job)
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_AGAIN_S)
 
 
 def _told(*command: str) -> str:

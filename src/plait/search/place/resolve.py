@@ -36,6 +36,8 @@ _BLOCKED_SHOWN = 4
 """Layers that stay whole, named one by one."""
 _MOST_UNFOLDED = 400
 """Ops of a graph that is also solved without folding, where folding costs something."""
+_NODES_PER_S = 5
+"""Parts of the tree of choices at which a usual processor looks in a second, for graphs of a few hundred ops."""
 
 
 def resolve_placements(
@@ -164,9 +166,8 @@ def _search(flow: Flow, given: _Given, plan: Plan, pattern: Cost) -> tuple[Place
     limit = pattern.memory_bytes
     if plan.memory.limit is not None:
         limit = float(parse_bytes(plan.memory.limit))
-    left = plan.tensor.seconds
     for blocks in (True, False):
-        if not blocks and (len(flow.ops) > _MOST_UNFOLDED or left < 1.0):
+        if not blocks and len(flow.ops) > _MOST_UNFOLDED:
             break
         problem = pose(flow, given.fixed, given.pins, blocks=blocks)
         fits = pattern.memory_bytes <= limit
@@ -174,15 +175,14 @@ def _search(flow: Flow, given: _Given, plan: Plan, pattern: Cost) -> tuple[Place
             memory_bytes=limit,
             num_bytes=pattern.num_bytes if fits else inf,
             total=pattern.total if fits else inf,
-            seconds=left,
+            nodes=max(1, round(plan.tensor.seconds * _NODES_PER_S)),
         )
         solution = solve(problem, limits)
-        left -= solution.seconds
         if solution.chosen is not None:
             placements = problem.placements(solution.chosen)
             cost = flow_cost(flow, placements)
             if _is_better(cost, pattern, limit):
-                how = "proven least" if solution.is_proven else f"best in {format_seconds(solution.seconds)}"
+                how = "proven least" if solution.is_proven else f"best of {limits.nodes} nodes"
                 said = _say(flow, f"by search ({how}, {format_seconds(solution.seconds)})", placements, cost)
                 return placements, said
     if pattern.memory_bytes > limit:

@@ -1,6 +1,6 @@
 """The choice that communicates least, found exactly: a mixed-integer program for HiGHS.
 
-In: a `Problem` and limits of memory, bytes and time. Out: one option per class with its proof state, or the reason why
+In: a `Problem` and limits of memory, bytes and work. Out: one option per class with its proof state, or the reason why
 there is none. One binary variable per option; per edge and pair of placements a share whose marginals are those of its
 two ends (as in Alpa, Zheng et al. 2022, which keeps the relaxation tight); a conversion that several readers share is
 as large as the largest of their shares.
@@ -49,8 +49,9 @@ class SolverLimits:
     """Sent by a rank."""
     total: float
     """The cost of a solution that is known already: nothing dearer is looked at."""
-    seconds: float
-    """Time to look."""
+    nodes: int
+    """Parts of the tree of choices to look at. No time: ranks that compile on their own must choose alike, however busy
+    each of their hosts is."""
 
 
 def solve(problem: Problem, limits: SolverLimits) -> Solution:
@@ -58,7 +59,7 @@ def solve(problem: Problem, limits: SolverLimits) -> Solution:
     start = time.perf_counter()
     model = _Model(problem)
     model.build(limits)
-    result = model.minimize(limits, start)
+    result = model.minimize(limits)
     taken = time.perf_counter() - start
     if result.x is None:
         return Solution(chosen=None, is_proven=False, seconds=taken, message=str(result.message))
@@ -107,7 +108,7 @@ class _Model:
             unit = max(limit, 1.0)
             self._row(columns, [amounts[i] / unit for i in columns], -np.inf, limit / unit)
 
-    def minimize(self, limits: SolverLimits, start: float) -> Any:
+    def minimize(self, limits: SolverLimits) -> Any:
         """HiGHS' result: first the relaxation, which rules out most columns, then the program itself."""
         matrix, low, high = self._matrix()
         scale = _LARGEST_COST / max(*self.costs, 1e-9)
@@ -122,13 +123,12 @@ class _Model:
         upper[relaxed.fun + relaxed.lower.marginals > limits.total * scale * _SLACK] = 0
         integrality = np.zeros(len(costs))
         integrality[: self.num_binary] = 1
-        left = max(limits.seconds - (time.perf_counter() - start), 1.0)
         return scipy.optimize.milp(
             c=costs,
             constraints=scipy.optimize.LinearConstraint(matrix, low, high),
             integrality=integrality,
             bounds=scipy.optimize.Bounds(0, upper),
-            options={"time_limit": left, "mip_rel_gap": 1e-6},
+            options={"node_limit": limits.nodes, "mip_rel_gap": 1e-6},
         )
 
     def _matrix(self) -> tuple[Any, Any, Any]:

@@ -1,6 +1,7 @@
 """What engines are asked for: command lines, a batch script, a manifest."""
 
 import json
+import os
 import subprocess
 from contextlib import closing
 from pathlib import Path
@@ -81,6 +82,39 @@ def test_a_job_that_outlived_a_node_ended_as_its_first_task_did(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["squeue", "srun"]
 
 
+@pytest.mark.parametrize(
+    ("steps", "state", "expected"), [("new", "RUNNING", 0), ("new", "COMPLETING", 130), ("old", "RUNNING", 137)]
+)
+def test_a_job_whose_step_was_killed_is_requeued_where_it_got_on(
+    steps: str, state: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when srun is killed, which takes all tasks along: nobody but the batch script is left to ask. One that got
+    no further than the last time would be killed again, without an end."""
+    elastic = request(arguments=("run", "job.py", "--ranks", "4", "--elastic", "2:4"))
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").touch()
+    os.utime(run / "metrics.jsonl", (1, 1))
+    trains = f"touch {run}/metrics.jsonl" if steps == "new" else "true"
+    lines = {
+        "srun": f"sleep 0.1; {trains}; exit 137",
+        "squeue": f"echo {state}",
+        "scontrol": f'echo "$@" > {tmp_path}/asked',
+        "sleep": "exec /bin/sleep ${1%600}0",  # nobody ends this script
+    }
+    for name, line in lines.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    done = subprocess.run(["bash", "-c", script(elastic, "job", str(run))], check=False, timeout=60, cwd=tmp_path)
+    asked = tmp_path / "asked"
+    if expected == 0:
+        assert asked.read_text() == "requeue 7\n"
+    else:
+        assert not asked.exists() and done.returncode == expected
+
+
 @pytest.mark.parametrize(("task", "left"), [("0", "2\n"), ("1", None)])
 def test_the_first_task_leaves_word_of_how_it_ended(
     task: str, left: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -143,6 +177,24 @@ def test_a_manifest_of_kubernetes() -> None:
     assert job["spec"]["completionMode"] == "Indexed" and job["spec"]["completions"] == 2
     names = {entry["name"] for entry in job["spec"]["template"]["spec"]["containers"][0]["env"]}
     assert {"PLAIT_TASK", "PLAIT_TASKS", "PLAIT_FIRST_ADDRESS", "PLAIT_TOKEN"} <= names
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("2layers", "plait-2layers"), ("a" * 39 + "_b", "a" * 39), ("___", "plait")]
+)
+def test_kubernetes_takes_any_name_of_a_job(file: str, name: str) -> None:
+    made = manifest(request(options={"image": "a:1"}), file).split("---")
+    assert {json.loads(part)["metadata"]["name"] for part in made} == {name}
+
+
+@pytest.mark.parametrize("command", ["run", "verify"])
+@pytest.mark.parametrize("words", [["--hosts", "2"], ["--dry-run"], ["--engine-set", "time=1:00:00"]])
+def test_what_is_for_an_engine_is_not_left_out(
+    command: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else four ranks that were meant for two hosts train on one."""
+    assert call([command, "job.py", "--plan", "ddp", "--ranks", "4", *words]) == 2
+    assert f"{words[0]} without --engine" in capsys.readouterr().err
 
 
 def test_dry_runs_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
