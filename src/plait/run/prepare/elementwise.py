@@ -21,15 +21,15 @@ from plait.run.prepare.step_counters import StepCounters
 _STEPS = 3
 """The first makes state, the second uses it, the third shows what both did; around a late step: before, at, after."""
 _LATER = (8, 12, 25, 64, 1_000, 25_600)
-"""Steps that are tried without those before them. Multiples of what a rule may be due every so often (2 to 512, 10, 100,
-1,000), and beyond the warm-ups that are in use (1,000 of Distributed Shampoo)."""
+"""Steps that are tried without those before them. Multiples of what a rule may be due every so often (2 to 512, 10,
+100, 1,000), and beyond the warm-ups that are in use (1,000 of Distributed Shampoo)."""
 _SHORT = 4
 """Extent of a dim, at most, where another tensor of the same shape is tried as it is."""
 _MOST = 1 << 14
-"""Elements of the others: more than the sizes from which optimizers use another rule (4,096 elements for 8-bit states, 128
-rows and columns for factored ones), and milliseconds a step."""
+"""Elements of the others: more than the sizes from which optimizers use another rule (4,096 elements for 8-bit states,
+128 rows and columns for factored ones), and milliseconds a step."""
 _AS_THEY_ARE = 2
-"""Tensors of a shape and a group that are tried in their size: of two neighbours one stays where every other is left out."""
+"""Tensors of a shape and a group that are tried in their size: every other of them may be left out."""
 
 Shape = tuple[int, ...]
 Pairs = list[tuple[nn.Parameter, nn.Parameter]]

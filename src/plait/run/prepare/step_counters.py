@@ -1,8 +1,8 @@
 """What an optimizer counts its steps with, wherever it keeps that.
 
-In: an optimizer that is stepped. Out: its counters, which may be set forward, so that what it does late in a run is seen
-without the steps before it. A counter is a number that one step made larger by one: in the state of a parameter, in a
-group, or an attribute of the optimizer or of one that it wraps.
+In: an optimizer that is stepped. Out: its counters, which may be set forward, so that what it does late in a run is
+seen without the steps before it. A counter is a number that one step made larger by one: in the state of a parameter,
+in a group, or an attribute of the optimizer or of one that it wraps.
 """
 
 from collections.abc import Iterator
