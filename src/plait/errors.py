@@ -3,7 +3,8 @@
     PlaitError
     ├── UsageError        the command line or an argument cannot be understood
     ├── JobError          the job contradicts itself, or its model, loss or optimizer cannot be used
-    │   └── DataError     the data cannot be opened, read or collated
+    │   ├── DataError     the data cannot be opened, read or collated
+    │   └── OutcomeError  the user's code raises at what a value is; becomes a StepError
     ├── CaptureError      the model cannot be captured as a graph
     ├── ClusterError      a cluster cannot be read, or its numbers make no sense
     ├── PlanError         the plan does not exist, or does not fit the job or the ranks
@@ -147,6 +148,10 @@ class HangError(RunError):
 
 class DiskError(RunError):
     """A file cannot be written."""
+
+
+class OutcomeError(JobError):
+    """The user's code raises at what a value is; told by whoever knows the samples as a `StepError`."""
 
 
 class StepError(RunError):

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from plait.run.verify import Verification
 
 _EAGER, _PLAN = "your code / one process", "one process / plan"
+_DRAWS = "torch's random numbers / plait's"
 
 
 @flattened(TEXTS)
@@ -94,7 +95,11 @@ def print_verification(outcome: "Verification", console: Console, *, json_output
     )
     for column in ("sides", "what", "largest relative difference", "tolerance", "where", ""):
         table.add_column(column, overflow="fold", no_wrap=column == "tolerance")
-    for sides, differences in ((_EAGER, outcome.eager), (_PLAN, outcome.differences)):
+    for sides, differences in (
+        (_EAGER, outcome.eager),
+        (_DRAWS, outcome.draws),
+        (_PLAN, outcome.differences),
+    ):
         for difference in differences:
             mark = Text("ok", style="green") if difference.ok else Text("differs", style="red")
             numbers = f"{difference.largest:.1e}", f"{difference.tolerance:.0e}"
@@ -104,10 +109,15 @@ def print_verification(outcome: "Verification", console: Console, *, json_output
         console.print(f"notice: {notice}", highlight=False, soft_wrap=True)
     if outcome.ok:
         console.print(Text.assemble(("equal", "green"), f": {_said(outcome)}."), soft_wrap=True)
-    for sides, first in ((_EAGER, outcome.eager_first), (_PLAN, outcome.first)):
+    for sides, first in (
+        (_EAGER, outcome.eager_first),
+        (_DRAWS, outcome.draws_first),
+        (_PLAN, outcome.first),
+    ):
         if first is not None:
+            what = "the first" if sides == _DRAWS else "the first tensor"
             told = (
-                f": {sides}: the first tensor that differs is the {first.kind} {first.name}: "
+                f": {sides}: {what} that differs is the {first.kind} {first.name}: "
                 f"{first.largest:.3e} over a tolerance of {first.tolerance:.0e}."
             )
             console.print(Text.assemble(("not equal", "red"), told), soft_wrap=True)
@@ -145,5 +155,7 @@ def _as_json(outcome: "Verification") -> dict[str, object]:
         "first": entry(outcome.first),
         "eager": [entry(difference) for difference in outcome.eager],
         "eager_first": entry(outcome.eager_first),
+        "draws": [entry(difference) for difference in outcome.draws],
+        "draws_first": entry(outcome.draws_first),
         "notices": list(outcome.notices),
     }

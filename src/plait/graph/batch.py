@@ -4,7 +4,7 @@ In: two example batches of different sizes. Out: a `BatchLayout` (which leaves a
 0) and fake leaves for any number of samples. Never reads a value out of the data.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -72,13 +72,15 @@ def confirmed(layout: BatchLayout, example: Any, seen: Iterable[tuple[int, LeafS
     return replace(layout, has_samples=tuple(counts))
 
 
-def check_samples(layout: BatchLayout, batch: Any, number: int) -> None:
-    """Raise DataError where a dim counts something else than the `number` of samples after all."""
+def check_samples(layout: BatchLayout, batch: Any, ids: Sequence[int]) -> None:
+    """Raise DataError where a dim counts something else than these samples after all."""
+    number = len(ids)
     for at, (tensor, counts) in enumerate(zip(layout.tensors(batch), layout.has_samples, strict=True)):
         if counts and tensor.shape[0] != number:
             raise DataError(
                 f"tensor {at} of a batch of {number} samples has the shape {tuple(tensor.shape)}; dim 0 was the number "
-                "of samples in all batches that were looked at before the run.",
+                f"of samples in all batches that were looked at before the run. (Samples {', '.join(map(str, ids[:8]))}"
+                f"{', ...' if number > 8 else ''})",
                 fix="let `collate` give it another first dim (unsqueeze(0)), so that it is not taken for samples.",
             )
 

@@ -52,13 +52,17 @@ class Verification:
     """The same of one process against the user's own code in a plain loop; empty: not compared, as a notice says."""
     eager_first: Difference | None = None
     """The first tensor in which one process differs from the user's own code."""
+    draws: tuple[Difference, ...] = ()
+    """How random numbers differ from torch's own, by their statistics; empty: the job draws none."""
+    draws_first: Difference | None = None
+    """The first of these that chance does not explain."""
     deviation: str | None = None
     """Why one rank computes something else, so that processes were compared with all ranks in one process."""
 
     @property
     def ok(self) -> bool:
         """Whether everything is within its tolerance."""
-        return self.first is None and self.eager_first is None
+        return self.first is None and self.eager_first is None and self.draws_first is None
 
 
 @kept_generators()
@@ -156,11 +160,14 @@ def _compared(
             *([known.eager_notice] if known.eager_notice is not None else []),
             *_deviation_notice(deviation),
             *([f"not compared with the user's own code: {eager}."] if isinstance(eager, str) else []),
+            *([known.draws_notice] if known.draws_notice is not None else []),
         ),
         eager=() if isinstance(eager, str) else largest_by_kind(eager),
         eager_first=None
         if isinstance(eager, str)
         else next((difference for difference in eager if not difference.ok), None),
+        draws=largest_by_kind(known.draws),
+        draws_first=next((difference for difference in known.draws if not difference.ok), None),
         deviation=deviation,
     )
 

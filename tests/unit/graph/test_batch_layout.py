@@ -71,8 +71,8 @@ def test_a_batch_that_shows_it_later_is_refused() -> None:
     captures = Captures(_job(longest=1))
     assert captures.layout.has_samples == (True, True, True)
     late = _flat([(torch.tensor([1, 2, 3]), 0), (torch.tensor([4]), 1)])
-    with pytest.raises(DataError, match=r"batch of 2 samples has the shape \(4,\)"):
-        check_samples(captures.layout, late, 2)
+    with pytest.raises(DataError, match=r"batch of 2 samples has the shape \(4,\).*Samples 7, 3"):
+        check_samples(captures.layout, late, (7, 3))
 
 
 class Nested(nn.Module):

@@ -4,6 +4,7 @@ under every plan whose ranks march in step, saved on the way and gone on with un
 
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from plait.api.train import resume, train
 from plait.errors import JobError, PlanError
 from plait.job.updates.average import Average
 from plait.job.updates.freeze import Freeze
@@ -323,3 +325,17 @@ def test_a_list_of_optimizers_has_schedules_by_place() -> None:
     ranks.run(0)
     groups = ranks.machines[0].state.optimizer.param_groups
     assert [group["lr"] for group in groups] == [0.3, 0.2]
+
+
+def test_a_run_whose_phases_count_epochs_is_resumed(tmp_path: Path) -> None:
+    """An epoch has four steps: the encoder is frozen before the run is saved, and trained after."""
+    rules = {
+        "optimizer": lambda ps: torch.optim.AdamW(ps, lr=0.02),
+        "freeze": [Freeze(parameters="encoder", until=1, unit="epoch")],
+    }
+    whole = train(job_of(**rules), "single", steps=6, out=tmp_path / "whole")
+    train(job_of(**rules), "single", steps=3, out=tmp_path / "cut")
+    resumed = resume(tmp_path / "cut", job=job_of(**rules), steps=6)
+    assert resumed.losses == whole.losses[3:]
+    assert all(torch.equal(resumed.weights[name], weight) for name, weight in whole.weights.items())
+    assert not [line for line in resumed.notices if "holds nothing" in line], "frozen all along is not odd"

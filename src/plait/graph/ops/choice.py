@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.errors import JobError
+from plait.errors import OutcomeError
 
+MEND = "mend what the line complains about."
 ABSENT = -0.0
 """Every element of a gradient that is not there."""
 
@@ -70,7 +71,7 @@ def run_present(gradient: Tensor) -> Tensor:
 def run_unless(total: Tensor, flag: Tensor, outcome: bool, message: str) -> Tensor:
     """The op on real tensors."""
     if bool(flag) == outcome:
-        raise JobError(message, fix="mend what the line complains about.")
+        raise OutcomeError(message, fix=MEND)
     return total.clone()
 
 

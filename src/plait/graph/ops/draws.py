@@ -9,6 +9,7 @@ which numbers these are.
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -49,6 +50,34 @@ class Draw(ABC):
         """Exponential numbers of rate 1."""
         kept = self.call(aten.clamp_min.default, self.uniform(like), random_ops.SMALLEST)
         return self.call(aten.neg.default, self.call(aten.log.default, kept))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawn:
+    """A random op of eager code, and what its numbers were taken from: enough to draw it again, under any key."""
+
+    op: OpOverload
+    given: Mapping[str, Any]
+    """Its arguments by name."""
+    number: int
+    """Which draw of ours."""
+    shape: tuple[int, ...]
+    """Of the numbers."""
+    dtype: torch.dtype
+    """In which they were drawn."""
+    placement: Mapping[str, Any]
+    """Where samples are in them."""
+    place: Any
+    """In the stream of numbers: code that sets torch's generator back comes to a place again, on purpose."""
+
+    def again(self, key: Tensor, given: Mapping[str, Any]) -> Any:
+        """What the op returns under another key."""
+
+        def numbers(target: Any, like: Tensor, dtype: torch.dtype, *parameters: Any) -> Tensor:
+            made = random_ops.IMPLEMENTATIONS[target]
+            return made(key, self.number, list(like.shape), self.dtype, *parameters, **self.placement)
+
+        return drawn(self.op, given, numbers)
 
 
 DrawRule = Callable[[Draw, Mapping[str, Any]], Any]

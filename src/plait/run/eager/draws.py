@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.graph.ops.draws import drawn, draws_nothing
+from plait.graph.ops.draws import Drawn, drawn, draws_nothing
 from plait.graph.ops.random import IMPLEMENTATIONS
 from plait.graph.ops.random_hash import mix64
 from plait.job.generators import seed_torch
@@ -23,15 +23,23 @@ from plait.torch_private.ops import OpOverload, schema_of
 class SampleDraws:
     """Takes random ops, and draws numbers that belong to samples."""
 
-    def __init__(self, key: Tensor, num_samples: int, known: Sequence[tuple[int, ...]] | None = None) -> None:
-        """`known`: shapes of a trial, -1 where samples are; what they do not tell is read off the shape drawn."""
-        self._key, self._num_samples, self._known = key, num_samples, known or ()
+    def __init__(
+        self, key: Tensor, num_samples: int, known: Sequence[tuple[int, ...]] | None = None,
+        seen: Callable[[Drawn], None] | None = None,
+    ) -> None:  # fmt: skip
+        """`known`: shapes of a trial, -1 where samples are; what they do not tell is read off the shape drawn. `seen`
+        is told of every draw."""
+        self._key, self._num_samples, self._known, self._seen = key, num_samples, known or (), seen
         self._next = 0
         """Of the known shapes, that of the next draw, if there is none that the trial had not."""
         self._dims: dict[int, int] = {}
         """Where samples are, by number of a draw."""
         self.shapes: list[tuple[int, ...]] = []
         """Of all draws so far."""
+        self._last: dict[str, Any] | None = None
+        """What the last numbers were like."""
+        self._after, self._since = b"", (b"", 0)
+        """torch's generator as the last draw left it, and where that was."""
         self.others: dict[str, None] = {}
         """Ops whose numbers are torch's, and depend on the share."""
 
@@ -44,9 +52,13 @@ class SampleDraws:
             draws_nothing(given) or given.get("generator") is not None
         ):  # the user's own generator is the user's
             return call()
+        place = self._place() if self._seen is not None else None
         number = int(torch.randint(1 << 62, ()))
         made = drawn(op, given, partial(self._numbers, number))
         if made is not None:
+            if self._seen is not None and (last := self._last) is not None:
+                self._after = _state()
+                self._seen(Drawn(op=op, given=given, number=number, place=place, **last))
             return made
         self.others[schema_of(op).name.removeprefix("aten::")] = None
         state = torch.get_rng_state()
@@ -56,11 +68,19 @@ class SampleDraws:
         finally:
             torch.set_rng_state(state)
 
+    def _place(self) -> tuple[bytes, int]:
+        """Where torch's generator was last set by somebody else, and the draws since."""
+        now = _state()
+        origin, since = self._since
+        self._since = (origin, since + 1) if now == self._after else (now, 0)
+        return self._since
+
     def _numbers(
         self, number: int, target: Any, like: Tensor, dtype: torch.dtype, *parameters: Any
     ) -> Tensor:
         shape = tuple(like.shape)
         placement, key = self._placement(number, shape), self._key.to(like.device)
+        self._last = {"shape": shape, "dtype": dtype, "placement": placement}
         return IMPLEMENTATIONS[target](key, number, list(shape), dtype, *parameters, **placement)
 
     def _placement(self, number: int, shape: tuple[int, ...]) -> dict[str, int]:
@@ -96,6 +116,11 @@ def shapes_of(
         dim = next((dim for dim, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), -1)
         found.append(tuple(-1 if index == dim else extent for index, extent in enumerate(one)))
     return tuple(found)
+
+
+def _state() -> bytes:
+    """Of torch's generator."""
+    return bytes(torch.get_rng_state().tolist())
 
 
 def _dim_of(known: tuple[int, ...]) -> int:

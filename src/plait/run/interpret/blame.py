@@ -7,6 +7,7 @@ asked to look for NaN: then a second, slower pass over a segment follows each li
 
 import linecache
 import operator
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from plait.errors import StepError
+from plait.errors import OutcomeError, StepError
 from plait.graph.ops.ending import IMPLEMENTATIONS as ENDINGS
 from plait.graph.ops.island import IMPLEMENTATIONS as ISLANDS
 from plait.graph.ops.island import Island, named
@@ -51,6 +52,16 @@ def blame(error: Exception, step: Step, rank: int, instruction: Compute, plain: 
         inside = _within(own, origin_of(error, own.module))
         return _error(_failure(inside.told(), error), step, rank, node, instruction, _fix(error), inside)
     return _error(_failure(_told(node, segment, operands), error), step, rank, node, instruction, _fix(error))
+
+
+def blame_outcome(error: OutcomeError, step: Step, rank: int, instruction: Compute) -> StepError:
+    """What to raise where the user's code raises at a value, which a graph knows of the whole micro-batch at once."""
+    line = re.search(r"\((\S+:\d+)", error.what)
+    place = Origin(line=line[1], module=None) if line is not None else None
+    number, what = instruction.micro_batch, error.what
+    if number is not None and number < len(step.shares) and len(step.shares[number].sizes) > 1:
+        what += "; this is asked of the whole micro-batch, and other ranks have the rest of its samples"
+    return _error(what, step, rank, None, instruction, error.fix or _fix(error), place)
 
 
 def blame_code(error: Exception, step: Step, rank: int, instruction: Opaque, model: nn.Module) -> StepError:

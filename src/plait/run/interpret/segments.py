@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from plait.errors import PlaitError
+from plait.errors import OutcomeError, PlaitError
 from plait.graph.ops.random import random_key
 from plait.plan.plan import DATA
 from plait.program import instructions as ins
@@ -19,7 +19,7 @@ from plait.program.sized import Numbers
 from plait.program.value import Value
 from plait.run.hold.gradients import GradientStore
 from plait.run.hold.state import ModelState
-from plait.run.interpret.blame import blame, find_nan
+from plait.run.interpret.blame import blame, blame_outcome, find_nan
 from plait.run.interpret.captured import CapturedComputes
 from plait.run.interpret.step import Step, leaves_of
 
@@ -87,6 +87,8 @@ class Segments:
                 results = run(args, into, *numbers)
             else:
                 results = self.captured.run(instruction, run, args, into)
+        except OutcomeError as error:
+            raise blame_outcome(error, now, self._rank, instruction) from error
         except PlaitError:
             raise
         except Exception as error:

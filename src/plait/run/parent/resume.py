@@ -79,7 +79,7 @@ def continued_from(checkpoint: Path, job: Job) -> Continued:
     """Where it goes on; refuses a job under which it would not be the same run."""
     state = load_checkpoint(checkpoint)
     said = said_by(state, checkpoint)
-    odd = check_sound(state, job, checkpoint)
+    odd = check_sound(state, job.in_steps(said.num_samples), checkpoint)
     for name in ("seed", "batch"):
         before, now = getattr(said, name), getattr(job, name)
         if before != now:

@@ -144,7 +144,7 @@ class Programs:
             return varying.any() or varying.of(())
         for share in shares:
             if share.ids:
-                check_samples(self.captures.layout, share.batch, len(share.ids))
+                check_samples(self.captures.layout, share.batch, share.ids)
         shapes = tuple(self.captures.extents(share.batch) for share in shares)
         try:
             program = varying.of(shapes)

@@ -5,7 +5,7 @@ of other runs. Nothing of what capture made of the model is run: only its random
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from plait.graph.capture.autocast import autocast_like
 from plait.graph.capture.stand_ins import stand_ins
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
+from plait.graph.ops.draws import Drawn
 from plait.graph.ops.random import random_key
 from plait.graph.ops.replay import Replay
 from plait.job.data.share import Share
@@ -39,8 +40,13 @@ from plait.run.proof.serial_run import Record
 from plait.torch_private.intercept import intercepted
 
 
-def run_eager(job: Job, steps: int, dtype: torch.dtype, captures: Captures) -> Record:
-    """Train for `steps` steps in the way that people write it; raises NotReplayableError."""
+def run_eager(
+    job: Job, steps: int, dtype: torch.dtype, captures: Captures, draws: list[list[Drawn]] | None = None
+) -> Record:
+    """Train for `steps` steps in the way that people write it; raises NotReplayableError.
+
+    `draws` is given what the first micro-batch draws, forward and backward; of several objectives, that of each turn.
+    """
     job = job.in_steps(captures.source.num_samples)
     one, device = resolve("single", 1), torch.device("cpu")
     programs = (
@@ -62,7 +68,11 @@ def run_eager(job: Job, steps: int, dtype: torch.dtype, captures: Captures) -> R
             ids = order.at(step).ids
             sizes = micro_batch_sizes(len(ids), job.accumulate)
             batches = [captures.source.fetch(part) for part in torch.split(ids, list(sizes))]
-            losses.append(_gradients(state, programs.at(step), batches, sizes, step, dtype))
+            seen = None
+            if draws is not None and len(draws) < max(1, sum(entry.repeat for entry in job.objectives)):
+                draws.append([])
+                seen = draws[-1].append
+            losses.append(_gradients(state, programs.at(step), batches, sizes, step, dtype, seen))
             frozen = state.frozen(step)
             for name, parameter in state.named:
                 parameter.grad = None if name in frozen else parameter.grad
@@ -112,6 +122,7 @@ def _gradients(
     sizes: tuple[int, ...],
     step: int,
     dtype: torch.dtype,
+    seen: Callable[[Drawn], None] | None,
 ) -> float:
     """One step's gradients into the parameters; returns the loss of the whole batch."""
     state.optimizer.zero_grad(set_to_none=True)
@@ -125,7 +136,9 @@ def _gradients(
     for number, (own, batch, size, early) in enumerate(zip(nodes, placed, sizes, known, strict=True)):
         with (
             trained_alone(state.named, trained),
-            drawing(job, own, step, number, size, dtype, programs.captures.device_type),
+            drawing(
+                job, own, step, number, size, dtype, programs.captures.device_type, None if number else seen
+            ),
         ):
             result = job.objective_of(state.model, batch)
             fixed = own.fixed if isinstance(own, Opaque) else None
@@ -179,8 +192,12 @@ def drawing(
     num_samples: int,
     dtype: torch.dtype,
     device_type: str,
+    seen: Callable[[Drawn], None] | None = None,
 ) -> Iterator[None]:
-    """Eager code as a run has it: its precision, its random numbers, float64 where a run is in float64."""
+    """Eager code as a run has it: its precision, its random numbers, float64 where a run is in float64.
+
+    `seen` is told of every draw.
+    """
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.random.fork_rng(devices=[]))
@@ -189,8 +206,8 @@ def drawing(
         stack.enter_context(autocast_like(job, device_type))
         key = random_key(seed=job.seed, step=step, micro_batch=micro_batch)
         if isinstance(runs, Opaque) and runs.watched:
-            stack.enter_context(intercepted(SampleDraws(key, num_samples, runs.draw_shapes).takers()))
-        replay = None if isinstance(runs, Opaque) else Replay(runs, key)
+            stack.enter_context(intercepted(SampleDraws(key, num_samples, runs.draw_shapes, seen).takers()))
+        replay = None if isinstance(runs, Opaque) else Replay(runs, key, seen)
         if replay is not None and (takers := replay.takers()):  # what is checkpointed would draw twice
             stack.enter_context(stand_ins())
             stack.enter_context(intercepted(takers))

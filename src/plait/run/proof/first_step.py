@@ -12,7 +12,7 @@ import torch
 from plait.errors import CaptureError, DataError
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
-from plait.graph.ops.replay import NotReplayableError
+from plait.graph.ops.replay import NotReplayableError, OtherChanceError
 from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.job.order import micro_batch_sizes
@@ -53,6 +53,11 @@ def check_capture(job: Job, programs: Programs) -> str | None:
     try:
         with kept_generators():
             found = _differences(one, programs)
+    except OtherChanceError as error:
+        raise CaptureError(
+            f"the captured step is not what the model's own code computes: {error}.",
+            fix="look for a probability that changes in Python, unseen by capture; --no-check runs it as captured.",
+        ) from error
     except NotReplayableError:
         return "capture not checked: its random numbers cannot be drawn in the same order."
     except DataError:  # the run says which, where it comes to it

@@ -15,7 +15,8 @@ import torch
 from plait.errors import StepError
 from plait.graph.capture.widen import WITHOUT_FLOAT64
 from plait.graph.from_job import Captures
-from plait.graph.ops.replay import NotReplayableError
+from plait.graph.ops.draws import Drawn
+from plait.graph.ops.replay import NotReplayableError, OtherChanceError
 from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.job.origin import told
@@ -23,6 +24,7 @@ from plait.options import Listener
 from plait.plan.named import resolve
 from plait.plan.plan import Plan
 from plait.run.proof.compare import FP32, FP32_FLOOR, Difference, compare, norm, relative
+from plait.run.proof.draws import check_draws, other_chance
 from plait.run.proof.eager_run import run_eager
 from plait.run.proof.serial_run import Record, run_serially
 
@@ -59,6 +61,10 @@ class Reference:
     """How far the user's own code in a plain loop is from it, tensor by tensor; or why that is not known."""
     eager_notice: str | None = None
     """Why the user's own code was compared in float32."""
+    draws: tuple[Difference, ...] = ()
+    """How its random numbers differ from torch's own by their statistics, and where they depend on each other."""
+    draws_notice: str | None = None
+    """What of that would have been found."""
 
 
 @kept_generators()
@@ -140,9 +146,18 @@ def _with_eager(known: Reference, tell: Listener) -> Reference:
         known.job.precision == "fp8"
     ):  # the user's own code has no 8 bits: the same job without them is compared
         plain = reference_of(replace(known.job, precision="bf16"), steps=known.steps, fp32=True)
-        return replace(known, eager=plain.eager, eager_notice=plain.eager_notice)
+        return replace(
+            known,
+            eager=plain.eager,
+            eager_notice=plain.eager_notice,
+            draws=plain.draws,
+            draws_notice=plain.draws_notice,
+        )
     tell({"stage": f"the user's own code in a plain loop, {known.steps} steps"})
-    found = _against_eager(known)
+    drawn = list[list[Drawn]]()
+    found = _against_eager(known, drawn)
+    draws, finds = check_draws(drawn, known.job.seed)
+    known = replace(known, draws=tuple(draws), draws_notice=finds)
     if known.dtype == torch.float32 or (not isinstance(found, str) and all(entry.ok for entry in found)):
         return replace(known, eager=found)
     tell({"stage": "the same in float32"})
@@ -160,9 +175,11 @@ def _with_eager(known: Reference, tell: Listener) -> Reference:
     )
 
 
-def _against_eager(known: Reference) -> tuple[Difference, ...] | str:
+def _against_eager(known: Reference, draws: list[list[Drawn]]) -> tuple[Difference, ...] | str:
     try:
-        eager = run_eager(known.job, len(known.record.losses), known.dtype, known.captures)
+        eager = run_eager(known.job, len(known.record.losses), known.dtype, known.captures, draws)
+    except OtherChanceError as error:
+        return (other_chance(error),)
     except NotReplayableError:
         return "its random numbers cannot be drawn in the same order"
     except Exception as error:

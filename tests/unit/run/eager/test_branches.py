@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import plait
+from plait.errors import StepError
 from plait.graph.from_job import Captures
 from plait.plan.named import resolve
 from plait.run.proof.serial_run import run_serially
@@ -160,8 +161,13 @@ def test_what_is_computed_is_told() -> None:
 
 
 def test_an_outcome_that_raises_raises() -> None:
-    with pytest.raises(plait.PlaitError, match="too large"):
-        plait.verify(job_of(Branching, large=1e4), "ddp", 2, steps=1, serial=True)
+    """Told as any op that fails: by line, micro-batch and samples; of two ranks each has some of these."""
+    for plan, ranks in (("single", 1), ("ddp", 2)):
+        with pytest.raises(StepError, match=r"too large .*test_branches.py:\d+") as caught:
+            plait.verify(job_of(Branching, large=1e4), plan, ranks, steps=1, serial=True)
+        error = caught.value
+        assert error.where is not None and "test_branches.py:" in error.where
+        assert error.micro_batch == 0 and len(error.ids) > 0 and f"samples {error.ids[0]}" in str(error)
 
 
 def test_shapes_by_value_leave_the_module() -> None:
