@@ -83,7 +83,7 @@ class StepCompiler:
         self.is_static = False
         """Whether the weight of a micro-batch is known from its shapes."""
         self.meets = False
-        """Whether ranks exchange what they compute on samples."""
+        """Whether ranks exchange what they compute on samples; of a single one all read the same."""
         self._written = plan
         self._resolved_for: int | None = None
         self._captured = False
@@ -219,10 +219,11 @@ class StepCompiler:
         program = compile_program(graphs, self.plan, kinds, settings, units, self.layout, plans)
         self.layout = program.layout
         # where statistics are local, what is summed are the running ones, which weigh shares by their samples
-        self.meets = program.meets_within(sums=self._job.batch_norm == "global")
-        if varies and self.meets:
+        meeting = program.meets_within(sums=self._job.batch_norm == "global")
+        self.meets = any(sum(units[at]) > 1 for at in meeting)
+        if varies and meeting:
             program = replace(
-                program, classes=tuple(replace(entry, same_sizes=True) for entry in program.classes)
+                program, classes=tuple(replace(entry, same_sizes=meeting) for entry in program.classes)
             )
         return program
 
