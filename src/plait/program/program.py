@@ -155,8 +155,8 @@ class RankProgram:
     """After the last step."""
     sized: Sized | None = None
     """How it follows the sizes of a batch; None: it is for one size alone."""
-    same_sizes: bool = False
-    """Whether ranks of `data` whose micro-batches vary exchange activations: they must have the same extents."""
+    same_sizes: frozenset[int] = frozenset()
+    """Micro-batches that vary and of which ranks of `data` exchange activations: they must have the same extents."""
 
     @property
     def serve(self) -> Serve | None:
@@ -222,16 +222,18 @@ class Program:
         """What one rank does."""
         return self.classes[self.members[rank]]
 
-    def meets_within(self, *, sums: bool) -> bool:
-        """Whether ranks of `data` exchange what they compute within a micro-batch: whole tensors, or also `sums`."""
-        return any(
-            isinstance(i, Collective)
+    def meets_within(self, *, sums: bool) -> frozenset[int]:
+        """Micro-batches within which ranks of `data` exchange what they compute: whole tensors, or also `sums`."""
+        return frozenset(
+            i.micro_batch
+            for entry in self.classes
+            for i in entry.instructions
+            if isinstance(i, Collective)
+            and i.micro_batch is not None
             and DATA in i.axis.split("+")
             and i.source is not None
             and i.source.kind == "node"
             and (sums or i.op != "all_reduce")
-            for entry in self.classes
-            for i in entry.instructions
         )
 
     def digest(self) -> str:

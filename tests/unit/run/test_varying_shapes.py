@@ -392,6 +392,17 @@ def test_ranks_that_compute_together_are_padded_alike() -> None:
         assert torch.allclose(buffer.double(), two.buffers[name].double(), rtol=1e-9), name
 
 
+@pytest.mark.parametrize(("plan", "ranks"), [("ddp", 3), ("zero2", 2)])
+def test_the_last_sample_of_an_epoch_alone_in_its_micro_batch(plan: str, ranks: int) -> None:
+    """Its only row is no dim that can be cut: whoever has none of it must see its length all the same."""
+    job = replace(job_of("causal", accumulate=2, count=9), steps=2)  # the last step: 3 samples, 2 and 1
+    found = run_serially(job, resolve(plan, ranks), 2, torch.float64)
+    one = run_serially(job, resolve("single", 1), 2, torch.float64)
+    assert found.losses == pytest.approx(one.losses, rel=1e-12)
+    for key, weight in one.weights.items():
+        assert torch.allclose(found.weights[key], weight, rtol=1e-8, atol=1e-10), key
+
+
 def test_samples_grouped_by_length_train_alike_on_any_number_of_ranks() -> None:
     plain = job_of("causal")
     grouped = replace(plain, lengths=[len(sample) for sample in plain.data])

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from plait.errors import DataError
+from plait.job.batch import no_rows
 from plait.job.data.share import LoadedStep, Share
 from plait.job.data.source import Source, Stream
 from plait.job.data.workers import Pool
@@ -82,6 +83,8 @@ class Cut:
     def read(self, share: Share, read: Callable[[int, int], Any]) -> Any:
         """The batch of a share; `read` makes one of the samples from a first to a last of its micro-batch."""
         first, count = share.offset, len(share.ids)
+        if sum(share.sizes) == 1 and count == 0:  # padded as on the rank that has the only sample
+            return no_rows(read(0, 1))
         if self.rows is None:
             return read(first, first + count)
         return self.rows(read(0, sum(share.sizes)), first, count)

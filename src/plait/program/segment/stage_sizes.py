@@ -81,11 +81,13 @@ def _check_homes(
     """Refuse micro-batches of sizes whose gradients come from other stages: ranks hold a parameter once for all."""
     for size, stages in found.items():
         for name, parts in stages.gradients.items():
-            homes = {stage % ranks for stage in parts}
-            held = set(layout.owners[name]) if layout is not None else homes
-            if parts.keys() != first.gradients[name].keys() or not homes <= held:
+            homes, readers = ({stage % ranks for stage in some} for some in (parts, stages.parameters[name]))
+            held = set(layout.owners[name]) if layout is not None else readers
+            if parts.keys() != first.gradients[name].keys() or not homes <= held or readers != held:
                 raise PlanError(
-                    f"pipe: in a micro-batch of {graphs[size].num_samples} samples the gradient of {name} comes from "
-                    f"the stages {sorted(parts)}, in others from {sorted(first.gradients[name])}.",
-                    fix="use a batch of which all micro-batches are of one size, or another pipe.cut.",
+                    f"pipe: in a micro-batch of {graphs[size].num_samples} samples {name} is used by the stages "
+                    f"{sorted(readers)} and its gradient comes from {sorted(parts)}; in others these are "
+                    f"{sorted(held)} and {sorted(first.gradients[name])}.",
+                    fix="use a batch of which all micro-batches are of one size and shape, another pipe.cut, or a plan "
+                    "without stages.",
                 )

@@ -156,7 +156,8 @@ def leaves_of(share: Share) -> list[Tensor]:
 
 def compare_sizes(step: Step, links: Links) -> Iterator[None]:
     """Refuse micro-batches of other extents on other ranks of `data`, where these compute on them together."""
-    own = [extent for share in step.shares for leaf in leaves_of(share) for extent in leaf.shape[1:]]
+    compared = [step.shares[at] for at in sorted(step.own.same_sizes)]
+    own = [extent for share in compared for leaf in leaves_of(share) for extent in leaf.shape[1:]]
     ranks = step.program.plan.data_ranks
     meeting = Collective(
         id=-1, name="compare sizes", kind="communication", op="all_gather", axis=DATA, extents=(len(own),) * ranks

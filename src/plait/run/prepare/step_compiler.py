@@ -4,12 +4,14 @@ In: how ranks share the micro-batches of a step, and the shapes of their tensors
 holds for the whole run: where parameters are held, the resolved plan, and that a model cannot be captured.
 """
 
+import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
+from math import prod
 
 import torch
 
@@ -26,6 +28,7 @@ from plait.program.program import Program
 from plait.program.ranks import Settings
 from plait.rewrite.choose import preset_like, rewrite_where_it_pays
 from plait.run.prepare.opaque_steps import OpaqueSteps
+from plait.run.prepare.trained import Trained
 from plait.search.place.orders import better_as_written
 from plait.search.place.resolve import resolve_again, resolve_placements
 from plait.torch_private.fake import FAKE_LOGGER
@@ -83,10 +86,11 @@ class StepCompiler:
         self.is_static = False
         """Whether the weight of a micro-batch is known from its shapes."""
         self.meets = False
-        """Whether ranks exchange what they compute on samples."""
+        """Whether ranks exchange what they compute on samples; of a single one all read the same."""
         self._written = plan
         self._resolved_for: int | None = None
         self._captured = False
+        self._trained = Trained()
         self._as_written: str | None = None
         """Why graphs are placed as they were written; empty: they are not; None: nothing was placed yet."""
 
@@ -130,6 +134,11 @@ class StepCompiler:
         if self.capture_error is None:
             try:
                 graphs, kinds = self._capture(units, shapes)
+                if varies and not self._captured:
+                    self._trained.see([*graphs.values(), *self._extremes(graphs)])
+                graphs = self._trained.unified(graphs, alone=self.plan.ranks == 1 or not self._captured)
+                if self.untrained:
+                    graphs = {kind: without_gradients(g, self.untrained) for kind, g in graphs.items()}
             except CaptureError as error:
                 if self._captured:
                     raise
@@ -163,10 +172,17 @@ class StepCompiler:
                 size = sum(entry)
                 if (size, own) not in kinds:
                     kind = size if size not in graphs else -len(graphs)
-                    graph = self._rewritten(self._captures.of_leaves(own, size))
-                    graphs[kind] = without_gradients(graph, self.untrained) if self.untrained else graph
+                    graphs[kind] = self._rewritten(self._captures.of_leaves(own, size))
                     kinds[(size, own)] = kind
         return graphs, [kinds[(sum(entry), own)] for entry, own in zip(units, shapes, strict=True)]
+
+    def _extremes(self, graphs: Mapping[int, Graph]) -> Iterator[Graph]:
+        """Of the smallest and the largest batch that was looked at: a forward may branch on the size."""
+        seen = sorted(self._captures.seen, key=lambda shapes: sum(prod(shape[1:]) for shape, _ in shapes))
+        size = next(iter(graphs.values())).num_samples
+        for shapes in (seen[0], seen[-1]) if seen else ():
+            with contextlib.suppress(CaptureError), _silent_torch():
+                yield self._captures.of_leaves(shapes, size)
 
     def _rewritten(self, graph: Graph) -> Graph:
         """The graph, or a cheaper equal one, where the plan wants it; told once."""
@@ -219,10 +235,11 @@ class StepCompiler:
         program = compile_program(graphs, self.plan, kinds, settings, units, self.layout, plans)
         self.layout = program.layout
         # where statistics are local, what is summed are the running ones, which weigh shares by their samples
-        self.meets = program.meets_within(sums=self._job.batch_norm == "global")
-        if varies and self.meets:
+        meeting = program.meets_within(sums=self._job.batch_norm == "global")
+        self.meets = any(sum(units[at]) > 1 for at in meeting)
+        if varies and meeting:
             program = replace(
-                program, classes=tuple(replace(entry, same_sizes=True) for entry in program.classes)
+                program, classes=tuple(replace(entry, same_sizes=meeting) for entry in program.classes)
             )
         return program
 
