@@ -36,6 +36,8 @@ _BLOCKED_SHOWN = 4
 """Layers that stay whole, named one by one."""
 _MOST_UNFOLDED = 400
 """Ops of a graph that is also solved without folding, where folding costs something."""
+_GIVEN_UP = 5
+"""Times that limit: nobody waits longer. What is found then may differ between ranks, which they tell at the start."""
 _NODES_PER_S = 5
 """Parts of the tree of choices at which a usual processor looks in a second, for graphs of a few hundred ops."""
 
@@ -176,6 +178,7 @@ def _search(flow: Flow, given: _Given, plan: Plan, pattern: Cost) -> tuple[Place
             num_bytes=pattern.num_bytes if fits else inf,
             total=pattern.total if fits else inf,
             nodes=max(1, round(plan.tensor.seconds * _NODES_PER_S)),
+            seconds=plan.tensor.seconds * _GIVEN_UP,
         )
         solution = solve(problem, limits)
         if solution.chosen is not None:

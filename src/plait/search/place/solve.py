@@ -50,8 +50,10 @@ class SolverLimits:
     total: float
     """The cost of a solution that is known already: nothing dearer is looked at."""
     nodes: int
-    """Parts of the tree of choices to look at. No time: ranks that compile on their own must choose alike, however busy
-    each of their hosts is."""
+    """Parts of the tree of choices to look at: ranks that compile on their own must choose alike, however busy each of
+    their hosts is."""
+    seconds: float
+    """After which it is given up all the same, far beyond what so many parts take."""
 
 
 def solve(problem: Problem, limits: SolverLimits) -> Solution:
@@ -128,7 +130,7 @@ class _Model:
             constraints=scipy.optimize.LinearConstraint(matrix, low, high),
             integrality=integrality,
             bounds=scipy.optimize.Bounds(0, upper),
-            options={"node_limit": limits.nodes, "mip_rel_gap": 1e-6},
+            options={"node_limit": limits.nodes, "time_limit": limits.seconds, "mip_rel_gap": 1e-6},
         )
 
     def _matrix(self) -> tuple[Any, Any, Any]:

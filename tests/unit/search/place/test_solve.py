@@ -27,7 +27,7 @@ def cost_of_choice(problem: Problem, chosen: Sequence[int]) -> Cost:
 
 def limits_of(cost: Cost) -> SolverLimits:
     return SolverLimits(
-        memory_bytes=cost.memory_bytes, num_bytes=cost.num_bytes, total=cost.total, nodes=NODES
+        memory_bytes=cost.memory_bytes, num_bytes=cost.num_bytes, total=cost.total, nodes=NODES, seconds=60
     )
 
 
@@ -47,7 +47,9 @@ def test_no_single_change_is_cheaper() -> None:
     flow = along(graph_of_layers(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16), width=16), 4)
     problem = pose(flow, {}, {})
     whole = cost_of_choice(problem, [_whole(problem, i) for i in range(len(problem.classes))])
-    limits = SolverLimits(memory_bytes=0.5 * whole.memory_bytes, num_bytes=inf, total=inf, nodes=NODES)
+    limits = SolverLimits(
+        memory_bytes=0.5 * whole.memory_bytes, num_bytes=inf, total=inf, nodes=NODES, seconds=60
+    )
     solution = solve(problem, limits)
     assert solution.chosen is not None and solution.is_proven
     best = cost_of_choice(problem, solution.chosen)
@@ -63,7 +65,7 @@ def test_no_single_change_is_cheaper() -> None:
 def test_with_memory_to_spare_and_free_work_nothing_is_sent() -> None:
     flow = along(graph_of_layers(nn.Linear(16, 16), width=16), 2)
     solution = solve(
-        pose(flow, {}, {}), SolverLimits(memory_bytes=inf, num_bytes=0.0, total=inf, nodes=NODES)
+        pose(flow, {}, {}), SolverLimits(memory_bytes=inf, num_bytes=0.0, total=inf, nodes=NODES, seconds=60)
     )
     assert solution.chosen is not None
     assert cost_of_choice(pose(flow, {}, {}), solution.chosen).collectives == {}
@@ -71,7 +73,8 @@ def test_with_memory_to_spare_and_free_work_nothing_is_sent() -> None:
 
 def test_a_limit_that_cannot_be_met_has_no_solution() -> None:
     solution = solve(
-        problem_of("mlp", 2), SolverLimits(memory_bytes=100.0, num_bytes=inf, total=inf, nodes=NODES)
+        problem_of("mlp", 2),
+        SolverLimits(memory_bytes=100.0, num_bytes=inf, total=inf, nodes=NODES, seconds=60),
     )
     assert solution.chosen is None and not solution.is_proven
 
