@@ -52,7 +52,11 @@ def without_engine(arguments: Sequence[str]) -> tuple[str, ...]:
 
 def check_here(elsewhere: Elsewhere, *, dry_run: bool) -> None:
     """Refuse what is for an engine alone where none is named: it would be left out in silence."""
-    given = {"--hosts": elsewhere.hosts != 1, "--engine-set": bool(elsewhere.engine_set), "--dry-run": dry_run}
+    given = {
+        "--hosts": elsewhere.hosts != 1,
+        "--engine-set": bool(elsewhere.engine_set),
+        "--dry-run": dry_run,
+    }
     if any(given.values()):
         raise UsageError(
             f"{', '.join(name for name, is_given in given.items() if is_given)} without --engine: nothing else would "

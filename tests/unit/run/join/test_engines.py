@@ -83,7 +83,8 @@ def test_a_job_that_outlived_a_node_ended_as_its_first_task_did(
 
 
 @pytest.mark.parametrize(
-    ("steps", "state", "expected"), [("new", "RUNNING", 0), ("new", "COMPLETING", 130), ("old", "RUNNING", 137)]
+    ("steps", "state", "expected"),
+    [("new", "RUNNING", 0), ("new", "COMPLETING", 130), ("old", "RUNNING", 137)],
 )
 def test_a_job_whose_step_was_killed_is_requeued_where_it_got_on(
     steps: str, state: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -107,7 +108,9 @@ def test_a_job_whose_step_was_killed_is_requeued_where_it_got_on(
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    done = subprocess.run(["bash", "-c", script(elastic, "job", str(run))], check=False, timeout=60, cwd=tmp_path)
+    done = subprocess.run(
+        ["bash", "-c", script(elastic, "job", str(run))], check=False, timeout=60, cwd=tmp_path
+    )
     asked = tmp_path / "asked"
     if expected == 0:
         assert asked.read_text() == "requeue 7\n"
