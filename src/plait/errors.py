@@ -107,8 +107,8 @@ class RunError(PlaitError):
 
 
 class EchoError(PlaitError, SystemExit):
-    """The run failed, and its first task has told why: nothing is left to say here. A script that does not catch it ends
-    without a word, with exit status 1."""
+    """The run failed, and its first task has told why: nothing is left to say here. A script that does not catch it
+    ends without a word, with exit status 1."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)

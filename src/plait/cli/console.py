@@ -15,8 +15,10 @@ from plait.run.join.find import find_place
 
 
 def plain_console(*, to_stderr: bool = False) -> Console:
-    """A console that prints what it is given."""
-    return Console(stderr=to_stderr, markup=False, emoji=False, highlight=False)
+    """A console that prints what it is given; lines where Open MPI gives tasks terminals of its own, wherever what they
+    print goes."""
+    is_terminal = False if "OMPI_COMM_WORLD_RANK" in os.environ else None
+    return Console(stderr=to_stderr, markup=False, emoji=False, highlight=False, force_terminal=is_terminal)
 
 
 def speaks_elsewhere() -> bool:

@@ -1,4 +1,4 @@
-"""A real Slurm of two nodes, of which the first one, or what runs there, is lost, with the batch script of an elastic job on it."""
+"""A real Slurm of two nodes, of which the first one is lost, or what runs there: the batch script of an elastic job."""
 
 import os
 import signal
@@ -41,9 +41,9 @@ def _processes(configuration: str) -> Iterator[tuple[int, str, int]]:
 
 
 def _kill(pids: Iterable[int]) -> None:
-    """As if all ended at once. None may see another one gone: srun, and a child that it has for that, would ask Slurm to
-    kill every task. So all are stopped first, and killed from the last one to the first: where those who started them
-    end before, the kernel wakes the others up."""
+    """As if all ended at once. None may see another one gone: srun, and a child that it has for that, would ask Slurm
+    to kill every task. So all are stopped first, and killed from the last one to the first: where those who started
+    them end before, the kernel wakes the others up."""
     found = sorted(pids)
     for number, order in ((signal.SIGSTOP, found), (signal.SIGKILL, reversed(found))):
         for pid in order:
@@ -89,8 +89,8 @@ def _read(path: Path) -> bytes:
 def test_an_elastic_job_goes_on_by_itself(
     lose: Callable[[dict[str, str]], None], slurm: dict[str, str], tmp_path: Path
 ) -> None:
-    """Without its first node Slurm keeps it as running, with nothing in it; without its batch script, as failed. Whoever
-    is left writes down what it holds and asks for more."""
+    """Without its first node Slurm keeps it as running, with nothing in it; without its batch script, as failed.
+    Whoever is left writes down what it holds and asks for more."""
     out = tmp_path / "run"
     run = ["run", jobs.reference("slow"), "--plan", "ddp", "--ranks", "2", "--elastic", "1:2", "--no-trace"]
     steps = ["--steps", "100", "--record-samples", "--checkpoint-every", "100000", "--out", str(out)]

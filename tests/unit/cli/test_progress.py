@@ -11,6 +11,7 @@ from rich.console import Console
 
 from plait.api.display import progress
 from plait.api.display.progress import show_progress
+from plait.cli.console import plain_console
 
 
 def step(number: int) -> dict[str, Any]:
@@ -126,3 +127,11 @@ def test_a_terminal_gets_a_bar() -> None:
 
 def test_quiet_says_nothing() -> None:
     assert shown([{"notice": "a slow disk"}, step(0)], quiet=True) == ""
+
+
+def test_tasks_of_open_mpi_print_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a terminal of its own, also where what mpirun prints goes to a file."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert plain_console().is_terminal
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    assert not plain_console().is_terminal

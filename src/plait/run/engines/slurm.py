@@ -33,7 +33,7 @@ _GO_ON = (
 
 _OWN_CODE = (
     'if [ -s "$PLAIT_STATUS" ]; then code=$(cat "$PLAIT_STATUS")   # of task 0: those of lost nodes do not count',
-    'elif [ "$out/metrics.jsonl" -nt "$PLAIT_STATUS" ]; then code=130; fi   # killed, after steps of its own: as if told',
+    'elif [ "$out/metrics.jsonl" -nt "$PLAIT_STATUS" ]; then code=130; fi   # killed, after new steps: as if told',
     'rm -f "$PLAIT_STATUS"',
 )
 
