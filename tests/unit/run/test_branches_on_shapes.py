@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.unit.run.test_varying_shapes import WIDTH, WORDS, Block, causal_loss, job_of
 from torch import Tensor, nn
 
 from plait.errors import PlanError
@@ -13,7 +14,6 @@ from plait.job.order import micro_batch_sizes
 from plait.plan.named import resolve
 from plait.run.hold.state import ModelState
 from plait.run.proof.serial_run import run_serially
-from tests.unit.run.test_varying_shapes import WIDTH, WORDS, Block, causal_loss, job_of
 
 STEPS = 6
 

@@ -33,7 +33,9 @@ def ends_of(graph: Graph, placements: Placements, plan: Plan | None = None) -> d
         if isinstance(own, Shard):
             found[f"gradient:{name}"] = own
         else:
-            by_shape = name in graph.conditional and placements.axis.name == DATA  # other ranks may have a sum
+            by_shape = (
+                name in graph.conditional and placements.axis.name == DATA
+            )  # other ranks may have a sum
             is_sum = summed or by_shape or isinstance(placements.of(nodes[node]), Partial)
             found[f"gradient:{name}"] = Partial() if is_sum else R
     return found
