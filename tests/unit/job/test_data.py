@@ -130,6 +130,13 @@ def test_ragged_samples_need_and_use_collate() -> None:
     assert padded.fetch(ids(0, 1)).shape == (2, 3)
 
 
+def test_pictures_of_several_sizes_are_samples_though_all_have_three_channels() -> None:
+    pictures = [torch.ones(3, size, size) for size in (4, 6, 5, 8, 7)]
+    padded = open_data(pictures, lambda samples: torch.stack([s[:, :4, :4] for s in samples]))
+    assert padded.num_samples == 5
+    assert padded.fetch(ids(1, 4)).shape == (2, 3, 4, 4)
+
+
 def test_a_long_list_of_equal_tensors_is_samples_and_a_short_one_is_refused() -> None:
     assert open_data([torch.ones(3)] * 6).num_samples == 6
     assert open_data((torch.ones(3), torch.zeros(3))).num_samples == 3

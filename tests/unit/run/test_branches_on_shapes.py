@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.unit.run.test_varying_shapes import WIDTH, WORDS, Block, causal_loss, job_of
 from torch import Tensor, nn
 
-from plait.errors import PlanError
+from plait.errors import JobError, PlanError
 from plait.job.data.open import open_data
 from plait.job.job import Job
 from plait.job.order import micro_batch_sizes
 from plait.plan.named import resolve
 from plait.run.hold.state import ModelState
 from plait.run.proof.serial_run import run_serially
-from tests.unit.run.test_varying_shapes import WIDTH, WORDS, Block, causal_loss, job_of
 
 STEPS = 6
 
@@ -78,6 +78,17 @@ def test_equal_to_a_plain_loop(plan: str, ranks: int, accumulate: int) -> None:
     assert found.losses == pytest.approx(losses, rel=1e-12)
     for key, weight in weights.items():  # float64; AdamW enlarges the rounding of other orders of sums
         assert torch.allclose(found.weights[key], weight, rtol=1e-8, atol=1e-10), key
+
+
+def test_a_layer_that_is_first_used_in_the_middle_of_a_run() -> None:
+    """None of the samples that are looked at beforehand is long: one rank takes it, several have begun without it."""
+    data = [torch.arange(1, 9) if at % 60 != 37 else torch.arange(30) % WORDS for at in range(240)]
+    job = replace(job_with(1), data=data, steps=10)
+    assert len(run_serially(job, resolve("single", 1), 10, torch.float64).losses) == 10
+    with pytest.raises(
+        JobError, match=r"does not train the parameters that others do: extra\.bias, extra\.weight"
+    ):
+        run_serially(job, resolve("ddp", 2), 10, torch.float64)
 
 
 class Across(ForLong):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from plait.errors import JobError
+from plait.errors import JobError, PlanError
 from plait.graph.capture.capture import capture
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph, without_gradients
@@ -401,6 +401,26 @@ def test_the_last_sample_of_an_epoch_alone_in_its_micro_batch(plan: str, ranks: 
     assert found.losses == pytest.approx(one.losses, rel=1e-12)
     for key, weight in one.weights.items():
         assert torch.allclose(found.weights[key], weight, rtol=1e-8, atol=1e-10), key
+
+
+def test_lengths_of_one_among_others_are_told_with_the_reason() -> None:
+    lengths = [2, 9, 2, 12, 2, 7, 2, 11, 10, 2, 5, 2]  # the first of each is its input
+    data = [torch.arange(1, n + 1) for n in lengths]
+    job = replace(job_of("causal", batch=2, accumulate=2), data=data, shuffle=False, steps=6)
+    programs = prepare(job, resolve("single", 1), "cpu", torch.float64, lambda event: None)
+    ranks, told = SerialRanks(job, programs, torch.float64), []
+    for step in range(6):
+        assert ranks.run(step)
+        told += programs.news()
+    assert len(told) == 1 and "a dim of extent 1" in told[0]
+
+
+def test_a_length_that_does_not_divide_is_told_with_the_padding_that_helps() -> None:
+    lengths = [10] * 18 + [9] * 18  # eight words, then seven
+    job = replace(job_of("causal"), data=[torch.arange(1, n) for n in lengths], shuffle=False)
+    with pytest.raises(PlanError, match="does not divide by domain=2") as told:
+        run_serially(job, resolve("domain", 2), 4, torch.float64)
+    assert "pad to a multiple of 2" in str(told.value.fix)
 
 
 def test_samples_grouped_by_length_train_alike_on_any_number_of_ranks() -> None:

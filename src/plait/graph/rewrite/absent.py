@@ -1,7 +1,8 @@
 """Gradients that only some batches have, such as those of a layer that a forward uses for long samples alone.
 
 In: a graph, the parameters that graphs of other shapes train or leave. Out: the same graph with a gradient of each of
-them, marked as absent where it has none (`ops/choice.py`), so that all ranks exchange the same gradients in every step.
+them, marked as absent where it has none (`graph/ops/choice.py`), so that all ranks exchange the same gradients in
+every step.
 """
 
 from collections.abc import Collection

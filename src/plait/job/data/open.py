@@ -135,7 +135,8 @@ def _are_columns(data: Any, collate: Collate | None) -> bool:
     """Whether a tuple, list or mapping holds columns rather than samples.
 
     A tuple that starts with an array is columns. A list may be either: arrays of one length that cannot be stacked
-    (shapes or types differ) are columns, a long list is samples, and a short one that could be both is refused.
+    (shapes or types differ) are columns unless many of them are to be collated, a long list is samples, and a short one
+    that could be both is refused.
     """
     if isinstance(data, Mapping):
         return bool(data) and any(is_array(value) for value in data.values())
@@ -149,8 +150,8 @@ def _are_columns(data: Any, collate: Collate | None) -> bool:
     stackable = same_length and all(
         item.shape == data[0].shape and item.dtype == data[0].dtype for item in data
     )
-    if same_length and not stackable:
-        return True
+    if same_length and not stackable:  # images of three channels have one length too
+        return collate is None or len(data) <= _FEW_COLUMNS
     if len(data) > _FEW_COLUMNS or (collate is not None and not same_length):
         return False
     shapes = ", ".join(str(tuple(item.shape)) for item in data)

@@ -96,7 +96,8 @@ def _check_shape(entry: Input, node: fx.Node, placement: Placement, axis: AxisSh
         parts = f" in {placement.outer} parts" if placement.outer > 1 else ""
         raise PlanError(
             f"{entry.name}: dim {placement.dim} of {list(shape)}{parts} does not divide by {axis.name}={axis.size}.",
-            fix=f"choose a size of {axis.name} that divides {extent // placement.outer}, or another dim.",
+            fix=f"choose a size of {axis.name} that divides {extent // placement.outer}, or another dim"
+            + (f"; or let `collate` pad to a multiple of {axis.size}." if entry.kind == "batch" else "."),
         )
 
 

@@ -35,6 +35,8 @@ _CUTS = 32
 """Ways to cut a step whose programs are kept."""
 _TOLD_AT = 3
 """Shapes that are compiled one by one before the user is told."""
+_OF_ONE = "a dim of extent 1 is computed with in ways of its own, and some batch of the step has one"
+"""Why one program that was found serves not these shapes."""
 
 
 class Programs:
@@ -155,7 +157,7 @@ class Programs:
             self._told_shapes = True
             self._news.append(
                 f"{varying.num_single} shapes of a batch so far, each captured and compiled anew, because "
-                f"{varying.reason}. Fix: let `collate` pad to a few sizes, such as multiples of 64."
+                f"{varying.reason or _OF_ONE}. Fix: let `collate` pad to a few sizes, such as multiples of 64."
             )
         return program
 

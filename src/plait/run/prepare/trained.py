@@ -39,7 +39,8 @@ class Trained:
             raise JobError(
                 f"a batch of this shape does not train the parameters that others do: {some}; ranks hold and exchange "
                 "the same gradients in every step.",
-                fix="let every batch use them, such as with `+ 0 * weight.sum()`, or pad all samples to one shape.",
+                fix="put the largest and the smallest samples first and last in the data, where they are looked at "
+                "before the run; or let every batch use these parameters, such as with `+ 0 * weight.sum()`.",
             )
         if not self.sometimes:
             return dict(graphs)
