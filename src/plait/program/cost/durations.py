@@ -133,8 +133,10 @@ class Durations:
         assert isinstance(started, Collective | Recv)
         if isinstance(started, Recv):
             seconds = self._message(started.num_bytes, self._peers(rank, started))
-            rehearsed = self._rehearsed_s(rank, started) or 0.0
-            return rehearsed if self._in_background(rank, started) else seconds / 2
+            rehearsed = self._rehearsed_s(rank, started)
+            if rehearsed is not None:
+                return rehearsed
+            return 0.0 if self._in_background(rank, started) else seconds / 2
         travel = self._travel(rank, started)
         return travel.edge_s if self._in_background(rank, started) else travel.total_s
 

@@ -116,13 +116,13 @@ def _agreed(count: float) -> int:
 
 
 def _kept(program: Program, rank: int) -> Set[Key]:
-    """What a rank does itself; compiled segments, which were not, are left to the times of their ops."""
+    """What a rank does itself, messages in memory too; compiled segments, which were not, are left to the times of their ops."""
     compiled = program.plan.compile in ("on", "before")
     return {
         (type(instruction), instruction.name)
         for instruction in program.of(rank).instructions
-        if instruction.lane == "compute"
-        and not isinstance(instruction, Wait | Send)
+        if (instruction.lane == "compute" or isinstance(instruction, Send | Recv))
+        and not isinstance(instruction, Wait)
         and not (compiled and isinstance(instruction, Compute))
     }
 

@@ -42,7 +42,9 @@ def test_who_computes_while_others_wait_is_quicker() -> None:
     found = shared([own] * 3, [{"work": work, "reduce 0": 1.0} for work in (3.0, 6.0, 12.0)], 2)
     assert times(found, 0)["work"] == (0, 3)
     assert times(found, 1)["work"] == (0, 5)  # 3 together, the other 3 at one and a half times the speed
-    assert times(found, 2)["work"] == pytest.approx((0, 9))  # 3 together, 9 at that speed: two or one, it has one
+    assert times(found, 2)["work"] == pytest.approx(
+        (0, 9)
+    )  # 3 together, 9 at that speed: two or one, it has one
     assert times(found, 2)["reduce 0"] == pytest.approx((9, 10))
 
 
