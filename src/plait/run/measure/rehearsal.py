@@ -2,9 +2,10 @@
 
 In: a program, an emulated network. Out: on each rank seconds by `rehearsed_key`. Steps are made on the links of a run,
 and only processor time is counted: of a rank's own thread by instruction, of its other threads, which send, receive and
-sum, by what is under way between hosts, in the shares that the link's law gives. When anything happens, who waits for whom and what the network takes is not
-looked at: that is the simulator's. Timed one by one the same parts take less: caches are warm there, and threads
-do not take turns. Where ranks are more than processors, processor time counts as often as these are shared.
+sum, by what is under way between hosts, in the shares that the link's law gives. When anything happens, who waits for
+whom and what the network takes is not looked at: that is the simulator's. Timed one by one the same parts take less:
+caches are warm there, and threads do not take turns. Where ranks are more than processors, processor time counts as
+often as these are shared.
 """
 
 import os
