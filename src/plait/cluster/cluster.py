@@ -144,6 +144,9 @@ class Cluster:
     """Of one device, in any currency; None: unknown."""
     emulated: bool = False
     """All hosts are processes of one machine (also in namespaces of their own), whose processors they share."""
+    processors: int | None = None
+    """Where devices are more than the processors which they all share: how many those are. What is known of a device
+    is then what it does while all are at work."""
 
     def __post_init__(self) -> None:
         for name, number in (("hosts", self.hosts), ("devices_per_host", self.devices_per_host)):

@@ -39,6 +39,7 @@ def on_one_machine(cluster: Cluster, processors: int) -> Cluster:
         device=_crowded(cluster.device, crowd),
         between=by_sockets(cluster.between, crowd=crowd),
         emulated=True,
+        processors=processors if processors < cluster.size else None,
     )
 
 

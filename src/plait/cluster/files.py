@@ -58,6 +58,7 @@ class _Cluster(msgspec.Struct, forbid_unknown_fields=True):
     devices_per_host: int | None = None
     price_per_hour: float | None = None
     emulated: bool = False
+    processors: int | None = None
     pair: _Link | None = None  # type: ignore[valid-type]
     host: _Link | None = None  # type: ignore[valid-type]
     between: _Link | None = None  # type: ignore[valid-type]
@@ -88,6 +89,7 @@ def _cluster(given: _Cluster, name: str) -> Cluster:
         between=_link("between", given.between, base.between if base else None),
         price_per_hour=given.price_per_hour,
         emulated=given.emulated,
+        processors=given.processors,
     )
 
 
@@ -100,6 +102,7 @@ def write_cluster(cluster: Cluster, path: Path, measured: Mapping[str, Any] | No
         "devices_per_host": cluster.devices_per_host,
         "price_per_hour": cluster.price_per_hour,
         "emulated": cluster.emulated,
+        "processors": cluster.processors,
         **{key: asdict(getattr(cluster, key)) for key in _LINKS},
         "measured": dict(measured or {}),
         "device": {

@@ -192,12 +192,34 @@ def test_networks_that_cannot_be() -> None:
         plait.predict(wide(), "ddp", 4, cluster="4xA100", emulate=FAST)
 
 
-def test_what_collectives_between_hosts_cost_processors_is_timed_for_a_prediction() -> None:
+@pytest.mark.parametrize(
+    ("plan", "settings", "kinds"),
+    [
+        ("ddp", {"sync": {"compress": "topk"}}, ("Compress", "Decompress", "Collective")),
+        ("zero3", {}, ("Collective",)),
+        ("1f1b", {}, ("Send", "Recv")),
+        ("local-sgd", {"average": {"every": 2}}, ("Mix", "Collective")),
+    ],
+)
+def test_a_program_between_hosts_is_rehearsed_for_a_prediction(
+    plan: str, settings: dict[str, Any], kinds: tuple[str, ...]
+) -> None:
     network = emulated(parse_cluster("2xcpu"), Emulation.parse("bandwidth=10Gbit,latency=50us,hosts=2x1"))
-    plan = resolve("ddp", 2, {})
-    found = predict_job(jobs.plain(), plan, network, time_on="cpu")
-    works = {key: s for key, s in found.cluster.device.timed.items() if key.endswith("on 2 hosts, work")}
-    assert works and min(works.values()) > 0
-    device = replace(found.cluster.device, timed={**found.cluster.device.timed, **dict.fromkeys(works, 1.0)})
-    slow = predict_job(jobs.plain(), plan, replace(found.cluster, device=device))
-    assert slow.prediction.step_s > 1.0 > found.prediction.step_s
+    chosen = resolve(plan, 2, settings)
+    found = predict_job(jobs.plain(), chosen, network, time_on="cpu")
+    timed = found.cluster.device.timed
+    for kind in ("Compute", "Update", *kinds):
+        own = {key: 1.0 for key in timed if "|rehearsed " in key and f": {kind} " in key}
+        assert own and all(timed[key] > 0 for key in own)
+        slower = replace(found.cluster, device=replace(found.cluster.device, timed={**timed, **own}))
+        slow = predict_job(jobs.plain(), chosen, slower)
+        assert slow.prediction.step_s > 0.4 > found.prediction.step_s  # a step of two has one that averages
+
+
+def test_parts_of_a_pipeline_are_timed_where_a_stage_has_nothing_to_update() -> None:
+    """Its ranks had not waited for the others' updates, and met them in the next exchange."""
+    job = replace(jobs.plain(), model=lambda: nn.Sequential(nn.Linear(16, 10), nn.Tanh()))
+    plan = resolve("1f1b", 2, {})
+    found = predict_job(job, plan, parse_cluster("2xcpu"), time_on="cpu")
+    updates = [key for key in found.cluster.device.timed if "|update " in key]
+    assert len(updates) == 2 and any("none" in key for key in updates)

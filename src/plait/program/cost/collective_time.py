@@ -141,6 +141,8 @@ def _direct(kind: str, num_bytes: float, reach: Reach, device: Device) -> Travel
         wire_s=crossing / (reach.outer.bandwidth * device.calibration.link_share),
         latency_s=device.calibration.kernel_s + rounds * reach.outer.latency_s,
         work_s=level_work_s(num_bytes, reach.outer),
+        pieces=rounds
+        * others,  # packed, sent and received one after the other, while the wire has another one
     )
 
 
@@ -165,7 +167,7 @@ def _two_level(kind: str, num_bytes: float, reach: Reach, device: Device) -> Tra
         wire_s=between.wire_s,
         latency_s=between.latency_s + within_s,
         work_s=between.work_s + level_work_s(num_bytes, reach.outer),
-        pieces=num_pieces(num_bytes) if kind == "all_reduce" else 1,
+        pieces=between.pieces * (num_pieces(num_bytes) if kind == "all_reduce" else 1),
     )
 
 

@@ -18,7 +18,7 @@ from plait.program.cost.brought import brought
 from plait.program.cost.collective_time import Travel, collective_travel, level_work_s, message_seconds
 from plait.program.cost.fused import fused_shares
 from plait.program.cost.held import held_up
-from plait.program.cost.op_key import compress_key, op_key, transfer_key, work_key
+from plait.program.cost.op_key import compress_key, op_key, rehearsed_prefix, transfer_key
 from plait.program.cost.op_time import node_work, op_seconds
 from plait.program.cost.traffic import filled_in_place, memory_bytes
 from plait.program.cost.update import UpdateWork
@@ -65,11 +65,15 @@ class Durations:
         self._transfers: dict[tuple[object, ...], Travel] = {}
         self._held: dict[int, dict[int, float]] = {}
         self._filled = [filled_in_place(own) for own in program.classes]
+        self._rehearsed = _rehearsed(program, self._busy, cluster.device.timed)
 
     def duration(self, rank: int, instruction: Instruction) -> float:
         """Seconds that an instruction takes, without waiting."""
         if isinstance(instruction, Compute):
             return self._compute(rank, instruction)
+        rehearsed = self._rehearsed_s(rank, instruction)
+        if rehearsed is not None and instruction.lane == "compute" and not isinstance(instruction, Send):
+            return rehearsed
         if isinstance(instruction, Send):
             seconds = self._message(instruction.num_bytes, self._peers(rank, instruction))
             # On links without a background only the sender's copy is over before the receiver does its part.
@@ -111,6 +115,8 @@ class Durations:
 
     def at_start(self, rank: int, started: Instruction) -> float:
         """Seconds for which a rank's processor works before what it starts in the background is on the wire."""
+        if isinstance(started, Send):
+            return self._rehearsed_s(rank, started) or 0.0
         if not isinstance(started, Collective) or not self._in_background(rank, started):
             return 0.0
         return self._travel(rank, started).edge_s
@@ -127,6 +133,9 @@ class Durations:
         assert isinstance(started, Collective | Recv)
         if isinstance(started, Recv):
             seconds = self._message(started.num_bytes, self._peers(rank, started))
+            rehearsed = self._rehearsed_s(rank, started)
+            if rehearsed is not None:
+                return rehearsed
             return 0.0 if self._in_background(rank, started) else seconds / 2
         travel = self._travel(rank, started)
         return travel.edge_s if self._in_background(rank, started) else travel.total_s
@@ -194,6 +203,9 @@ class Durations:
         return seconds / 2 if is_server or not isinstance(instruction, Pull) else 0.0
 
     def _compute(self, rank: int, instruction: Compute) -> float:
+        rehearsed = self._rehearsed_s(rank, instruction)
+        if rehearsed is not None:
+            return rehearsed
         key = (self._program.members[rank], instruction.segment)
         if key not in self._segments:
             device = self._device
@@ -251,9 +263,16 @@ class Durations:
                     levels=not self._by_sockets,
                     packs=dtype == torch.float32,
                 )
-            work_s = self._device.timed.get(work_key(instruction, len(group), reach.hosts, self._busy))
-            self._transfers[key] = found if work_s is None else found._replace(work_s=work_s)
-        return self._transfers[key]
+            self._transfers[key] = found
+        found, work_s = self._transfers[key], self._rehearsed_s(rank, instruction)
+        return found if work_s is None else found._replace(work_s=work_s)
+
+    def _rehearsed_s(self, rank: int, instruction: Instruction) -> float | None:
+        """Seconds of a processor in steps that were made; None: none were."""
+        if not self._rehearsed:
+            return None
+        entry = self._program.members[rank]
+        return self._rehearsed.get(f"{entry}: {type(instruction).__name__} {instruction.name}")
 
     @property
     def _by_sockets(self) -> bool:
@@ -283,3 +302,11 @@ class Durations:
             return True
         reach = self._reach(group)
         return reach.outer.background if reach.hosts > 1 else reach.inner.background
+
+
+def _rehearsed(program: Program, busy: int, timed: Mapping[str, float]) -> Mapping[str, float]:
+    """What was rehearsed of this program."""
+    if not any("|rehearsed " in key for key in timed):
+        return {}
+    prefix = rehearsed_prefix(program, busy)
+    return {key.removeprefix(prefix): seconds for key, seconds in timed.items() if key.startswith(prefix)}

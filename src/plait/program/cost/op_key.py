@@ -12,8 +12,8 @@ import torch
 from torch import fx
 
 from plait.plan.decisions import Sync
-from plait.program.instructions import Collective, Compress, Decompress, Send
-from plait.program.program import Bucket
+from plait.program.instructions import Collective, Compress, Decompress, Instruction, Send
+from plait.program.program import Bucket, Program
 
 _LONG = 300
 """Characters after which a key is cut and hashed: keys are read by people, in files of a cluster."""
@@ -42,9 +42,14 @@ def transfer_key(instruction: Collective | Send, size: int, busy: int) -> str:
     return f"{busy}|{place}{instruction.op} {instruction.num_bytes} over {size}"
 
 
-def work_key(instruction: Collective, size: int, hosts: int, busy: int) -> str:
-    """For how long such a collective between hosts keeps a rank's processor busy."""
-    return f"{transfer_key(instruction, size, busy)} on {hosts} hosts, work"
+def rehearsed_key(program: Program, rank: int, kind: type[Instruction], name: str, busy: int) -> str:
+    """What an instruction takes of a processor in steps of its program; of what is under way, for all of it."""
+    return f"{rehearsed_prefix(program, busy)}{program.members[rank]}: {kind.__name__} {name}"
+
+
+def rehearsed_prefix(program: Program, busy: int) -> str:
+    """Of all these keys of a program."""
+    return f"{busy}|rehearsed {program.digest()[:12]}, class "
 
 
 def compress_key(instruction: Compress | Decompress, bucket: Bucket, sync: Sync, busy: int) -> str:

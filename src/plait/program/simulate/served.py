@@ -93,7 +93,7 @@ def serving(clock: Clock, queue: Queue, serve: Serve, worker: RankProgram, worke
         elif isinstance(message.instruction, Pull):
             asks.append(message)
         else:
-            _work(clock, rank, message.step, serve, message.instruction)
+            yield from _work(clock, rank, message.step, serve, message.instruction)
             parts[message.worker].append(message)
             if len(parts[message.worker]) == wanted:
                 complete[message.worker].append(parts[message.worker])
@@ -102,7 +102,7 @@ def serving(clock: Clock, queue: Queue, serve: Serve, worker: RankProgram, worke
         new = asks[-1:] if isinstance(message.instruction, Pull) else []
         while (due := rule.due()) is not None:
             new = asks  # an update may be what they wait for
-            _work(clock, rank, due.step, serve, serve)
+            yield from _work(clock, rank, due.step, serve, serve)
             rule.done()
             for at in due.workers:
                 for sent in complete[at].popleft():
@@ -111,14 +111,14 @@ def serving(clock: Clock, queue: Queue, serve: Serve, worker: RankProgram, worke
             asks.remove(ask)
             rule.pulled(ask.worker, ask.step)
             for bucket in serve.gives:
-                _work(clock, rank, ask.step, serve, pulls[bucket])
+                yield from _work(clock, rank, ask.step, serve, pulls[bucket])
                 clock.happen(queue.weights(ask.worker, bucket, ask.number), clock.now_s[rank])
 
 
-def _work(clock: Clock, rank: int, step: int, serve: Serve, instruction: Instruction) -> None:
+def _work(clock: Clock, rank: int, step: int, serve: Serve, instruction: Instruction) -> Turn:
     """Be busy with what a worker has sent, or with an update."""
     start_s, handler = clock.now_s[rank], handler_of(instruction)
-    clock.now_s[rank] = start_s + clock.duration(rank, instruction)
+    yield from clock.busy(rank, clock.duration(rank, instruction))
     clock.spans.append(
         Span(
             rank=rank,

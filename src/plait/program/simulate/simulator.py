@@ -49,9 +49,10 @@ class _Run:
         duplex: float,
         steps: int,
         fold: Sequence[int] | None,
+        processors: int | None,
     ) -> None:
         self.plan = programs[0].plan
-        self.clock = Clock(self.plan.ranks, duration)
+        self.clock = Clock(self.plan.ranks, duration, processors)
         self.ranks = tuple(range(self.plan.ranks) if fold is None else sorted(set(fold)))
         self._programs, self._steps, self._fold = programs, steps, fold
         self._latency, self._at_start, self._own_part, self._beside = latency, at_start, own_part, beside
@@ -85,7 +86,7 @@ class _Run:
     def _rank(self, rank: int) -> Turn:
         own = self._programs[0].of(rank)
         for instruction in own.prologue:
-            self.clock.local(rank, 0, instruction)
+            yield from self.clock.local(rank, 0, instruction)
         if own.serve is not None:
             queue = self._queues[rank - self._workers]
             yield from serving(self.clock, queue, own.serve, self._programs[-1].of(0), self._workers)
@@ -119,16 +120,18 @@ class _Run:
                         self._stands[rank] = instruction
                         yield key
                 start_s = now_s[rank]
-                held_s = start_s + self._beside(rank, started)
-                end_s = max(held_s, *(ends_s[key] for key in keys)) + self._own_part(rank, started)
-                now_s[rank] = end_s
+                yield from clock.busy(rank, self._beside(rank, started))
+                now_s[rank] = max(now_s[rank], *(ends_s[key] for key in keys))
+                yield from clock.busy(rank, self._own_part(rank, started))
+                end_s = now_s[rank]
                 if isinstance(started, Pull):
                     clock.span(rank, step, started, asked_s, end_s)
                 clock.span(rank, step, instruction, start_s, end_s)
             elif isinstance(instruction, Collective):
-                now_s[rank] += self._at_start(rank, instruction)
+                yield from clock.busy(rank, self._at_start(rank, instruction))
                 under_way[instruction.id] = instruction, (self._meet(rank, step, instruction),)
             elif isinstance(instruction, Send):
+                yield from clock.busy(rank, self._at_start(rank, instruction))
                 self._send(rank, step, instruction)
             elif isinstance(instruction, Recv):
                 under_way[instruction.id] = instruction, (self._receive(rank, step, instruction),)
@@ -149,7 +152,7 @@ class _Run:
             elif isinstance(instruction, Push | PushBuffers):
                 yield from self._post(rank, step, instruction)
             else:
-                clock.local(rank, step, instruction)
+                yield from clock.local(rank, step, instruction)
 
     def _count(self, rank: int, key: Key) -> int:
         number = self._counts[rank, key] = self._counts.get((rank, key), -1) + 1
@@ -246,7 +249,7 @@ class _Run:
     def _post(self, rank: int, step: int, instruction: Instruction, number: int = 0) -> Turn:
         """Send something to the servers, in the order of time; buffers go to the first one alone."""
         if not isinstance(instruction, Pull):
-            self.clock.local(rank, step, instruction)
+            yield from self.clock.local(rank, step, instruction)
         sent_s = self.clock.now_s[rank]
         yield sent_s
         for queue in self._queues[:1] if isinstance(instruction, PushBuffers) else self._queues:
@@ -265,6 +268,7 @@ def simulate(
     own_part: Duration = lambda rank, started: 0.0,
     beside: Duration = lambda rank, started: 0.0,
     duplex: float = 1.0,
+    processors: int | None = None,
 ) -> Trace:
     """Run `steps` steps of all ranks on clocks, in a time that grows as the number of instructions does.
 
@@ -272,13 +276,16 @@ def simulate(
     round. `latency` is for how long of its duration a collective does not need the wire. Of a rank's own processor,
     communication takes `at_start` before it is under way, `own_part` where it is waited for and has come, and `beside`
     between these: of what the rank computes meanwhile, unless it waits. `duplex` is the share of the way between device
-    and host that each direction has while both are used. `folded`: only one rank of each class is stepped through, and
-    the trace shows these alone. It says the same where durations do not differ within a class.
+    and host that each direction has while both are used. `processors`: those that all ranks share; durations are then
+    of ranks that all work at once, and who works while others wait is quicker. `folded`: only one rank of each class is
+    stepped through, and the trace shows these alone, unless processors are shared. It says the same where durations do
+    not differ within a class.
     """
     programs = [program] if isinstance(program, Program) else program
     plan = programs[0].plan
-    fold = representatives(programs[0]) if folded else None
-    run = _Run(programs, duration, latency, at_start, own_part, beside, duplex, steps, fold)
+    is_shared = processors is not None and processors < plan.ranks
+    fold = representatives(programs[0]) if folded and not is_shared else None
+    run = _Run(programs, duration, latency, at_start, own_part, beside, duplex, steps, fold, processors)
     run.run()
     return Trace(
         spans=tuple(run.clock.spans),

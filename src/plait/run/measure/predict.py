@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from plait.cluster.cluster import Cluster
+from plait.cluster.cluster import Cluster, Link
 from plait.errors import PlanError
 from plait.graph.cost import node_flops, value_bytes
 from plait.graph.from_job import Captures
@@ -82,9 +82,7 @@ def predict_job(
     if time_on is not None:
         tell("timing the parts of a step")
         busy = min(plan.mesh.size, cluster.devices_per_machine)
-        times = time_program(
-            programs, program, busy, time_on, cluster.device.timed, _emulation(cluster, plan)
-        )
+        times = time_program(programs, program, busy, time_on, cluster.device.timed, _network(cluster, plan))
         known = dict(cluster.device.timed) | dict(times.seconds)
         calibration = cluster.device.calibration
         if times.host_s:
@@ -118,15 +116,16 @@ def _check_room(plan: Plan, cluster: Cluster) -> None:
         )
 
 
-def _emulation(cluster: Cluster, plan: Plan) -> Emulation | None:
+def _network(cluster: Cluster, plan: Plan) -> tuple[Emulation, Link] | None:
     """The network of a cluster that is one machine, where the plan's ranks, all of them workers, fill it."""
     if not cluster.emulated or cluster.hosts == 1 or not plan.ranks == plan.mesh.size == cluster.size:
         return None
     between = cluster.between
-    return Emulation(
+    emulation = Emulation(
         bandwidth=between.bandwidth, latency_s=between.latency_s, hosts=cluster.hosts,
         per_host=cluster.devices_per_host,
     )  # fmt: skip
+    return emulation, between
 
 
 def _flops(graph: Graph) -> int:

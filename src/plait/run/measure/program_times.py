@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from plait.cluster.cluster import Link
 from plait.job.data.open import open_data
 from plait.job.job import Job
 from plait.job.updates.optimizer_state import Updated
@@ -27,7 +28,7 @@ from plait.program.program import Program
 from plait.run.measure.compress_times import time_compression
 from plait.run.measure.links.transfer_times import mean_of_ranks, time_transfers, transfers_of
 from plait.run.measure.op_times import OpTimes, clock_of, time_ops
-from plait.run.measure.work_times import time_work
+from plait.run.measure.rehearsal import rehearse
 from plait.run.prepare.programs import Programs
 from plait.run.setup.allocator import keep_freed_memory
 from plait.run.setup.device import choose_device
@@ -59,11 +60,11 @@ def time_program(
     ranks: int,
     device: str,
     known: Mapping[str, float] | None = None,
-    emulation: Emulation | None = None,
+    network: tuple[Emulation, Link] | None = None,
 ) -> ProgramTimes:
     """Time the parts of a program that are not `known`, on as many ranks as a machine has: all of a rank's ops where
-    one of them is new. `emulation`: the network that they have, for what it costs processors."""
-    main = _Main(programs, program, device, known or {}, emulation)
+    one of them is new. `network`: what is between their hosts, where those are this machine; it is rehearsed then."""
+    main = _Main(programs, program, device, known or {}, network)
     if device == "cuda" and ranks == 1:
         found = [main.measure(choose_device(device, 0), 0, 1)]
     else:  # processes of their own: this one stays without threads, so that others can be forked from it
@@ -82,16 +83,16 @@ class _Main:
         program: Program,
         device: str,
         known: Mapping[str, float],
-        emulation: Emulation | None,
+        network: tuple[Emulation, Link] | None,
     ) -> None:
         self._programs, self._program, self._device, self._known = programs, program, device, known
-        self._emulation = emulation
+        self._network = network
 
     def __getstate__(self) -> dict[str, Any]:
         programs = self._programs
         return {
             "job": programs.job, "plan": programs.plan, "shares": self._program.shares, "device": self._device,
-            "known": dict(self._known), "emulation": self._emulation,
+            "known": dict(self._known), "network": self._network,
         }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -100,7 +101,7 @@ class _Main:
         self._programs = Programs(job, source, state["plan"], torch.device(state["device"]))
         self._program = self._programs.for_sizes(state["shares"])
         self._device, self._known = state["device"], state["known"]
-        self._emulation = state["emulation"]
+        self._network = state["network"]
 
     def __call__(self, seat: Seat) -> dict[str, Any]:
         keep_freed_memory()
@@ -108,10 +109,10 @@ class _Main:
             connect(seat, timeout_s=2 * _LIMIT_S)
         try:
             found = self.measure(choose_device(self._device, seat.rank), seat.rank, seat.ranks)
-            if self._emulation is not None:
-                transfers = transfers_of(self._program, seat.ranks)
-                found["seconds"] |= time_work(
-                    transfers, self._program.plan, seat.rank, self._emulation, seat.store.peers()
+            if self._network is not None:
+                emulation, between = self._network
+                found["seconds"] |= rehearse(
+                    self._programs, self._program, seat.rank, emulation, between, seat.store.peers()
                 )
             return found
         finally:
@@ -153,21 +154,22 @@ class _Main:
         named = [
             (p.name, nn.Parameter(torch.randn(p.shape, device=device).to(p.dtype) * 0.02)) for p in timed
         ]
-        if not named:
-            return update_key("none", [], ranks), 0.0
-        optimizer = self._programs.job.build_optimizer(named)
-        key = update_key(type(optimizer).__name__, [part.shape for part in parts], ranks)
-        for _, parameter in named:
-            parameter.grad = torch.full_like(parameter, 1e-3)
+        key, step = update_key("none", [], ranks), _nothing
+        if named:
+            optimizer = self._programs.job.build_optimizer(named)
+            key = update_key(type(optimizer).__name__, [part.shape for part in parts], ranks)
+            for _, parameter in named:
+                parameter.grad = torch.full_like(parameter, 1e-3)
+            step = optimizer.step
         times: list[float] = []
         clock = clock_of(device)
-        for _ in range(_UPDATES + 1):
+        for _ in range(_UPDATES + 1):  # who has nothing to update is waited for, too
             if ranks > 1:
                 dist.barrier()
             clock.begin()
-            clock.time(optimizer.step, (), {})
+            clock.time(step, (), {})
             times += clock.end()[0]
-        return key, median(times[1:]) / share
+        return key, median(times[1:]) / share if named else 0.0
 
 
 def _first(parts: Sequence[Updated]) -> tuple[list[Updated], float]:

@@ -75,6 +75,7 @@ def exact_prediction(
         own_part=durations.own_part,
         beside=durations.beside,
         duplex=cluster.device.duplex,
+        processors=cluster.processors if program.plan.ranks == cluster.size else None,
     )
     times = step_times(steps, trace, last)
     constants = cluster.device.calibration
