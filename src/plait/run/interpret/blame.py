@@ -26,6 +26,7 @@ from plait.program.program import Segment
 from plait.program.value import Value
 from plait.run.eager.origins import Origin, Origins, origin_of
 from plait.run.interpret.step import Step
+from plait.torch_private.ops import OpOverload
 
 _SHOWN_IDS = 8
 """Samples that a message names before it counts the rest: they fit one line of a terminal."""
@@ -47,6 +48,7 @@ def blame(error: Exception, step: Step, rank: int, instruction: Compute, plain: 
             plain()
         except Exception as again:  # the same, or that inputs are gone: then modules are all that is known
             found = _failed(again, segment)
+            error = again if found is not None else error  # which is told in words of the op
     node, operands = found if found is not None else (None, "")
     if (own := _island(node)) is not None:
         inside = _within(own, origin_of(error, own.module))
@@ -211,7 +213,10 @@ def _told(node: fx.Node | None, segment: Segment, operands: str) -> str:
         named = [module for module in modules if module]
         some = ", ".join(named[:_SHOWN_MODULES]) + (", ..." if len(named) > _SHOWN_MODULES else "")
         return f"the {segment.phase} of {some or 'the model'}"
-    name = str(node.target) if node.target is not operator.getitem else "indexing"
+    name = (
+        str(node.target) if isinstance(node.target, OpOverload) else getattr(node.target, "__name__", "an op")
+    )
+    name = "indexing" if node.target is operator.getitem else name
     op = name.removesuffix(".default").rpartition("::")[2].removeprefix("aten.").removeprefix("plait.")
     behind = "the backward of " if node.meta.get("phase") == "backward" else ""
     source, module = node.meta.get("source", ""), node.meta.get("module", "")
