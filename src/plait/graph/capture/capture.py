@@ -158,8 +158,8 @@ def _capture(
 
 
 _ANOMALIES = (
-    "anomaly mode is on: a captured step does not look for NaN by it; --detect-nan does, and names the line, the module "
-    "and the samples."
+    "anomaly mode is on: a captured step does not look for NaN by it; --detect-nan does, and names the line, the "
+    "module and the samples."
 )
 
 

@@ -34,6 +34,8 @@ _SHOWN_MODULES = 4
 """The same for modules, whose paths are longer."""
 _GENERATED = "<plait segment "
 """How the files of generated functions begin (`program/segment/codegen.py`)."""
+_KERNEL = re.compile(r"kernel, \S+:\d+, ")
+"""Where in generated code a compiled kernel noticed it."""
 _OF_NUMBERS = "keep what goes into that line in range: clamp it, add an epsilon, or lower the learning rate."
 Plain = Callable[[], tuple[Any, ...]]
 """Runs a segment once more as it is written, on the same inputs; what it makes is dropped."""
@@ -49,11 +51,12 @@ def blame(error: Exception, step: Step, rank: int, instruction: Compute, plain: 
         except Exception as again:  # the same, or that inputs are gone: then modules are all that is known
             found = _failed(again, segment)
             error = again if found is not None else error  # which is told in words of the op
+    fix = _fix(error) if found is not None else f"{_fix(error)} With compile=off the line itself is named."
     node, operands = found if found is not None else (None, "")
     if (own := _island(node)) is not None:
         inside = _within(own, origin_of(error, own.module))
         return _error(_failure(inside.told(), error), step, rank, node, instruction, _fix(error), inside)
-    return _error(_failure(_told(node, segment, operands), error), step, rank, node, instruction, _fix(error))
+    return _error(_failure(_told(node, segment, operands), error), step, rank, node, instruction, fix)
 
 
 def blame_outcome(error: OutcomeError, step: Step, rank: int, instruction: Compute) -> StepError:
@@ -89,7 +92,8 @@ def _within(own: Island, place: Origin) -> Origin:
 
 
 def _failure(told: str, error: Exception) -> str:
-    return f"{told} failed: {type(error).__name__}: {str(error).strip() or 'it says nothing more'}"
+    said = _KERNEL.sub("", str(error).strip()) or "it says nothing more"
+    return f"{told} failed: {type(error).__name__}: {said}"
 
 
 def _island(node: fx.Node | None) -> Island | None:
