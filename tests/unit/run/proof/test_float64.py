@@ -74,6 +74,8 @@ def test_an_op_without_float64_is_named_and_compared_in_float32() -> None:
 class Counting(nn.Module):
     """Numbers of Python that meet integers have the default dtype; a condition and an index stay what they are."""
 
+    count: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
@@ -82,7 +84,7 @@ class Counting(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.count += 1
         late = torch.where(self.count > 1, 0.7, 0.3)
-        h = self.first(x) * (1 - 0.1 * self.count) / (self.count / 3) + late
+        h: Tensor = self.first(x) * (1 - 0.1 * self.count) / (self.count / 3) + late
         return self.last(h[:, torch.arange(6).flip(0)] * self.count.sqrt())
 
 
