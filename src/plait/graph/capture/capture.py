@@ -141,9 +141,13 @@ def _capture(
         return _assemble(subject, traced, module)
 
     islands.begin(model)
+    anomalies = torch.is_anomaly_enabled()
     try:
         refuse_late_hooks(model)
-        graph = merge(explore(one_way))
+        with torch.autograd.set_detect_anomaly(False):  # it reads every gradient's values, and here are none
+            graph = merge(explore(one_way))
+        if anomalies:
+            graph = replace(graph, notices=(*graph.notices, _ANOMALIES))
         if not graph.gradients:
             refuse_no_gradient(len(subject.trainable))
         return graph
@@ -151,6 +155,12 @@ def _capture(
         raise
     except Exception as error:
         raise explain(error) from error
+
+
+_ANOMALIES = (
+    "anomaly mode is on: a captured step does not look for NaN by it; --detect-nan does, and names the line, the "
+    "module and the samples."
+)
 
 
 class _NoValueError(Exception):

@@ -34,6 +34,9 @@ from plait.torch_private.tracing import make_fx, node_of, tracer, untraced
 
 __all__ = ["StaleTensorError", "Subject", "Traced", "trace"]
 
+CHANGES_ONCE = "Its buffers change once a step, where torch's would change twice."
+"""Of what is checkpointed: told, and known to whoever compares buffers."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
@@ -213,8 +216,7 @@ class _Trace:
         writes = any(True for module in wrapped for _ in module.buffers())
         return [
             f"torch.utils.checkpoint around {names}: what it wraps is computed again in the backward, as it says, "
-            "unless the plan sets memory.recompute."
-            + (" Its buffers change once a step, where torch's would change twice." if writes else "")
+            "unless the plan sets memory.recompute." + (f" {CHANGES_ONCE}" if writes else "")
         ]
 
     def _state(self, flat: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -63,6 +63,8 @@ class _Widening:
     def _convert(self, node: fx.Node) -> None:
         if not self._in_float64(node):
             self._as_it_was(node)
+        else:
+            self._count_in_float64(node)
         val = node.meta["val"]
         if isinstance(val, Tensor) and wide(val.dtype) != val.dtype:
             users = list(node.users)
@@ -72,6 +74,29 @@ class _Widening:
             for user in users:
                 user.replace_input_with(node, made)
             self.renamed[node.name] = made.name
+
+    def _count_in_float64(self, node: fx.Node) -> None:
+        """Where integers alone meet a number of Python, the result has the default dtype: they are cast before."""
+        val, sources = node.meta["val"], node.all_input_nodes
+        short = isinstance(val, Tensor) and wide(val.dtype) != val.dtype
+        counts = [isinstance(v := s.meta["val"], Tensor) and not v.dtype.is_floating_point for s in sources]
+        if not (short and sources and all(counts)) or any(s.meta["val"].is_complex() for s in sources):
+            return
+        given = node.args, node.kwargs
+        with self.graph.inserting_before(node):
+            casts = {source: self._to(source, torch.float64, node) for source in sources}
+        node.args, node.kwargs = fx.node.map_arg(given, casts.__getitem__)
+        try:
+            made = self._value(node)
+        except Exception:  # an index, or a condition
+            made = None
+        if isinstance(made, Tensor) and made.dtype == wide(made.dtype) and made.shape == val.shape:
+            node.meta["val"] = made
+            self.before.update((cast, cast.meta["val"]) for cast in casts.values())
+            return
+        node.args, node.kwargs = given
+        for cast in casts.values():
+            self.graph.erase_node(cast)
 
     def _in_float64(self, node: fx.Node) -> bool:
         """Whether it can be had that way."""

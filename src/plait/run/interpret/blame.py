@@ -26,6 +26,7 @@ from plait.program.program import Segment
 from plait.program.value import Value
 from plait.run.eager.origins import Origin, Origins, origin_of
 from plait.run.interpret.step import Step
+from plait.torch_private.ops import OpOverload
 
 _SHOWN_IDS = 8
 """Samples that a message names before it counts the rest: they fit one line of a terminal."""
@@ -33,6 +34,8 @@ _SHOWN_MODULES = 4
 """The same for modules, whose paths are longer."""
 _GENERATED = "<plait segment "
 """How the files of generated functions begin (`program/segment/codegen.py`)."""
+_KERNEL = re.compile(r"kernel, \S+:\d+, ")
+"""Where in generated code a compiled kernel noticed it."""
 _OF_NUMBERS = "keep what goes into that line in range: clamp it, add an epsilon, or lower the learning rate."
 Plain = Callable[[], tuple[Any, ...]]
 """Runs a segment once more as it is written, on the same inputs; what it makes is dropped."""
@@ -47,11 +50,13 @@ def blame(error: Exception, step: Step, rank: int, instruction: Compute, plain: 
             plain()
         except Exception as again:  # the same, or that inputs are gone: then modules are all that is known
             found = _failed(again, segment)
+            error = again if found is not None else error  # which is told in words of the op
+    fix = _fix(error) if found is not None else f"{_fix(error)} With compile=off the line itself is named."
     node, operands = found if found is not None else (None, "")
     if (own := _island(node)) is not None:
         inside = _within(own, origin_of(error, own.module))
         return _error(_failure(inside.told(), error), step, rank, node, instruction, _fix(error), inside)
-    return _error(_failure(_told(node, segment, operands), error), step, rank, node, instruction, _fix(error))
+    return _error(_failure(_told(node, segment, operands), error), step, rank, node, instruction, fix)
 
 
 def blame_outcome(error: OutcomeError, step: Step, rank: int, instruction: Compute) -> StepError:
@@ -87,7 +92,8 @@ def _within(own: Island, place: Origin) -> Origin:
 
 
 def _failure(told: str, error: Exception) -> str:
-    return f"{told} failed: {type(error).__name__}: {str(error).strip() or 'it says nothing more'}"
+    said = _KERNEL.sub("", str(error).strip()) or "it says nothing more"
+    return f"{told} failed: {type(error).__name__}: {said}"
 
 
 def _island(node: fx.Node | None) -> Island | None:
@@ -211,7 +217,10 @@ def _told(node: fx.Node | None, segment: Segment, operands: str) -> str:
         named = [module for module in modules if module]
         some = ", ".join(named[:_SHOWN_MODULES]) + (", ..." if len(named) > _SHOWN_MODULES else "")
         return f"the {segment.phase} of {some or 'the model'}"
-    name = str(node.target) if node.target is not operator.getitem else "indexing"
+    name = (
+        str(node.target) if isinstance(node.target, OpOverload) else getattr(node.target, "__name__", "an op")
+    )
+    name = "indexing" if node.target is operator.getitem else name
     op = name.removesuffix(".default").rpartition("::")[2].removeprefix("aten.").removeprefix("plait.")
     behind = "the backward of " if node.meta.get("phase") == "backward" else ""
     source, module = node.meta.get("source", ""), node.meta.get("module", "")

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from plait.errors import CaptureError, DataError
+from plait.graph.capture.trace import CHANGES_ONCE
 from plait.graph.from_job import Captures
 from plait.graph.graph import Graph
 from plait.graph.ops.replay import NotReplayableError, OtherChanceError
@@ -90,16 +91,24 @@ def _differences(job: Job, programs: Programs) -> list[Difference] | None:
     short = any(g.dtype in (torch.bfloat16, torch.float16) for g in eager.gradients[0].values())
     tolerance = _ROUGH_TOLERANCE if short or job.precision != "fp32" else _TOLERANCE
     found = compare(eager, record, rough=True, tolerance=tolerance, weight_tolerance=tolerance)
-    return [difference for difference in found if difference.kind in ("loss", "gradient")]
+    kinds = ("loss", "gradient", "buffer") if _counts_alike(captures, job) else ("loss", "gradient")
+    return [difference for difference in found if difference.kind in kinds]
+
+
+def _counts_alike(captures: Captures, job: Job) -> bool:
+    """Whether buffers change as often as in eager: not where torch would run again what changes them, which is told."""
+    return not any(CHANGES_ONCE in line for line in captures.of_size(job.batch).notices)
 
 
 def _refuse(wrong: list[Difference]) -> None:
     """The backward goes from the last layer to the first: the last one that differs is where it begins."""
     gradients = [difference for difference in wrong if difference.kind == "gradient"]
-    first = gradients[-1] if gradients else wrong[0]
-    name = first.name.removesuffix(" at step 0")
+    buffers = [difference for difference in wrong if difference.kind == "buffer"]
+    first = gradients[-1] if gradients else (buffers or wrong)[0]
+    name = first.name.removesuffix(" at step 1").removesuffix(" after 1 steps")
     module = name.rpartition(".")[0] or "the model itself"
-    place = f"the gradient of {name}, in {module}," if gradients else "the loss"
+    what = "the gradient of" if gradients else "the buffer"
+    place = f"{what} {name}, in {module}," if gradients or buffers else "the loss"
     raise CaptureError(
         f"the captured step is not what the model's own code computes: {place} differs by {first.largest:.1e} of its "
         f"largest value ({len(gradients)} gradients differ).",

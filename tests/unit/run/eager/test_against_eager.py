@@ -2,6 +2,7 @@
 
 import copy
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import torch
 from tests.ordinary import CASES, STEPS
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from plait.callbacks import Watching
 from plait.errors import CaptureError, JobError
+from plait.graph.capture import capture as capturing
 from plait.graph.from_job import Captures
 from plait.job.data.open import open_data
 from plait.job.job import Job
@@ -184,6 +187,64 @@ def test_a_capture_that_lost_something_stops_the_run(tmp_path: Path, monkeypatch
     assert not any(
         "capture" in text for text in told_by_training("CheckpointedReentrant", tmp_path, check=False)
     )
+
+
+class Normed(nn.Module):
+    """Statistics that no loss of a first step depends on; where it is checkpointed, torch makes them twice."""
+
+    def __init__(self, again: bool = False) -> None:
+        super().__init__()
+        self.first, self.norm, self.last, self.again = (
+            nn.Linear(4, 6),
+            nn.BatchNorm1d(6),
+            nn.Linear(6, 3),
+            again,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = (
+            checkpoint(self.norm, self.first(x), use_reentrant=False)
+            if self.again
+            else self.norm(self.first(x))
+        )
+        return self.last(normed)
+
+
+def test_a_capture_that_lost_a_write_to_a_buffer_stops_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def job(again: bool) -> Job:
+        made = torch.Generator().manual_seed(2)
+        return Job(
+            model=lambda: Normed(again), loss=nn.CrossEntropyLoss(), batch=8, steps=1,
+            data=(torch.randn(8, 4, generator=made), torch.randint(0, 3, (8,), generator=made)),
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        )  # fmt: skip
+
+    for again in (False, True):
+        train(job(again), "single", out=tmp_path / f"right {again}")
+    assemble = capturing._assemble
+
+    def losing(*args: Any) -> Any:
+        graph = assemble(*args)
+        output = next(node for node in graph.graph.nodes if node.op == "output")
+        lost = next(node for node in output.args[0] if node.name == graph.new_buffers["norm.running_var"])
+        output.args = (tuple(node for node in output.args[0] if node is not lost),)
+        kept = {name: node for name, node in graph.new_buffers.items() if name != "norm.running_var"}
+        return replace(graph, new_buffers=kept)
+
+    monkeypatch.setattr(capturing, "_assemble", losing)
+    with pytest.raises(CaptureError, match="the buffer norm.running_var, in norm, differs"):
+        train(job(False), "single", out=tmp_path / "wrong")
+
+
+def test_anomaly_mode_is_told_and_does_not_keep_a_step_from_being_captured() -> None:
+    job = CASES["CheckpointedFirstLayer"]()
+    with torch.autograd.set_detect_anomaly(True):
+        found = Captures(job).of_size(4)
+        assert torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
+    assert [line for line in found.notices if "--detect-nan" in line]
+    assert not [line for line in Captures(job).of_size(4).notices if "--detect-nan" in line]
 
 
 def test_checkpointing_is_told_with_the_module_that_it_wraps() -> None:

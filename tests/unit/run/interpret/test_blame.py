@@ -170,3 +170,50 @@ def test_code_that_runs_eagerly_is_named_too(plan: str, ranks: int, island: bool
     assert error.where == f"{__file__}:{first + number}" and error.module == "body"
     assert error.micro_batch == 1 and BAD in error.ids and error.step == 0
     assert ("log made NaN of numbers" if nan else "ValueError: no such word") in str(error)
+
+
+class Words(nn.Module):
+    """Tables of words and of classes, which `megatron` cuts by rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.hidden = (
+            nn.Embedding(20, 8),
+            nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)),
+        )
+        self.out = nn.Linear(8, 12)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.out(self.hidden(self.table(words).mean(1)))
+
+
+@pytest.mark.parametrize(("word", "label"), [(20, 0), (-1, 0), (0, 12), (0, -1), (19, 11), (0, -100)])
+@pytest.mark.parametrize("plan", ["single", "megatron"])
+def test_an_index_that_no_rank_has_is_an_error_as_on_one_rank(plan: str, word: int, label: int) -> None:
+    """Each rank finds what it has of a table; what none has would count as nothing."""
+    words, labels = torch.zeros(8, 3, dtype=torch.int64), torch.ones(8, dtype=torch.int64)
+    words[5, 1], labels[5] = word, label
+    job = Job(
+        model=Words, data=(words, labels), loss=nn.CrossEntropyLoss(), batch=8, steps=1,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )  # fmt: skip
+    chosen = resolve(plan, 1 if plan == "single" else 2, {})
+    programs = prepare(job, chosen, "cpu", torch.float32, lambda event: None)
+    if plan == "megatron":
+        ops = str(
+            [
+                node.target
+                for own in programs.full_step().classes
+                for s in own.segments.values()
+                for node in s.nodes
+            ]
+        )
+        assert "own_rows" in ops and "own_losses" in ops
+    ranks = SerialRanks(job, programs, torch.float32)
+    if 0 <= word < 20 and (0 <= label < 12 or label == -100):
+        assert ranks.run(0)
+        return
+    with pytest.raises(StepError, match="out of (range|bounds)") as caught:
+        ranks.run(0)
+    assert caught.value.micro_batch == 0 and 5 in caught.value.ids
+    assert "0x" not in str(caught.value), "names of ops, not of objects"

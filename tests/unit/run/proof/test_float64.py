@@ -69,3 +69,32 @@ def test_an_op_without_float64_is_named_and_compared_in_float32() -> None:
         assert WITHOUT_FLOAT64 - before == {"tests.halve.default"}
     finally:
         WITHOUT_FLOAT64.intersection_update(before)
+
+
+class Counting(nn.Module):
+    """Numbers of Python that meet integers have the default dtype; a condition and an index stay what they are."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        late = torch.where(self.count > 1, 0.7, 0.3)
+        h: Tensor = self.first(x) * (1 - 0.1 * self.count) / (self.count / 3) + late
+        return self.last(h[:, torch.arange(6).flip(0)] * self.count.sqrt())
+
+
+def test_counts_that_meet_numbers_follow() -> None:
+    """The user's own code is then compared in float64, and not in float32 alone."""
+    made = torch.Generator().manual_seed(0)
+    job = Job(
+        model=Counting, data=(torch.randn(12, 4, generator=made), torch.arange(12) % 3), loss=nn.CrossEntropyLoss(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), batch=6, steps=2,
+    )  # fmt: skip
+    outcome = verify(job, "ddp", 2, serial=True, steps=2)
+    assert outcome.ok and max(entry.tolerance for entry in outcome.eager) == 1e-9
+    assert not any("compared with it in float32" in notice for notice in outcome.notices)

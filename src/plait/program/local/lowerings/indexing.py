@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, fx
 
 from plait.program.local.lowering import Local, Site, lower
-from plait.program.local.lowerings.own_shard import OwnShard, of_input, own_index, own_shard
+from plait.program.local.lowerings.own_shard import OwnShard, in_range, of_input, own_index, own_shard
 from plait.program.place.placement import P
 from plait.program.place.rules.base import aten
 
@@ -16,7 +16,7 @@ def own_found(
 ) -> Tensor:
     """`x[..., index, ...]` where this rank has the index, zeros where it does not."""
     extent = outer * part
-    local, inside = own_index(index % extent, outer, part, own, per_unit, offset)
+    local, inside = own_index(in_range(index, extent, -extent) % extent, outer, part, own, per_unit, offset)
     found = aten.index.Tensor(x, [*(None,) * dim, local])
     trailing = (1,) * (x.ndim - dim - 1)
     return found.masked_fill_(~inside.view(*inside.shape, *trailing), 0)  # type: ignore[no-any-return]
@@ -44,7 +44,7 @@ def own_gathered(
     x: Tensor, dim: int, index: Tensor, outer: int, part: int, own: int, per_unit: int, offset: int
 ) -> Tensor:
     """`gather` where this rank has the index, zeros where it does not."""
-    local, inside = own_index(index, outer, part, own, per_unit, offset)
+    local, inside = own_index(in_range(index, outer * part), outer, part, own, per_unit, offset)
     return x.gather(dim, local).masked_fill_(~inside, 0)
 
 
@@ -58,7 +58,8 @@ def gather(site: Site) -> Local:
 
 def own_slots(index: Tensor, outer: int, part: int, own: int, per_unit: int, offset: int) -> Tensor:
     """Indices of a rank's shard; the slot after its last one for what it does not have."""
-    local, inside = own_index(index % (outer * part), outer, part, own, per_unit, offset)
+    extent = outer * part
+    local, inside = own_index(in_range(index, extent, -extent) % extent, outer, part, own, per_unit, offset)
     return torch.where(inside, local, outer * own)
 
 

@@ -7,6 +7,7 @@ find its own elements: the first one is known when the step runs, so that all ra
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, fx
 
 from plait.program.local.lowering import Site
@@ -65,6 +66,18 @@ def is_empty_beside(site: Site, meeting: Sequence[int]) -> bool:
         )
         if index not in meeting
     )
+
+
+def in_range(index: Tensor, extent: int, least: int = 0, ignored: int | None = None) -> Tensor:
+    """Global indices, all of which are from `least` to `extent`; raises where one is not, as torch does.
+
+    No rank has what it names, so that all ranks together would make nothing of it, without a word.
+    """
+    valid = (index >= least) & (index < extent)
+    if ignored is not None:
+        valid |= index == ignored
+    torch._assert_async(valid.all(), f"index out of range: one is not from {least} to {extent - 1}")
+    return index
 
 
 def own_index(

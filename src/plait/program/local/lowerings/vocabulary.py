@@ -10,7 +10,14 @@ from torch import Tensor
 
 from plait.program.local.communicate import all_reduce
 from plait.program.local.lowering import Local, Site, lower
-from plait.program.local.lowerings.own_shard import cutting, of_input, of_output, own_index, own_shard
+from plait.program.local.lowerings.own_shard import (
+    cutting,
+    in_range,
+    of_input,
+    of_output,
+    own_index,
+    own_shard,
+)
 from plait.program.place.rules.base import aten
 
 
@@ -18,7 +25,7 @@ def own_rows(
     weight: Tensor, index: Tensor, outer: int, part: int, own: int, per_unit: int, offset: int
 ) -> Tensor:
     """The rows that this rank has, zeros for the others."""
-    local, inside = own_index(index, outer, part, own, per_unit, offset)
+    local, inside = own_index(in_range(index, outer * part), outer, part, own, per_unit, offset)
     rows = aten.embedding.default(weight, local)
     return rows.masked_fill_(~inside.unsqueeze(-1), 0)  # type: ignore[no-any-return]
 
@@ -80,6 +87,7 @@ def own_losses(
     offset: int,
 ) -> tuple[Tensor, Tensor]:
     """(loss, weight) of the labels whose class this rank has, by label or summed; the weight is that of all labels."""
+    labels = in_range(labels, outer * part, ignored=ignored)
     weights = class_weights(labels, weight, ignored, scores)
     local, inside = own_index(labels, outer, part, own, per_unit, offset)
     inside &= labels != ignored
