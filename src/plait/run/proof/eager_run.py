@@ -37,6 +37,7 @@ from plait.run.hold.state import ModelState
 from plait.run.prepare.programs import Programs
 from plait.run.proof.serial_run import Record
 from plait.torch_private.intercept import intercepted
+from plait.torch_private.wrappers import in_parts
 
 
 def run_eager(job: Job, steps: int, dtype: torch.dtype, captures: Captures) -> Record:
@@ -79,7 +80,7 @@ def run_eager(job: Job, steps: int, dtype: torch.dtype, captures: Captures) -> R
         losses=tuple(losses),
         norms=tuple(norms) or None,
         gradients=tuple(gradients),
-        weights={name: parameter.detach() for name, parameter in state.parameters.items()},
+        weights=in_parts({name: parameter.detach() for name, parameter in state.parameters.items()}),
         buffers=dict(state.model.named_buffers()),
         spread=None,
         notices=(),
@@ -125,7 +126,7 @@ def _gradients(
     for number, (own, batch, size, early) in enumerate(zip(nodes, placed, sizes, known, strict=True)):
         with (
             trained_alone(state.named, trained),
-            drawing(job, own, step, number, size, dtype, programs.captures.device_type),
+            drawing(state, own, step, number, size, dtype, programs.captures.device_type),
         ):
             result = job.objective_of(state.model, batch)
             fixed = own.fixed if isinstance(own, Opaque) else None
@@ -172,7 +173,7 @@ def _nodes_of(programs: Programs, batch: Any, size: int) -> list[fx.Node] | Opaq
 
 @contextmanager
 def drawing(
-    job: Job,
+    state: ModelState,
     runs: Sequence[fx.Node] | Opaque,
     step: int,
     micro_batch: int,
@@ -181,6 +182,7 @@ def drawing(
     device_type: str,
 ) -> Iterator[None]:
     """Eager code as a run has it: its precision, its random numbers, float64 where a run is in float64."""
+    job = state.part(step)
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.random.fork_rng(devices=[]))
@@ -189,7 +191,7 @@ def drawing(
         stack.enter_context(autocast_like(job, device_type))
         key = random_key(seed=job.seed, step=step, micro_batch=micro_batch)
         if isinstance(runs, Opaque) and runs.watched:
-            stack.enter_context(intercepted(SampleDraws(key, num_samples, runs.draw_shapes).takers()))
+            stack.enter_context(intercepted(SampleDraws(key, num_samples, state.model, runs.draws).takers()))
         replay = None if isinstance(runs, Opaque) else Replay(runs, key)
         if replay is not None and (takers := replay.takers()):  # what is checkpointed would draw twice
             stack.enter_context(stand_ins())
