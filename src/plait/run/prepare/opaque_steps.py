@@ -162,6 +162,6 @@ class OpaqueSteps:
         if off <= (_CLOSE if self._job.precision == "fp32" else _CLOSE_ROUNDED):
             return []
         return [
-            f"and this forward does look across samples: the loss of 3 samples is {whole:.6g} in one process, and "
-            f"{shares:.6g} in shares of 2 and 1. Results depend on how the batch is shared; plan single has no shares."
+            f"results depend on how the batch is shared: tried on 3 samples, the loss is {whole:.6g} in one process, "
+            f"and {shares:.6g} in shares of 2 and 1. Plan single has no shares."
         ]

@@ -102,7 +102,7 @@ def test_rows_that_values_choose_draw_in_the_order_of_samples(plan: str, ranks: 
     made = job(Experts)
     found = run(made, plan, ranks)
     assert_same(found, run(made, "single", 1))
-    assert not [notice for notice in found.notices if "look across samples" in notice]
+    assert not [notice for notice in found.notices if "how the batch is shared" in notice]
 
 
 def test_ranks_that_reach_other_norms_wait_for_each_other_at_those_that_both_reach() -> None:
@@ -117,5 +117,5 @@ def test_samples_that_are_looked_at_one_by_one_draw_their_own_numbers() -> None:
 
 def test_a_forward_that_looks_across_samples_is_told_with_numbers() -> None:
     found = run(job(AcrossSamples), "ddp", 2)
-    (told,) = [notice for notice in found.notices if "does look across samples" in notice]
-    assert "plan single has no shares" in told
+    (told,) = [notice for notice in found.notices if "how the batch is shared: tried on 3 samples" in notice]
+    assert "Plan single has no shares" in told
