@@ -61,6 +61,8 @@ def test_what_reads_strides_finds_those_that_it_was_traced_with(use: str) -> Non
 class _Spectra(nn.Module):
     """Two losses of spectra, whose gradients come to the first stage in one message."""
 
+    window: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(40, 40)

@@ -5,6 +5,8 @@ better, and the backward was traced for one of them; `as_strided` reads memory. 
 comes out contiguous, whatever it was.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, fx
 
@@ -31,20 +33,21 @@ def pin_strides(graph: fx.Graph) -> None:
 def _begin_with_its_own(graph: fx.Graph, node: fx.Node) -> None:
     """Count from where a tensor begins: what is sent, gathered or cut lies somewhere in the memory of others."""
     at = 3 if node.target is aten.as_strided.default else 4
-    offset = node.args[at] if len(node.args) > at else None
+    offset: Any = node.args[at] if len(node.args) > at else None
     if node.target is aten.as_strided.default:
         offset = _from_the_whole(node, offset)
-    if offset == 0:  # the default: where the tensor itself begins
+    source: Any = node.args[0]
+    if offset == source.meta["val"].storage_offset():  # the default: where the tensor itself begins
         node.args = node.args[:at]
-    elif offset is not None and not _shows_a_part(node.args[0].meta["val"]):
+    elif offset is not None and not _shows_a_part(source.meta["val"]):
         with graph.inserting_before(node):
             kept = torch.contiguous_format
-            node.update_arg(0, call(graph, aten.clone.default, (node.args[0],), node, memory_format=kept))
+            node.update_arg(0, call(graph, aten.clone.default, (source,), node, memory_format=kept))
 
 
-def _from_the_whole(node: fx.Node, offset: int | None) -> int | None:
+def _from_the_whole(node: fx.Node, offset: Any) -> Any:
     """Read what shows all of the memory, where a view of it was read; returns where it begins in that."""
-    source: fx.Node = node.args[0]  # type: ignore[assignment]
+    source: Any = node.args[0]
     begin = source.meta["val"].storage_offset() if offset is None else offset
     root = source
     while _shows_a_part(root.meta["val"]) and _is_view(root) and isinstance(root.args[0], fx.Node):

@@ -6,6 +6,7 @@ In: code that runs inside of a block. Out: what it asked, as it asks it. A graph
 import builtins
 import datetime
 import io
+import os
 import sys
 import sysconfig
 import threading
@@ -39,6 +40,8 @@ class Asked:
 
     clocks: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
+    draws: list[str] = field(default_factory=list)
+    """Of the system's random numbers."""
 
 
 @contextmanager
@@ -73,6 +76,13 @@ def noted_asks(later_s: float = 0.0) -> Iterator[Asked]:
             asked.clocks.append(line)
         return line is not None
 
+    def urandom(size: int, /) -> bytes:
+        line = _line(sys._getframe(1)) if threading.get_ident() == thread else None
+        if line is not None:
+            asked.draws.append(line)
+        return drawn(size)
+
+    drawn = os.urandom
     noted = {name: clock(name) for name in own} | _calendars(own, later_s, now)
     dates = _dates(later_s, now)
     with ExitStack() as stack:
@@ -82,7 +92,9 @@ def noted_asks(later_s: float = 0.0) -> Iterator[Asked]:
             stack.enter_context(mock.patch.object(datetime, name, kind))
         for owner in (builtins, io):
             stack.enter_context(mock.patch.object(owner, "open", open_noted))
-        theirs = {id(own[name]): ask for name, ask in noted.items()}
+        stack.enter_context(mock.patch.object(os, "urandom", urandom))
+        theirs: dict[int, Callable[..., Any]] = {id(drawn): urandom}
+        theirs |= {id(own[name]): ask for name, ask in noted.items()}
         _put_in(stack, theirs | {id(_DATES[name]): kind for name, kind in dates.items()})
         yield asked
 
@@ -141,7 +153,7 @@ def _dates(later_s: float, now: Callable[[FrameType], bool]) -> dict[str, type]:
     return {name: stands_for(real) for name, real in _DATES.items()}
 
 
-def _put_in(stack: ExitStack, asks: dict[int, Callable[[], Any]]) -> None:
+def _put_in(stack: ExitStack, asks: Mapping[int, Callable[..., Any]]) -> None:
     """Where people write `from time import perf_counter`."""
     for module in list(sys.modules.values()):
         held, file = getattr(module, "__dict__", {}), getattr(module, "__file__", None) or ""

@@ -2,10 +2,13 @@
 
 import datetime
 import importlib.metadata
+import os
 import random
 import sys
 import time
+import uuid
 from collections.abc import Callable
+from contextvars import ContextVar
 from datetime import date
 from pathlib import Path
 from time import perf_counter
@@ -99,6 +102,33 @@ def test_a_step_that_reads_a_file_runs_eagerly() -> None:
     record = run_serially(made, resolve("single", 1), STEPS, torch.float32)
     assert difference(made, plain_loop(job(ByFile)), record) is None
     assert "opens a file" in record.notices[0] and "test_outside.py" in record.notices[0]
+
+
+class BySystem(Scaled):
+    def factor(self) -> float:
+        return 1.0 + os.urandom(1)[0] + uuid.uuid4().int % 7
+
+
+FADING = ContextVar("FADING", default=1.0)
+
+
+class ByContext(Scaled):
+    def factor(self) -> float:
+        FADING.set(FADING.get() * 0.5)
+        return FADING.get()
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (BySystem, r"draws random numbers of the system \(.*test_outside\.py:\d+\)"),
+        (ByContext, r"changes Python state, .*FADING"),
+    ],
+)
+def test_what_a_graph_would_draw_or_count_once_is_not_captured(model: type[Scaled], told: str) -> None:
+    with pytest.raises(CaptureError, match=told):
+        Captures(job(model)).of_size(4)
+    assert FADING.get() == 1.0
 
 
 class Imports(Scaled):
