@@ -13,7 +13,7 @@ from plait.job.updates.clip import Clip
 from plait.plan.plan import DATA, Plan
 from plait.program.check.soundness import check_program
 from plait.program.check.written import refuse_written
-from plait.program.instructions import Commit, Load, Opaque
+from plait.program.instructions import Commit, DrawnAt, Load, Opaque
 from plait.program.layout import Group, Held, Layout
 from plait.program.program import Bucket, Program, RankProgram
 from plait.program.value import Value
@@ -42,7 +42,7 @@ def compile_opaque(
     clip: Clip,
     notices: tuple[str, ...],
     buffers: Sequence[str] = (),
-    draw_shapes: tuple[tuple[int, ...], ...] | None = None,
+    draws: tuple[DrawnAt, ...] = (),
     fixed: float | None = None,
     watched: bool = True,
     written: Sequence[str] = (),
@@ -61,7 +61,7 @@ def compile_opaque(
         plan=plan,
         micro_batches=tuple(sizes),
         shares=tuple(shares),
-        classes=(_rank(builder, parameters, len(sizes), buffers, draw_shapes, fixed, watched),),
+        classes=(_rank(builder, parameters, len(sizes), buffers, draws, fixed, watched),),
         members=(0,) * plan.mesh.size,
         layout=layout,
         gathered=(),
@@ -162,7 +162,7 @@ def _rank(
     parameters: Sequence[ParameterShape],
     num_micro: int,
     buffers: Sequence[str],
-    draw_shapes: tuple[tuple[int, ...], ...] | None,
+    draws: tuple[DrawnAt, ...],
     fixed: float | None,
     watched: bool,
 ) -> RankProgram:
@@ -178,7 +178,7 @@ def _rank(
             started = [builder.start_gather(group, number) for group in range(len(builder.layout.groups))]
             for group, instruction in enumerate(started):
                 builder.end_gather(group, instruction, number)
-        _micro_batch(builder, held, number, draw_shapes, fixed, watched, is_last=number == num_micro - 1)
+        _micro_batch(builder, held, number, draws, fixed, watched, is_last=number == num_micro - 1)
 
     def after() -> None:
         for index, bucket in enumerate(buckets):
@@ -195,7 +195,7 @@ def _micro_batch(
     builder: StepBuilder,
     held: tuple[Value, ...],
     number: int,
-    draw_shapes: tuple[tuple[int, ...], ...] | None,
+    draws: tuple[DrawnAt, ...],
     fixed: float | None,
     watched: bool,
     *,
@@ -211,7 +211,7 @@ def _micro_batch(
             name="forward and backward, eagerly",
             parameters=parameters,
             buffers=buffers,
-            draw_shapes=draw_shapes,
+            draws=draws,
             fixed=fixed,
             watched=watched,
             micro_batch=number,

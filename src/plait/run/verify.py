@@ -33,6 +33,7 @@ from plait.run.record.result import Result
 from plait.run.start.party import join, place_here, ranks_wanted, telling
 from plait.run.start.tasks.follower import Follower
 from plait.run.train import train
+from plait.torch_private.wrappers import is_wrapper
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +108,7 @@ def verify(
         )
     _refuse_what_depends_on_time(chosen)
     steps = max(steps, sum(entry.repeat for entry in job.objectives))  # each objective has its turn
+    fp32 = fp32 or _made_of_others(job) is not None
     tell = listener if listener is not None else (lambda event: None)
     party = join(place, chosen.ranks) if place is not None else None
     if isinstance(party, Follower):
@@ -157,6 +159,7 @@ def _compared(
         notices=(
             *record.notices,
             *_batch_norm_notice(job, record, chosen),
+            *_wrapper_notice(job),
             *([known.eager_notice] if known.eager_notice is not None else []),
             *_deviation_notice(deviation),
             *([f"not compared with the user's own code: {eager}."] if isinstance(eager, str) else []),
@@ -170,6 +173,17 @@ def _compared(
         draws_first=next((difference for difference in known.draws if not difference.ok), None),
         deviation=deviation,
     )
+
+
+def _made_of_others(job: Job) -> str | None:
+    """A parameter that is a tensor made of others, which have no float64."""
+    named = job.build_model().named_parameters()
+    return next((f"{name} ({type(p).__name__})" for name, p in named if is_wrapper(p)), None)
+
+
+def _wrapper_notice(job: Job) -> list[str]:
+    found = _made_of_others(job)
+    return [f"compared in float32: {found} is a tensor made of others."] if found is not None else []
 
 
 def _refuse_what_depends_on_time(plan: Plan) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._subclasses import FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -333,12 +333,12 @@ def test_eager_code_draws_the_numbers_of_its_graph(name: str) -> None:
 @pytest.mark.parametrize("name", RANDOM_FUNCTIONS)
 def test_code_that_is_not_captured_draws_by_the_same_rules(name: str) -> None:
     x, function = torch.rand(8, 6), RANDOM_FUNCTIONS[name]
-    draws = SampleDraws(random_key(seed=0, step=0), num_samples=4)
+    draws = SampleDraws(random_key(seed=0, step=0), num_samples=4, model=nn.Identity())
     with intercepted(draws.takers()):
         made = function(x)
     assert (made.shape, made.dtype) == (function(x).shape, function(x).dtype)
     assert draws.others == {}
-    assert len(draws.shapes) == 1
+    assert len(draws.seen) == 1
 
 
 def test_exponential_clocks_and_what_they_choose() -> None:

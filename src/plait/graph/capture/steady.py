@@ -42,6 +42,8 @@ def trace_steady(
             traced = trace(subject, mode, decisions)
         if asked.clocks or asked.files:
             _refuse_answers(subject, mode, decisions, traced, asked, watch)
+        if asked.draws:
+            told.append(f"draws random numbers of the system ({asked.draws[0]}), each time others")
         if told:
             raise CaptureError(
                 f"the forward {told[0]}.",

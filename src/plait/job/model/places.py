@@ -1,9 +1,9 @@
 """The places of Python objects in which a forward pass can leave something for the next.
 
 In: an object, and what the user would call it. Out: a `Held` for each group of its places, with the way back. Followed
-are attributes, slots, lists, dicts, sets, arrays, iterators, generators of random numbers, caches, closures, the
-globals that functions name and attributes of the user's own classes; never the insides of torch, and of other
-libraries only what their objects hold.
+are attributes, slots, lists, dicts, sets, arrays, iterators, generators of random numbers, caches, context variables,
+closures, the globals that functions name and attributes of the user's own classes; never the insides of torch, and of
+other libraries only what their objects hold.
 """
 
 import functools
@@ -13,6 +13,7 @@ import sysconfig
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -81,6 +82,8 @@ def places_of(path: str, value: Any, tensors: bool) -> Iterator[Held]:
         yield from _function(path, value)
     elif isinstance(value, _CACHED):
         yield _cache(path, value)
+    elif isinstance(value, ContextVar):
+        yield _held(path, lambda: _in_context(value), lambda old: _set_context(value, old))
     elif isinstance(value, types.ModuleType):
         if _is_users_file(getattr(value, "__file__", None) or "<frozen"):
             names = [n for n in vars(value) if not n.startswith("__")]
@@ -94,6 +97,18 @@ def places_of(path: str, value: Any, tensors: bool) -> Iterator[Held]:
         yield _held(path, lambda: {NAMELESS: position_of(value)}, lambda old: None)
     elif _is_followed(type(value)):
         yield from _object(path, value)
+
+
+def _in_context(variable: ContextVar[Any]) -> dict[Any, Any]:
+    try:
+        return {NAMELESS: variable.get()}
+    except LookupError:
+        return {}
+
+
+def _set_context(variable: ContextVar[Any], old: dict[Any, Any]) -> None:
+    if old:
+        variable.set(old[NAMELESS])
 
 
 def _module(path: str, module: nn.Module, tensors: bool) -> Iterator[Held]:

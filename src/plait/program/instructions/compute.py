@@ -22,6 +22,21 @@ class Compute(Instruction):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DrawnAt:
+    """Random numbers that the user's code draws at one place, on shares of any size."""
+
+    place: str
+    """The module and the line, numbers in its name left out: layers of a list are alike."""
+    shape: tuple[int, ...]
+    dim: int
+    """Which dim of it holds rows of samples; -1: none."""
+    by_value: bool = False
+    """Whether values decide how many rows there are: they are drawn in the order of samples over all ranks."""
+    calls: int = 0
+    """How often it is drawn for each sample, where samples are looked at one after the other; 0: not by sample."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Opaque(Instruction):
     """Run the user's model and its backward eagerly: the fallback for models that cannot be captured."""
 
@@ -30,8 +45,8 @@ class Opaque(Instruction):
     """Parameters whose gradients it writes after total and weight."""
     buffers: tuple[str, ...]
     """Buffers of which it writes what this rank adds to them, after the gradients."""
-    draw_shapes: tuple[tuple[int, ...], ...] | None = None
-    """Of its draws of random numbers, -1 in the place of the dim that holds samples; None: not known."""
+    draws: tuple["DrawnAt", ...] = ()
+    """What a trial found of its draws of random numbers."""
     fixed: float | None = None
     """What its loss divides a sum by in shares of any size; 0: by what a share counts; None: not known."""
     watched: bool = True

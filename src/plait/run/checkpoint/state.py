@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.errors import CheckpointError
+from plait.torch_private.wrappers import in_parts
 
 JsonDict = dict[str, Any]
 
@@ -106,7 +107,10 @@ def snapshot(state: TrainingState) -> TrainingState:
 def collect_model(
     model: nn.Module,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, str], tuple[str, ...]]:
-    """(parameters, buffers, aliases, transient) of a module, as `TrainingState` takes them; nothing is copied."""
+    """(parameters, buffers, aliases, transient) of a module, as `TrainingState` takes them; nothing is copied.
+
+    A tensor that is made of others is told as those, `name.part`.
+    """
     names: dict[int, str] = {}
     parameters: dict[str, Tensor] = {}
     buffers: dict[str, Tensor] = {}
@@ -122,7 +126,8 @@ def collect_model(
             else:
                 aliases[name] = canonical
     persistent = model.state_dict(keep_vars=True).keys()
-    return parameters, buffers, aliases, tuple(name for name in buffers if name not in persistent)
+    transient = tuple(name for name in buffers if name not in persistent)
+    return in_parts(parameters), in_parts(buffers), aliases, transient
 
 
 def restore_model(model: nn.Module, state: TrainingState) -> None:

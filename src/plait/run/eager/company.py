@@ -2,13 +2,15 @@
 
 In: tensors of numbers, each with the name of the place where it is exchanged. Out: those of all ranks that are at that
 place. It goes in rounds that every rank takes part in, one with no samples too: a rank that takes another branch delays
-nobody, and is not counted where it is not.
+nobody, and is not counted where it is not. Where ranks are at several places, the earliest has the first round, so that
+who skips a place waits for the others at the next one.
 """
 
 import hashlib
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ from plait.plan.plan import DATA
 from plait.program.instructions import Collective
 from plait.run.link.links import Links
 
+LAST = 1 << 40
+"""The turn of what all ranks with samples come to, when the model is done."""
 Meet = Callable[[Collective, Tensor], Tensor]
 """Starts a collective and waits for its result."""
 
@@ -28,33 +32,51 @@ class Company:
     def __init__(self, ranks: int, meet: Meet, device: torch.device) -> None:
         self._ranks, self._meet, self._device = ranks, meet, device
         self._times: dict[str, int] = {}
+        self._told: dict[int, list[Tensor]] = {}
+        """What others exchanged where this rank was not."""
 
-    def gather(self, place: str, numbers: Tensor) -> Tensor:
-        """One row for each rank that is here, in the order of ranks; `place` may be reached several times."""
-        time = self._times[place] = self._times.get(place, 0) + 1
-        code = int.from_bytes(hashlib.sha256(f"{place} {time}".encode()).digest()[:7], "big") + 1
+    def gather(self, place: str, numbers: Tensor, turn: int = LAST) -> Tensor:
+        """One row for each rank that is here, in the order of ranks; `place` may be reached several times.
+
+        `turn`: where the place is in the order of the model's modules.
+        """
+        code = self._code(place)
         while True:
-            rows, here = self._round(code, numbers)
+            rows, here = self._round(code, numbers, turn)
             if here:
                 return rows.to(numbers.dtype)
 
+    def gather_late(self, place: str, numbers: Tensor, turn: int) -> Tensor:
+        """As `gather`, with rows of ranks that were here before, first."""
+        code = self._code(place)
+        while True:
+            rows, here = self._round(code, numbers, turn)
+            if here:
+                return torch.cat([*self._told.get(code, ()), rows]).to(numbers.dtype)
+
+    def _code(self, place: str) -> int:
+        time = self._times[place] = self._times.get(place, 0) + 1
+        return int.from_bytes(hashlib.sha256(f"{place} {time}".encode()).digest()[:7], "big") + 1
+
     def leave(self) -> None:
         """This rank's share is done: take part until those of all others are."""
-        while self._round(0, None)[0].numel():
+        while self._round(0, None, LAST)[0].numel():
             pass
 
-    def _round(self, code: int, numbers: Tensor | None) -> tuple[Tensor, bool]:
-        """The rows of the first place that somebody is at, and whether this rank is there; nothing: all have left."""
+    def _round(self, code: int, numbers: Tensor | None, turn: int) -> tuple[Tensor, bool]:
+        """The rows of the earliest place that somebody is at, and whether this rank is there; nothing: all left."""
         count = numbers.numel() if numbers is not None else 0
-        heads = self._all(torch.tensor([code, count]))
-        waiting = [(place, size) for place, size in heads.tolist() if place]
+        heads = self._all(torch.tensor([code, count, turn]))
+        waiting = [(when, place, size) for place, size, when in heads.tolist() if place]
         if not waiting:
             return torch.empty(0), False
-        place, size = waiting[0]
+        _, place, size = min(waiting, key=itemgetter(0))
         here = place == code and numbers is not None
         own = numbers.reshape(-1).double() if here and numbers is not None else torch.zeros(size).double()
         rows = self._all(own)
         at = [index for index, head in enumerate(heads.tolist()) if head[0] == place]
+        if not here:
+            self._told.setdefault(place, []).append(rows[at])
         return rows[at], here
 
     def _all(self, numbers: Tensor) -> Tensor:

@@ -30,28 +30,32 @@ class WholeStatistics:
         self._company = company
         named = (*model.named_parameters(), *model.named_buffers())
         self._names = {tensor.data_ptr(): name for name, tensor in named if tensor.numel()}
+        self._turns = {name: turn for turn, (name, _) in enumerate(model.named_modules())}
 
     def takers(self) -> Takers:
         """For `intercepted`."""
-        return ((_batch_norms(), self._take),)
+        return ((batch_norms(), self._take),)
 
     def _take(self, op: OpOverload, given: Mapping[str, Any], call: Callable[[], Any]) -> Any:
         if not given.get("training", given.get("train", True)):
             return call()
         return self._forward(given) if op in _FORWARD else self._backward(given)
 
-    def _place(self, given: Mapping[str, Any], channels: int) -> str:
-        """The layer, by a tensor of its own."""
+    def _place(self, given: Mapping[str, Any], channels: int) -> tuple[str, int]:
+        """The layer, by a tensor of its own, and its turn."""
         tensors = [given.get(name) for name in ("running_mean", "weight")]
         names = (self._names.get(t.data_ptr()) for t in tensors if t is not None)
-        return f"batch norm {next((name for name in names if name is not None), channels)}"
+        found = next((name for name in names if name is not None), None)
+        turn = self._turns.get(found.rpartition(".")[0], 0) if found is not None else 0
+        return f"batch norm {channels if found is None else found}", turn
 
     def _forward(self, given: Mapping[str, Any]) -> tuple[Tensor, ...]:
         x, weight, bias, eps = (*(given[name] for name in ("input", "weight", "bias")), _eps(given))
         channels, mean, var = x.shape[1], given["running_mean"], given["running_var"]
         like = next((entry for entry in (mean, weight) if entry is not None), x)
         own = local.batch_statistics(x, like).reshape(-1)
-        rows = self._gather(f"{self._place(given, channels)} forward", x, own)
+        place, turn = self._place(given, channels)
+        rows = self._gather(f"{place} forward", x, own, turn)
         counts = [int(number) for number in rows[:, 0].tolist()]
         if sum(counts) == 1:
             raise JobError(
@@ -83,7 +87,8 @@ class WholeStatistics:
         mean = given["save_mean"]
         invstd = given["save_invstd"] if "save_invstd" in given else given["save_var"]
         own = local.gradient_sums(grad, x, mean, invstd, _eps(given))
-        rows = self._gather(f"{self._place(given, x.shape[1])} backward", x, own.reshape(-1))
+        place, turn = self._place(given, x.shape[1])
+        rows = self._gather(f"{place} backward", x, own.reshape(-1), -turn)
         sums = rows[:, 1:].sum(0).view(own.shape).to(own.dtype)
         wanted = given.get("output_mask", (True, weight is not None, weight is not None))
         grad_x = local.input_gradient(grad, x, weight, mean, invstd, sums, int(rows[:, 0].sum()))
@@ -94,14 +99,15 @@ class WholeStatistics:
             own[1].to(dtype) if wanted[2] else None,
         )
 
-    def _gather(self, place: str, x: Tensor, own: Tensor) -> Tensor:
+    def _gather(self, place: str, x: Tensor, own: Tensor, turn: int) -> Tensor:
         """A row for each rank: its elements a channel, then its numbers."""
         count = own.new_tensor([x.numel() // max(x.shape[1], 1)], dtype=torch.float64)
-        return self._company.gather(place, torch.cat((count, own.double())))
+        return self._company.gather(place, torch.cat((count, own.double())), turn)
 
 
 @cache
-def _batch_norms() -> frozenset[OpOverload]:
+def batch_norms() -> frozenset[OpOverload]:
+    """All kernels of it, takable."""
     return takable((*_FORWARD, *_BACKWARD))
 
 

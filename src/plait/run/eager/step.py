@@ -118,7 +118,7 @@ def _takers(
     if not model.watched:
         return ()
     key = random_key(seed=state.job.seed, step=step, micro_batch=micro_batch, first_sample=share.offset)
-    takers = SampleDraws(key, len(share.ids), model.draw_shapes).takers()
+    takers = SampleDraws(key, len(share.ids), state.model, model.draws, company).takers()
     if company is not None and state.job.batch_norm == "global":
         takers += WholeStatistics(company, state.model).takers()
     return takers

@@ -15,6 +15,7 @@ from torch import Tensor
 from plait.errors import SpoiledError
 from plait.plan.plan import DATA, PIPE
 from plait.program.layout import Layout
+from plait.torch_private.wrappers import is_wrapper, parts_of
 
 _WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.int8))
 
@@ -40,7 +41,9 @@ def compare_replicas(
 
 
 def digest(tensor: Tensor) -> Tensor:
-    """The sum of the bits of a tensor, on its device."""
+    """The sum of the bits of a tensor, on its device; of all those that it is made of."""
+    if is_wrapper(tensor):
+        return torch.stack([digest(part) for part in parts_of(tensor.detach())]).sum()
     flat = tensor.detach().contiguous().view(-1)
     size, start = flat.numel() * flat.element_size(), int(flat.storage_offset()) * flat.element_size()
     word = next(kind for width, kind in _WORDS if size % width == 0 and start % width == 0)

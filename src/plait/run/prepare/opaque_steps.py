@@ -15,7 +15,11 @@ from plait.plan.plan import Plan
 from plait.program.opaque import ParameterShape, compile_opaque
 from plait.program.program import Program
 from plait.program.value import Value
-from plait.run.eager.trial import EagerTrial, try_eagerly
+from plait.run.eager.trial import EagerTrial, loss_in_shares, try_eagerly
+from plait.torch_private.wrappers import is_wrapper
+
+_CLOSE, _CLOSE_ROUNDED = 1e-4, 2e-2
+"""How far losses may be apart by rounding alone, as a share: in float32, and in what is shorter."""
 
 
 class OpaqueSteps:
@@ -27,6 +31,8 @@ class OpaqueSteps:
         self._device = device
         self._trial: EagerTrial | None = None
         self._parameters: tuple[ParameterShape, ...] | None = None
+        self._in_shares: list[tuple[float, float] | None] = []
+        """What shares of a few samples make of their loss, once that was tried."""
 
     def compile(
         self, plan: Plan, own: Plan, units: Sequence[tuple[int, ...]], error: CaptureError
@@ -45,6 +51,8 @@ class OpaqueSteps:
                 f"{plan.name}, ranks hold buffers of one shape.",
                 fix="make it of its last shape in the constructor (run the model once there), or use plan single.",
             )
+        if plan.memory.zero and plan.data_ranks > 1:
+            self._refuse_wrappers(plan)
         return compile_opaque(
             own,
             self._shapes(plan),
@@ -53,21 +61,29 @@ class OpaqueSteps:
             clip=Clip.of(self._job.norm_bound, self._job.clip_value),
             notices=self._notices(plan, error),
             buffers=[name for name, _ in self._job.build_model().named_buffers()],
-            draw_shapes=trial.draw_shapes,
+            draws=trial.draws,
             fixed=trial.fixed,
             watched=trial.watched,
             written=trial.written if plan.mesh.size > 1 else (),
             device=self._device,
         )
 
+    def _refuse_wrappers(self, plan: Plan) -> None:
+        for name, parameter in self._job.build_model().named_parameters():
+            if is_wrapper(parameter):
+                raise PlanError(
+                    f"plan {plan.name} cuts parameters, and {name} is a {type(parameter).__name__}, a tensor made of "
+                    "others, which cannot be cut.",
+                    fix="use plan ddp: what is frozen has no gradients and no state, so that only weights are held "
+                    "more than once.",
+                )
+
     @property
     def trial(self) -> EagerTrial:
         """What one forward of the user's code tells of all."""
         if self._trial is None:
-            captures = self._captures
-            three = captures.source.fetch(torch.zeros(3, dtype=torch.int64))
-            self._trial = try_eagerly(self._job, captures.example, 2, three, 3)
-            captures.narrow = self._trial.narrow
+            self._trial = try_eagerly(self._job, self._captures.source)
+            self._captures.narrow = self._trial.narrow
         return self._trial
 
     def _shapes(self, plan: Plan) -> tuple[ParameterShape, ...]:
@@ -116,6 +132,7 @@ class OpaqueSteps:
                 else "run eagerly, each rank's forward sees its own share alone: batch norm, random numbers, and "
                 "branches, state and hooks that depend on the batch, are not those of one process."
             )
+            notices += self._apart(plan)
         if trial.generators:
             where = ", on every rank alike, whatever its share" if plan.data_ranks > 1 else ""
             notices.append(
@@ -130,3 +147,21 @@ class OpaqueSteps:
         if plan.memory.zero == 3 and plan.data_ranks > 1:
             notices.append("run eagerly, the model is whole on every rank while a micro-batch is computed.")
         return tuple(notices)
+
+    def _apart(self, plan: Plan) -> list[str]:
+        """What shares of the first samples show."""
+        if plan.data_ranks == 1 or plan.agreement.alone or not self.trial.watched:
+            return []
+        if not self._in_shares:
+            self._in_shares.append(loss_in_shares(self._job, self._captures.source, self.trial))
+        (found,) = self._in_shares
+        if found is None:
+            return []
+        whole, shares = found
+        off = abs(whole - shares) / max(abs(whole), abs(shares), 1e-30)
+        if off <= (_CLOSE if self._job.precision == "fp32" else _CLOSE_ROUNDED):
+            return []
+        return [
+            f"results depend on how the batch is shared: tried on 3 samples, the loss is {whole:.6g} in one process, "
+            f"and {shares:.6g} in shares of 2 and 1. Plan single has no shares."
+        ]

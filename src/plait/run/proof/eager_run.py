@@ -38,6 +38,7 @@ from plait.run.hold.state import ModelState
 from plait.run.prepare.programs import Programs
 from plait.run.proof.serial_run import Record
 from plait.torch_private.intercept import intercepted
+from plait.torch_private.wrappers import in_parts
 
 
 def run_eager(
@@ -89,7 +90,7 @@ def run_eager(
         losses=tuple(losses),
         norms=tuple(norms) or None,
         gradients=tuple(gradients),
-        weights={name: parameter.detach() for name, parameter in state.parameters.items()},
+        weights=in_parts({name: parameter.detach() for name, parameter in state.parameters.items()}),
         buffers=dict(state.model.named_buffers()),
         spread=None,
         notices=(),
@@ -137,7 +138,7 @@ def _gradients(
         with (
             trained_alone(state.named, trained),
             drawing(
-                job, own, step, number, size, dtype, programs.captures.device_type, None if number else seen
+                state, own, step, number, size, dtype, programs.captures.device_type, None if number else seen
             ),
         ):
             result = job.objective_of(state.model, batch)
@@ -185,7 +186,7 @@ def _nodes_of(programs: Programs, batch: Any, size: int) -> list[fx.Node] | Opaq
 
 @contextmanager
 def drawing(
-    job: Job,
+    state: ModelState,
     runs: Sequence[fx.Node] | Opaque,
     step: int,
     micro_batch: int,
@@ -198,6 +199,7 @@ def drawing(
 
     `seen` is told of every draw.
     """
+    job = state.part(step)
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.random.fork_rng(devices=[]))
@@ -206,7 +208,8 @@ def drawing(
         stack.enter_context(autocast_like(job, device_type))
         key = random_key(seed=job.seed, step=step, micro_batch=micro_batch)
         if isinstance(runs, Opaque) and runs.watched:
-            stack.enter_context(intercepted(SampleDraws(key, num_samples, runs.draw_shapes, seen).takers()))
+            draws = SampleDraws(key, num_samples, state.model, runs.draws, told=seen)
+            stack.enter_context(intercepted(draws.takers()))
         replay = None if isinstance(runs, Opaque) else Replay(runs, key, seen)
         if replay is not None and (takers := replay.takers()):  # what is checkpointed would draw twice
             stack.enter_context(stand_ins())

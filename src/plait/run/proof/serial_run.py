@@ -40,6 +40,7 @@ from plait.run.loop.shared_model import on_model_of
 from plait.run.prepare.prepare import prepare
 from plait.run.prepare.programs import Programs
 from plait.run.serve.optimized import Optimized
+from plait.torch_private.wrappers import in_parts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,7 +249,7 @@ def run_serially(
         losses=tuple(losses),
         norms=tuple(norms) or None,
         gradients=tuple(gradients),
-        weights=ranks.weights(),
+        weights=in_parts(ranks.weights()),
         buffers=ranks.buffers(),
         spread=None
         if plan.agreement.mix is not None or plan.agreement.threads or ranks.servers

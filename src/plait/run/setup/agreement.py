@@ -11,6 +11,7 @@ from torch import Tensor
 
 from plait.errors import RunError
 from plait.run.wire.tell import tell
+from plait.torch_private.wrappers import parts_of
 
 
 def check_agreement(what: str, digest: Callable[[], str], ranks: int) -> None:
@@ -32,6 +33,7 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, tensor in tensors.items():
         digest.update(name.encode())
-        value = tensor.detach().cpu().contiguous()
-        digest.update(value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b"")
+        for part in parts_of(tensor.detach()):
+            value = part.cpu().contiguous()
+            digest.update(value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b"")
     return digest.hexdigest()

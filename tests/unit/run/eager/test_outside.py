@@ -1,10 +1,15 @@
 """A forward that asks for the time, opens files, or draws from generators that steps do not own, is told."""
 
+import datetime
 import importlib.metadata
+import os
 import random
 import sys
 import time
+import uuid
 from collections.abc import Callable
+from contextvars import ContextVar
+from datetime import date
 from pathlib import Path
 from time import perf_counter
 
@@ -39,6 +44,31 @@ class ByCounter(Scaled):
         return 1 + perf_counter() % 2
 
 
+class ByDate(Scaled):
+    def factor(self) -> float:
+        return 1 + datetime.datetime.now().minute + datetime.datetime(2020, 1, 2).day
+
+
+class ByToday(Scaled):
+    """The class itself, as most people import it."""
+
+    def factor(self) -> float:
+        return float(date.today().toordinal())
+
+
+class ByCalendar(Scaled):
+    def factor(self) -> float:
+        return float(time.localtime().tm_yday + 1)
+
+
+class Dated(Scaled):
+    """A log's line is nobody's input."""
+
+    def factor(self) -> float:
+        made = datetime.datetime.now(datetime.UTC)
+        return float(isinstance(made, datetime.datetime) and issubclass(datetime.datetime, date))
+
+
 class Timed(Scaled):
     """What it takes is nobody's input."""
 
@@ -53,7 +83,7 @@ class ByFile(Scaled):
         return len(Path(__file__).read_text()) % 7 + 1.0
 
 
-@pytest.mark.parametrize("model", [ByTime, ByCounter])
+@pytest.mark.parametrize("model", [ByTime, ByCounter, ByDate, ByToday, ByCalendar])
 def test_a_step_that_computes_with_the_time_is_not_captured(model: type[Scaled]) -> None:
     with pytest.raises(CaptureError, match=r"computes with the time \(.*test_outside\.py:\d+\)"):
         Captures(job(model)).of_size(4)
@@ -61,6 +91,9 @@ def test_a_step_that_computes_with_the_time_is_not_captured(model: type[Scaled])
 
 def test_a_step_that_only_looks_at_the_clock_is_captured() -> None:
     Captures(job(Timed)).of_size(4)
+    Captures(job(Dated)).of_size(4)
+    assert datetime.datetime.now().__class__ is datetime.datetime
+    assert date is datetime.date
     assert time.time is not None and perf_counter is time.perf_counter
 
 
@@ -69,6 +102,33 @@ def test_a_step_that_reads_a_file_runs_eagerly() -> None:
     record = run_serially(made, resolve("single", 1), STEPS, torch.float32)
     assert difference(made, plain_loop(job(ByFile)), record) is None
     assert "opens a file" in record.notices[0] and "test_outside.py" in record.notices[0]
+
+
+class BySystem(Scaled):
+    def factor(self) -> float:
+        return 1.0 + os.urandom(1)[0] + uuid.uuid4().int % 7
+
+
+FADING = ContextVar("FADING", default=1.0)
+
+
+class ByContext(Scaled):
+    def factor(self) -> float:
+        FADING.set(FADING.get() * 0.5)
+        return FADING.get()
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (BySystem, r"draws random numbers of the system \(.*test_outside\.py:\d+\)"),
+        (ByContext, r"changes Python state, .*FADING"),
+    ],
+)
+def test_what_a_graph_would_draw_or_count_once_is_not_captured(model: type[Scaled], told: str) -> None:
+    with pytest.raises(CaptureError, match=told):
+        Captures(job(model)).of_size(4)
+    assert FADING.get() == 1.0
 
 
 class Imports(Scaled):

@@ -12,6 +12,7 @@ from torch import Tensor
 from plait.plan.plan import PIPE
 from plait.program.layout import Layout
 from plait.run.hold.state import ModelState
+from plait.torch_private.wrappers import in_parts
 
 
 def has_current(layout: Layout | None, buffer: str, rank: int) -> bool:
@@ -30,7 +31,7 @@ def copies_of(state: ModelState, rank: int) -> dict[str, Tensor]:
             cut = [axis for axis in layout.cut_axes(name) if axis != PIPE]  # tied parameters are equal
             place = [str(at) for (axis, _), at in own if axis in cut]
         found[f"{name}@{','.join(place)}"] = parameter.detach()
-    return found
+    return in_parts(found)
 
 
 def distance(ours: Tensor, theirs: Tensor) -> float:
