@@ -77,7 +77,7 @@ def test_verify(deviation: str | None, said: str) -> None:
     )
     outcome: Any = SimpleNamespace(
         plan=resolve("zero3", 8), serial=True, steps=3, dtype="float64", eager=[differs], differences=[differs],
-        ok=True, notices=(), eager_first=None, first=None, reason=None,
+        ok=True, notices=(), eager_first=None, draws=(), draws_first=None, first=None, reason=None,
         deviation=deviation,
     )  # fmt: skip
     text = shown(lambda console: print_verification(outcome, console, json_output=False))
