@@ -51,7 +51,17 @@ class Step:
     Where workers train on their own between two averages, it is the loss of this rank's share; NaN where that is empty.
     """
 
-    def __init__(self, job: Job, programs: Programs, rank: int, device: torch.device, tell: Listener) -> None:
+    def __init__(
+        self,
+        job: Job,
+        programs: Programs,
+        rank: int,
+        device: torch.device,
+        tell: Listener,
+        *,
+        alike: bool = False,
+    ) -> None:
+        """`alike`: all ranks run one script that an engine started, so that one of them tells for all."""
         self._rank = rank
         self._plan = plan = programs.plan
         self._job = job
@@ -74,8 +84,11 @@ class Step:
         self._machine.segments.captured = captured_where_it_pays(
             plan, device, lambda text: tell({"notice": text})
         )
-        check_agreement("program", programs.full_step().digest, plan.ranks)
-        check_agreement("initial weights", self._state.digest, plan.ranks)
+        for what, digest in (
+            ("program", programs.full_step().digest),
+            ("initial weights", self._state.digest),
+        ):
+            check_agreement(what, digest, plan.ranks, lambda: rank == 0 or not alike)
         with torch.no_grad():
             self._machine.begin(programs.full_step())
 
@@ -301,7 +314,7 @@ def parallelize(
     if place is not None:
         own_gpus = placed.type == "cuda" and place.local_tasks <= torch.cuda.device_count()
         meet("nccl" if own_gpus else "plait", TIMEOUT_S)
-    return Step(programs.whole, programs, rank, placed, tell)
+    return Step(programs.whole, programs, rank, placed, tell, alike=agrees)
 
 
 def _chosen(

@@ -71,3 +71,34 @@ def test_one_task_of_a_script_tells(call: str, tmp_path: Path) -> None:
     assert (code, other_code) == (1, 1)
     assert "has another batch than task 0: 24, not 12." in complaint
     assert other + silent == ""
+
+
+WEIGHTS = """
+import sys
+from dataclasses import replace
+
+import plait
+import torch
+from tests.ranks import jobs
+
+job = jobs.plain()
+
+
+def drawn():
+    torch.manual_seed(int(sys.argv[1]))
+    return job.model()
+
+
+plait.parallelize(replace(job, model=drawn), "ddp")
+"""
+
+
+def test_one_task_tells_that_weights_differ(tmp_path: Path) -> None:
+    """Which shows when all have met: facts of the jobs are the same."""
+    script = tmp_path / "script.py"
+    script.write_text(WEIGHTS)
+    tasks = start_tasks([PLAIT[0], script], 2, ROOT, differing=(("1",), ("2",)))
+    (code, _, complaint), (other_code, other, silent) = ended(tasks, timeout_s=120)
+    assert (code, other_code) == (1, 1)
+    assert "the initial weights of rank 1 and rank 0 differ." in complaint
+    assert other + silent == ""

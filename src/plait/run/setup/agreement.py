@@ -9,17 +9,24 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from plait.errors import RunError
+from plait.errors import EchoError, RunError
 from plait.run.wire.tell import tell
 from plait.torch_private.wrappers import parts_of
 
 
-def check_agreement(what: str, digest: Callable[[], str], ranks: int) -> None:
-    """Compare digests over all ranks; all of them must call it. One alone makes none: it takes a minute for 30 GB."""
+def check_agreement(
+    what: str, digest: Callable[[], str], ranks: int, told_by: Callable[[], bool] = lambda: True
+) -> None:
+    """Compare digests over all ranks; all of them must call it. One alone makes none: it takes a minute for 30 GB.
+
+    `told_by`: whether this rank says what is wrong.
+    """
     if ranks == 1:
         return
     found = tell(digest())
     different = [rank for rank, other in enumerate(found) if other != found[0]]
+    if different and not told_by():
+        raise EchoError(f"rank 0 has told that the {what} of ranks differ.")
     if different:
         raise RunError(
             f"the {what} of rank {different[0]} and rank 0 differ.",
