@@ -9,6 +9,7 @@ from torch._ops import OpOverload
 __all__ = [
     "OpOverload",
     "arguments_of",
+    "assert_async",
     "base_name",
     "cudnn_rnn",
     "cudnn_rnn_backward",
@@ -23,6 +24,8 @@ grouped_mm = torch._grouped_mm
 cudnn_rnn = torch.ops.aten._cudnn_rnn.default
 cudnn_rnn_backward = torch.ops.aten._cudnn_rnn_backward.default
 """What `torch.lstm` calls on a GPU, and its gradient."""
+assert_async = torch._assert_async
+"""Raises where a tensor is false; a GPU, which is not waited for, as it does at an index out of range."""
 scaled_mm = torch._scaled_mm
 """The product of two 8-bit matrices, rows and columns scaled."""
 

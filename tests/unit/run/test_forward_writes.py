@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plait.errors import JobError, PlanError
+from plait.errors import PlanError, StepError
 from plait.graph.from_job import Captures
 from plait.job.data.open import open_data
 from plait.job.job import Job
@@ -218,7 +218,7 @@ def test_a_check_that_fails_is_told_as_the_library_says_it() -> None:
         given = torch.distributions.Normal(found[:, :3], found[:, 3:], validate_args=True)
         return -given.log_prob(batch[0][:, :3]).mean()
 
-    with pytest.raises(JobError, match=r"Expected parameter scale .* GreaterThan"):
+    with pytest.raises(StepError, match=r"Expected parameter scale .* GreaterThan"):
         run_serially(_job(lambda: _mlp(6), objective=scaled), resolve("single", 1), 1, torch.float32)
 
 

@@ -58,5 +58,8 @@ def test_a_search_for_placements_ends_with_what_it_looked_at(monkeypatch: pytest
 
     monkeypatch.setattr(scipy.optimize, "milp", spy)
     found = resolve_placements(graph_of("mlp", 4), resolve("tensor", 2))[0]
-    assert given and all(options.keys() == {"node_limit", "mip_rel_gap"} for options in given)
+    assert given and all(options.keys() == {"node_limit", "time_limit", "mip_rel_gap"} for options in given)
+    assert all(
+        options["time_limit"] >= options["node_limit"] for options in given
+    )  # a second for each is far too long
     assert found.placements

@@ -7,11 +7,11 @@ find its own elements: the first one is known when the step runs, so that all ra
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, fx
 
 from plait.program.local.lowering import Site
 from plait.program.place.placement import Placement, Shard
+from plait.torch_private.ops import assert_async
 
 ShardArguments = tuple[int, int, int, int, fx.Node]
 """(outer parts, extent of a part, own extent in each part, extent of one unit, offset in units)."""
@@ -76,7 +76,7 @@ def in_range(index: Tensor, extent: int, least: int = 0, ignored: int | None = N
     valid = (index >= least) & (index < extent)
     if ignored is not None:
         valid |= index == ignored
-    torch._assert_async(valid.all(), f"index out of range: one is not from {least} to {extent - 1}")
+    assert_async(valid.all(), f"index out of range: one is not from {least} to {extent - 1}")
     return index
 
 
