@@ -4,7 +4,7 @@ In: the user's function. Out: one that returns the same, with such lists and tup
 has an entry more for one sample more; a pair of tensors, made of two samples, has not.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from plait.job.batch import Objects, copied, tensors_in
@@ -46,14 +46,22 @@ class Grouping:
             return copied(batch, lambda value: self._grouped(value, (*path, keys[id(value)])))
         return batch
 
-    def _lists_in(self, batch: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    def _lists_in(self, batch: Any, path: Path) -> list[tuple[Path, Any]]:
         """Lists and tuples with tensors in them, with their places; what is inside of a sample's own does not count."""
-        if type(batch) in (list, tuple):
-            if next(tensors_in(batch), None) is not None:
-                yield path, batch
-            if not self._by_sample.get(path):
-                for at, entry in enumerate(batch):
-                    yield from self._lists_in(entry, (*path, at))
-        elif isinstance(batch, dict):
-            for key, entry in batch.items():
-                yield from self._lists_in(entry, (*path, key))
+        found: list[tuple[Path, Any]] = []
+        self._look(batch, path, found)
+        return found
+
+    def _look(self, batch: Any, path: Path, found: list[tuple[Path, Any]]) -> bool:
+        """Add what is found in a part of a batch. Each part is looked at once. Out: whether tensors are in it."""
+        if isinstance(batch, dict):
+            inside = [self._look(entry, (*path, key), found) for key, entry in batch.items()]
+            return any(inside)
+        if type(batch) not in (list, tuple) or self._by_sample.get(path):
+            holds = next(tensors_in(batch), None) is not None
+        else:
+            inside = [self._look(entry, (*path, at), found) for at, entry in enumerate(batch)]
+            holds = any(inside)
+        if holds and type(batch) in (list, tuple):
+            found.append((path, batch))
+        return holds
