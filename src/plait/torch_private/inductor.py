@@ -11,6 +11,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.fx.node import map_aggregate
 from plait.torch_private.cache import alone, own_cache
 from plait.torch_private.fake import FakeTensorMode
 from plait.torch_private.tracing import make_fx
+from plait.torch_private.whole_builds import build_whole, cut_off_in
 
 
 def _memory_format(name: str) -> torch.memory_format:
@@ -84,10 +86,16 @@ def compile_graph(
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch about itself
-        try:
-            return _compile(graph, inputs, decompositions, processes)
-        except Exception as error:
-            raise InductorError(_in_one_line(error)) from error
+        made_again: set[Path] = set()
+        while True:
+            try:
+                return _compile(graph, inputs, decompositions, processes)
+            except Exception as error:
+                broken = cut_off_in(own_cache(), error)
+                if broken is None or broken in made_again:
+                    raise InductorError(_in_one_line(error)) from error
+                broken.unlink(missing_ok=True)
+                made_again.add(broken)
 
 
 def _compile(
@@ -105,6 +113,7 @@ def _compile(
     from torch.compiler import config as compiler_config
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    build_whole()
     mode = FakeTensorMode(shape_env=ShapeEnv())  # no shape is symbolic: Inductor's cache asks for it
     with mode:
         fakes = [entry.make() for entry in inputs]
