@@ -1,4 +1,4 @@
-"""Real engines on this machine: a Slurm of two nodes, Open MPI, MPICH. Elsewhere these tests skip and name a package."""
+"""Real engines on this machine: a Slurm of two nodes, Open MPI, MPICH. Elsewhere these tests skip, naming a package."""
 
 import shutil
 import subprocess
