@@ -43,6 +43,8 @@ def mpi(request: Request) -> list[str]:
     if "first" in options:
         first = f"PLAIT_FIRST_ADDRESS={options['first']}"
         found += ["-genv", *first.split("=", 1)] if is_hydra else ["-x", first]
+    if is_hydra and request.least is not None:
+        found.append("-disable-auto-cleanup")  # a task that is killed does not end the others
     if not is_hydra:  # MPICH asks for neither
         found += ["--oversubscribe"] if "oversubscribe" in options else []
         found += ["--allow-run-as-root"] if "allow_root" in options else []
