@@ -24,7 +24,24 @@ _TABLE = Path("/proc/net/fib_trie")
 
 def own_address(environment: Mapping[str, str]) -> str | None:
     """The address of this host that the user has chosen."""
-    return _one(environment.get("PLAIT_ADDRESS") or None, "PLAIT_ADDRESS")
+    address = _one(environment.get("PLAIT_ADDRESS") or None, "PLAIT_ADDRESS")
+    if address is not None and not _can_be_bound(address):
+        has = ", ".join(sorted({a for a in _own() if not ipaddress.ip_address(a).is_loopback}))
+        raise UsageError(
+            f"PLAIT_ADDRESS={address} is no address of this host{f', which has {has}' if has else ''}.",
+            fix="set it on each host to one of its own, or leave it out; PLAIT_FIRST_ADDRESS is the same on all.",
+        )
+    return address
+
+
+def _can_be_bound(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 def addresses_of_first(place: Place) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import pytest
 
 from plait.errors import EchoError, PlaitError, UsageError
 from plait.run.join.place import Place
+from plait.run.start.party import telling
 from plait.run.start.tasks import first, follower, members
 from plait.run.start.tasks.first import First
 from plait.run.start.tasks.follower import Follower
@@ -105,6 +106,26 @@ def test_one_task_tells_why_none_begins(late: bool) -> None:
     thread.join()
     told[0].join()
     assert [type(error) for error in (*failed, *others[0])] == [EchoError, EchoError]
+
+
+def test_an_address_of_another_host_is_told_by_task_0() -> None:
+    """One variable for all hosts is easily set."""
+    thread, found = _beside(lambda: Follower(_place(1, 2), _TOKEN, {"PLAIT_ADDRESS": "240.0.0.1"}, 30.0))
+
+    def begin() -> None:
+        task_0 = First(_place(0, 2), _TOKEN, {}, 30.0)
+        try:
+            with telling(task_0):
+                task_0.begin({"plan": "ddp"}, 30.0)
+        finally:
+            task_0.close()
+
+    with pytest.raises(
+        UsageError, match=r"task 1 on .*: PLAIT_ADDRESS=240\.0\.0\.1 is no address of this host"
+    ):
+        begin()
+    thread.join()
+    assert isinstance(found[0], EchoError)
 
 
 def test_those_that_came_say_nothing_of_those_that_did_not() -> None:

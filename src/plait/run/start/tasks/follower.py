@@ -77,14 +77,21 @@ class Follower:
         self._waiting: list[tuple[dict[str, Any], bytes]] = []
         host = socket.gethostname()
         hello = {"op": "join", "task": place.task, "tasks": place.tasks, "host": host}
-        chosen = own_address(environment)
+        wrong: UsageError | None = None
+        chosen: str | None = None
+        try:
+            chosen = own_address(environment)
+        except UsageError as error:
+            wrong = error  # task 0 tells it, for all
         self.first, made = _call_first(place, token, hello, chosen, patience_s)
         self.trunk = Trunk(made)
-        self._chosen: str | None = chosen
+        self._chosen = chosen
         self._address: str | None = None
         """By which ranks here are reached; None: it is not known before all tasks have come."""
         try:
             self._clock_ns = self._read_clock()
+            if wrong is not None:
+                self.fail(wrong)
         except BaseException:
             self.trunk.close()
             raise
