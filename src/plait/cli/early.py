@@ -5,16 +5,14 @@ and the process ends. What takes the job, the plan or other tasks to see is foun
 """
 
 import sys
-import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from plait.errors import UsageError
 from plait.run.join.find import find_place
 
-_TELLS_S = 5.0
-"""For task 0 to have said it: most engines end all tasks with the first that ends."""
 _ONE_COMMAND = ("srun", "Open MPI", "MPICH")
-"""Engines that start the same command everywhere: what task 0 says is said for all."""
+"""Engines that start the same command everywhere, as a rule: what task 0 says is said for all."""
 
 
 def end_if_contradicted(words: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -33,7 +31,10 @@ def end_if_contradicted(words: Sequence[str], environment: Mapping[str, str]) ->
         if place is None or place.is_first:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             sys.exit(2)
-        time.sleep(_TELLS_S)
+        from plait.run.start.party import told_once  # torch takes seconds: others do not wait for it
+
+        with suppress(UsageError), told_once():  # task 0 tells this one's, where it has not ended by its own
+            raise
         sys.exit(1)
 
 

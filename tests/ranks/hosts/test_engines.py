@@ -1,4 +1,4 @@
-"""Real engines on this machine: a Slurm of two nodes, and Open MPI. Elsewhere these tests skip and name a package."""
+"""Real engines on this machine: a Slurm of two nodes, Open MPI, MPICH. Elsewhere these tests skip, naming a package."""
 
 import shutil
 import subprocess
@@ -17,6 +17,9 @@ from plait.files.records import read_records
 from plait.run.checkpoint.store import load_checkpoint
 
 pytestmark = pytest.mark.timeout(300)
+
+EQUAL = "equal: the plan computes what one process computes"
+_SECRET = "0f" * 16
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +53,7 @@ def test_srun_with_one_task_a_host(slurm: dict[str, str]) -> None:
     ]
     task = ["bash", "-c", 'PLAIT_HOST=$SLURM_NODEID exec "$@"', "task", *PLAIT, *verify]
     said = _done(["srun", "-N2", "-n2", *task], slurm, ROOT)
-    assert said.count("equal: the plan computes what one process computes") == 1
+    assert said.count(EQUAL) == 1
 
 
 def test_the_lectures_srun_line(slurm: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +134,49 @@ def test_mpirun(tmp_path: Path) -> None:
     more = [f"--engine-set={name}" for name in ("oversubscribe=1", "allow_root=1")]
     _done([*PLAIT, *run, "--engine", "mpi", "--hosts", "1", *more], environment(), ROOT)
     assert load_checkpoint(tmp_path / "run").step == 4
+
+
+@pytest.fixture
+def mpich(tmp_path: Path) -> tuple[str, dict[str, str]]:
+    """MPICH's mpirun, and the environment in which each host that it is given is this machine."""
+    mpirun = shutil.which("mpirun.mpich") or shutil.which("mpiexec.hydra")
+    if mpirun is None:
+        pytest.skip("needs MPICH: apt-get install mpich")
+    launcher = tmp_path / "launcher"
+    launcher.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/launched\nexport PLAIT_HOST="$1"; shift\neval "$@"\n'
+    )
+    launcher.chmod(0o755)
+    return mpirun, environment(HYDRA_LAUNCHER="rsh", HYDRA_LAUNCHER_EXEC=str(launcher), PLAIT_TOKEN=_SECRET)
+
+
+def test_mpich_with_one_task_a_rank(mpich: tuple[str, dict[str, str]], tmp_path: Path) -> None:
+    mpirun, environment = mpich
+    verify = ["verify", jobs.reference("plain"), "--plan", "zero3", "--ranks", "4", "--steps", "2"]
+    options = [f"--engine-set={entry}" for entry in (f"mpirun={mpirun}", "hosts=127.0.0.2+127.0.0.3")]
+    said = _done([*PLAIT, *verify, "--engine", "mpi", "--hosts", "2", *options], environment, ROOT)
+    assert said.count(EQUAL) == 1 and "data=2 within each host, data=2 between hosts" in said, said
+    launched = (tmp_path / "launched").read_text()
+    assert launched.count("127.0.0.2 ") == launched.count("127.0.0.3 ") == 1
+    assert _SECRET not in launched + said
+
+
+def test_mpich_with_one_task_a_host(mpich: tuple[str, dict[str, str]], tmp_path: Path) -> None:
+    """A script in between says nothing of where task 0 is, nor does it need to."""
+    mpirun, environment = mpich
+    verify = [
+        "verify",
+        jobs.reference("plain"),
+        "--mesh",
+        "data=2,tensor=2",
+        "--plan",
+        "megatron",
+        "--steps",
+        "2",
+    ]
+    task = ["sh", "-c", '"$@"; exit $?', "task", *PLAIT, *verify]
+    hosts = ["-hosts", "127.0.0.2,127.0.0.3", "-n", "2", "-ppn", "1"]
+    assert _done([mpirun, *hosts, *task], environment, ROOT).count(EQUAL) == 1
 
 
 PROVE = """

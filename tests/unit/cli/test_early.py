@@ -2,12 +2,15 @@
 
 import subprocess
 import sys
+from typing import NoReturn
 
 import pytest
 from tests.ranks.hosts.hosts import environment
 
-from plait.cli import early
 from plait.cli.early import end_if_contradicted
+from plait.errors import EchoError
+from plait.run.start import party
+from plait.run.start.tasks.follower import Follower
 
 TORCHRUN = {
     "WORLD_SIZE": "2",
@@ -41,17 +44,39 @@ def test_ranks_that_are_not_the_tasks_are_told_before_torch_is_imported() -> Non
     ],
 )
 def test_one_task_tells(
-    words: str,
-    variables: dict[str, str],
-    code: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: str, variables: dict[str, str], code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(early, "_TELLS_S", 0.0)
     with pytest.raises(SystemExit) as ended:
         end_if_contradicted(words.split(), TORCHRUN | variables)
     assert ended.value.code == code
     assert capsys.readouterr().err.startswith("UsageError: ") == (code == 2)
+
+
+SECOND = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_command_that_is_another_than_that_of_task_0_is_told_by_task_0(
+    is_told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """mpirun can start one with other arguments; where task 0 has ended by its own, nothing is left to say."""
+    told = []
+
+    class Met(Follower):
+        def __init__(self) -> None:
+            self.has_begun = False
+
+        def fail(self, error: BaseException) -> NoReturn:
+            told.append(str(error))
+            raise EchoError("told")
+
+    monkeypatch.setattr(party, "_met", lambda: Met() if is_told else None)
+    with pytest.raises(SystemExit) as ended:
+        end_if_contradicted(["run", "job.py", "--ranks", "3"], SECOND)
+    assert ended.value.code == 1 and capsys.readouterr().err == ""
+    assert ["3 ranks, which 2 tasks of MPICH cannot share equally" in text for text in told] == [
+        True
+    ] * is_told
 
 
 def test_tasks_of_several_hosts_meet_first() -> None:

@@ -32,12 +32,19 @@ def mpi(request: Request) -> list[str]:
     found = [mpirun, "-n", str(request.ranks)]
     found += [] if is_hydra else ["-x", "PLAIT_TOKEN"]  # MPICH hands on all variables
     if "hosts" in options:
-        each = request.ranks // request.hosts
-        hosts = ",".join(f"{name}:{each}" for name in options["hosts"].split("+"))
+        names, each = options["hosts"].split("+"), request.ranks // request.hosts
+        if len(names) != request.hosts:
+            raise UsageError(
+                f"--engine-set hosts={options['hosts']} names {len(names)} hosts; --hosts says {request.hosts}.",
+                fix=f"use --hosts {len(names)}, or name {request.hosts} with + between them.",
+            )
+        hosts = ",".join(f"{name}:{each}" for name in names)
         found += ["-hosts" if is_hydra else "-H", hosts]
     if "first" in options:
         first = f"PLAIT_FIRST_ADDRESS={options['first']}"
         found += ["-genv", *first.split("=", 1)] if is_hydra else ["-x", first]
+    if is_hydra and request.least is not None:
+        found.append("-disable-auto-cleanup")  # a task that is killed does not end the others
     if not is_hydra:  # MPICH asks for neither
         found += ["--oversubscribe"] if "oversubscribe" in options else []
         found += ["--allow-run-as-root"] if "allow_root" in options else []

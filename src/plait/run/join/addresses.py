@@ -1,14 +1,16 @@
 """Which address of a host is used.
 
 In: the name of the first host, the environment. Out: addresses to listen at or to call. The first host listens where
-its name leads, for other hosts and for tasks beside it: at each of its addresses, where the name has several, until all
-have come, by whichever they reach. The others listen where their connection to it leaves this host, which is how they
-are reached; `PLAIT_ADDRESS` overrides it on any host.
+its name leads, for other hosts and for tasks beside it: at each of its addresses, where the name has several or leads
+to the loopback interface here, until all have come, by whichever they reach. The others listen where their connection
+to it leaves this host, which is how they are reached; `PLAIT_ADDRESS` overrides it on any host.
 """
 
 import ipaddress
+import re
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 from plait.errors import UsageError
 from plait.processes import run_program
@@ -16,11 +18,30 @@ from plait.run.join.place import Place
 
 _ASK_S = 5.0
 """For Slurm to say where a node is."""
+_TABLE = Path("/proc/net/fib_trie")
+"""Where Linux lists, among others, the addresses of this host."""
 
 
 def own_address(environment: Mapping[str, str]) -> str | None:
     """The address of this host that the user has chosen."""
-    return _one(environment.get("PLAIT_ADDRESS") or None, "PLAIT_ADDRESS")
+    address = _one(environment.get("PLAIT_ADDRESS") or None, "PLAIT_ADDRESS")
+    if address is not None and not _can_be_bound(address):
+        has = ", ".join(sorted({a for a in _own() if not ipaddress.ip_address(a).is_loopback}))
+        raise UsageError(
+            f"PLAIT_ADDRESS={address} is no address of this host{f', which has {has}' if has else ''}.",
+            fix="set it on each host to one of its own, or leave it out; PLAIT_FIRST_ADDRESS is the same on all.",
+        )
+    return address
+
+
+def _can_be_bound(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 def addresses_of_first(place: Place) -> tuple[str, ...]:
@@ -32,9 +53,10 @@ def addresses_of_first(place: Place) -> tuple[str, ...]:
             f"{place.engine} started {place.tasks} tasks and does not say where task 0 is.",
             fix="name its host: PLAIT_FIRST_ADDRESS=node0 in the environment of all tasks.",
         )
-    found = _resolved(place.first) or (
-        _resolved(_node_address(place.first)) if place.engine == "srun" else ()
-    )
+    names = place.first.split(",")
+    found = tuple(dict.fromkeys(address for name in names for address in _resolved(name)))
+    if not found and place.engine == "srun":
+        found = _resolved(_node_address(place.first))
     if not found:
         raise UsageError(
             f"the host of task 0, {place.first!r}, has no address here.",
@@ -44,9 +66,28 @@ def addresses_of_first(place: Place) -> tuple[str, ...]:
         _one(address, f"the host of task 0: {place.first}")
     is_own_name = place.first.split(".")[0] == socket.gethostname().split(".")[0]
     if is_own_name and all(ipaddress.ip_address(address).is_loopback for address in found):
-        outward = _outward()  # /etc/hosts often says that a host's own name is 127.0.1.1
-        return found if outward is None else (outward,)
+        return _outer() or found  # /etc/hosts often says that a host's own name is 127.0.1.1
     return found
+
+
+def is_here(address: str) -> bool:
+    """Whether an address, by which somebody has come, is this host's."""
+    return ipaddress.ip_address(address).is_loopback or address in _own()
+
+
+def _outer() -> tuple[str, ...]:
+    """By which others may reach this host, whose name does not say it here; that on the way to other networks first."""
+    outward = _outward()
+    outer = (address for address in _own() if not ipaddress.ip_address(address).is_loopback)
+    return tuple(dict.fromkeys((*([] if outward is None else [outward]), *outer)))
+
+
+def _own() -> tuple[str, ...]:
+    """The addresses (IPv4) of this host's interfaces; none where the system does not list them."""
+    try:
+        return tuple(re.findall(r"-- ([0-9.]+)\n\s+/32 host LOCAL", _TABLE.read_text()))
+    except OSError:
+        return ()
 
 
 def _one(address: str | None, what: str) -> str | None:

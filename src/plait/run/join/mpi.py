@@ -1,14 +1,15 @@
 """What Open MPI's and MPICH's mpirun tell a task. Neither says where task 0 is; both say where mpirun is."""
 
-import os
 import re
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
 from plait.run.join.place import Place, number
+from plait.run.join.starter import Starter
 
 _OPEN, _MPICH = "Open MPI", "MPICH"
+_MPICH_RANK = "PMI_RANK"
 
 
 def read_open_mpi(environment: Mapping[str, str]) -> Place | None:
@@ -38,26 +39,26 @@ def read_mpich(environment: Mapping[str, str]) -> Place | None:
     head = _mpiexec()
     return Place(
         engine=_MPICH,
-        task=number(environment, _MPICH, "PMI_RANK"),
+        task=number(environment, _MPICH, _MPICH_RANK),
         tasks=number(environment, _MPICH, "PMI_SIZE"),
         local_tasks=number(environment, _MPICH, "MPI_LOCALNRANKS"),
         first=head.rpartition(":")[0] or None,
         run=environment.get("PMI_JOBID", head),
-        mark="PMI_RANK",
+        mark=_MPICH_RANK,
     )
 
 
 def _mpiexec() -> str:
     """Where mpiexec listens, as its proxy on this host, which started this task, was told: host:port; the variables do
-    not say. Empty where the task was started by something in between."""
+    not say. Empty where the proxy cannot be seen from here."""
     try:
-        words = Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0")
+        words = Path(f"/proc/{Starter.find(_MPICH_RANK).line[-1]}/cmdline").read_text().split("\0")
     except OSError:
         return ""
     return next((after for word, after in pairwise(words) if word == "--control-port"), "")
 
 
 def _head(uri: str) -> str | None:
-    """The first address of `2731.0;tcp://10.0.0.1,172.17.0.1:4000`."""
-    found = re.search(r"tcp4?://([0-9.]+)", uri)
+    """The addresses in `2731.0;tcp://10.0.0.1,172.17.0.1:4000`."""
+    found = re.search(r"tcp4?://([0-9.,]+)", uri)
     return found.group(1) if found is not None else None

@@ -23,7 +23,7 @@ class Place:
     local_tasks: int
     """How many of them are on this host."""
     first: str | None
-    """The host of task 0: a name or an address; None: the engine does not say."""
+    """The host of task 0: a name or an address, or several with commas; None: the engine does not say."""
     run: str
     """Equal on all tasks of a run, and of no other run of this user."""
     mark: str | None = None

@@ -11,6 +11,7 @@ import pytest
 from plait.cli.engine import without_engine
 from plait.cli.main import call, main
 from plait.errors import UsageError
+from plait.run.engines import launchers
 from plait.run.engines.host import HostTask, Shipped
 from plait.run.engines.kubernetes import manifest
 from plait.run.engines.launchers import mpi, torchrun
@@ -153,6 +154,21 @@ def test_the_token_is_on_no_command_line(monkeypatch: pytest.MonkeyPatch) -> Non
         "-H",
         "a:2,b:2",
     ]
+
+
+def test_mpich_is_told_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers, "_is_hydra", lambda mpirun: True)
+    elastic = ("run", "job.py", "--ranks", "4", "--elastic", "2:4")
+    options = {"mpirun": "mpirun.mpich", "hosts": "a+b", "first": "a", "oversubscribe": "1"}
+    made = mpi(request(arguments=elastic, options=options))
+    expected = ["mpirun.mpich", "-n", "4", "-hosts", "a:2,b:2", "-genv", "PLAIT_FIRST_ADDRESS", "a"]
+    assert made[:9] == [*expected, "-disable-auto-cleanup"]
+    assert "-disable-auto-cleanup" not in mpi(request(options=options))
+
+
+def test_hosts_that_are_named_are_as_many_as_there_are_to_be() -> None:
+    with pytest.raises(UsageError, match=r"hosts=a\+b\+c names 3 hosts; --hosts says 2"):
+        mpi(request(options={"hosts": "a+b+c"}))
 
 
 def test_the_batch_script_is_one_that_a_shell_reads(tmp_path: Path) -> None:

@@ -2,16 +2,18 @@
 
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.ranks.hosts.hosts import environment
 
 from plait.errors import UsageError
 from plait.run.join import addresses
-from plait.run.join.addresses import addresses_of_first, own_address
+from plait.run.join.addresses import addresses_of_first, is_here, own_address
 from plait.run.join.find import find_place
 from plait.run.join.place import Place
 from plait.run.join.slurm import expand, tasks_by_host
@@ -43,7 +45,7 @@ def place(**more: object) -> Place:
     [
         (TORCHRUN, ("torchrun", 3, 4, 2, "10.0.0.1")),
         (SRUN, ("srun", 2, 3, 1, "n0")),
-        (MPIRUN, ("Open MPI", 1, 2, 1, "10.0.0.9")),
+        (MPIRUN, ("Open MPI", 1, 2, 1, "10.0.0.9,172.17.0.1")),
         (MPICH, ("MPICH", 0, 2, 2, None)),
         (SRUN | TORCHRUN, ("torchrun", 3, 4, 2, "10.0.0.1")),
         (MPIRUN | {"PLAIT_FIRST_ADDRESS": "node7"}, ("Open MPI", 1, 2, 1, "node7")),
@@ -125,14 +127,45 @@ def test_where_the_first_task_is() -> None:
         addresses_of_first(place(engine="torchrun", first="no.such.host.invalid"))
 
 
-def test_tasks_beside_the_first_one_find_it_where_other_hosts_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though its name leads to the loopback interface here."""
+def test_a_host_whose_name_leads_to_itself_is_reached_by_any_of_its_interfaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That on the way to other networks may be one by which no other host of the run comes: all of them are tried."""
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
-    monkeypatch.setattr(addresses, "_outward", lambda: "10.1.2.3")
-    found = [
-        addresses_of_first(place(task=task, first="localhost", tasks=3, local_tasks=2)) for task in (0, 1)
-    ]
-    assert found == [("10.1.2.3",)] * 2
+    monkeypatch.setattr(addresses, "_outward", lambda: "10.0.2.15")
+    monkeypatch.setattr(addresses, "_TABLE", tmp_path / "table")
+    two = [place(task=task, first="localhost", tasks=3, local_tasks=2) for task in (0, 1)]
+    assert [addresses_of_first(found) for found in two] == [("10.0.2.15",)] * 2
+    listed = "Main:\n" + "".join(
+        f"     |-- {address}\n        {kind}\n"
+        for address, kind in (
+            ("10.1.2.0", "/24 link UNICAST"), ("10.1.2.3", "/32 host LOCAL"), ("10.0.2.15", "/32 host LOCAL"),
+            ("127.0.0.1", "/32 host LOCAL"), ("10.1.2.255", "/32 link BROADCAST"),
+        )
+    )  # fmt: skip
+    (tmp_path / "table").write_text(listed * 2)
+    assert [addresses_of_first(found) for found in two] == [("10.0.2.15", "10.1.2.3")] * 2
+    assert [is_here(address) for address in ("10.1.2.3", "127.0.0.7", "10.1.2.4", "::1")] == [
+        True, True, False, True,
+    ]  # fmt: skip
+    monkeypatch.setattr(addresses, "_outward", lambda: None)
+    assert addresses_of_first(two[0]) == ("10.1.2.3", "10.0.2.15")
+
+
+def test_mpirun_may_name_several_addresses() -> None:
+    assert addresses_of_first(place(engine="Open MPI", first="127.0.0.2,127.0.0.3")) == (
+        "127.0.0.2",
+        "127.0.0.3",
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
+def test_mpich_says_where_mpiexec_is_though_a_script_is_in_between() -> None:
+    task = "import os; from plait.run.join.find import find_place as f; print(f(os.environ).first)"
+    words = ["sh", "-c", '"$0" -c "$1"; true', sys.executable, task]
+    code = f"import subprocess\nsubprocess.run({words!r}, env={environment(**MPICH)!r})"
+    proxy = [sys.executable, "-c", code, "--control-port", "node7:4000"]
+    assert subprocess.run(proxy, capture_output=True, text=True, check=True).stdout == "node7\n"
 
 
 def test_the_token_is_the_users_own(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ def test_all_addresses_of_a_name_are_tried_and_unused_doors_are_closed(
         assert doors.address[0] == "127.0.0.3"
         doors.keep(())
         assert doors.address[0] == "127.0.0.3"  # nobody has come
-        doors.keep({"127.0.0.2"})
+        assert doors.hosts == "127.0.0.3 or 127.0.0.2"
+        doors.keep(["127.0.0.2"])
         assert doors.address[0] == "127.0.0.2"
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.3", doors.address[1]), timeout=5)

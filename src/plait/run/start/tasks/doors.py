@@ -3,7 +3,7 @@
 In: addresses, of which one at least is this host's. Out: doors; those that nobody came by are closed.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from plait.errors import RunError
 from plait.run.wire.door import Address, Door, Receive
@@ -30,17 +30,25 @@ class Doors:
         return self._doors[0].address
 
     @property
+    def hosts(self) -> str:
+        """All addresses, in words."""
+        return " or ".join(door.address[0] for door in self._doors)
+
+    @property
     def turned_away(self) -> int:
         """Connections that did not prove the token."""
         return sum(door.turned_away for door in self._doors)
 
-    def keep(self, used: Collection[str]) -> None:
-        """Listen no more at addresses that nobody uses; where nobody has come yet, at all of them."""
-        unused = [door for door in self._doors if door.address[0] not in used]
-        if len(unused) < len(self._doors):
-            self._doors = [door for door in self._doors if door not in unused]
-            for door in unused:
-                door.close()
+    def keep(self, used: Sequence[str]) -> None:
+        """Listen no more at addresses that nobody uses; where nobody has come yet, at all of them. `used`: the one that
+        most use first."""
+        doors = {door.address[0]: door for door in self._doors}
+        kept = [doors[address] for address in used if address in doors]
+        if kept:
+            for door in self._doors:
+                if door not in kept:
+                    door.close()
+            self._doors = kept
 
     def close(self) -> None:
         """Listen no more."""

@@ -38,6 +38,8 @@ from plait.threads import start_thread
 
 _FILES_S = 600.0
 """For another host to send what its ranks have written, while it moves."""
+_TELLS_S = 5.0
+"""For tasks that have not come to hear why none of them begins."""
 _LAST_FILES_S = 5.0
 """The same after a failure: everybody is gone within 10 s."""
 
@@ -62,6 +64,10 @@ class First:
         self.on_interrupt: Callable[[int], None] = lambda number: None
         """Is told when another task is asked to stop."""
         self._token = token
+        self._has_met = False
+        """Whether all have come once."""
+        self._refusal: Mapping[str, Any] | None = None
+        """Why this task has given up before."""
         self._round: OpenRound | None = None
         self._seats = Lines()
         """Those of tasks which are ranks themselves."""
@@ -79,15 +85,38 @@ class First:
                     f"{patience_s:g} s{self._strangers()}"
                 ),
             )
-        except BaseException:
-            self.close()  # nobody may find a first task that has given up
+        except BaseException as error:
+            self._give_up(error, len(expected))
             raise
-        self._doors.keep({other.trunk.socket.getsockname()[0] for other in self.members.present()})
+        with self.members.changed:
+            self._has_met = True
+            self._doors.keep(self.members.came_by())
+            for other in self.members.present():
+                self._place(other)
+
+    def _give_up(self, error: BaseException, tasks: int) -> None:
+        """Tell the others why, those too that come within seconds; then nobody may find this task any more."""
+        with self.members.changed:
+            self._refusal = describe(error)
+            for other in self.others.values():
+                self._refuse(other)
+            if any(other.error is not None for other in self.others.values()):  # not where time is up
+                self.members.changed.wait_for(lambda: len(self.others) == tasks, _TELLS_S)
+        self.close()
+
+    def _refuse(self, other: Other) -> None:
+        with suppress(OSError):
+            other.trunk.send({"op": "end", "summary": None, "error": self._refusal})
 
     @property
     def address(self) -> Address:
         """Where this task is reached."""
         return self._doors.address
+
+    def _place(self, other: Other) -> None:
+        """Tell a task on this host, which may have come by any of its addresses, by which one other hosts reach it."""
+        with suppress(OSError):
+            other.trunk.send({"op": "met", "address": self.address if other.is_beside else None})
 
     def _strangers(self) -> str:
         count = self._doors.turned_away
@@ -97,7 +126,7 @@ class First:
         return UsageError(
             f"{what}.",
             fix="start all of them with the same token (docs/hosts.md), on hosts that reach "
-            f"{self.address[0]}; PLAIT_JOIN_S gives them more time.",
+            f"{self._doors.hosts}; PLAIT_JOIN_S gives them more time.",
         )
 
     def begin(self, facts: Mapping[str, Any], patience_s: float) -> None:
@@ -330,6 +359,10 @@ class First:
                     other.clock_ns, other.clock_error_ns = int(head["clock_ns"]), int(head["error_ns"])
                     other.is_returning = other.task >= self.place.tasks - self.place.absent
                     self.others[other.task] = other
+                    if self._has_met:
+                        self._place(other)
+                    elif self._refusal is not None:
+                        self._refuse(other)
                 elif op == "begin":
                     other.facts = dict(head["facts"])
                     if self._facts is not None:

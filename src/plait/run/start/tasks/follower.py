@@ -77,11 +77,21 @@ class Follower:
         self._waiting: list[tuple[dict[str, Any], bytes]] = []
         host = socket.gethostname()
         hello = {"op": "join", "task": place.task, "tasks": place.tasks, "host": host}
-        self.first, made = _call_first(place, token, hello, own_address(environment), patience_s)
+        wrong: UsageError | None = None
+        chosen: str | None = None
+        try:
+            chosen = own_address(environment)
+        except UsageError as error:
+            wrong = error  # task 0 tells it, for all
+        self.first, made = _call_first(place, token, hello, chosen, patience_s)
         self.trunk = Trunk(made)
-        self.address: str = made.getsockname()[0]
+        self._chosen = chosen
+        self._address: str | None = None
+        """By which ranks here are reached; None: it is not known before all tasks have come."""
         try:
             self._clock_ns = self._read_clock()
+            if wrong is not None:
+                self.fail(wrong)
         except BaseException:
             self.trunk.close()
             raise
@@ -102,13 +112,31 @@ class Follower:
         return clock_ns
 
     def _next(self) -> tuple[dict[str, Any], bytes]:
-        """The next message."""
+        """The next message that is not taken at once."""
         while not self._waiting:
-            try:
-                self._waiting += self.trunk.read()
-            except OSError as error:
-                raise self.lost(error) from error
+            self._hear()
         return self._waiting.pop(0)
+
+    def _hear(self) -> None:
+        """Take what comes next."""
+        try:
+            found = self.trunk.read()
+        except OSError as error:
+            raise self.lost(error) from error
+        for head, body in found:
+            if head["op"] == "met":
+                if head["address"] is not None:  # this is the host of task 0, too
+                    self.first = str(head["address"][0]), int(head["address"][1])
+                where = self.first if head["address"] is not None else self.trunk.socket.getsockname()
+                self._address = self._chosen or str(where[0])
+            else:
+                self._waiting.append((head, body))
+
+    def _secret(self) -> Secret:
+        """What ranks here need to reach those of other tasks, once all have come."""
+        while self._address is None:
+            self._hear()
+        return Secret(token=self.token, host=self._address, beside=(0, 0))
 
     def lost(self, error: OSError) -> RunError:
         """Task 0 is gone: what to say. An engine that must be asked to start the run again is asked."""
@@ -149,7 +177,16 @@ class Follower:
         try:
             self.trunk.send(head, body)
         except OSError as error:
+            self._hear_last()
             raise self.lost(error) from error
+
+    def _hear_last(self) -> None:
+        """Task 0 hears nothing any more; where its last word was why, that is all there is to say."""
+        with suppress(RunError):
+            while True:
+                self._hear()
+        if not self.has_begun and (told := [head for head, _ in self._waiting if head["op"] == "end"]):
+            self._ended(told[0])
 
     def fail(self, error: BaseException) -> NoReturn:
         """This task cannot go on; task 0 tells it."""
@@ -221,8 +258,7 @@ class Follower:
                     )
                     main, threads, start = make(found)
                     call = self._caller(head["number"])
-                    secret = Secret(token=self.token, host=self.address, beside=(0, 0))
-                    run.run(main, found.local, head["ranks"], threads, start, guardian, call, secret)
+                    run.run(main, found.local, head["ranks"], threads, start, guardian, call, self._secret())
                     if not is_shared:
                         shutil.rmtree(folder, ignore_errors=True)
                     self.say({"op": "done"})
@@ -231,18 +267,16 @@ class Follower:
     def own_store(self, timeout_s: float) -> RunStore:
         """The store of a run whose ranks are the tasks themselves, from the side of this one."""
         hello = {"op": "seat", "rank": self.place.task}
-        _, made = dial(self.first, self.token, hello, timeout_s=_LINE_S, source=self.address)
-        secret = Secret(token=self.token, host=self.address, beside=(0, 0))
-        return RunStore(
-            made.detach(), self.place.task, timeout_s, reach=Reach(self.place.task, secret, timeout_s)
-        )
+        reach = Reach(self.place.task, self._secret(), timeout_s)
+        _, made = dial(self.first, self.token, hello, timeout_s=_LINE_S, source=self._chosen)
+        return RunStore(made.detach(), self.place.task, timeout_s, reach=reach)
 
     def _caller(self, number: int) -> Callable[[int], socket.socket]:
         """Makes the line of a rank to the switchboard of task 0."""
 
         def call(rank: int) -> socket.socket:
             hello = {"op": "line", "round": number, "rank": rank}
-            answer, made = dial(self.first, self.token, hello, timeout_s=_LINE_S, source=self.address)
+            answer, made = dial(self.first, self.token, hello, timeout_s=_LINE_S, source=self._chosen)
             if "refused" in answer:
                 made.close()
                 raise RunError(f"task 0 refuses rank {rank}: {answer['refused']}")

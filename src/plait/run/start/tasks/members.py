@@ -6,12 +6,14 @@ In: tasks that came, that were lost, that came back. Out: which ranks each has i
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from plait.errors import PlaitError, RunError, UsageError
+from plait.run.join.addresses import is_here
 from plait.run.join.place import Place
 from plait.run.start.tasks.trunk import Trunk
 from plait.run.start.watch.failure import revive
@@ -52,6 +54,11 @@ class Other:
     is_returning: bool = False
     """Whether it came while the run was under way, and waits to be taken in."""
 
+    @property
+    def is_beside(self) -> bool:
+        """Whether it is on the host of task 0."""
+        return is_here(self.trunk.socket.getpeername()[0])
+
     def failure(self, told: Mapping[str, Any]) -> PlaitError:
         """The error that it told of, in its name."""
         error = revive(told)
@@ -79,6 +86,14 @@ class Members:
         """Those that the run counts on; one of them may have been lost a moment ago."""
         dropped = {task for task, room in self._room.items() if not room}
         return [o for t, o in sorted(self.others.items()) if t not in dropped and not o.is_returning]
+
+    def came_by(self) -> list[str]:
+        """The addresses of this host by which other hosts have come, the one that most use first; where there are none,
+        those by which tasks beside this one have."""
+        found = self.present()
+        away = [other for other in found if not other.is_beside]
+        counts = Counter(other.trunk.socket.getsockname()[0] for other in away or found)
+        return [address for address, _ in counts.most_common()]
 
     def wait(self, is_over: Callable[[], bool], patience_s: float, late: Callable[[], UsageError]) -> None:
         """Wait for other tasks; an error where one is lost or says why it cannot, `late` where time is up."""
