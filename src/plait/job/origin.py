@@ -33,7 +33,7 @@ def told(error: BaseException) -> str:
 
 def fix_of(error: BaseException, otherwise: str = "mend that line.") -> str:
     """What to do about an error of the user's code."""
-    if any(word in str(error).lower() for word in ("cuda", "accelerator device")):
+    if any(word in str(error).lower() for word in ("cuda", "accelerator device", "nvidia driver")):
         return "leave devices out of the model: plait places its tensors; choose with --device."
     return otherwise
 

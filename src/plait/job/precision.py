@@ -12,6 +12,7 @@ from torch import nn
 
 from plait.job.model.copies import in_dtype
 from plait.torch_private import foreach
+from plait.torch_private.modules import NormBase
 
 Precision = Literal["fp32", "bf16", "bf16-weights", "fp16", "fp8"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
@@ -32,8 +33,13 @@ def half_of(precision: str) -> torch.dtype | None:
 
 
 def with_short_weights(model: nn.Module) -> nn.Module:
-    """The network with parameters in bfloat16; buffers, which are statistics and tables, stay as they are."""
-    return in_dtype(model, torch.bfloat16, only=nn.Parameter)
+    """The network with parameters in bfloat16; buffers, which are statistics and tables, stay as they are.
+
+    So do the few weights that stand beside statistics: torch has no kernel for both.
+    """
+    norms = [module for module in model.modules() if isinstance(module, NormBase)]
+    beside = [p for norm in norms if norm.running_mean is not None for p in norm.parameters(recurse=False)]
+    return in_dtype(model, torch.bfloat16, only=nn.Parameter, left=beside)
 
 
 def keep_masters(optimizer: torch.optim.Optimizer) -> None:

@@ -25,9 +25,9 @@ from plait.plan.plan import Plan
 from plait.run.checkpoint.store import load_checkpoint
 from plait.run.hold.away.copies import spread
 from plait.run.interpret.serial import Reduce, add_up
-from plait.run.proof.compare import Difference, compare, largest_by_kind
+from plait.run.proof.compare import Difference, largest_by_kind
 from plait.run.proof.deviation import deviation_of
-from plait.run.proof.reference import Reference, as_compared, reference_of
+from plait.run.proof.reference import Reference, as_compared, differences_from, reference_of
 from plait.run.proof.serial_run import Record, run_serially
 from plait.run.record.result import Result
 from plait.run.start.party import join, place_here, ranks_wanted, telling
@@ -142,13 +142,7 @@ def _compared(
         if serial
         else _run_processes(known, chosen, device, tell, emulate)
     )
-    found = compare(
-        known.record,
-        record,
-        rough=known.rough,
-        tolerance=known.tolerance,
-        weight_tolerance=known.weight_tolerance,
-    )
+    found = differences_from(known, record)
     return Verification(
         plan=chosen,
         steps=known.steps,

@@ -41,6 +41,8 @@ class InductorError(Exception):
     """The graph cannot be compiled, or not on this machine."""
 
 
+_KNOWN = ("aten", "prims", "prim", "plait")
+"""Namespaces of ops whose results lie as their rules say."""
 _ALIGNED_BYTES = 16
 """On GPUs Inductor cares for where memory begins up to these; code for processors reads it wherever it lies."""
 
@@ -98,6 +100,17 @@ def compile_graph(
                 made_again.add(broken)
 
 
+def is_checked(graph: fx.GraphModule, inputs: Sequence[Like]) -> bool:
+    """Whether compiled code looks at how results of ops lie that it calls, and raises an AssertionError where they do
+    not lie as their rules for fake tensors say. Without that it would read other numbers.
+
+    On processors, and of ops that are neither torch's nor our own, everywhere; our own are tested.
+    """
+    targets = [node.target for node in graph.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    foreign = any(target.namespace not in _KNOWN for target in targets)
+    return foreign or all(like.device.type == "cpu" for like in inputs)
+
+
 def _compile(
     graph: fx.GraphModule,
     inputs: Sequence[Like],
@@ -115,9 +128,10 @@ def _compile(
 
     build_whole()
     mode = FakeTensorMode(shape_env=ShapeEnv())  # no shape is symbolic: Inductor's cache asks for it
+    settings = {"compile_threads": processes, "size_asserts": is_checked(graph, inputs)}
     with mode:
         fakes = [entry.make() for entry in inputs]
-    with mode, torch.no_grad(), config.patch(_settings(processes)):
+    with mode, torch.no_grad(), config.patch(settings):
         if processes > 1:
             AsyncCompile.wait_pool_ready()  # else the first kernels are compiled here, one after the other
         table = select_decomp_table()
@@ -154,11 +168,6 @@ def _like(value: Any) -> Any:
     if isinstance(value, Tensor):
         return (tuple(value.shape), value.stride(), str(value.dtype), str(value.device))
     return str(value)
-
-
-def _settings(processes: int) -> dict[str, Any]:
-    """What an op of ours keeps for its backward is as large as a library wants it, which no fake tensor knows."""
-    return {"compile_threads": processes, "size_asserts": False}
 
 
 def _in_one_line(error: Exception) -> str:

@@ -5,6 +5,7 @@ modes) is switched on by thread, as modes are, in the threads of autograd too. A
 made takable: a mode costs 5 to 20 us an op, this nothing (`x + x`, a small `linear`).
 """
 
+import ctypes
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -41,16 +42,39 @@ def intercepted(takers: Takers) -> Iterator[None]:
         yield
         return
     outer = _active()
-    torch._C._stash_obj_in_tls(_SLOT, (*outer, *takers))
+    _stash(_SLOT, (*outer, *takers))
     try:
         with torch._C._IncludeDispatchKeyGuard(_KEY), _as_written():
             yield
     finally:
-        torch._C._stash_obj_in_tls(_SLOT, outer)
+        _stash(_SLOT, outer)
 
 
 def _active() -> Takers:
     return torch._C._get_obj_in_tls(_SLOT) if torch._C._is_key_in_tls(_SLOT) else ()
+
+
+def _stash(slot: str, value: object) -> None:
+    """Keep it in torch's memory of this thread, which torch hands on to the threads of autograd."""
+    torch._C._stash_obj_in_tls(slot, value)
+    if _takes_the_callers_reference():
+        _refer(value)
+
+
+def _refer(value: object) -> None:
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+
+
+@cache
+def _takes_the_callers_reference() -> bool:
+    """As torch 2.11 does, and lets go of it where another object takes its place; later ones count their own."""
+    probe = object()
+    before = sys.getrefcount(probe)
+    torch._C._stash_obj_in_tls(f"{_SLOT}.probe", probe)
+    takes = sys.getrefcount(probe) == before
+    if takes:
+        _refer(probe)
+    return takes
 
 
 @contextmanager

@@ -11,10 +11,12 @@ from torch._higher_order_ops.cond import CondOp
 from torch._higher_order_ops.scan import ScanOp
 from torch._higher_order_ops.while_loop import WhileLoopOp
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.nn.modules.batchnorm import _NormBase as NormBase
 from torch.utils import checkpoint
 
 __all__ = [
     "BatchNorm",
+    "NormBase",
     "attributes_of",
     "call_of",
     "check_dims",

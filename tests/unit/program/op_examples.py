@@ -119,6 +119,7 @@ POINTWISE = (
     e(aten.threshold_backward.default, x(12, 6), x(12, 6), 0), e(aten.tanh.default, x(12, 6)), e(aten.tanh_backward.default, x(12, 6), x(12, 6)),
     e(aten.sigmoid.default, x(12, 6)), e(aten.sigmoid_backward.default, x(12, 6), x(12, 6)), e(aten.silu.default, x(12, 6)),
     e(aten.silu_backward.default, x(12, 6), x(12, 6)), e(aten.elu.default, x(12, 6)), e(aten.leaky_relu.default, x(12, 6)),
+    e(aten._conj_physical.default, x(12, 6)),
     e(aten.leaky_relu_backward.default, x(12, 6), x(12, 6), 0.01, False), e(aten.hardtanh_backward.default, x(12, 6), x(12, 6), -1.0, 1.0),
     *(e(op.default, x(12, 6), x(12, 6)) for op in (aten.mish_backward, aten.hardswish_backward, aten.hardsigmoid_backward)),
     e(aten.elu_backward.default, x(12, 6), 1.0, 1.0, 1.0, False, x(12, 6)), e(aten.softplus_backward.default, x(12, 6), x(12, 6), 1.0, 20.0),

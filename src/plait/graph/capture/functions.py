@@ -101,7 +101,7 @@ class FunctionCapture(AttentionCapture):
 
     def _undecided(self, func: Callable[..., Any], asked: Tensor) -> Any:
         """The outcome of a comparison, as this trace assumes it; a number that Python reads stays a tensor."""
-        last = next(reversed(tracer().graph.nodes))
+        last = next(iter(reversed(tracer().graph.nodes)))
         if last.target is torch.ops.aten._local_scalar_dense.default:  # torch has noted what it could not do
             tracer().graph.erase_node(last)
         number = asked.detach().reshape(())

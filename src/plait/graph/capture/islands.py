@@ -230,7 +230,7 @@ def _called(path: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _drop_failed(graph: fx.Graph) -> None:
     """Take out the op that torch has noted though it could not run it."""
-    last = next(reversed(graph.nodes))
+    last = next(iter(reversed(graph.nodes)))
     if "val" not in last.meta and not last.users and last.op == "call_function":
         graph.erase_node(last)
 

@@ -40,7 +40,7 @@ def _(
     x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, h: Tensor, c: Tensor, reverse: bool
 ) -> Four:
     outputs = x.new_empty(x.shape[0], x.shape[1], h.shape[1])
-    return outputs, torch.empty_like(h), torch.empty_like(c), x.new_empty(0, dtype=torch.uint8)
+    return outputs, h.new_empty(h.shape), c.new_empty(c.shape), x.new_empty(0, dtype=torch.uint8)
 
 
 @torch.library.custom_op("plait::lstm_layer_backward", mutates_args=())
@@ -48,7 +48,7 @@ def lstm_layer_backward(
     grad_y: Tensor, grad_h: Tensor, grad_c: Tensor, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor,
     h: Tensor, c: Tensor, y: Tensor, last_h: Tensor, last_c: Tensor, workspace: Tensor, reverse: bool,
 ) -> Seven:  # fmt: skip
-    """Gradients of the input, the four weights and the first state."""
+    """Gradients of the input, the four weights and the first state, each in one piece: who compiles relies on it."""
     return run_lstm_layer_backward(
         grad_y, grad_h, grad_c, x, w_ih, w_hh, b_ih, b_hh, h, c, y, last_h, last_c, workspace, reverse
     )
@@ -59,8 +59,8 @@ def _(
     grad_y: Tensor, grad_h: Tensor, grad_c: Tensor, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor,
     h: Tensor, c: Tensor, y: Tensor, last_h: Tensor, last_c: Tensor, workspace: Tensor, reverse: bool,
 ) -> Seven:  # fmt: skip
-    like = torch.empty_like
-    return like(x), like(w_ih), like(w_hh), like(b_ih), like(b_hh), like(h), like(c)
+    tensors = (x, w_ih, w_hh, b_ih, b_hh, h, c)
+    return tuple(tensor.new_empty(tensor.shape) for tensor in tensors)  # type: ignore[return-value]
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Four) -> None:
@@ -91,8 +91,8 @@ def run_lstm_layer(
     if x.numel() == 0:
         return (
             x.new_zeros(x.shape[0], x.shape[1], h.shape[1]),
-            h.clone(),
-            c.clone(),
+            h.clone(memory_format=torch.contiguous_format),
+            c.clone(memory_format=torch.contiguous_format),
             x.new_empty(0, dtype=torch.uint8),
         )
     if _is_cudnn(x):
@@ -127,10 +127,19 @@ def run_lstm_layer_backward(
     h: Tensor, c: Tensor, y: Tensor, last_h: Tensor, last_c: Tensor, workspace: Tensor, reverse: bool,
 ) -> Seven:  # fmt: skip
     """The gradient on real tensors."""
+    found = _gradients(
+        grad_y, grad_h, grad_c, x, w_ih, w_hh, b_ih, b_hh, h, c, y, last_h, last_c, workspace, reverse
+    )
+    return tuple(gradient.contiguous() for gradient in found)  # type: ignore[return-value]
+
+
+def _gradients(
+    grad_y: Tensor, grad_h: Tensor, grad_c: Tensor, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor,
+    h: Tensor, c: Tensor, y: Tensor, last_h: Tensor, last_c: Tensor, workspace: Tensor, reverse: bool,
+) -> Sequence[Tensor]:  # fmt: skip
     tensors = (x, w_ih, w_hh, b_ih, b_hh, h, c)
     if x.numel() == 0:
-        zeros = [torch.zeros_like(tensor) for tensor in tensors]
-        return (*zeros,)  # type: ignore[return-value]
+        return [torch.zeros_like(tensor) for tensor in tensors]
     if _is_cudnn(x):
         grads = (grad_y, grad_h, grad_c)
         return _back_by_cudnn(grads, x, (w_ih, w_hh, b_ih, b_hh), h, c, y, workspace, reverse)
@@ -139,10 +148,10 @@ def run_lstm_layer_backward(
         with torch.enable_grad():
             leaves = [tensor.detach().requires_grad_() for tensor in tensors]
             again = _plain(leaves, reverse)
-        return torch.autograd.grad(again, leaves, (grad_y, grad_h, grad_c))  # type: ignore[return-value]
+        return torch.autograd.grad(again, leaves, (grad_y, grad_h, grad_c))
     if not _is_fused(x):
         return _through_time(grad_y, grad_h, grad_c, *tensors, reverse)
-    result: Seven = aten.mkldnn_rnn_layer_backward.default(
+    result: Sequence[Tensor] = aten.mkldnn_rnn_layer_backward.default(
         x.contiguous(), w_ih, w_hh, b_ih, b_hh, h, c, y, last_h, last_c, grad_y.contiguous(), grad_h, grad_c, reverse,
         _LSTM, h.shape[1], 1, True, True, False, [], False, workspace,
     )  # fmt: skip
@@ -173,7 +182,7 @@ def _back_by_cudnn(
     y: Tensor,
     workspace: Tensor,
     reverse: bool,
-) -> Seven:
+) -> Sequence[Tensor]:
     sequence, outputs, grad_y = (t.flip(0) if reverse else t.contiguous() for t in (x, y, grads[0]))
     size = sum(weight.numel() for weight in weights) * x.element_size()
     reserve, flat = workspace[:-size], workspace[-size:].view(x.dtype)
@@ -202,7 +211,7 @@ def _plain(tensors: Sequence[Tensor], reverse: bool) -> tuple[Tensor, Tensor, Te
 def _through_time(
     grad_y: Tensor, grad_h: Tensor, grad_c: Tensor, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor,
     h: Tensor, c: Tensor, reverse: bool,
-) -> Seven:  # fmt: skip
+) -> Sequence[Tensor]:  # fmt: skip
     """Back-propagation through time, written out; the gates are computed again on the way forward."""
     times = range(x.shape[0] - 1, -1, -1) if reverse else range(x.shape[0])
     projected = x @ w_ih.t() + b_ih + b_hh

@@ -4,6 +4,7 @@ In: a module. Out: a deep copy whose parameters have the hooks of the original, 
 """
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -23,10 +24,15 @@ def copy_of(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     return made
 
 
-def in_dtype(model: nn.Module, dtype: torch.dtype, only: type[Tensor] = Tensor) -> nn.Module:
-    """`model.to(dtype)`; complex tensors get its width, and so do those that others refer to. `only`: what is cast."""
+def in_dtype(
+    model: nn.Module, dtype: torch.dtype, only: type[Tensor] = Tensor, left: Iterable[Tensor] = ()
+) -> nn.Module:
+    """`model.to(dtype)`; complex tensors get its width, and so do those that others refer to.
+
+    `only`: what is cast; `left`: what is left as it is.
+    """
     wide = {torch.float64: torch.complex128}
-    cast: dict[int, Any] = {}
+    cast: dict[int, Any] = {id(tensor): (tensor, tensor) for tensor in left}
 
     def converted(tensor: Tensor) -> Tensor:
         if id(tensor) not in cast:

@@ -23,15 +23,14 @@ from plait.program.program import Program, Segment
 from plait.program.segment.behind import Behind
 from plait.program.segment.codegen import Fill, find_fills
 from plait.program.segment.layers import Run, chain, pieces_of, text_of
+from plait.program.segment.runs import plain, tried, with_memory
 from plait.program.segment.standalone import (
     decompositions_for,
     given_of,
     graph_of,
     likes_of,
-    put_together,
-    tensors_of,
 )
-from plait.torch_private.inductor import InductorError, Like, compile_graph
+from plait.torch_private.inductor import InductorError, Like, compile_graph, is_checked
 
 Told = Callable[[str, float, str | None], None]
 """(segment, seconds it took to compile, why it could not be)."""
@@ -215,16 +214,23 @@ class CompiledSegments:
         except InductorError as error:
             return self._as_written(segment, text, str(error))
         inputs = [*likes_of(given), *memory]
+        key = (text, tuple(tensor is not None for tensor in into), given, *memory)
 
         def made(compiled: Compiled) -> Run:
-            return _plain(segment) if compiled is None else _with_memory(compiled, segment, filled)
+            if compiled is None:
+                return plain(segment)
+            run = with_memory(compiled, segment, filled)
+            return tried(run, segment, put, refuse) if is_checked(graph, inputs) else run
 
-        key = (text, tuple(tensor is not None for tensor in into), given, *memory)
+        def refuse(reason: str) -> None:
+            self._functions[key] = None
+            self.told(segment.name, 0.0, reason)
+
         if key not in self._functions:
             if self.behind is not None:
                 wanted = self.behind.want(key, segment.name, graph, inputs, self.step)
                 wanted.puts.append(lambda compiled: put(made(compiled)))
-                return _plain(segment)
+                return plain(segment)
             self._functions[key] = self._compile(segment.name, graph, inputs, self.processes)
         return made(self._functions[key])
 
@@ -232,7 +238,7 @@ class CompiledSegments:
         if text not in self._functions:
             self._functions[text] = None
             self.told(segment.name, 0.0, reason)
-        return _plain(segment)
+        return plain(segment)
 
     def leave_out(self, segment: Segment) -> None:
         """Take note, once, of a program whose shapes vary, of which this is a segment: it runs as written."""
@@ -262,33 +268,6 @@ class CompiledSegments:
         if reason is not None or not loads:
             self.told(name, took, reason)
         return compiled
-
-
-def _plain(segment: Segment) -> Run:
-    """What runs a segment as it is written."""
-    return segment.run if segment.fillable else lambda args, into: segment.run(args)
-
-
-def _with_memory(
-    compiled: Callable[..., Any], segment: Segment, filled: Sequence[tuple[fx.Node, Fill]]
-) -> Run:
-    """Call what was compiled with the caller's memory behind the inputs, and put that back among the outputs."""
-    places = {segment.outputs.index(fill.output): place for place, (_, fill) in enumerate(filled)}
-    made = {node.name: node.meta["val"] for node in segment.nodes}
-    outputs = [(places.get(at), made[name]) for at, name in enumerate(segment.outputs)]
-    are_tensors = not places and all(isinstance(like, Tensor) for _, like in outputs)
-
-    def run(args: list[Any], into: Sequence[Tensor | None] = ()) -> tuple[Any, ...]:
-        memory = [tensor for tensor in into if tensor is not None]
-        taken = [*tensors_of(args), *memory]
-        args.clear()
-        results = compiled(taken)
-        if are_tensors:
-            return tuple(results)
-        left = iter(results)
-        return tuple(put_together(like, left) if at is None else memory[at] for at, like in outputs)
-
-    return run
 
 
 def _computes(node: fx.Node) -> bool:

@@ -15,6 +15,7 @@ from plait.program.program import Bucket
 from plait.run.hold.away.gone import Gone
 from plait.run.hold.bounds import by_norm, clamp, entries, norms_of
 from plait.run.hold.bucket_memory import BucketMemory
+from plait.run.hold.lying import lying_as
 from plait.run.hold.sparse import to_dense, to_sparse
 from plait.run.hold.state import ModelState
 from plait.run.link.links import Links
@@ -257,7 +258,7 @@ class GradientStore:
 
     def hand_over(self, buckets: Sequence[Bucket], *, part: bool = False) -> None:
         """Put the gradients where the optimizer looks for them; `part`: those of other buckets come apart."""
-        gradients = self.gradients(buckets)
+        gradients = {n: lying_as(g, self._state.parameters[n]) for n, g in self.gradients(buckets).items()}
         if any(bucket in self._gone.gradients for bucket in buckets):
             self._gone.finish(gradients)
         if self.on_ready is not None:

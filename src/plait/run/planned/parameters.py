@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from plait.errors import UsageError
 from plait.program.layout import Layout
+from plait.run.hold.lying import lying_as
 from plait.run.planned.promise import Recorded, Runs
 
 _IN_PLACE = ("mul_", "div_", "clamp_", "clamp_min_", "clamp_max_", "nan_to_num_", "__imul__", "__itruediv__")
@@ -170,7 +171,7 @@ class Gradients:
         for name, gradient in found.items():
             shard = self.shards[name]
             if shard.grad is None:
-                shard.grad = gradient
+                shard.grad = lying_as(gradient, shard)
             else:
                 shard.grad = shard.grad + gradient
 

@@ -7,7 +7,7 @@ them, the difference is infinite; it is never NaN.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ FP32_FLOOR = 1e-4
 """Floor of weights and buffers in float32, likewise."""
 _FLOAT64_FLOOR = 1e-3
 """Times the tolerance of 1e-9: 1e-12 of the norm of all tensors."""
+_NOISES = 5
+"""Times what rounding does to one of two runs: both are rounded, and each in its own order."""
 _LATER = 100
 """In float32, AdamW has amplified the rounding of the first step from the second on."""
 
@@ -43,8 +45,38 @@ class Difference:
         return self.largest <= self.tolerance
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Noise:
+    """Of tensors by name, how far rounding alone takes them, as a share of their largest value."""
+
+    gradients: Mapping[str, float] = field(default_factory=dict)
+    """Of the first step."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """After the last one: an optimizer may make steps of full length of gradients that are noise."""
+
+
+_QUIET = Noise()
+
+
+def noise_of(record: Record, exact: Record) -> Noise:
+    """From the same run with less rounding; where either is not finite nothing is known."""
+    pairs = ((record.gradients[0], exact.gradients[0], FP32), (record.weights, exact.weights, FP32_FLOOR))
+    found = []
+    for ours, theirs, share in pairs:
+        floor = norm(theirs.values()) * share
+        off = {name: relative(ours[name], theirs[name], floor) for name in ours.keys() & theirs.keys()}
+        found.append({name: value for name, value in off.items() if math.isfinite(value)})
+    return Noise(gradients=found[0], weights=found[1])
+
+
 def compare(
-    reference: Record, record: Record, *, rough: bool, tolerance: float, weight_tolerance: float
+    reference: Record,
+    record: Record,
+    *,
+    rough: bool,
+    tolerance: float,
+    weight_tolerance: float,
+    noise: Noise = _QUIET,
 ) -> list[Difference]:
     """Every tensor of two runs, in the order of computation; `rough`: not in float64 throughout."""
     found = []
@@ -54,7 +86,8 @@ def compare(
         found.append(_number("loss", step, loss, other, later[step]))
         if not (rough and step > 0):
             floor = norm(ours.values()) * (FP32 if rough else _FLOAT64_FLOOR)
-            found += _tensors("gradient", f"at step {step + 1}", ours, theirs, floor, tolerance)
+            noisy = noise.gradients if step == 0 else {}
+            found += _tensors("gradient", f"at step {step + 1}", ours, theirs, floor, tolerance, noisy)
     if reference.norms is not None and record.norms is not None:
         # AdamW does not notice a gradient that was clipped too much
         for step, (ours_, theirs_) in enumerate(zip(reference.norms, record.norms, strict=True)):
@@ -66,7 +99,8 @@ def compare(
         ("buffer", reference.buffers, record.buffers),
     ):
         floor = norm(tensor for tensor in ours.values() if tensor.is_floating_point()) * share
-        found += _tensors(kind, after, ours, theirs, floor, weight_tolerance)
+        noisy = noise.weights if kind == "weight" else {}
+        found += _tensors(kind, after, ours, theirs, floor, weight_tolerance, noisy)
     if record.spread is not None:
         found.append(
             Difference(kind="spread", name="weights between ranks", largest=record.spread, tolerance=0.0)
@@ -110,6 +144,7 @@ def _tensors(
     theirs: Mapping[str, Tensor],
     floor: float,
     tolerance: float,
+    noise: Mapping[str, float],
 ) -> list[Difference]:
     """Of every name that either side has; one that the other has not is infinitely far off."""
     return [
@@ -119,7 +154,7 @@ def _tensors(
             largest=relative(ours[name], theirs[name], floor)
             if name in ours and name in theirs
             else math.inf,
-            tolerance=tolerance,
+            tolerance=max(tolerance, _NOISES * noise.get(name, 0.0)),
         )
         for name in dict.fromkeys([*ours, *theirs])
     ]

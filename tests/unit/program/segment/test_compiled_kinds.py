@@ -36,6 +36,20 @@ cube.register_autograd(
 )
 
 
+@torch.library.custom_op("plait_test_kinds::column", mutates_args=())
+def column(x: Tensor) -> Tensor:
+    """What it returns lies otherwise than its rule says."""
+    return (2 * x).t().contiguous().t()
+
+
+@column.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+column.register_autograd(lambda ctx, grad: torch.ops.plait_test_kinds.column(grad))
+
+
 class Kind(nn.Module):
     """A layer of the kind, between two that everybody knows."""
 
@@ -85,3 +99,46 @@ def test_every_kind_of_op_is_right(kind: str, plan: str, monkeypatch: pytest.Mon
     assert len(refused) == len(set(refused)), told
     if kind != "complex":
         assert not refused, told
+
+
+def test_an_op_whose_rule_says_how_it_does_not_lie_runs_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, str | None]] = []
+    monkeypatch.setattr(compiled, "_untold", lambda name, _, reason: told.append((name, reason)))
+    job = Job(
+        model=lambda: Kind(torch.ops.plait_test_kinds.column), data=(torch.randn(8, 6), torch.randint(0, 3, (8,))),
+        batch=8, steps=3, loss=nn.CrossEntropyLoss(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+    )  # fmt: skip
+    plain, fast = (
+        run_serially(job, resolve("single", 1, {"compile": how}, None), 3, torch.float64)
+        for how in ("off", "on")
+    )
+    assert fast.losses == pytest.approx(plain.losses, rel=1e-9)
+    told = [(name, reason) for name, reason in told if reason is not None]
+    assert len(told) == len(set(told)) and told
+    assert all("lies otherwise than its rule says" in str(reason) for _, reason in told)
+
+
+class Sentences(nn.Module):
+    """A table before a recurrent layer: what is looked up is turned on its way in, its gradient on its way out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(9, 4), nn.Linear(10, 3)
+        self.cell = nn.LSTM(4, 5, bidirectional=True, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.cell(self.table(x))[0].mean(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_recurrent_layer_behind_a_table(dtype: torch.dtype) -> None:
+    job = Job(
+        model=Sentences, data=(torch.randint(0, 9, (8, 3)), torch.randint(0, 3, (8,))), batch=8, steps=2,
+        loss=nn.CrossEntropyLoss(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+    )  # fmt: skip
+    plain, fast = (
+        run_serially(job, resolve("single", 1, {"compile": how}, None), 2, dtype) for how in ("off", "on")
+    )
+    near = 1e-9 if dtype == torch.float64 else 1e-5
+    for name, weight in plain.weights.items():
+        assert torch.allclose(weight, fast.weights[name], rtol=0, atol=near), name

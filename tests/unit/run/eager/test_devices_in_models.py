@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import plait
 from plait.errors import CaptureError, JobError
 from plait.graph.from_job import Captures
+from plait.job.origin import fix_of
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
 
@@ -61,3 +62,16 @@ def test_a_factory_that_moves_its_model(tmp_path: Path) -> None:
         plait.train(job, "single", out=tmp_path / "run")
     assert failed.value.fix is not None and "--device" in failed.value.fix
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Torch not compiled with CUDA enabled",
+        "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver",
+        "CUDA error: invalid device ordinal",
+    ],
+)
+def test_every_way_in_which_torch_says_that_there_is_none(text: str) -> None:
+    """Builds of torch for GPUs say it otherwise than those for processors."""
+    assert "--device" in fix_of(RuntimeError(text))

@@ -23,10 +23,10 @@ def aligned(op: Op, dim: int) -> tuple[Placement, ...]:
 
 @rule(
     "pointwise", aten.clone, aten._to_copy, aten.lift_fresh_copy, aten.copy, aten.where, aten.masked_fill, aten.fill,
-    aten.leaky_relu_backward, aten.hardtanh_backward, aten.elu_backward, aten.softplus_backward, aten.mish_backward,
-    aten.hardswish, aten.hardswish_backward, aten.hardsigmoid_backward, aten.hardshrink_backward,
-    aten.softshrink_backward, aten.log_sigmoid_forward, aten.log_sigmoid_backward, aten._prelu_kernel,
-    aten._prelu_kernel_backward,
+    aten._conj_physical, aten.leaky_relu, aten.leaky_relu_backward, aten.hardtanh_backward,
+    aten.elu_backward, aten.softplus_backward, aten.mish_backward, aten.hardswish, aten.hardswish_backward,
+    aten.hardsigmoid_backward, aten.hardshrink_backward, aten.softshrink_backward, aten.log_sigmoid_forward,
+    aten.log_sigmoid_backward, aten._prelu_kernel, aten._prelu_kernel_backward,
 )  # fmt: skip
 def pointwise(op: Op) -> list[Strategy]:
     """What torch tags as pointwise, and what it has not tagged though it is."""
