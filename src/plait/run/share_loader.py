@@ -84,7 +84,7 @@ class ShareLoader:
 
     def __len__(self) -> int:
         if self._order is None:
-            samples = len(self.dataset)  # a stream may say it, and raises a TypeError otherwise
+            samples = len(self.dataset)  # type: ignore[arg-type]  # a stream may say it, else a TypeError
             return samples // self.batch_size if self.loader.drop_last else -(-samples // self.batch_size)
         return num_batches(self.loader, self.batch_size) if self._draws else self._order.num_batches_per_epoch
 
