@@ -92,6 +92,16 @@ class ShareLoader:
         """Whatever else loops ask a DataLoader."""
         return getattr(self.__dict__["loader"], name)
 
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Accelerate's name of `at_end`."""
+        return self.at_end
+
+    @property
+    def total_batch_size(self) -> int:
+        """Accelerate's name of `batch_size`."""
+        return self.batch_size
+
     def set_epoch(self, epoch: int) -> None:
         """Which pass the next one is."""
         self.epoch = epoch
