@@ -20,11 +20,11 @@ class Optimizer(torch.optim.Optimizer):
     param_groups = property(
         lambda self: self.optimizer.param_groups,
         lambda self, groups: setattr(self.optimizer, "param_groups", groups),
-    )  # type: ignore[assignment]
-    state = property(  # type: ignore[assignment]
+    )
+    state = property(
         lambda self: self.optimizer.state, lambda self, state: setattr(self.optimizer, "state", state)
     )
-    defaults = property(lambda self: self.optimizer.defaults)  # type: ignore[assignment]
+    defaults = property(lambda self: self.optimizer.defaults)
     step_was_skipped = False
     """Only steps in fp16 are."""
 

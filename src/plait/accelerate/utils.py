@@ -53,6 +53,6 @@ def _is_available(what: str) -> bool:
     if what == "bf16":
         return True
     devices = getattr(torch, what, None) or getattr(torch.backends, what, None)
-    if hasattr(devices, "is_available"):
-        return bool(devices.is_available())
+    if (asked := getattr(devices, "is_available", None)) is not None:
+        return bool(asked())
     return importlib.util.find_spec(what) is not None
