@@ -36,8 +36,10 @@ CLOSE = 1e-4
 """How far two right answers in float32 may be apart, as a share of a tensor's largest value."""
 NOISE = 20.0
 """Times what a change in the last bits of the weights makes of the same loop."""
+CLOSE_SHORT = 2.0**-4
+"""The same of a model in bfloat16, whose numbers have eight bits."""
 LAST_BITS = 2.0**-23
-"""A relative change that float32 just sees."""
+"""A relative change that float32 just sees; other dtypes have their own."""
 EQUAL = "equal"
 
 
@@ -112,7 +114,8 @@ def _under(job: Job, plan: str, captures: Captures, reference: Record | str, out
         return f"failed: {short(error)}"
     if isinstance(reference, str):
         return reference
-    found = _differences(reference, _with_zeros(record, reference), CLOSE)
+    short_floats = any(value.dtype == torch.bfloat16 for value in reference.weights.values())
+    found = _differences(reference, _with_zeros(record, reference), CLOSE_SHORT if short_floats else CLOSE)
     if found:
         noise = _noise(job, captures, reference)
         found = [d for d in found if d.largest > NOISE * noise.get(d.kind, 0.0)]
@@ -145,7 +148,8 @@ def _noise(job: Job, captures: Captures, reference: Record) -> dict[str, float]:
             for parameter in model.parameters():
                 if parameter.is_floating_point():
                     signs = torch.randint(-1, 2, parameter.shape, generator=draw)
-                    parameter.mul_(1 + LAST_BITS * signs)
+                    bits = max(LAST_BITS, torch.finfo(parameter.dtype).eps)
+                    parameter.mul_(1 + bits * signs)
         return model
 
     try:

@@ -107,7 +107,12 @@ def _build(cls: Any, config: Any) -> nn.Module:
 
 
 def loss_of(model: Any, batch: dict[str, Tensor], fixed: dict[str, Any]) -> Tensor:
-    """The loss that the head gives."""
+    """The loss that the head gives; inputs have the model's dtype, as people who shorten it give them."""
+    dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    if dtype != torch.float32:
+        batch = {
+            name: value.to(dtype) if value.is_floating_point() else value for name, value in batch.items()
+        }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loss = model(**batch, **fixed).loss

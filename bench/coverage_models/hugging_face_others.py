@@ -94,8 +94,9 @@ VARIANTS: Mapping[str, Callable[[PretrainedConfig], None]] = {
     "widths": _odd_widths,
     "dropout": _other_dropout,
     "checkpointing": _as_it_is,
+    "bfloat16": _as_it_is,
 }
-"""What is done to a small config; `checkpointing` is asked of the model."""
+"""What is done to a small config; `checkpointing` and `bfloat16` are asked of the model."""
 
 
 def names() -> list[str]:
@@ -133,19 +134,21 @@ def _built(cls: Any, config: PretrainedConfig, variant: str, note: str) -> Case:
     if variant == "checkpointing":
         if not cls.supports_gradient_checkpointing:
             raise UnbuildableError("no checkpointing")
-        cls = _Checkpointing(cls)
+        cls = _Asked(cls, lambda model: model.gradient_checkpointing_enable())
+    if variant == "bfloat16":
+        cls = _Asked(cls, lambda model: model.bfloat16())
     return hugging_face._with_labels(cls, config, f"{note}, {count / 1e6:.1f} M")
 
 
-class _Checkpointing:
-    """A class of models that recompute activations; otherwise it is that class."""
+class _Asked:
+    """A class of models that something is asked of once they are built; otherwise it is that class."""
 
-    def __init__(self, cls: Any) -> None:
-        self._cls = cls
+    def __init__(self, cls: Any, ask: Callable[[Any], Any]) -> None:
+        self._cls, self._ask = cls, ask
 
     def __call__(self, config: PretrainedConfig) -> Any:
         model = self._cls(config)
-        model.gradient_checkpointing_enable()
+        self._ask(model)
         return model
 
     def __getattr__(self, name: str) -> Any:

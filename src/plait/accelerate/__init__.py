@@ -7,16 +7,31 @@ As there, `batch_size` is that of one process unless `split_batches`. State is s
 """
 
 from plait.accelerate.accelerator import Accelerator
-from plait.accelerate.functions import DistributedType, set_seed, skip_first_batches
+from plait.accelerate.functions import (
+    DistributedType,
+    find_executable_batch_size,
+    set_seed,
+    skip_first_batches,
+)
 from plait.accelerate.processes import PartialState
-from plait.accelerate.settings import DataLoaderConfiguration, DistributedDataParallelKwargs
+from plait.accelerate.settings import (
+    DataLoaderConfiguration,
+    DDPCommunicationHookType,
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+    ProfileKwargs,
+)
 
 __all__ = [
     "Accelerator",
+    "DDPCommunicationHookType",
     "DataLoaderConfiguration",
     "DistributedDataParallelKwargs",
     "DistributedType",
+    "InitProcessGroupKwargs",
     "PartialState",
+    "ProfileKwargs",
+    "find_executable_batch_size",
     "set_seed",
     "skip_first_batches",
 ]

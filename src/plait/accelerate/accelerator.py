@@ -17,6 +17,8 @@ from plait.accelerate.settings import (
     DataLoaderConfiguration,
     DistributedDataParallelKwargs,
     GradientAccumulationPlugin,
+    InitProcessGroupKwargs,
+    ProfileKwargs,
     ProjectConfiguration,
 )
 from plait.accelerate.steppers import Optimizer, Scheduler
@@ -52,8 +54,10 @@ class Accelerator(PartialState):
         unknown += [
             f"kwargs_handlers=[{type(one).__name__}(...)]"
             for one in kwargs_handlers or ()
-            if not isinstance(one, DistributedDataParallelKwargs)
+            if not isinstance(one, DistributedDataParallelKwargs | InitProcessGroupKwargs | ProfileKwargs)
         ]
+        profiles = [one for one in kwargs_handlers or () if isinstance(one, ProfileKwargs)]
+        self._profile = profiles[-1] if profiles else ProfileKwargs()
         if unknown:
             raise UsageError(
                 f"Accelerator({', '.join(unknown)}) is not known here.",
@@ -187,6 +191,9 @@ class Accelerator(PartialState):
             tree = map_tensors(lambda t: t[:own] if t.dim() and t.shape[0] == usual else t, tree)
         return self.gather(tree)
 
+    def unscale_gradients(self, optimizer: Any = None) -> None:
+        """Nothing is to be done: gradients are not scaled."""
+
     def autocast(self) -> AbstractContextManager[Any]:
         """Where computing in short floats is wanted."""
         wanted = self.mixed_precision == "bf16"
@@ -256,6 +263,13 @@ class Accelerator(PartialState):
         """torch.save on the main process."""
         if self.is_main_process:
             torch.save(value, path)
+
+    @contextmanager
+    def profile(self, profile_handler: ProfileKwargs | None = None) -> Iterator[torch.profiler.profile]:
+        """torch's profiler; each process writes its trace where the handler says."""
+        with (profile_handler or self._profile).recorded(self.process_index) as profiler:
+            yield profiler
+        self.wait_for_everyone()
 
     def free_memory(self, *objects: Any) -> tuple[None, ...]:
         """Forget what was prepared."""

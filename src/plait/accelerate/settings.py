@@ -1,9 +1,13 @@
 """Accelerate's groups of settings, with its names and defaults: what they mean here, or why they are refused."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from plait.errors import UsageError
 
@@ -89,3 +93,50 @@ class DistributedDataParallelKwargs:
                 f"DistributedDataParallelKwargs(comm_hook={comm_hook!r}) is not known here.",
                 fix="leave it out; plait's own jobs have --set sync.compress=bf16, fp16, topk or powersgd.",
             )
+
+
+@dataclass
+class InitProcessGroupKwargs:
+    """How processes find each other. Has no effect: plait has its own way, and waits as long as others live."""
+
+    backend: str | None = None
+    init_method: str | None = None
+    timeout: Any = None
+
+
+@dataclass
+class ProfileKwargs:
+    """What `Accelerator.profile` gives to `torch.profiler.profile`."""
+
+    activities: list[str] | None = None
+    """"cpu", "cuda", ...; None: all."""
+    schedule_option: dict[str, int] | None = None
+    on_trace_ready: Any = None
+    record_shapes: bool = False
+    profile_memory: bool = False
+    with_stack: bool = False
+    with_flops: bool = False
+    with_modules: bool = False
+    output_trace_dir: str | None = None
+    """Where each process writes profile_N.json."""
+
+    @contextmanager
+    def recorded(self, number: int) -> Iterator[torch.profiler.profile]:
+        """What is done within it, by the process of that number."""
+        kinds = [getattr(torch.profiler.ProfilerActivity, kind.upper()) for kind in self.activities or ()]
+        plan: Any = torch.profiler.schedule(**self.schedule_option) if self.schedule_option else None
+        with torch.profiler.profile(
+            activities=kinds or None,
+            schedule=plan,
+            on_trace_ready=self.on_trace_ready,
+            record_shapes=self.record_shapes,
+            profile_memory=self.profile_memory,
+            with_stack=self.with_stack,
+            with_flops=self.with_flops,
+            with_modules=self.with_modules,
+        ) as profiler:
+            yield profiler
+        if self.output_trace_dir is not None:
+            folder = Path(self.output_trace_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(folder / f"profile_{number}.json"))

@@ -44,7 +44,9 @@ class Captures:
         self.device_type = device_type if job.precision != "fp32" else "cpu"
         """What the steps will run on, where their precision depends on it."""
         self.source = (
-            source if source is not None else open_data(job.data, job.collate, skip_bad=job.skip_bad)
+            source
+            if source is not None
+            else open_data(job.data, job.collate, skip_bad=job.skip_bad, drop_last=job.drop_last)
         )
         self.dtype = dtype
         first = torch.zeros(3, dtype=torch.int64)
@@ -139,7 +141,9 @@ class Captures:
     def reopened(self) -> "Captures":
         """The same graphs, of data that is opened anew: nobody has read from it."""
         found = copy(self)
-        found.source = open_data(self.job.data, self.job.collate, skip_bad=self.job.skip_bad)
+        found.source = open_data(
+            self.job.data, self.job.collate, skip_bad=self.job.skip_bad, drop_last=self.job.drop_last
+        )
         return found
 
     def forget(self) -> None:

@@ -36,7 +36,7 @@ def give_shapes(model: nn.Module, job: Any) -> None:
     """Run the job's code once, which makes the parameters of lazy modules; raises JobError where it does not."""
     parts = job.parts()
     with kept_generators():
-        source = open_data(job.data, job.collate, skip_bad=job.skip_bad)
+        source = open_data(job.data, job.collate, skip_bad=job.skip_bad, drop_last=job.drop_last)
         batch = source.fetch(_first_ids(job, source.num_samples))
     wide = any(p.dtype in (torch.float64, torch.complex128) for p in model.parameters())
 

@@ -5,6 +5,7 @@ by a seed. Batches are those of one process: `batch_size` counts the samples of 
 """
 
 import hashlib
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -20,7 +21,7 @@ from plait.job.data.loader import Loader
 from plait.job.data.open import open_data
 from plait.job.data.share import LoadedStep
 from plait.job.data.source import Stream
-from plait.job.data.torch_loader import Drawn, batch_of, collate_of, draw, num_batches, order_of
+from plait.job.data.torch_loader import Drawn, Passes, batch_of, collate_of, num_batches, order_of
 from plait.job.order import SampleOrder
 from plait.run.wire.tell import tell
 from plait.run.wrap import join_ranks
@@ -48,9 +49,9 @@ class ShareLoader:
         `one_ahead`: a batch is read before the one before it is given."""
         rank, ranks = place or join_ranks(device or torch.device("cpu"))
         self.dataset, self.loader, self._device = loader.dataset, loader, device
-        self.batch_size, self._times = batch_of(loader) * times, times
+        self.batch_size, self._passes = batch_of(loader) * times, Passes(loader, times)
         """Samples of a batch, over all ranks."""
-        self._source = open_data(loader.dataset, collate_of(loader))
+        self._source = open_data(loader.dataset, collate_of(loader), drop_last=loader.drop_last)
         self._order: SampleOrder | None = None
         if not isinstance(self._source, Stream):
             assert self._source.num_samples is not None
@@ -60,7 +61,14 @@ class ShareLoader:
                 seed=seed or 0,
                 **order_of(loader),
             )
-        self._draws, self._one_ahead = seed is None and self._order is not None, one_ahead
+        elif loader.num_workers and rank == 0:
+            asked = ", its worker_init_fn is not called" if loader.worker_init_fn is not None else ""
+            warnings.warn(
+                f"num_workers={loader.num_workers} read nothing{asked}: the data is a stream, which each rank walks "
+                "itself, in the order that it has without workers.",
+                stacklevel=3,
+            )
+        self._draws, self._one_ahead = seed is None, one_ahead
         self._rank, self._ranks = rank, ranks
         self.epoch = 0
         """The next pass."""
@@ -76,12 +84,23 @@ class ShareLoader:
 
     def __len__(self) -> int:
         if self._order is None:
-            raise TypeError("a stream has no length")
+            samples = len(self.dataset)  # type: ignore[arg-type]  # a stream may say it, else a TypeError
+            return samples // self.batch_size if self.loader.drop_last else -(-samples // self.batch_size)
         return num_batches(self.loader, self.batch_size) if self._draws else self._order.num_batches_per_epoch
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else loops ask a DataLoader."""
         return getattr(self.__dict__["loader"], name)
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Accelerate's name of `at_end`."""
+        return self.at_end
+
+    @property
+    def total_batch_size(self) -> int:
+        """Accelerate's name of `batch_size`."""
+        return self.batch_size
 
     def set_epoch(self, epoch: int) -> None:
         """Which pass the next one is."""
@@ -126,7 +145,11 @@ class ShareLoader:
 
     def _steps(self, epoch: int, skipped: int) -> Iterator[LoadedStep]:
         """The batches of a pass after the first ones, in the order of the data or in that which is drawn."""
-        parts = draw(self.loader, self._times) if self._draws and self._drawn is None else None
+        if self._order is None and self._draws:
+            self._passes.begin()
+            yield from self._read(None, epoch, skipped)
+            return
+        parts = self._passes.draw() if self._draws and self._drawn is None else None
         drawn = self._drawn or (_agreed(parts) if parts is not None else None)
         if drawn is None:
             yield from self._read(self._order, epoch, skipped)
@@ -146,7 +169,8 @@ class ShareLoader:
         with Loader(
             source=self._source, order=order, batch=self.batch_size, rank=self._rank, ranks=self._ranks,
             start_step=epoch * steps + skipped, stop_step=(epoch + 1) * steps if steps else None,
-            epochs=None if steps else 1, workers=workers, depth=self.loader.prefetch_factor or (2 if workers else 0),
+            epochs=None if steps else 1, workers=workers, worker_init=self.loader.worker_init_fn,
+            depth=self.loader.prefetch_factor or (2 if workers else 0),
         ) as loaded:  # fmt: skip
             yield from loaded
 

@@ -6,8 +6,9 @@ loss weighs what it is a mean of, read off its autograd graph as in models that 
 statistics of all. All ranks must run backward equally often. What a rank draws at random is its own.
 """
 
+import itertools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -20,14 +21,15 @@ from plait.errors import UsageError
 from plait.job.batch import map_tensors, tensors_in
 from plait.job.reading import read_loss
 from plait.program.instructions import Collective
+from plait.run.backward_pass import one_loss, reached, samples_of
 from plait.run.eager.company import Company
 from plait.run.eager.statistics import WholeStatistics
+from plait.run.rank_gradients import RankGradients
 from plait.run.start.party import TIMEOUT_S, meet, place_here
 from plait.torch_private.intercept import intercepted
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_BUCKET_BYTES = 25 << 20
-"""Gradients that travel together, as in DistributedDataParallel."""
+_calls, _gradients = itertools.count(), RankGradients()
 _wrapped: "list[weakref.ref[Wrapped]]" = []
 """Whom a backward pass may be for, in the order in which all ranks wrapped them."""
 
@@ -88,50 +90,64 @@ class Wrapped(nn.Module):
         self.rank, self.ranks = join_ranks(first.device)
         self._device = first.device
         self._syncs, self._is_alone = True, False
-        self._num_samples: int | None = None
-        """Of the last forward that a backward may follow."""
+        self._num_samples, self._called, self._awaits = 1, -1, False
+        """Of the last forward in training: its samples, its number, whether no backward followed it."""
         self._outputs: list[Tensor] = []
         """Of that forward."""
         self.fraction = 1.0
         """What this rank's last loss weighed in that of all."""
         self.divisor: float | None = None
         """Losses that are sums over this number are parts of one loss: what all ranks count together."""
-        self._touched: set[int] = set()
-        """Parameters with a gradient that is not summed yet, by number."""
-        self._is_whole = False
-        """Whether gradients are sums over all ranks."""
         self._trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if self.ranks > 1:
             equalize(module)
-            for number, parameter in enumerate(self._trained):
-                parameter.register_post_accumulate_grad_hook(self._toucher(number))  # type: ignore[no-untyped-call]
-            _wrapped.append(weakref.ref(self))
-            _watch_backward()
+            self._watch()
 
-    def _toucher(self, number: int) -> Callable[[Tensor], None]:
-        own = weakref.ref(self)
+    def _watch(self) -> None:
+        """Be told of gradients that come, and of passes."""
+        _gradients.watch(self._trained)
+        _wrapped.append(weakref.ref(self))
+        torch.autograd.backward = _backward  # `Tensor.backward` calls it by this name
 
-        def touched(parameter: Tensor) -> None:
-            if (wrapped := own()) is not None:
-                wrapped._touched.add(number)
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies, and what is saved, have nothing of a pass."""
+        return {**self.__dict__, "_outputs": [], "_awaits": False}
 
-        return touched
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.rank, self.ranks = join_ranks(self._device)
+        if self.ranks > 1:
+            self._watch()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own; while it trains, batch norm meets the other ranks."""
         if self.ranks == 1 or self._is_alone:
             return self.module(*args, **kwargs)
-        count = _samples_of([*args, *kwargs.values()])
+        count = samples_of([*args, *kwargs.values()])
         stands_in = not count and not self._normalizes()
         run = partial(without_samples, self.module) if stands_in else self.module
         if not (self.module.training and torch.is_grad_enabled()):
             return run(*args, **kwargs)
-        self._num_samples = count
+        self._num_samples, self._called, self._awaits = count, next(_calls), True
         company = self._company()
         with self._statistics(company):
             output = run(*args, **kwargs)
         company.leave()
         self._outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        return output
+
+    def _by_name(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Another method than `forward`: a call of the model as well where it returns what can be differentiated."""
+        if self._is_alone or not (self.module.training and torch.is_grad_enabled()):
+            return method(*args, **kwargs)
+        company = self._company()
+        with self._statistics(company):
+            output = method(*args, **kwargs)
+        if company.has_met:
+            company.leave()
+        if outputs := [tensor for tensor in tensors_in(output) if tensor.requires_grad]:
+            self._num_samples = samples_of([*args, *kwargs.values()])
+            self._called, self._awaits, self._outputs = next(_calls), True, outputs
         return output
 
     def _company(self) -> Company:
@@ -169,56 +185,18 @@ class Wrapped(nn.Module):
             yield
         finally:
             self._is_alone = before
-            self._touched.clear()
-
-    def _begin(self) -> None:
-        """A pass adds to gradients that are sums over all ranks already: each rank has a part of those."""
-        if self._is_whole:
-            for number, parameter in enumerate(self._trained):
-                if parameter.grad is not None:
-                    parameter.grad.div_(self.ranks)
-                    self._touched.add(number)
-        self._is_whole = False
-
-    def _end(self) -> None:
-        """Sum over all ranks; parameters that any of them used have a gradient on all. The pass was for this model
-        if there are any."""
-        flags = torch.zeros(len(self._trained), dtype=torch.int32, device=self._device)
-        flags[list(self._touched)] = 1
-        dist.all_reduce(flags)
-        numbers = flags.nonzero().flatten().tolist()
-        if not numbers:
-            return
-        self._num_samples, self._outputs = None, []
-        if not self._syncs:
-            return
-        with torch.no_grad():
-            for number in numbers:
-                parameter = self._trained[number]
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-            for bucket in _buckets([self._trained[number] for number in numbers]):
-                gradients = [parameter.grad for parameter in bucket if parameter.grad is not None]
-                flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-                dist.all_reduce(flat)
-                parts = flat.split([gradient.numel() for gradient in gradients])  # type: ignore[no-untyped-call]
-                for gradient, part in zip(gradients, parts, strict=True):
-                    gradient.copy_(part.view_as(gradient))
-        self._touched.clear()
-        self._is_whole = True
+            _gradients.forget(self._trained)
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__("module"), name)
+            found = getattr(super().__getattr__("module"), name)
+            is_own = self.ranks > 1 and getattr(found, "__self__", None) is self.module
+            return partial(self._by_name, found) if is_own else found
 
 
 _original = torch.autograd.backward
-
-
-def _watch_backward() -> None:
-    torch.autograd.backward = _backward  # `Tensor.backward` calls it by this name
 
 
 def _backward(
@@ -230,40 +208,72 @@ def _backward(
     inputs: Any = None,
 ) -> None:
     """torch's, with the loss weighed among those of all ranks; then gradients are summed."""
-    root = tensors if isinstance(tensors, Tensor) else tensors[0] if len(tensors) == 1 else None
-    alive = [one for one in (known() for known in _wrapped) if one is not None]
-    waiting = [one for one in alive if one._num_samples is not None]
-    if not waiting or root is None or root.numel() != 1 or inputs is not None:
+    alive = [one for one in (known() for known in _wrapped) if one is not None and not one._is_alone]
+    if not alive or _gradients.is_passed:  # a pass within a pass, as checkpointing has them
         return _original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
-    lead = waiting[0]
-    assert lead._num_samples is not None
+    root, given = one_loss(tensors, grad_tensors)
+    waiting = _meant(root, alive)
+    if not waiting:
+        return _original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
+    lead = max(waiting, key=lambda one: one._called)
     company = lead._company()
     fraction = _fraction(root, lead, company)
     for one in waiting:
         one.fraction = fraction
-        one._begin()
-    normalizing = next((one for one in waiting if one._normalizes()), lead)
-    with normalizing._statistics(company):
-        if fraction > 0:
-            given = (
-                grad_tensors if isinstance(grad_tensors, Tensor) or grad_tensors is None else grad_tensors[0]
-            )
-            scale = torch.full_like(root, fraction) if given is None else given * fraction
-            _original(root, scale, retain_graph, create_graph)
-        elif normalizing._normalizes() and normalizing._outputs:
-            # the loss may be no number, but this rank's samples are in the statistics of others
-            outputs = normalizing._outputs
-            _original(outputs, [torch.zeros_like(output) for output in outputs])
+    _gradients.is_passed = True
+    try:
+        _pass(root, given, fraction, waiting, company, retain_graph, create_graph, inputs)
+    finally:
+        _gradients.is_passed = False
     company.leave()
-    for one in waiting:
-        one._end()
+    _settle(waiting)
     return None
+
+
+def _settle(waiting: list[Wrapped]) -> None:
+    """Gradients become sums; the pass was for the models whose parameters it reached on any rank."""
+    found = _gradients.reached(list({id(p): p for one in waiting for p in one._trained}.values()))
+    numbers, summed = {id(parameter) for parameter in found}, set[int]()
+    for one in waiting:
+        own = {id(parameter) for parameter in one._trained} & numbers
+        if own:
+            one._awaits, one._outputs = False, []
+        summed |= own if one._syncs else set()
+    _gradients.add_up([parameter for parameter in found if id(parameter) in summed])
+
+
+def _meant(root: Tensor, alive: list[Wrapped]) -> list[Wrapped]:
+    """Whom a pass may be for: models that were called since their last one, and those that the graph shows."""
+    if all(one._awaits for one in alive):
+        return alive
+    leaves = reached(root)
+    return [one for one in alive if one._awaits or any(id(p) in leaves for p in one._trained)]
+
+
+def _pass(
+    root: Tensor,
+    given: Tensor | None,
+    fraction: float,
+    waiting: list[Wrapped],
+    company: Company,
+    retain_graph: bool | None,
+    create_graph: bool,
+    inputs: Any,
+) -> None:
+    normalizing = [one for one in waiting if one._called >= 0 and one._normalizes()]
+    statistics = WholeStatistics(company, nn.ModuleList(one.module for one in normalizing)).takers()
+    with intercepted(statistics if normalizing else ()):
+        if fraction > 0:
+            scale = torch.full_like(root, fraction) if given is None else given * fraction
+            _original(root, scale, retain_graph, create_graph, inputs=inputs)
+        elif outputs := [output for one in normalizing for output in one._outputs]:
+            # the loss may be no number, but this rank's samples are in the statistics of others
+            _original(outputs, [torch.zeros_like(output) for output in outputs], inputs=inputs)
 
 
 def _fraction(loss: Tensor, model: Wrapped, company: Company) -> float:
     """What this rank's loss weighs in that of all; a sum counts whole, one over no samples not at all."""
     num_samples = model._num_samples
-    assert num_samples is not None
     reading = read_loss(loss, num_samples, model.divisor)
     adds_up = reading is not None and reading.weight is None
     weight = float(num_samples) if reading is None or reading.weight is None else reading.weight
@@ -278,31 +288,8 @@ def _fraction(loss: Tensor, model: Wrapped, company: Company) -> float:
     return weight / whole if whole > 0 else 0.0
 
 
-def _samples_of(arguments: Sequence[Any]) -> int:
-    """Rows of the first tensor; of images and targets in lists, as detection has them, the entries of the list."""
-    lists = [value for value in arguments if isinstance(value, list | tuple) and value]
-    targets = {len(value) for value in lists if all(isinstance(entry, Mapping) for entry in value)}
-    for value in lists:
-        of_tensors = all(isinstance(entry, Tensor) for entry in value)
-        if of_tensors and (len(value) in targets or len({entry.shape[:1] for entry in value}) > 1):
-            return len(value)
-    first = next((tensor for tensor in tensors_in(list(arguments)) if tensor.dim()), None)
-    return 1 if first is None else first.shape[0]
-
-
 def _gathered(collective: Collective, tensor: Tensor) -> Tensor:
     own = tensor.reshape(-1).contiguous()
     found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(found, own)
     return torch.cat(found)
-
-
-def _buckets(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Of one dtype each, in the order of the backward."""
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for parameter in reversed(parameters):
-        bucket = by_dtype.setdefault(parameter.dtype, [])
-        bucket.append(parameter)
-        if sum(entry.numel() * entry.element_size() for entry in bucket) >= _BUCKET_BYTES:
-            yield by_dtype.pop(parameter.dtype)
-    yield from by_dtype.values()

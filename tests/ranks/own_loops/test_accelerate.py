@@ -20,7 +20,9 @@ from plait.accelerate import (
     DataLoaderConfiguration,
     DistributedDataParallelKwargs,
     DistributedType,
+    ProfileKwargs,
     skip_first_batches,
+    utils,
 )
 from plait.accelerate.local_sgd import LocalSGD
 from plait.accelerate.logging import get_logger
@@ -347,3 +349,32 @@ def test_checkpoints_of_a_project(tmp_path: Path, capsys: pytest.CaptureFixture[
         "checkpoint_2",
         "checkpoint_3",
     ]
+
+
+def test_a_scheduler_of_a_prepared_optimizer() -> None:
+    accelerator, model = Accelerator(cpu=True), nn.Linear(1, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    for _ in range(2):
+        accelerator.backward(model(torch.ones(1, 1)).sum())
+        optimizer.step()
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == optimizer.optimizer.param_groups[0]["lr"] == 0.25
+    other = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=1.0))
+    other.load_state_dict(optimizer.state_dict())
+    assert other.param_groups[0]["lr"] == 0.25 and isinstance(other, torch.optim.Optimizer)
+
+
+def test_questions_of_scripts(tmp_path: Path) -> None:
+    assert utils.is_torch_available() and utils.is_xpu_available() == torch.xpu.is_available()
+    assert not utils.is_surely_not_installed_available()
+    with pytest.raises(AttributeError, match="has no FP8RecipeKwargs"):
+        _ = utils.FP8RecipeKwargs
+    accelerator = Accelerator(
+        cpu=True, kwargs_handlers=[ProfileKwargs(activities=["cpu"], output_trace_dir=str(tmp_path))]
+    )
+    loader = accelerator.prepare(DataLoader(data(), batch_size=10))
+    with accelerator.profile() as profiler:
+        ends = [loader.end_of_dataloader for _ in loader]
+    assert ends == [False] * (len(loader) - 1) + [True] and loader.total_batch_size == 10
+    assert (tmp_path / "profile_0.json").stat().st_size and profiler.key_averages()

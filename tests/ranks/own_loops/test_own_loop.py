@@ -1,5 +1,6 @@
 """A loop of the user's own on two ranks against the same loop in plain PyTorch: the same weights, bit for rounding."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -94,8 +95,80 @@ def two_models() -> list[float]:
     return [number for p in parameters if p.grad is not None for number in p.grad.flatten().tolist()]
 
 
+class Named(nn.Module):
+    """Is called by a name of its own, as policies are."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def energy(self, x: torch.Tensor, power: int) -> Any:
+        return self.layers(x).pow(power)
+
+
+def many_passes() -> list[Any]:
+    """Calls and passes in other orders than by turns, each a list of gradients; ranks have 4 and 6 samples of 10."""
+    ranked = torch.distributed.is_initialized()
+    torch.manual_seed(0)
+    data = torch.randn(10, 4, dtype=torch.float64)
+    here = slice(None) if not ranked else slice(0, 4) if torch.distributed.get_rank() == 0 else slice(4, 10)
+    wrap = plait.wrap if ranked else lambda module: module
+    given, found = data[here], []
+
+    def made(*layers: nn.Module) -> Any:
+        return wrap(nn.Sequential(*layers).double())
+
+    def note(*models: nn.Module) -> None:
+        parameters = [p for model in models for p in model.parameters()]
+        found.append([n for p in parameters if p.grad is not None for n in p.grad.flatten().tolist()])
+
+    def other(model: Any) -> Any:
+        """As large as a sum over these samples, and a mean."""
+        return model(given).square().mean()
+
+    maker, judge = made(nn.Linear(4, 4), nn.BatchNorm1d(4)), made(nn.Linear(4, 6), nn.BatchNorm1d(6))
+    for _ in range(2):  # one called without a pass, whose gradients are older; both with batch norm
+        judge.zero_grad()
+        other(judge).backward()
+        fake = maker(given)
+        judge(fake.detach()).sigmoid().mean().backward()
+        maker.zero_grad()
+        judge(fake).sigmoid().square().mean().backward()
+        maker(data[:4])
+        note(maker, judge)
+    twice = made(nn.Linear(4, 3))
+    first, second = twice(given), twice(given * 2)
+    first.square().mean().backward()  # two calls, then two passes
+    second.abs().mean().backward()
+    note(twice)
+    seen = made(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    output = seen(given)
+    output.mean().backward(retain_graph=True)  # one call, two passes
+    output.square().mean().backward()
+    note(seen)
+    several = made(nn.Linear(4, 1))
+    several(given).backward(torch.ones(len(given), 1, dtype=torch.float64))  # of no scalar
+    torch.autograd.backward([several(given).sum(), several(given).square().sum()])
+    note(several)
+    chosen = made(nn.Linear(4, 3), nn.Linear(3, 2))
+    other(chosen).backward(inputs=[chosen[1].weight] if not ranked else [chosen.module[1].weight])
+    note(chosen)
+    layers = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
+    named, shared = wrap(Named(layers)), wrap(nn.Sequential(nn.Linear(4, 4).double(), layers[2]))
+    for _ in range(2):
+        named.energy(given, power=2).mean().backward()  # by another method than forward
+        note(named)
+        shared(given).mean().backward()  # a layer of both
+        note(shared, named)
+    copied = copy.deepcopy(chosen)  # trains like any other
+    copied.zero_grad()
+    other(copied).backward()
+    note(copied)
+    return found
+
+
 def both() -> list[Any]:
-    return [loops(), two_models()]
+    return [loops(), two_models(), many_passes()]
 
 
 def close(found: Any, expected: Any) -> None:
@@ -104,9 +177,11 @@ def close(found: Any, expected: Any) -> None:
 
 def test_the_same_loop_gives_the_same_weights() -> None:
     plain = [own_loop(lambda *parts: parts, **case) for case in CASES]  # type: ignore[arg-type]
-    gan = two_models()
-    for cases, pair in plait.launch(both, 2):
+    gan, passes = two_models(), many_passes()
+    for cases, pair, lists in plait.launch(both, 2):
         close(pair, gan)
+        for one, other in zip(lists, passes, strict=True):
+            close(one, other)
         for found, expected in zip(cases, plain, strict=True):
             close(found["norms"], expected["norms"])
             close(found["seen"], expected["seen"])

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from plait.job.batch import Objects, copied, tensors_in
+from plait.job.generators import kept_generators
 
 Path = tuple[Any, ...]
 
@@ -31,7 +32,8 @@ class Grouping:
         number = len(samples)
         found = [path for path, entry in self._lists_in(made, ()) if len(entry) == number]
         if any(path not in self._by_sample for path in found):
-            more = dict(self._lists_in(self._own([*samples, samples[0]]), ()))
+            with kept_generators():  # what it draws for a comparison is no part of a run
+                more = dict(self._lists_in(self._own([*samples, samples[0]]), ()))
             for path in found:
                 self._by_sample.setdefault(path, path in more and len(more[path]) == number + 1)
         return self._grouped(made, ()) if any(self._by_sample.get(path) for path in found) else made

@@ -10,8 +10,9 @@ sample, never moves data to a device, never leaves its thread or its workers beh
 import itertools
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -25,6 +26,7 @@ from plait.job.data.source import Source, Stream
 from plait.job.data.workers import Pool
 from plait.job.order import EACH, Draws, SampleOrder
 from plait.threads import start_thread
+from plait.torch_private.workers import become_worker
 
 
 class Loader:
@@ -49,6 +51,7 @@ class Loader:
         pin: bool = False,
         draws: Draws = EACH,
         whole: bool = False,
+        worker_init: Callable[[int], Any] | None = None,
     ) -> None:
         """Steps start_step up to, not including, stop_step, or to the end of the `epochs`-th pass over the data.
 
@@ -59,7 +62,7 @@ class Loader:
         then reads, so that all are padded alike. Each of `workers` processes has up to `depth` shares to read; `pin`
         puts tensors where a GPU can fetch them from by itself. With `depth` 0 nothing is read ahead: a step is read
         when it is asked for, in the thread that asks. `whole`: this process reads for all ranks, whose shares
-        the samples are cut into later.
+        the samples are cut into later. `worker_init` is called in each worker, with its number, before it reads.
         """
         assert 0 <= rank < ranks
         assert depth >= (1 if workers or places is not None else 0)
@@ -69,6 +72,7 @@ class Loader:
         self._order, self._steps = order if places is None else None, itertools.count(start_step)
         self._epochs = epochs
         self._reader = Reader(source, order, Cut(accumulate=accumulate, ranks=ranks, rows=rows, whole=whole))
+        self._begin = partial(_begin, workers, order.seed if order is not None else 0, source, worker_init)
         self._workers, self._depth = (0 if isinstance(source, Stream) else workers), depth
         if isinstance(source, Stream):
             self._outlines = _stream_steps(source, self._reader, batch, epochs, wanted, draws)
@@ -93,7 +97,7 @@ class Loader:
         for _ in range(self._num_ahead):
             self._order_next()
         if self._workers:
-            self._pool.append(Pool(self._reader.in_worker, self._workers))
+            self._pool.append(Pool(self._reader.in_worker, self._workers, self._begin))
             steps = self._reader.by(self._pool[0], self._outlines, self._depth)
         else:
             steps = map(self._reader.filled, self._outlines)
@@ -138,6 +142,15 @@ class Loader:
         self._finalizer()
         if self._thread is not None:
             self._thread.join(timeout_s)
+
+
+def _begin(
+    workers: int, seed: int, source: Source, worker_init: Callable[[int], Any] | None, number: int
+) -> None:
+    """What a worker does first."""
+    become_worker(number, workers, seed + number, source.dataset)
+    if worker_init is not None:
+        worker_init(number)
 
 
 def _close(ahead: Ahead, pools: list[Pool]) -> None:
@@ -196,8 +209,16 @@ def _stream_steps(
                 f"the stream has 0 samples in epoch {epoch}.",
                 fix="give data that can be read again from its start, or the function that makes it.",
             )
+        if source.drop_last and len(current) < batch:
+            raise DataError(
+                f"the stream has {len(current)} samples in epoch {epoch}, less than one batch of {batch}, and "
+                "drop_last leaves them out.",
+                fix="use a smaller batch, or drop_last=False.",
+            )
         while current:
             following = tuple(itertools.islice(samples, batch))
+            if source.drop_last and len(following) < batch:
+                following = ()
             while position is not None and draws.batch(position[0]) == number:
                 ids = torch.arange(begin, begin + len(current))
                 step, share = position

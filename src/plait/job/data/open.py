@@ -35,10 +35,12 @@ _FEW_COLUMNS = 4
 """A tuple of up to so many tensors is (inputs, targets, ...); a longer list is a list of samples."""
 
 
-def open_data(data: Any, collate: Collate | None = None, *, skip_bad: int = 0) -> Source:
+def open_data(
+    data: Any, collate: Collate | None = None, *, skip_bad: int = 0, drop_last: bool = False
+) -> Source:
     """The Source of this data: the thing itself, or a function without arguments that returns it.
 
-    Up to `skip_bad` samples may be damaged.
+    Up to `skip_bad` samples may be damaged; `drop_last` is for streams, other data has an order that knows it.
     """
     if isinstance(data, Fold):
         whole = open_data(data.data, collate, skip_bad=skip_bad)
@@ -52,6 +54,8 @@ def open_data(data: Any, collate: Collate | None = None, *, skip_bad: int = 0) -
     source = _open(made, data, collate)
     if source.damage is not None:
         source.damage.allowed = skip_bad
+    if isinstance(source, Stream):
+        source.drop_last = drop_last
     if source.num_samples == 0:
         raise DataError(
             f"the data ({type(made).__name__}) has 0 samples.",

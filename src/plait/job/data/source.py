@@ -17,6 +17,7 @@ from plait.job.batch import Objects, describe, no_rows, with_objects
 from plait.job.data.damage import Damage
 from plait.job.data.grouping import Grouping
 from plait.job.data.trees import LOOKED_AT, Tree, fields, tree_fields, with_trees
+from plait.job.generators import kept_generators
 from plait.job.origin import called
 from plait.torch_private import pytree
 
@@ -30,6 +31,8 @@ class Source(ABC):
 
     damage: Damage | None = None
     """Samples that could not be read; None where all are in memory."""
+    dataset: Any = None
+    """What the user gave, for workers to find."""
     before: Callable[[int], None] | None = None
     """Called before a sample is read, with its id."""
 
@@ -54,7 +57,7 @@ class Samples(Source):
     """Anything with __len__ and __getitem__: read sample by sample, then collated."""
 
     def __init__(self, samples: Any, collate: Collate | None) -> None:
-        self._samples = samples
+        self._samples = self.dataset = samples
         self._collate = Grouping(collate) if collate is not None else None
         self._get_many = getattr(samples, "__getitems__", None)
         self._among: Sequence[int] | None = None
@@ -72,7 +75,8 @@ class Samples(Source):
     def fetch(self, ids: Tensor) -> Any:
         if len(ids) == 0:
             if self._empty is None:
-                self._empty = no_rows(self._collated([self._ids()[0]]))
+                with kept_generators():
+                    self._empty = no_rows(self._collated([self._ids()[0]]))
             return self._empty
         return self._collated(ids.tolist())
 
@@ -81,7 +85,8 @@ class Samples(Source):
         if self._collate is None:
             if self._trees is None and any(fields(sample, depth=1) for sample in samples):
                 # a batch alone does not tell: its own may be alike by chance
-                self._trees = tree_fields(self._read(list(self._ids()[:LOOKED_AT])))
+                with kept_generators():
+                    self._trees = tree_fields(self._read(list(self._ids()[:LOOKED_AT])))
             samples = [with_trees(sample, self._trees) for sample in samples]
         return collated(self._collate, samples)
 
@@ -126,6 +131,7 @@ class Picked(Source):
     def __init__(self, source: Source, indices: Tensor) -> None:
         self._source = source
         self._indices = indices
+        self.dataset = source.dataset
         self.damage = source.damage
         source.keep_to(indices)
 
@@ -150,6 +156,8 @@ class Stream(Source):
         self._restart = restart
         self._collate = Grouping(collate) if collate is not None else None
         self.seek = seek
+        self.drop_last = False
+        """Whether what does not fill the last batch of an epoch is left out."""
         self.damage: Damage = Damage()
         self._reader: Iterator[Any] | None = None
         self._position = 0

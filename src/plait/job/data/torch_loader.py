@@ -16,6 +16,7 @@ from torch.utils.data.dataloader import default_collate
 from torch.utils.data.distributed import DistributedSampler
 
 from plait.errors import DataError
+from plait.job.generators import number_of
 
 _MOST_BATCHES = 4096
 """Of a pass whose order is drawn at once."""
@@ -38,7 +39,7 @@ def loader_fields(loader: DataLoader[Any], job: Any) -> dict[str, Any]:
     if loader.prefetch_factor is not None:
         found["prefetch"] = loader.prefetch_factor
     if isinstance(loader.dataset, IterableDataset):
-        return found
+        return found | {"drop_last": loader.drop_last}
     if job.sampler is None and job.lengths is None:
         found |= order_of(loader)
     return found
@@ -53,7 +54,8 @@ def batch_of(loader: DataLoader[Any]) -> int:
         return size
     raise DataError(
         "the DataLoader does not say how many samples a batch has.",
-        fix="give batch= to the job; with batch_size=None, give the dataset itself.",
+        fix="give batch= to the job; with batch_size=None, give the dataset itself, or, in a loop of your own, do not "
+        "prepare the DataLoader and let each rank read a part.",
     )
 
 
@@ -111,17 +113,45 @@ class Drawn:
         return [part.tolist() for part in torch.split(self.ids, self.sizes.tolist())]
 
 
-def draw(loader: DataLoader[Any], times: int = 1) -> Iterator[Drawn] | None:
-    """The next pass, from the generators that the DataLoader would ask, in the same order; None where it is that of
-    the data. It comes in parts, each when it is needed: a sampler may have no end. `times` batches are one here."""
-    batches: Any = loader.batch_sampler
-    assert batches is not None, "collate_of refuses a DataLoader of batches"
-    begun = iter(batches)  # a sampler may draw here, as in torch's own iterator
-    seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator))
-    plain = type(batches) is BatchSampler
-    if plain and type(batches.sampler) is SequentialSampler:
-        return None
-    return _parts(begun, seed, plain, _MOST_BATCHES * times)
+class Passes:
+    """The passes over a DataLoader, one after the other."""
+
+    def __init__(self, loader: DataLoader[Any], times: int = 1) -> None:
+        """`times` batches are one here."""
+        self._loader, self._most = loader, _MOST_BATCHES * times
+        self._kept: int | None = None
+        """The seed of workers that stay from pass to pass, which is drawn once."""
+        self._num_drawn = 0
+
+    def draw(self) -> Iterator[Drawn] | None:
+        """The next pass, from the generators that the DataLoader would ask, in the same order; None where it is that
+        of the data. It comes in parts, each when it is needed: a sampler may have no end."""
+        batches: Any = self._loader.batch_sampler
+        assert batches is not None, "collate_of refuses a DataLoader of batches"
+        begun, seed = self.begin()
+        plain = type(batches) is BatchSampler
+        if plain and type(batches.sampler) is SequentialSampler:
+            return None
+        return _parts(begun, seed, plain, self._most)
+
+    def begin(self) -> tuple[Iterator[Any], int]:
+        """The next pass of its batch sampler, and the seed of its workers; of a stream nothing else is drawn."""
+        loader, batches = self._loader, self._loader.batch_sampler
+        begun: Iterator[Any] = iter(
+            batches if batches is not None else ()
+        )  # a sampler may draw here, as in torch's own iterator
+        seed = self._kept
+        if seed is None:
+            seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator))
+            if loader.num_workers:
+                begun = iter(
+                    batches if batches is not None else ()
+                )  # there it begins once more for its workers
+            self._kept = seed if loader.persistent_workers else None
+        elif loader.num_workers:
+            seed = number_of(f"{seed} in pass {self._num_drawn}")
+        self._num_drawn += 1
+        return begun, seed
 
 
 def _parts(begun: Iterator[Any], seed: int, plain: bool, most: int) -> Iterator[Drawn]:

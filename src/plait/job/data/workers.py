@@ -20,6 +20,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,16 +46,17 @@ class _Worker:
 class Pool:
     """Some workers; close() it. Made by the thread that lives as long as they are to."""
 
-    def __init__(self, read: Read, workers: int) -> None:
+    def __init__(self, read: Read, workers: int, begin: Callable[[int], None] | None = None) -> None:
+        """`begin` is called first in each worker, with its number."""
         assert workers >= 1
         self._workers: list[_Worker] = []
         self._closed = False
         sys.stdout.flush()
         sys.stderr.flush()
-        for _ in range(workers):
-            self._workers.append(self._fork(read))
+        for number in range(workers):
+            self._workers.append(self._fork(read, partial(begin, number) if begin is not None else None))
 
-    def _fork(self, read: Read) -> _Worker:
+    def _fork(self, read: Read, begin: Callable[[], None] | None) -> _Worker:
         ours, theirs = socket.socketpair()
         parent = os.getpid()
         pid = fork()
@@ -64,7 +66,7 @@ class Pool:
                 ours.close()
                 for worker in self._workers:  # so that they see when the parent hangs up
                     worker.line.close()
-                _serve(read, theirs)
+                _serve(read, theirs, begin)
             finally:
                 os._exit(0)
         theirs.close()
@@ -128,6 +130,21 @@ def in_order(read: Read, requests: Sequence[Any], workers: int, ahead: int) -> G
         pool.close()
 
 
+def _begun(read: Read, begin: Callable[[], None] | None) -> Read:
+    """What reads once the worker has begun; where that fails, each request is told why."""
+    try:
+        if begin is not None:
+            begin()
+    except Exception as error:
+        failed = error
+
+        def failing(request: Any) -> Any:
+            raise failed
+
+        return failing
+    return read
+
+
 def _ending(pid: int) -> str:
     with contextlib.suppress(ChildProcessError):
         _, status = os.waitpid(pid, 0)
@@ -136,7 +153,7 @@ def _ending(pid: int) -> str:
     return "for a reason that is not known"
 
 
-def _serve(read: Read, line: socket.socket) -> None:
+def _serve(read: Read, line: socket.socket, begin: Callable[[], None] | None) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(
@@ -144,6 +161,7 @@ def _serve(read: Read, line: socket.socket) -> None:
     )  # which all processes are sent at once: the rank still trains
     gc.freeze()  # pages that are shared with the parent stay so
     torch.set_num_threads(1)
+    read = _begun(read, begin)
     with contextlib.suppress(EOFError, OSError):
         while True:
             request = _receive(line)

@@ -35,6 +35,11 @@ class Company:
         self._told: dict[int, list[Tensor]] = {}
         """What others exchanged where this rank was not."""
 
+    @property
+    def has_met(self) -> bool:
+        """Whether this rank came to any place."""
+        return bool(self._times)
+
     def gather(self, place: str, numbers: Tensor, turn: int = LAST) -> Tensor:
         """One row for each rank that is here, in the order of ranks; `place` may be reached several times.
 

@@ -52,7 +52,9 @@ def prepare(
     `captures` are graphs of this job that are known already; a plan that needs more than `limit_bytes` is refused.
     """
     source = (
-        captures.source if captures is not None else open_data(job.data, job.collate, skip_bad=job.skip_bad)
+        captures.source
+        if captures is not None
+        else open_data(job.data, job.collate, skip_bad=job.skip_bad, drop_last=job.drop_last)
     )
     _check_job(job, source.num_samples, plan)
     job = job.in_steps(source.num_samples)
@@ -71,7 +73,9 @@ def prepare(
     else:
         programs = Programs(job, source, plan, torch.device(device), dtype, captures)
     if job.evaluate is not None:
-        programs.held_out = open_data(job.evaluate, job.collate, skip_bad=job.skip_bad)
+        programs.held_out = open_data(
+            job.evaluate, job.collate, skip_bad=job.skip_bad, drop_last=job.drop_last
+        )
     began = time.perf_counter()
     _try_optimizers(programs)
     if plan.memory.zero > 0:
