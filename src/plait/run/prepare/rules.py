@@ -18,11 +18,11 @@ def check_follows(job: Job, plan: Plan) -> None:
     """Raise where a schedule follows what nobody measures, or not all ranks alike."""
     if not plan.agreement.marches or (job.follow == TRAIN_LOSS and plan.agreement.alone):
         raise PlanError(
-            f"the learning rate follows {job.follow}, which under plan {plan.name} is not measured at a moment "
-            "that all workers share.",
+            f"the learning rate follows {job.follow or 'evaluations'}, which under plan {plan.name} is not measured at "
+            "a moment that all workers share.",
             fix=f"{_MARCHING}; or a schedule by the step.",
         )
-    if job.follow != TRAIN_LOSS and job.evaluate is None:
+    if job.follow not in (TRAIN_LOSS, None) and job.evaluate is None:
         raise JobError(
             f"the learning rate follows {job.follow} of evaluations, and there is no data to evaluate on.",
             fix=f"give evaluate=, or follow='{TRAIN_LOSS}'.",
