@@ -5,7 +5,10 @@ In: a job and a plan. Out: nothing, or a `PlanError` that says why.
 
 from collections.abc import Mapping
 
+import torch
+
 from plait.errors import JobError, PlanError, UsageError
+from plait.graph.graph import Graph
 from plait.job.job import Job
 from plait.job.updates.follow import TRAIN_LOSS
 from plait.options import Emulation
@@ -27,6 +30,20 @@ def check_follows(job: Job, plan: Plan) -> None:
             f"the learning rate follows {job.follow} of evaluations, and there is no data to evaluate on.",
             fix=f"give evaluate=, or follow='{TRAIN_LOSS}'.",
         )
+
+
+def check_alike(shapes: Mapping[str, torch.Size], graph: Graph | None) -> None:
+    """Raise where a model had these shapes and then others: ranks would not have what was captured."""
+    if graph is None:
+        return
+    nodes = graph.nodes()
+    for entry in graph.inputs_of("parameter"):
+        before, captured = shapes.get(entry.name), nodes[entry.node].meta["val"].shape
+        if before is not None and before != captured:
+            raise JobError(
+                f"model() builds another network each time: {entry.name} was {list(before)}, then {list(captured)}.",
+                fix="let it depend on the seed and its arguments alone: each rank builds it.",
+            )
 
 
 def check_rules(job: Job, plan: Plan) -> None:
