@@ -8,7 +8,7 @@ from plait.run.start.processes import choose_start
 
 
 def test_a_worker_of_a_pool_starts_fresh_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """multiprocessing lets it have no forks, and ends it without a word to what it started; ranks end with it anyway."""
+    """Which multiprocessing lets have no forks, as they might outlive it; ranks do not."""
     assert choose_start("auto", 1) == "fork"
     monkeypatch.setattr(BaseProcess, "daemon", True)
     assert choose_start("auto", 1) == "spawn"
