@@ -73,7 +73,7 @@ def check_capture(job: Job, programs: Programs) -> str | None:
     if wrong:
         _refuse(wrong)
     largest = max((d.largest for d in found if d.kind == "gradient"), default=0.0)
-    return f"capture checked: gradients equal eager's to {largest:.0e}."
+    return f"capture checked: gradients equal eager's {f'to {largest:.0e}' if largest else 'bit for bit'}."
 
 
 def _differences(job: Job, programs: Programs) -> list[Difference] | None:
