@@ -95,10 +95,7 @@ def find_lr(
             fix='look at one: plait.find_lr(job.only("NAME")).',
         )
     growth = (highest / lowest) ** (1 / (steps - 1))
-    asked = replace(
-        given, schedule=lambda step: lowest * growth**step, steps=steps, epochs=None, evaluate=None, metrics=None,
-        until=None, evaluate_every=None,
-    )  # fmt: skip
+    asked = replace(given.unmeasured(), schedule=lambda step: lowest * growth**step, steps=steps, epochs=None)
     watch = _Watch()
     # A loss that is no number any more is an end too: the rate is far over what the model bears.
     with scratch_folder() as folder, suppress(SpoiledError):

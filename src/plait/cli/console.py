@@ -11,14 +11,16 @@ from contextlib import contextmanager, redirect_stdout
 from rich.console import Console
 from rich.text import Text
 
+from plait.api.display.progress import LastingConsole
 from plait.run.join.find import find_place
 
 
-def plain_console(*, to_stderr: bool = False) -> Console:
+def plain_console(*, to_stderr: bool = False, lasting: bool = False) -> Console:
     """A console that prints what it is given; lines where Open MPI gives tasks terminals of its own, wherever what they
-    print goes."""
+    print goes. `lasting`: what it shows is not what the command is for, which goes on without."""
     is_terminal = False if "OMPI_COMM_WORLD_RANK" in os.environ else None
-    return Console(stderr=to_stderr, markup=False, emoji=False, highlight=False, force_terminal=is_terminal)
+    kind = LastingConsole if lasting else Console
+    return kind(stderr=to_stderr, markup=False, emoji=False, highlight=False, force_terminal=is_terminal)
 
 
 def speaks_elsewhere() -> bool:

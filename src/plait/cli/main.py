@@ -5,6 +5,7 @@ bad usage, 130 interrupted. A traceback is shown only with --debug.
 """
 
 import gc
+import io
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ os.environ.setdefault(
 )  # before torch: c10d warns of host names that do not matter here
 
 from plait.cli.early import end_if_contradicted
+from plait.files.write import NO_ROOM
 
 if len(sys.argv) > 1:
     end_if_contradicted(sys.argv[1:], os.environ)  # in a moment, not after all of what follows
@@ -126,6 +128,8 @@ for _command in (
 
 def main() -> NoReturn:
     """Entry point: errors become one paragraph and an exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # arrows and lines, where the locale has none
     code = call(sys.argv[1:])
     _leave_status(code)
     if code == _CTRL_C:
@@ -184,6 +188,12 @@ def call(arguments: Sequence[str]) -> int:
         _tell(error)
         return 2 if isinstance(error, (UsageError, ClusterError, PlanError, JobError)) else 1
     except Exception as error:
+        if not debug and isinstance(error, OSError) and error.errno in NO_ROOM and error.filename is None:
+            print(
+                f"what is printed cannot be written: {error.strerror}\nFix: print it elsewhere.",
+                file=sys.stderr,
+            )
+            return 1
         if debug or not lacks_memory(error):
             raise
         print(

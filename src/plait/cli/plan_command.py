@@ -175,7 +175,7 @@ def _show(choice: "plait.Choice", written: list[str], explain: bool, json_: bool
         said = ranking_json(choice.ranking) | {"explained": choice.why, "written": written}
         print(json.dumps(said))
         return
-    title = f"{choice.subject.name}  batch {best.batch} on {best.cluster.name}"
+    title = f"{choice.subject.name}  batch {best.batch} on {best.cluster.title}"
     console.print(ranking_view(title, choice.ranking, best.limit_bytes))
     if explain:
         console.print(Text("Why the first", "bold"))

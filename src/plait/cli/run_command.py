@@ -101,7 +101,7 @@ def run(
     if resume is not None and find_place(os.environ) is None:
         check_there(resume)
     loggers(saving.log)
-    told, is_silent = plain_console(to_stderr=json_), speaks_elsewhere()
+    told, is_silent = plain_console(to_stderr=json_, lasting=True), speaks_elsewhere()
     with (
         prints_aside(json_),
         show_progress(told, quiet=json_ or is_silent) as listener,

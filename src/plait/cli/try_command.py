@@ -55,7 +55,7 @@ def try_(
     json_: JsonOption = False,
 ) -> None:
     """Train JOB with several arguments, side by side, and tell which are best, with their spread over folds."""
-    told = plain_console(to_stderr=json_)
+    told = plain_console(to_stderr=json_, lasting=True)
     if not changes.args:
         raise UsageError("there is nothing to try.", fix="say what: --arg lr=1e-4,3e-4,1e-3.")
     look_first(job, how, changes)

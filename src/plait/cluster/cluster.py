@@ -160,6 +160,11 @@ class Cluster:
             )
 
     @property
+    def title(self) -> str:
+        """Its name, to go on a sentence with."""
+        return "this machine" if self.name == "this" else self.name
+
+    @property
     def size(self) -> int:
         """Number of devices."""
         return self.hosts * self.devices_per_host

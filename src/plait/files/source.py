@@ -17,9 +17,12 @@ def file_of(reference: str) -> Path | None:
 def check_file(path: Path) -> None:
     """Raise where there is no such file."""
     if not path.is_file():
-        beside = sorted(file.name for file in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        nearby = f"; {path.parent} has {', '.join(beside[:8])}" if beside else ""
+        folder = path if path.is_dir() else path.parent
+        beside = sorted(file.name for file in folder.glob("*.py")) if folder.is_dir() else []
+        nearby = f"; {folder} has {', '.join(beside[:8])}" if beside else ""
         raise UsageError(
-            f"there is no file {path}{nearby}.",
-            fix=f"{did_you_mean(path.name, beside)}check the path; it is taken from the current folder.",
+            f"{path} is a folder{nearby}." if path is folder else f"there is no file {path}{nearby}.",
+            fix="name a file in it."
+            if path is folder
+            else f"{did_you_mean(path.name, beside)}check the path; it is taken from the current folder.",
         )

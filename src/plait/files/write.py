@@ -21,14 +21,14 @@ from plait.units import format_bytes
 _RESERVE = ".reserve"
 _RESERVE_BYTES = 64 << 10
 """Room for `failure.txt` and the stacks of a few ranks, 5 to 20 KiB each as seen."""
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Where numbers help: of the disk, of what a user may have of it, of one file."""
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def write_whole(path: Path, content: str | bytes | memoryview) -> None:
     """Write beside the file, wait for the disk, then take the file's place in one rename."""
-    data = content.encode("utf-8") if isinstance(content, str) else content
+    data = _bytes_of(content)
     partial = path.with_name(f".{path.name}.{os.getpid()}-{uuid4().hex[:8]}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,12 +44,17 @@ def write_whole(path: Path, content: str | bytes | memoryview) -> None:
             partial.unlink(missing_ok=True)
 
 
+def _bytes_of(content: str | bytes | memoryview) -> bytes | memoryview:
+    """Names of files that are no text in this locale stay the bytes that they are."""
+    return content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
+
+
 def write_named(path: Path, content: str | bytes) -> None:
     """The same, where a person has said to write: through a link, and into a pipe or a device as it comes."""
     real = path.resolve()
     if not real.exists() or real.is_file():
         return write_whole(real, content)
-    data = content.encode("utf-8") if isinstance(content, str) else content
+    data = _bytes_of(content)
     try:
         real.write_bytes(data)
     except OSError as error:
@@ -75,7 +80,7 @@ def why_not_written(folder: Path, error: Exception, num_bytes: int) -> tuple[str
     reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
     told = _OS_ERROR.search(reason)  # libraries in Rust
     number = getattr(error, "errno", None) or (int(told[1]) if told is not None else None)
-    if number is not None and number not in _NO_ROOM:
+    if number is not None and number not in NO_ROOM:
         return reason, "see what became of that disk or folder, or write to another one."
     free = free_bytes(folder)
     if number is None and free is not None and free < num_bytes:

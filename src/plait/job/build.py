@@ -46,7 +46,7 @@ def build_model(job: Any) -> nn.Module:
 
 
 def _called(make: Any) -> nn.Module:
-    with called("model()"):
+    with called("model()", fix="give a function without arguments that returns the network."):
         model = make()
     if not isinstance(model, nn.Module):
         raise JobError(

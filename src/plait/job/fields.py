@@ -271,7 +271,7 @@ def _measuring(job: Any) -> list[Problem]:
             )
         )
     losses = [] if job.objectives else ["loss"]  # of several objectives, metrics alone are measured
-    if job.follow not in ["train_loss", "loss", *names]:
+    if job.follow not in ["train_loss", "loss", *names, None]:
         found.append(
             Problem(
                 what=f"follow is {job.follow!r}; there are {['train_loss', 'loss', *names]}.",

@@ -29,6 +29,7 @@ from plait.job.sampler import Sampler
 from plait.job.schedule import Schedule
 from plait.job.updates.average import Average
 from plait.job.updates.clip import Bound
+from plait.job.updates.follow import TRAIN_LOSS
 from plait.job.updates.freeze import Freeze
 from plait.job.updates.objectives import Objective, Turn, optimizers_of, schedules_of, turn_of
 from plait.job.updates.optimizers import build_optimizer, leaves_of
@@ -87,8 +88,9 @@ class Job:
     schedule: Given | None = None
     """step -> learning rate; or optimizer -> torch LRScheduler. Of several optimizers: for all of them, or one for
     each, by name."""
-    follow: str = "loss"
-    """What a ReduceLROnPlateau schedule follows: `loss` or a metric of evaluations, or every step's `train_loss`."""
+    follow: str | None = "loss"
+    """What a ReduceLROnPlateau schedule follows: `loss` or a metric of evaluations, or every step's `train_loss`.
+    None: nothing, so it stays where it begins."""
     clip_norm: Bound = None
     """Largest allowed norm of the gradient: of all parameters together, or of those of each pattern of names."""
     clip_value: Bound = None
@@ -232,10 +234,14 @@ class Job:
             names = ", ".join(entry.name for entry in self.objectives) or "none"
             raise JobError(f"no objective is called {name!r}; there are: {names}.", fix="name one of these.")
         return replace(
-            self, objectives=(), objective=found.objective, trains=found.trains, optimizer=found.optimizer,
+            self.unmeasured(), objectives=(), objective=found.objective, trains=found.trains, optimizer=found.optimizer,
             schedule=found.schedule, clip_norm=found.clip_norm, clip_value=found.clip_value, freeze=(), average=None,
-            evaluate=None, evaluate_every=None, metrics=None, until=None, follow="loss",
         )  # fmt: skip
+
+    def unmeasured(self) -> "Job":
+        """The same training without its evaluations, and without what they would change."""
+        follow = self.follow if self.follow == TRAIN_LOSS else None
+        return replace(self, evaluate=None, evaluate_every=None, metrics=None, until=None, follow=follow)
 
     def check_names(self, trained: Sequence[str]) -> None:
         """Refuse patterns that mean none of the `trained` parameters."""

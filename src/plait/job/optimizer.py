@@ -4,7 +4,9 @@ Goes in: its result and the parameters that it was given. Comes out: the same op
 """
 
 import inspect
+import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -31,6 +33,13 @@ def checked_optimizer(optimizer: Any, parameters: Sequence[nn.Parameter]) -> tor
             f"{', ...' if len(foreign) > 3 else ''}).",
             fix="build it from the argument only, not from a model outside: lambda params: torch.optim.SGD(params).",
         )
+    for group in optimizer.param_groups:
+        rate = group.get("lr")
+        if isinstance(rate, Real) and not 0 <= float(rate) < math.inf:
+            raise JobError(
+                f"the learning rate of {type(optimizer).__name__} is {rate}.",
+                fix="give a finite one, 0 or more.",
+            )
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise JobError(

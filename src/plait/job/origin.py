@@ -12,6 +12,8 @@ from pathlib import Path
 
 from plait.errors import JobError, PlaitError
 
+RAISED = (Exception, SystemExit)
+"""What code of the user's may raise: with sys.exit() a run would end, on one rank, without a word."""
 _PACKAGE = Path(__file__).parent.parent
 _STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 
@@ -31,22 +33,22 @@ def told(error: BaseException) -> str:
     return f"{f' at {line}' if line else ''}: {type(error).__name__}: {error}"
 
 
-def fix_of(error: BaseException, otherwise: str = "mend that line.") -> str:
+def fix_of(error: BaseException, otherwise: str | None = None) -> str:
     """What to do about an error of the user's code."""
     if any(word in str(error).lower() for word in ("cuda", "accelerator device", "nvidia driver")):
         return "leave devices out of the model: plait places its tensors; choose with --device."
-    return otherwise
+    return otherwise or ("mend that line." if where(error) else "mend it.")
 
 
 @contextmanager
-def called(what: str, *, kind: type[JobError] = JobError) -> Iterator[None]:
+def called(what: str, *, kind: type[PlaitError] = JobError, fix: str | None = None) -> Iterator[None]:
     """Around a call of the user's code: what it raises is told as theirs, with their line, by an error of this kind."""
     try:
         yield
     except PlaitError:
         raise
-    except Exception as error:
-        raise kind(f"{what} failed{told(error)}", fix=fix_of(error)) from error
+    except RAISED as error:
+        raise kind(f"{what} failed{told(error)}", fix=fix_of(error, None if where(error) else fix)) from error
 
 
 def is_installed(filename: str) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from plait.errors import DataError, PlaitError
 from plait.job.batch import describe
 from plait.job.generators import kept_generators, number_of, seed_for
-from plait.job.origin import fix_of, told
+from plait.job.origin import RAISED, fix_of, told
 
 Sampler = Iterable[Any] | Callable[[int], Iterable[Any]]
 """The ids of an epoch, or lists of them, one a step: torch's Sampler, or a function of the epoch's number."""
@@ -31,7 +31,7 @@ def sampled(sampler: Sampler, seed: int, epoch: int, num_samples: int) -> Tensor
             entries = _entries(sampler, seed, epoch)
         except PlaitError:
             raise
-        except Exception as error:
+        except RAISED as error:
             raise DataError(f"the sampler failed in epoch {epoch}{told(error)}", fix=fix_of(error)) from error
     if not entries:
         raise DataError(f"the sampler gives nothing in epoch {epoch}.", fix="let it give some samples.")

@@ -22,7 +22,7 @@ from plait.errors import JobError
 from plait.files.document import Document, Format
 from plait.files.shape import shaped
 from plait.job.batch import describe
-from plait.job.origin import called, told
+from plait.job.origin import RAISED, called, told
 from plait.torch_private.autograd import mark_stepped
 
 _FIX = "let schedule be `step -> learning rate`, or `optimizer -> torch LRScheduler`."
@@ -202,7 +202,7 @@ class Schedule:
         try:
             rate = self._schedule(step)
             number = float(rate)
-        except Exception as error:
+        except RAISED as error:
             raise JobError(f"schedule({step}) gave no learning rate{told(error)}.", fix=_FIX) from error
         if not math.isfinite(number) or number < 0:
             raise JobError(

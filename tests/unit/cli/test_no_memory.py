@@ -1,7 +1,7 @@
 """A command whose process is given no more memory says so in a line, however the system told it."""
 
 import os
-from errno import ENOMEM
+from errno import ENOMEM, ENOSPC
 
 import pytest
 
@@ -38,3 +38,14 @@ def test_other_errors_are_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(main, "app", fail)
     with pytest.raises(RuntimeError, match="shapes differ"):
         main.call(["run", "job.py"])
+
+
+def test_a_full_disk_under_what_is_printed_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**given: object) -> None:
+        raise OSError(ENOSPC, os.strerror(ENOSPC))
+
+    monkeypatch.setattr(main, "app", fail)
+    assert main.call(["plan", "--json"]) == 1
+    assert "what is printed cannot be written: No space left on device" in capsys.readouterr().err

@@ -1,8 +1,11 @@
 """What people see while a run goes on: lines for a log, a bar in a terminal, nothing when a program reads."""
 
 import io
+import os
+import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from plait.api.display import progress
-from plait.api.display.progress import show_progress
+from plait.api.display.progress import LastingConsole, show_progress
 from plait.cli.console import plain_console
 
 
@@ -51,7 +54,7 @@ def test_a_notebook_shows_one_line_that_changes(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(notebook, "DisplayHandle", Handle, raising=False)
     monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
     monkeypatch.setitem(sys.modules, "IPython.display", notebook)
-    monkeypatch.setattr(progress, "Console", partial(Console, force_jupyter=True))
+    monkeypatch.setattr(progress, "LastingConsole", partial(Console, force_jupyter=True))
     with progress.shown(None, None) as listener:
         assert listener is not None  # a notebook is no terminal, but somebody looks
         for event in [{"started": "runs/x", "total_steps": 2}, step(0), step(1)]:
@@ -135,3 +138,30 @@ def test_tasks_of_open_mpi_print_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plain_console().is_terminal
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     assert not plain_console().is_terminal
+
+
+def test_what_cannot_be_shown_is_done_all_the_same(tmp_path: Path) -> None:
+    """A full disk, a reader that left (`| head`), a file that the user's code closed."""
+    left, right = os.pipe()
+    os.close(left)
+    closed = (tmp_path / "closed").open("w")
+    closed.close()
+    for file in (os.fdopen(os.open("/dev/full", os.O_WRONLY), "w"), os.fdopen(right, "w"), closed):
+        console = LastingConsole(file=file, markup=False)
+        with show_progress(console, quiet=False) as listener:
+            listener({"started": "runs/x", "total_steps": 2})
+            listener(step(0))
+            listener(step(1))
+        assert console.quiet
+        file.close()  # what was not written is nobody's any more
+
+
+def test_signs_that_the_locale_lacks_do_not_end_a_command() -> None:
+    code = "import plait.cli.main as m; m.call = lambda words: print('a \\u2192 b'); m.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, b"a ? b\n"), done.stderr

@@ -196,3 +196,8 @@ def test_the_cloud_s_network_is_shared_by_the_devices_of_a_host() -> None:
 def test_what_a_driver_says_is_found(driver: str, name: str | None) -> None:
     found = preset_called(driver)
     assert (None if found is None else found.device.name) == name
+
+
+def test_the_machine_itself_is_called_so_in_sentences() -> None:
+    here = parse_cluster("2xA100")
+    assert (here.title, replace(here, name="this").title) == ("2xA100", "this machine")

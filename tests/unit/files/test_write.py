@@ -39,3 +39,8 @@ def test_a_file_is_the_old_one_or_the_new_one(tmp_path: Path, monkeypatch: pytes
         write_named(tmp_path / "plan.yaml", "new")
     assert (tmp_path / "plan.yaml").read_text() == "old"
     assert os.listdir(tmp_path) == ["plan.yaml"]
+
+
+def test_names_that_are_no_text_here_are_written_as_they_are(tmp_path: Path) -> None:
+    write_whole(tmp_path / "page", "runs/r" + b"\xc3\xbcn".decode("ascii", "surrogateescape"))
+    assert (tmp_path / "page").read_text("utf-8") == "runs/r\u00fcn"

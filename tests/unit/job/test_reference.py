@@ -221,3 +221,19 @@ def test_a_job_that_is_made_takes_no_arguments(folder: Path) -> None:
     path = write(folder, "argued_job.py", ARGUMENTS)
     with pytest.raises(UsageError, match="takes no arguments"):
         load_job(f"{path}:ready", {"lr": 1})
+
+
+def test_a_folder_is_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "several_jobs").mkdir()
+    write(folder, "several_jobs/first.py")
+    monkeypatch.chdir(folder)
+    with pytest.raises(UsageError, match="several_jobs is a folder; several_jobs has first.py"):
+        load_job("several_jobs")
+    write(folder, "one_job/__init__.py")
+    assert load_job("one_job").batch == 4, "a package may have a job"
+
+
+def test_a_coroutine_is_no_job(folder: Path) -> None:
+    """Python's own warning that nobody awaited it would be an error here."""
+    with pytest.raises(JobError, match="returned a coroutine"):
+        load_job(write(folder, "awaited.py", "async def job():\n    pass\n"))

@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -183,3 +184,23 @@ def test_what_is_damaged_in_a_shard_is_named(tmp_path: Path) -> None:
     (tmp_path / "b.tar").write_bytes(b"no tar" * 200)
     with pytest.raises(DataError, match="b.tar cannot be read as tar"):
         open_data(str(tmp_path / "b.tar"))
+
+
+class Odd(torch.utils.data.Dataset[Any]):
+    """Its length is none, and its fourth sample ends the process."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return DATA[index] if index != 3 else sys.exit(9)
+
+
+def test_a_dataset_without_a_length_or_that_ends_the_process_is_told() -> None:
+    with pytest.raises(DataError, match=r"len\(data\) failed: ValueError"):
+        open_data(Odd(-3))
+    with pytest.raises(DataError, match=r"sample 3 is damaged, read at .*test_sources.py:\d+: SystemExit: 9"):
+        open_data(Odd(5)).fetch(torch.tensor([2, 3]))

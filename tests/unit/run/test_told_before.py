@@ -1,5 +1,8 @@
 """What is known before a run begins is told, or refused, before anything is compiled."""
 
+import itertools
+import math
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -65,3 +68,52 @@ def test_a_schedule_is_refused_before_anything_is_compiled(
     monkeypatch.setattr(Programs, "for_step", lambda *given: pytest.fail("compiled"))
     with pytest.raises(JobError, match=told):
         prepare(job(schedule=schedule, steps=5), resolve("ddp", 2), "cpu", torch.float32, lambda event: None)
+
+
+def test_a_batch_that_the_data_does_not_fill_is_told() -> None:
+    assert "the batch is 100, and the data has 12 samples: every step has 12" in notices(
+        job(batch=100), "single", 1
+    )
+    assert "every step has" not in notices(job(batch=12), "single", 1)
+
+
+def test_a_model_that_is_another_one_each_time_is_refused() -> None:
+    widths = itertools.count(3)
+
+    def network() -> nn.Module:
+        width = next(widths)
+        return nn.Sequential(nn.Linear(4, width), nn.Linear(width, 2))
+
+    with pytest.raises(JobError, match=r"another network each time: 0.weight was \[3, 4\], then \[\d, 4\]"):
+        notices(job(model=network), "single", 1)
+
+
+@pytest.mark.parametrize("rate", [math.nan, math.inf])
+def test_a_rate_that_is_no_number_is_refused(rate: float) -> None:
+    with pytest.raises(JobError, match=f"the learning rate of SGD is {rate}"):
+        notices(job(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=rate)), "single", 1)
+
+
+class Leaves(nn.Module):
+    """Ends the process, as a script does that has seen enough."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sys.exit(4)
+
+
+def test_code_that_ends_the_process_is_named() -> None:
+    with pytest.raises(JobError, match=r"test_told_before.py:\d+: SystemExit: 4"):
+        notices(job(model=Leaves), "single", 1)
+    with pytest.raises(JobError, match=r"model\(\) failed at .*test_told_before.py:\d+: SystemExit: 5"):
+        notices(job(model=lambda: sys.exit(5)), "single", 1)
+
+
+def test_what_a_layer_of_torch_was_given_is_told() -> None:
+    with pytest.raises(JobError, match="which was given None at .*: TypeError"):
+        notices(
+            job(data=[None] * 12, objective=lambda model, batch: model(None).sum(), loss=None), "single", 1
+        )

@@ -2,6 +2,7 @@
 under every plan whose ranks march in step, saved on the way and gone on with under the next one.
 """
 
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.unit.run.updates import (
     Net,
     Plain,
     assert_equals,
+    data,
     finish,
     fresh,
     job_of,
@@ -26,6 +28,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from plait.api.train import resume, train
+from plait.callbacks import Watching
 from plait.errors import JobError, PlanError
 from plait.job.updates.average import Average
 from plait.job.updates.freeze import Freeze
@@ -339,3 +342,22 @@ def test_a_run_whose_phases_count_epochs_is_resumed(tmp_path: Path) -> None:
     assert resumed.losses == whole.losses[3:]
     assert all(torch.equal(resumed.weights[name], weight) for name, weight in whole.weights.items())
     assert not [line for line in resumed.notices if "holds nothing" in line], "frozen all along is not odd"
+
+
+@pytest.mark.parametrize("follow", ["loss", "right"])
+def test_a_rate_that_follows_evaluations_is_compared_without_them(follow: str, tmp_path: Path) -> None:
+    """No step that is compared comes after an evaluation: the rate is the one that it begins with."""
+    job = job_of(
+        optimizer=lambda ps: torch.optim.SGD(ps, lr=0.5), evaluate=data(), follow=follow,
+        metrics={"right": lambda scores, y: (scores.argmax(-1) == y).float().mean()},
+        schedule=lambda optimizer: ReduceLROnPlateau(optimizer, patience=0),
+    )  # fmt: skip
+    assert verify(job, "zero1", 2, serial=True, steps=2).ok
+    heard: list[str] = []
+    watching = Watching(listener=lambda event: heard.append(event.get("notice", "")))
+    train(job, "single", steps=1, out=tmp_path / "run", watching=watching)
+    assert [line for line in heard if line.startswith("capture checked")], heard
+    with pytest.raises(JobError, match="no data to evaluate on"):
+        train(replace(job, evaluate=None), "single", steps=1, out=tmp_path / "blind")
+    with pytest.raises(PlanError, match="not measured at a moment"):
+        train(replace(job, follow=None), "server-async", 2, steps=1, out=tmp_path / "apart")

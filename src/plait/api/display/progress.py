@@ -5,9 +5,10 @@ In: events from `train` and `verify`. Out: text on the console. Nothing is shown
 ends quickly.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
@@ -27,7 +28,7 @@ def shown(wanted: bool | None, listener: Listener | None) -> Iterator[Listener |
 
     Who listens themselves is shown nothing unless they ask for it.
     """
-    console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+    console = LastingConsole(stderr=True, markup=False, emoji=False, highlight=False)
     is_seen = console.is_terminal or console.is_jupyter
     if wanted is False or (wanted is None and (listener is not None or not is_seen)):
         yield listener
@@ -56,6 +57,25 @@ def show_progress(console: Console, *, quiet: bool) -> Iterator[Callable[[dict[s
         TextColumn("{task.fields[numbers]}", markup=False), TimeRemainingColumn(), console=console, transient=False,
     ) as progress:  # fmt: skip
         yield _Bar(progress)
+
+
+class LastingConsole(Console):
+    """What it shows can be done without: silent where nobody can be told any more (a closed pipe, a full disk)."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As a console's."""
+        try:
+            super().print(*objects, **options)
+        except (OSError, ValueError):
+            self.on_broken_pipe()
+
+    def on_broken_pipe(self) -> None:
+        """Nothing is shown from here on; what waits to be written goes nowhere."""
+        self.quiet = True
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.file.fileno())
+            os.close(nowhere)
 
 
 class _Bar:

@@ -16,7 +16,7 @@ def print_prediction(found: Predicted, console: Console) -> None:
     """A prediction for people."""
     p = found.prediction
     mesh = ", ".join(f"{name}={size}" for name, size in p.plan.mesh.axes)
-    table = Table("what", "value", title=f"{p.plan.name} ({mesh}) on {p.cluster.name}", title_justify="left")
+    table = Table("what", "value", title=f"{p.plan.name} ({mesh}) on {p.cluster.title}", title_justify="left")
     sent = "  ".join(f"{axis} {format_bytes(count)}" for axis, count in p.sent_bytes.items()) or "nothing"
     memory = p.memory
     rows = {

@@ -46,6 +46,7 @@ from plait.job.job import Job
 from plait.job.model.copies import copy_of
 from plait.job.model.dtypes import scalar_dtype
 from plait.job.objective import refuse_no_gradient
+from plait.job.origin import RAISED
 from plait.torch_private.fake import FakeTensor, FakeTensorMode
 
 LeafShapes = tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -153,7 +154,7 @@ def _capture(
         return graph
     except (JobError, CaptureError, _NoValueError):
         raise
-    except Exception as error:
+    except RAISED as error:
         raise explain(error) from error
 
 

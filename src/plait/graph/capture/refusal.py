@@ -127,7 +127,7 @@ def refuse_other_devices(func: Any, args: Sequence[Any], kwargs: Mapping[str, An
         raise OtherDeviceError(f"it names the device {device}")
 
 
-def explain(error: Exception) -> CaptureError:
+def explain(error: BaseException) -> CaptureError:
     """Name the user's line that stopped the capture."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if not _is_library(f.filename)]

@@ -21,7 +21,7 @@ class Damage:
         self._news: dict[int, str] = {}
         self._told: set[int] = set()
 
-    def take(self, index: int, error: Exception, of: str = "") -> str:
+    def take(self, index: int, error: BaseException, of: str = "") -> str:
         """Another one, in words; raises when there are more than allowed, or where it is not the sample's fault."""
         if isinstance(error, MemoryError):
             raise error
@@ -29,7 +29,7 @@ class Damage:
             self.add({index: named(index, error, of)}, error)
         return self._found[index]
 
-    def add(self, news: dict[int, str], cause: Exception | None = None) -> None:
+    def add(self, news: dict[int, str], cause: BaseException | None = None) -> None:
         """More of them, in words: what a worker met."""
         for index, what in news.items():
             if index not in self._told:
@@ -60,7 +60,7 @@ class Damage:
         )
 
 
-def named(index: int, error: Exception, of: str = "") -> str:
+def named(index: int, error: BaseException, of: str = "") -> str:
     """Which sample, in which file, at which line, and why."""
     if isinstance(error, PlaitError):
         return (

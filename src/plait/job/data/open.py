@@ -23,7 +23,7 @@ from plait.job.data.source import Collate, Picked, Samples, Source, Stream
 from plait.job.data.tar import is_tar, tar_shards
 from plait.job.data.torch_loader import batch_of, collate_of, order_of
 from plait.job.order import SampleOrder
-from plait.job.origin import where
+from plait.job.origin import RAISED, called, where
 
 __all__ = ["Source", "Stream", "open_data"]
 
@@ -56,7 +56,9 @@ def open_data(
         source.damage.allowed = skip_bad
     if isinstance(source, Stream):
         source.drop_last = drop_last
-    if source.num_samples == 0:
+    with called("len(data)", kind=DataError):
+        empty = source.num_samples == 0
+    if empty:
         raise DataError(
             f"the data ({type(made).__name__}) has 0 samples.",
             fix="check the path or the filter that selects them.",
@@ -127,7 +129,7 @@ def _call(function: Any) -> Any:
         return function()
     except PlaitError:
         raise
-    except Exception as error:
+    except RAISED as error:
         line = where(error)
         raise DataError(
             f"the data function {name} failed{f' at {line}' if line else ''}: {type(error).__name__}: {error}.",

@@ -20,7 +20,7 @@ from plait.job.data.source import Source, Stream
 from plait.job.data.workers import Pool
 from plait.job.generators import seed_for
 from plait.job.order import SampleOrder, micro_batch_sizes, shares
-from plait.job.origin import where
+from plait.job.origin import RAISED, where
 
 Rows = Callable[[Any, int, int], Any]
 """(batch, first sample, number of samples) -> these samples of it."""
@@ -106,7 +106,7 @@ class Reader:
             items = outline.samples[begin : begin + len(request.ids)] or request.ids
             try:
                 batch = self.cut.read(request.share, lambda first, last, items=items: read(items[first:last]))  # type: ignore[misc]
-            except Exception as error:
+            except RAISED as error:
                 raise _named(error, request) from error
             done.append(replace(request.share, batch=batch))
         return replace(outline.step, micro_batches=tuple(done))
@@ -123,7 +123,7 @@ class Reader:
         self._source.before = lambda index: seed_for(f"{self._seed}:{request.epoch}:{index}")
         try:
             batch = self.cut.read(request.share, lambda first, last: self._fetched(request.ids[first:last]))
-        except Exception as error:
+        except RAISED as error:
             raise _named(error, request) from error
         return batch, self._source.news()
 
@@ -147,7 +147,7 @@ class Reader:
                     done = []
 
 
-def _named(error: Exception, request: _Request) -> DataError:
+def _named(error: BaseException, request: _Request) -> DataError:
     ids = request.share.ids
     listed = ", ".join(map(str, ids[:8])) + (f", ... ({len(ids)} in all)" if len(ids) > 8 else "")
     samples = f"samples {listed}" if ids else "an empty share (made from sample 0)"
@@ -160,6 +160,6 @@ def _named(error: Exception, request: _Request) -> DataError:
     return DataError(f"step {request.step + 1}: loading {samples} failed{_at(error)}: {reason}", fix=fix)
 
 
-def _at(error: Exception) -> str:
+def _at(error: BaseException) -> str:
     line = where(error)
     return f" at {line}" if line else ""

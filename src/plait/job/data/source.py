@@ -18,7 +18,7 @@ from plait.job.data.damage import Damage
 from plait.job.data.grouping import Grouping
 from plait.job.data.trees import LOOKED_AT, Tree, fields, tree_fields, with_trees
 from plait.job.generators import kept_generators
-from plait.job.origin import called
+from plait.job.origin import RAISED, called
 from plait.torch_private import pytree
 
 Collate = Callable[[list[Any]], Any]
@@ -96,7 +96,7 @@ class Samples(Source):
                 if self.before is not None:
                     self.before(ids[0])
                 return list(self._get_many(ids))
-            except Exception as error:
+            except RAISED as error:
                 found = [self._one(index) for index in ids]
                 if self.damage.allowed:
                     return found
@@ -110,7 +110,7 @@ class Samples(Source):
                 if self.before is not None:
                     self.before(number)
                 return self._samples[number]
-            except Exception as error:
+            except RAISED as error:
                 self.damage.take(number, error)
         raise DataError("no sample can be read.", fix="check the paths in the data.")
 
@@ -184,7 +184,7 @@ class Stream(Source):
                 if failed is not None:
                     raise failed from failed.__cause__
                 return
-            except Exception as error:
+            except RAISED as error:
                 what = self.damage.take(position, error, f" of epoch {epoch} of the stream")
                 failed = DataError(
                     f"{what}; the stream ended with it.",

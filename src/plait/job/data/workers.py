@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from plait.errors import DataError, PlaitError
-from plait.job.origin import told
+from plait.job.origin import RAISED, told
 from plait.processes import die_with_parent, fork
 
 _ALIGN = 64
@@ -169,7 +169,7 @@ def _serve(read: Read, line: socket.socket, begin: Callable[[], None] | None) ->
                 answer = (True, read(request))
             except PlaitError as error:
                 answer = (False, (error.what, error.fix))
-            except Exception as error:
+            except RAISED as error:
                 answer = (False, (told(error).removeprefix(": ").strip(), _FIX))
             sys.stdout.flush()
             sys.stderr.flush()

@@ -22,7 +22,7 @@ from plait.files.source import check_file, file_of
 from plait.job.batch import describe
 from plait.job.job import Job
 from plait.job.named.arguments import bound_arguments
-from plait.job.origin import told
+from plait.job.origin import RAISED, told
 
 _DEFAULT = "job"
 
@@ -35,6 +35,8 @@ def load_job(reference: str, args: Mapping[str, Any] | None = None) -> Job:
     found, noun = _named(reference)
     given = _bound(found, args or {}, noun)
     job = _guarded(lambda: found(**given), noun) if callable(found) else found
+    if inspect.iscoroutine(job):
+        job.close()  # else Python warns that it was never awaited
     if not isinstance(job, Job):
         raise JobError(
             f"{noun} returned {describe(job)}, not a plait.Job.", fix="return plait.Job(...) from it."
@@ -134,6 +136,8 @@ def _module_by_name(name: str) -> ModuleType:
         )
         raise UsageError(f"there is no module {name}.", fix=fix)
     module: ModuleType = _guarded(lambda: importlib.import_module(name), name)
+    if module.__file__ is None and Path(name).is_dir():  # a package of nothing: any folder is one to Python
+        check_file(Path(name))
     return module
 
 
@@ -149,7 +153,7 @@ def _guarded(function: Callable[[], Any], noun: str) -> Any:
         return function()
     except PlaitError:
         raise
-    except (Exception, SystemExit) as error:
+    except RAISED as error:
         raise JobError(
             f"{noun} failed{told(error)}",
             fix=f"{_meant(error)}mend that line; arguments of the function are given by --arg NAME=VALUE.",

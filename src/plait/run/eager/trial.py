@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from plait.errors import JobError, PlaitError
 from plait.graph.ops.random import random_key
-from plait.job.batch import Objects, map_objects
+from plait.job.batch import Objects, describe, map_objects
 from plait.job.data.source import Source
 from plait.job.generators import kept_generators, noted_draws, seeded_alike
 from plait.job.job import Job
 from plait.job.model.copies import copy_of
 from plait.job.model.dtypes import leaf_dtype
 from plait.job.model.watch import Watch
-from plait.job.origin import fix_of, told
+from plait.job.origin import RAISED, fix_of, told
 from plait.job.reading import divisor_of, fixed_divisor, read_loss, total_and_weight
 from plait.program.instructions import DrawnAt
 from plait.run.eager.company import Company
@@ -100,7 +100,7 @@ class _Few:
 
 def try_eagerly(job: Job, source: Source) -> EagerTrial:
     """Try the model and its loss, here and now."""
-    error: Exception | None = None
+    error: BaseException | None = None
     two = _few(source, (0, 0))
     wide = any(
         isinstance(leaf, Objects) or (isinstance(leaf, Tensor) and leaf.dtype == torch.float64)
@@ -111,7 +111,7 @@ def try_eagerly(job: Job, source: Source) -> EagerTrial:
             first = _try(job, two, narrow, watched)
         except PlaitError:
             raise
-        except Exception as found:  # without being watched, it fails as it does in the user's own loop
+        except RAISED as found:  # without being watched, it fails as it does in the user's own loop
             error = found if error is None or not (narrow or watched) else error
             if "torch._dynamo" in sys.modules:  # compiled parts remember that they were watched
                 torch.compiler.reset()
@@ -228,11 +228,10 @@ def _inside(error: BaseException) -> str:
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         module = frame.f_locals.get("self")
         if frame.f_code.co_name == "forward" and isinstance(module, nn.Module):
-            given = [
-                f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-                for value in frame.f_locals.values()
-                if isinstance(value, Tensor)
-            ]
+            values = [value for name, value in frame.f_locals.items() if name != "self"]
+            tensors = [value for value in values if isinstance(value, Tensor)]
+            given = [f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in tensors]
+            given = given or [*map(describe, values)] or ["nothing"]
             return f" in {module}, which was given {', '.join(given)}" if not list(module.children()) else ""
     return ""
 

@@ -154,9 +154,10 @@ class ModelState:
 
     def observe(self, measured: Mapping[str, float]) -> None:
         """Let the schedule know what was measured; all ranks are told the same."""
-        if self.job.follow in measured and self.schedule.follows:
-            own = self._at(self.steps_done - 1)[1] if self.job.follow == TRAIN_LOSS else self.schedule
-            own.observe(measured[self.job.follow])
+        follow = self.job.follow
+        if follow is not None and follow in measured and self.schedule.follows:
+            own = self._at(self.steps_done - 1)[1] if follow == TRAIN_LOSS else self.schedule
+            own.observe(measured[follow])
 
     def frozen(self, step: int) -> frozenset[str]:
         """Parameters that are not trained in a step."""

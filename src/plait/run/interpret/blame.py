@@ -41,7 +41,7 @@ Plain = Callable[[], tuple[Any, ...]]
 """Runs a segment once more as it is written, on the same inputs; what it makes is dropped."""
 
 
-def blame(error: Exception, step: Step, rank: int, instruction: Compute, plain: Plain) -> StepError:
+def blame(error: BaseException, step: Step, rank: int, instruction: Compute, plain: Plain) -> StepError:
     """What to raise in place of what a segment raised."""
     segment = step.own.segments[instruction.segment]
     found = _failed(error, segment)
@@ -69,7 +69,9 @@ def blame_outcome(error: OutcomeError, step: Step, rank: int, instruction: Compu
     return _error(what, step, rank, None, instruction, error.fix or _fix(error), place)
 
 
-def blame_code(error: Exception, step: Step, rank: int, instruction: Opaque, model: nn.Module) -> StepError:
+def blame_code(
+    error: BaseException, step: Step, rank: int, instruction: Opaque, model: nn.Module
+) -> StepError:
     """What to raise in place of what the user's own code raised, run eagerly."""
     place = origin_of(error, model)
     return _error(_failure(place.told(), error), step, rank, None, instruction, _fix(error), place)
@@ -91,7 +93,7 @@ def _within(own: Island, place: Origin) -> Origin:
     return replace(place, module=f"{own.path}.{place.module}".rstrip(".") if place.module else own.path)
 
 
-def _failure(told: str, error: Exception) -> str:
+def _failure(told: str, error: BaseException) -> str:
     said = _KERNEL.sub("", str(error).strip()) or "it says nothing more"
     return f"{told} failed: {type(error).__name__}: {said}"
 
@@ -267,7 +269,7 @@ def _ids(step: Step, micro_batch: int) -> tuple[int, ...] | None:
     return step.shares[micro_batch].ids if micro_batch < len(step.shares) else None
 
 
-def _fix(error: Exception) -> str:
+def _fix(error: BaseException) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         return "use a smaller batch, more accumulation, memory.recompute, or a plan that cuts the model."
     if "CUDA error" in str(error):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from plait.errors import OutcomeError, PlaitError
 from plait.graph.ops.random import random_key
+from plait.job.origin import RAISED
 from plait.plan.plan import DATA
 from plait.program import instructions as ins
 from plait.program.segment.compiled import CompiledSegments
@@ -91,7 +92,7 @@ class Segments:
             raise blame_outcome(error, now, self._rank, instruction) from error
         except PlaitError:
             raise
-        except Exception as error:
+        except RAISED as error:
             raise blame(
                 error, now, self._rank, instruction, partial(self._again, now, instruction, kept)
             ) from error

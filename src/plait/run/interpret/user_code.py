@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from plait.errors import PlaitError
+from plait.job.origin import RAISED
 from plait.program import instructions as ins
 from plait.program.value import Value
 from plait.run.eager.company import AbandonedError, Company, Meet, Turns, at_once
@@ -67,7 +68,7 @@ class UserCode:
             return run_eagerly(self._state, now.shares[number], instruction, now.number, number, company)
         except (PlaitError, AbandonedError, ConnectionError):  # a lost peer is nobody's line
             raise
-        except Exception as error:
+        except RAISED as error:
             raise blame_code(error, now, self._rank, instruction, self._state.model) from error
 
     def _again(self, now: Step, instruction: ins.Opaque) -> Origin | None:

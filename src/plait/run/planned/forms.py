@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from plait.errors import UsageError
 from plait.graph.from_job import Captures
 from plait.job.data.source import Source
-from plait.job.generators import kept_generators
 from plait.job.job import Job
 from plait.plan.plan import Plan
 from plait.run.planned.expression import Expression
@@ -78,7 +77,6 @@ class Forms:
             self._known[key] = self._prepared(expression, has_samples, num_samples, trains=trains)
         return self._known[key]
 
-    @kept_generators()
     def _prepared(
         self, expression: Expression, has_samples: tuple[bool, ...], num_samples: int, *, trains: bool
     ) -> tuple[Programs, frozenset[str]]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.errors import PlanError, UsageError
+from plait.job.generators import kept_generators
 from plait.plan.plan import Plan
 from plait.run.parallelize import Step, refuse_what_is_no_loop_of_steps
 from plait.run.planned.expression import expression_of
@@ -197,6 +198,7 @@ class Planned(nn.Module):
 
     # how
 
+    @kept_generators()  # the next epoch's order is drawn from them
     def _run(self, promise: Promise, *, trains: bool) -> None:
         self._close()
         expression = expression_of(promise)

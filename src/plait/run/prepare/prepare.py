@@ -31,7 +31,7 @@ from plait.run.prepare.elementwise import check_apart, check_dense, check_divisi
 from plait.run.prepare.fits import check_fits, check_host
 from plait.run.prepare.offload import with_cheapest_offload
 from plait.run.prepare.programs import Programs
-from plait.run.prepare.rules import check_follows, check_rules
+from plait.run.prepare.rules import check_alike, check_follows, check_rules
 from plait.torch_private.fake import FakeTensorMode
 
 _RATES_LOOKED_AT = 10_000
@@ -77,10 +77,12 @@ def prepare(
             job.evaluate, job.collate, skip_bad=job.skip_bad, drop_last=job.drop_last
         )
     began = time.perf_counter()
-    _try_optimizers(programs)
+    shapes = _try_optimizers(programs)
     if plan.memory.zero > 0:
         _tell_apart(programs)
     firsts = [_first_step(one, programs) for one in programs.parts]
+    for one in programs.parts:
+        check_alike(shapes, one.captures.first)
     if programs.layout is not None and _needs_whole(programs, programs.layout):
         for one in programs.parts:
             one.hold_whole_tensors()
@@ -96,7 +98,8 @@ def prepare(
         line for one, at in zip(programs.parts, firsts, strict=True) for line in _notices(at, one)
     )
     found = [
-        *_begins_with(job), *notices, *_average_notices(programs), *_meeting_notices(programs)
+        *_begins_with(job), *_short_of(job, programs.captures.source.num_samples), *notices,
+        *_average_notices(programs), *_meeting_notices(programs),
     ]  # fmt: skip
     tell({"compiled_s": time.perf_counter() - began, "notices": found})
     return programs
@@ -165,13 +168,18 @@ def _first_step(programs: Programs, leading: Programs) -> Program:
     return compiled[0]
 
 
-def _try_optimizers(programs: Programs) -> None:
-    """Build optimizers and schedules once, on parameters that take no memory, before anything is captured."""
+def _try_optimizers(programs: Programs) -> dict[str, torch.Size]:
+    """Build optimizers and schedules once, on parameters that take no memory, before anything is captured.
+
+    Gives the shapes of what is trained.
+    """
+    shapes: dict[str, torch.Size] = {}
     job, plan = programs.whole, programs.plan
     total = None if job.until is not None else job.total_steps(programs.captures.source.num_samples)
     for one in (job, *(part.job for part in programs.parts if part.job is not job)):
         model = fake_model(one, FakeTensorMode(allow_non_fake_inputs=True))
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        shapes |= {name: p.shape for name, p in trained.items()}
         if one is job:
             job.check_names(tuple(trained))
         named = [
@@ -184,6 +192,7 @@ def _try_optimizers(programs: Programs) -> None:
             schedule.apply(optimizer, step)
         if schedule.follows and one is job:
             check_follows(job, plan)
+    return shapes
 
 
 def _step_sizes(job: Job, num_samples: int | None) -> list[int]:
@@ -221,6 +230,15 @@ def _begins_with(job: Job) -> list[str]:
         return []
     bare = replace(job, weights=None).build_model()
     return load_weights(copy_of(bare) if bare is job.model else bare, Path(job.weights)).lines()
+
+
+def _short_of(job: Job, num_samples: int | None) -> list[str]:
+    """That steps are smaller than the job asks for."""
+    if num_samples is None or num_samples >= job.batch:
+        return []
+    return [
+        f"the batch is {job.batch}, and the data has {num_samples} samples: every step has {num_samples}."
+    ]
 
 
 def _average_notices(programs: Programs) -> list[str]:

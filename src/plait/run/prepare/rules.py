@@ -5,7 +5,10 @@ In: a job and a plan. Out: nothing, or a `PlanError` that says why.
 
 from collections.abc import Mapping
 
+import torch
+
 from plait.errors import JobError, PlanError, UsageError
+from plait.graph.graph import Graph
 from plait.job.job import Job
 from plait.job.updates.follow import TRAIN_LOSS
 from plait.options import Emulation
@@ -18,15 +21,29 @@ def check_follows(job: Job, plan: Plan) -> None:
     """Raise where a schedule follows what nobody measures, or not all ranks alike."""
     if not plan.agreement.marches or (job.follow == TRAIN_LOSS and plan.agreement.alone):
         raise PlanError(
-            f"the learning rate follows {job.follow}, which under plan {plan.name} is not measured at a moment "
-            "that all workers share.",
+            f"the learning rate follows {job.follow or 'evaluations'}, which under plan {plan.name} is not measured at "
+            "a moment that all workers share.",
             fix=f"{_MARCHING}; or a schedule by the step.",
         )
-    if job.follow != TRAIN_LOSS and job.evaluate is None:
+    if job.follow not in (TRAIN_LOSS, None) and job.evaluate is None:
         raise JobError(
             f"the learning rate follows {job.follow} of evaluations, and there is no data to evaluate on.",
             fix=f"give evaluate=, or follow='{TRAIN_LOSS}'.",
         )
+
+
+def check_alike(shapes: Mapping[str, torch.Size], graph: Graph | None) -> None:
+    """Raise where a model had these shapes and then others: ranks would not have what was captured."""
+    if graph is None:
+        return
+    nodes = graph.nodes()
+    for entry in graph.inputs_of("parameter"):
+        before, captured = shapes.get(entry.name), nodes[entry.node].meta["val"].shape
+        if before is not None and before != captured:
+            raise JobError(
+                f"model() builds another network each time: {entry.name} was {list(before)}, then {list(captured)}.",
+                fix="let it depend on the seed and its arguments alone: each rank builds it.",
+            )
 
 
 def check_rules(job: Job, plan: Plan) -> None:

@@ -44,8 +44,8 @@ def check_capture(job: Job, programs: Programs) -> str | None:
     if needed > free * _SHARE_OF_MEMORY:
         return f"capture not checked: it takes {format_bytes(needed)} of {format_bytes(free)} that are free."
     one = replace(
-        job, batch=size, accumulate=1, steps=1, epochs=None, clip_norm=None, clip_value=None, freeze=(), average=None,
-        evaluate=None, evaluate_every=None, metrics=None, until=None,
+        job.unmeasured(), batch=size, accumulate=1, steps=1, epochs=None, clip_norm=None, clip_value=None, freeze=(),
+        average=None,
     )  # fmt: skip
     threads = torch.get_num_threads()
     torch.set_num_threads(
@@ -73,7 +73,7 @@ def check_capture(job: Job, programs: Programs) -> str | None:
     if wrong:
         _refuse(wrong)
     largest = max((d.largest for d in found if d.kind == "gradient"), default=0.0)
-    return f"capture checked: gradients equal eager's to {largest:.0e}."
+    return f"capture checked: gradients equal eager's {f'to {largest:.0e}' if largest else 'bit for bit'}."
 
 
 def _differences(job: Job, programs: Programs) -> list[Difference] | None:

@@ -131,7 +131,7 @@ def _run(job: Job, plan: Plan, steps: int, dtype: torch.dtype, captures: Capture
 
 def as_compared(job: Job, steps: int, fp32: bool) -> Job:
     """The job as it is run for a comparison."""
-    job = replace(job, steps=steps, epochs=None, evaluate=None, evaluate_every=None, metrics=None, until=None)
+    job = replace(job.unmeasured(), steps=steps, epochs=None)
     return job if fp32 else replace(job, precision="fp32")
 
 

@@ -58,8 +58,8 @@ def choose_start(start: Start, threads: int) -> Literal["fork", "spawn"]:
     """Decide between fork and fresh interpreters; see the module's docstring for the reasons."""
     if start != "auto":
         return start
-    if sys.platform != "linux" or _driver_is_open():
-        return "spawn"
+    if sys.platform != "linux" or _driver_is_open() or multiprocessing.current_process().daemon:
+        return "spawn"  # a worker of a pool may not fork by multiprocessing
     return "fork" if release_openmp() or threads == 1 else "spawn"
 
 

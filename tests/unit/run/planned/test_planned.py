@@ -1,11 +1,13 @@
 """A recorded loop on one rank: what a loop may write, and what it is told where it cannot be meant."""
 
+import random
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 import plait
 from plait.errors import PlanError, UsageError
@@ -131,3 +133,23 @@ def test_numbers_that_change_with_every_step_are_to_be_tensors(pair: tuple[Any, 
     for beta in (0.1, 0.2, 0.3):
         (parts(model)[0] * torch.tensor(beta)).backward()
     assert len(model._forms._known) == before + 1
+
+
+def test_the_loop_draws_what_it_draws_alone() -> None:
+    """Its second epoch has the order that it has in plain PyTorch, though a program was made in the first."""
+
+    def order(plan: str | None) -> list[Any]:
+        model, optimizer = made(plan)
+        loader: Any = DataLoader(TensorDataset(X, Y), batch_size=3, shuffle=True)
+        loader = loader if plan is None else plait.prepare(loader)
+        seen = []
+        for x, y in [batch for _ in range(3) for batch in loader]:
+            F.cross_entropy(model(x)["scores"], y).backward()
+            optimizer.step()
+            seen.append((x.tolist(), random.random(), torch.rand(()).item()))
+        return seen
+
+    random.seed(0)
+    expected = order(None)
+    random.seed(0)
+    assert order("zero3") == expected
