@@ -26,6 +26,7 @@ from plait.graph.ops import grouped as grouped_op
 from plait.graph.ops import island as island_op
 from plait.graph.ops import lstm as lstm_op
 from plait.graph.ops import random as random_ops
+from plait.graph.ops import rnn as rnn_op
 from plait.graph.ops import scaled as scaled_op
 from plait.program.program import Segment
 from plait.program.segment.in_place import IN_PLACE, OVER_GRADIENT, written_over
@@ -52,6 +53,7 @@ _OURS: dict[Any, Callable[..., Any]] = {
     **batch_norm_op.IMPLEMENTATIONS,
     **beside_op.IMPLEMENTATIONS,
     **lstm_op.IMPLEMENTATIONS,
+    **rnn_op.IMPLEMENTATIONS,
     **grouped_op.IMPLEMENTATIONS,
     **choice_op.IMPLEMENTATIONS,
     **island_op.IMPLEMENTATIONS,
