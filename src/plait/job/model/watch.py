@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from plait.job.model.places import Held, differs, joined, places_of
+from plait.job.model.places import Held, differs, environment, joined, places_of
 from plait.job.model.states import PLAIN
 from plait.torch_private.autograd import version_of
 from plait.torch_private.dispatch import without_modes
@@ -44,6 +44,7 @@ class Watch:
         self._own = {id(part) for part in model.modules()} if isinstance(model, nn.Module) else set()
         """Modules whose parameters and buffers are a run's to keep."""
         with without_modes():
+            self._held.append(environment())
             for path, root in roots.items():
                 self._visit(path, root)
         self._random = random.getstate()
@@ -83,7 +84,8 @@ class Watch:
                 changed = [key for key in {**now, **held.contents} if not _same(held, key, now)]
                 if changed:
                     held.write(held.contents)
-                lost += [joined(held.path, key) for key in changed if not _put_back(held, key)]
+                if not held.is_emptied:
+                    lost += [joined(held.path, key) for key in changed if not _put_back(held, key)]
         random.setstate(self._random)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
