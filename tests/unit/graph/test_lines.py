@@ -79,14 +79,14 @@ def test_a_package_whose_name_begins_like_torchs(monkeypatch: pytest.MonkeyPatch
             self.layer.mark = nn.Parameter(torch.zeros(500))  # too large a part of the model for an island
 
         def middle(self, h: Tensor) -> Tensor:
-            return self.layer(h)  # type: ignore[no-any-return]
+            return self.layer(h)
 
     assert refusal(Around).where == f"{file}:6"
 
 
 class Numpy(Base):
     def middle(self, h: Tensor) -> Tensor:
-        return h * float(np.mean(h.detach()))  # type: ignore[arg-type] # through numpy
+        return h * float(np.mean(h.detach()))  # through numpy
 
 
 def test_packages_that_do_not_know_torch_are_called_by_the_line() -> None:
@@ -114,7 +114,7 @@ class BackwardInside(Base):
         self.inner = Inner()
 
     def middle(self, h: Tensor) -> Tensor:
-        return self.inner(h)  # type: ignore[no-any-return]
+        return self.inner(h)
 
 
 def test_what_the_backward_cannot_do_is_told_by_the_line_of_the_forward() -> None:
@@ -141,7 +141,7 @@ class Island(Base):
         self.inner = Drawing()
 
     def middle(self, h: Tensor) -> Tensor:
-        return self.inner(h)  # type: ignore[no-any-return]
+        return self.inner(h)
 
 
 def test_a_module_that_cannot_run_by_itself_is_told_with_what_stopped_it_first() -> None:

@@ -197,15 +197,16 @@ def settle(graph: fx.Graph) -> None:
 
 def origin_of_last(graph: fx.Graph) -> fx.Node | None:
     """The forward op whose gradient the last node of a graph belongs to."""
-    owner, last = next(reversed(graph.nodes)).meta.get("owner"), None
+    owner: int | None = next(reversed(graph.nodes)).meta.get("owner")
+    last: fx.Node | None = None
     for node in graph.nodes:
         is_forward = node.op == "call_function" and node.meta.get("phase") == "forward"
         if owner is None or not is_forward or node.meta["saves"]:
             continue
-        if node.meta["number"] == owner:
-            return node
-        if node.meta["number"] < owner:  # a write into a view: numbers are given after it
+        if node.meta["number"] <= owner:
             last = node
+        if node.meta["number"] == owner:  # else a write into a view: numbers are given after it
+            break
     return last
 
 
